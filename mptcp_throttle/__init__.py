@@ -1,0 +1,1 @@
+"""Shared vocabulary of mptcp-throttle: units, model, configuration, RPC contract, and the CLI."""

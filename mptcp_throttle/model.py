@@ -1,0 +1,94 @@
+"""The vocabulary of the project: what a connection, a subflow and an access network are.
+
+All values are frozen; addresses are never IPv4-mapped IPv6 (`::ffff:a.b.c.d`), because the wire never is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from mptcp_throttle.units import Rate
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+Token = NewType("Token", int)
+"""The proxy's 32-bit connection token (RFC 8684, section 3.2): the connection's identity for us."""
+
+
+def format_token(token: Token) -> str:
+    """The token as operators see it in `ss -M` and in our logs: eight hexadecimal digits."""
+    return f"{token:08x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of a TCP subflow."""
+
+    address: Address
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.address}]:{self.port}" if self.address.version == 6 else f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class FourTuple:
+    """The identity of a TCP subflow while it lives; behind NAT the port is as significant as the address."""
+
+    client: Endpoint
+    proxy: Endpoint
+
+    def __str__(self) -> str:
+        return f"{self.client}-{self.proxy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subflow:
+    """A live subflow.
+
+    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch. `backup` is the B bit of the
+    client's MP_JOIN (RFC 8684, section 3.2): "use me only when nothing else works"; MP_CAPABLE has no such bit.
+    """
+
+    ends: FourTuple
+    address_id: int
+    backup: bool
+    opened_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An MPTCP connection to the proxy and its live subflows, in the order in which they joined."""
+
+    token: Token
+    version: int
+    subflows: tuple[Subflow, ...]
+
+
+class Per(StrEnum):
+    """What shares one cap and one limit of an access network."""
+
+    NETWORK = "network"
+    CLIENT = "client"
+    SUBFLOW = "subflow"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessNetwork:
+    """A network that clients come from, and what the operator wants of it.
+
+    `preference` 1 is the most preferred. `cap` holds while the same connection has a live non-backup subflow on a
+    more preferred network; `limit` holds always. None means unlimited.
+    """
+
+    name: str
+    subnets: tuple[Network, ...]
+    preference: int
+    cap: Rate | None
+    limit: Rate | None
+    per: Per

@@ -1,0 +1,164 @@
+"""JSON-RPC 2.0 over Unix sockets with jsonrpclib-pelix: the one way our processes talk to each other.
+
+| socket | method | result |
+|---|---|---|
+| `sniffer.sock` | `status()` | counters, table sizes, capture drops |
+| | `snapshot()` | `{epoch, revision, connections}` |
+| | `changes(epoch, revision, timeout)` | `{epoch, revision, changes}` or `{resync: true}`; waits up to `timeout` s |
+| `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
+| | `connections()` | every connection with the treatment of each subflow, and why |
+| | `plan()` | the kernel operations that would be done now |
+| | `set_rate(network, rule, rate, seconds)`, `reset_rate(network)` | the overrides in force |
+
+Connections are encoded by `mptcp_throttle.wire`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import http.client
+import logging
+import os
+import socket
+import threading
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonrpclib
+from jsonrpclib.config import Config as JsonRpcConfig
+from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, TransportError, UnixHTTPConnection, UnixTransport
+from jsonrpclib.SimpleJSONRPCServer import PooledJSONRPCServer, SimpleJSONRPCRequestHandler
+
+from mptcp_throttle.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+Json = Any
+"""What `json` can encode; checked where it is decoded."""
+
+_MAX_REQUEST_BYTES: Final = 65536
+_READ_TIMEOUT_SECONDS: Final = 5.0
+# JSON-RPC 2.0 reserves -32768 to -32000; any other code belongs to the application.
+_REFUSED: Final = 1
+_JSON_RPC: Final = JsonRpcConfig(use_jsonclass=False)
+
+
+class RpcError(UserError):
+    """The service did not answer, or answered that it will not."""
+
+
+class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
+    max_request_size = _MAX_REQUEST_BYTES
+    timeout = _READ_TIMEOUT_SECONDS
+
+
+class RpcServer:
+    """Serves `methods` on a Unix socket that only its owner and `group` may use.
+
+    A method that raises UserError answers with that one line; nothing else of an exception reaches the caller.
+    The caller must hold the instance lock of the service: a socket file found at `path` is taken for a leftover.
+    """
+
+    def __init__(self, path: Path, methods: Mapping[str, Callable[..., Json]], group: str | None) -> None:
+        self._path = path
+        # pelix never unlinks its socket file and cannot bind while one exists.
+        path.unlink(missing_ok=True)
+        self._server = PooledJSONRPCServer(
+            str(path),
+            requestHandler=_RequestHandler,
+            address_family=socket.AF_UNIX,
+            bind_and_activate=False,
+            config=_JSON_RPC,
+        )
+        for name, method in methods.items():
+            self._server.register_function(_answering_refusals(method), name)
+        try:
+            self._server.server_bind()
+            # Before listen() nobody can connect, so nobody meets the mode that the umask gave.
+            path.chmod(0o660)
+            if group is not None:
+                os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        except KeyError as error:
+            raise UserError(f"socket_group: {group}: no such group", os.EX_CONFIG) from error
+        except OSError as error:
+            raise UserError(f"{path}: cannot be created: {error.strerror}", os.EX_NOPERM) from error
+        self._server.server_activate()
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="rpc", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and remove the socket. Methods that wait must be told to return first."""
+        self._server.server_close()
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+
+def _answering_refusals(method: Callable[..., Json]) -> Callable[..., Json]:
+    @wraps(method)
+    def answer(*args: Json, **kwargs: Json) -> Json:
+        try:
+            return method(*args, **kwargs)
+        except UserError as error:
+            return jsonrpclib.Fault(_REFUSED, str(error), config=_JSON_RPC)
+
+    return answer
+
+
+class _TimedConnection(UnixHTTPConnection):  # type: ignore[misc]
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+class _TimedTransport(UnixTransport):  # type: ignore[misc]
+    """pelix offers no timeout: a service that hangs would hang its callers."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__(_JSON_RPC)
+        self._unix_path = str(path)
+        self.timeout = timeout
+
+    def make_connection(self, host: str) -> http.client.HTTPConnection:
+        self._extra_headers: list[tuple[str, str]] = []
+        connection = _TimedConnection(self._unix_path, timeout=self.timeout)
+        self._connection = host, connection
+        return connection
+
+
+class RpcClient:
+    """Calls a service. `timeout` is in seconds and bounds each wait for the socket. Not for concurrent use."""
+
+    def __init__(self, path: Path, timeout: float = 5.0) -> None:
+        self._path = path
+        self._transport = _TimedTransport(path, timeout)
+        self._proxy = ServerProxy(f"unix+http://.{path.absolute()}", transport=self._transport, config=_JSON_RPC)
+
+    def call(self, method: str, *params: Json) -> Json:
+        """The result of `method`. Raises RpcError if it is refused or does not come."""
+        try:
+            return getattr(self._proxy, method)(*params)
+        except TransportError as error:
+            raise RpcError(f"{self._path}: {error.errmsg}", os.EX_UNAVAILABLE) from error
+        except ProtocolError as error:
+            detail = error.args[0]
+            raise RpcError(str(detail[1]) if isinstance(detail, tuple) else str(detail)) from error
+        except PermissionError as error:
+            raise RpcError(f"{self._path}: permission denied; its group may use it", os.EX_NOPERM) from error
+        except TimeoutError as error:
+            raise RpcError(f"{self._path}: no answer in {self._transport.timeout:g} s", os.EX_UNAVAILABLE) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise RpcError(f"{self._path}: no service answers ({error})", os.EX_UNAVAILABLE) from error
+
+    def interrupt(self) -> None:
+        """End a call that is waiting in another thread; it raises RpcError there."""
+        connection = getattr(self._transport, "_connection", (None, None))[1]
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+logging.getLogger("jsonrpclib").setLevel(logging.CRITICAL)

@@ -1,0 +1,67 @@
+"""Rates, sizes and durations: text at the edge, typed numbers inside."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_SIZE_UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
+
+RATE_SYNTAX: Final = "a number with bit, kbit, mbit or gbit, from 8kbit to 32gbit, such as 1mbit"
+DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, such as 5s"
+SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, such as 8MiB"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rate:
+    """A bandwidth in bits per second, decimal multiples as in `tc` and in networking at large.
+
+    The bounds are HTB's: below 8 kbit a full-size packet takes more than 1.5 s; above 2**32 bytes/s (34 Gbit/s)
+    `struct tc_ratespec` (include/uapi/linux/pkt_sched.h) no longer holds the rate.
+
+    Raises ValueError, with what is allowed, outside those bounds.
+    """
+
+    bits_per_second: int
+
+    def __post_init__(self) -> None:
+        if not 8_000 <= self.bits_per_second <= 32_000_000_000:
+            raise ValueError(f"is not a usable rate; allowed: {RATE_SYNTAX}")
+
+    def __str__(self) -> str:
+        for unit in ("gbit", "mbit", "kbit"):
+            factor = _RATE_UNITS[unit]
+            if self.bits_per_second >= factor and self.bits_per_second * 1000 % factor == 0:
+                return f"{self.bits_per_second / factor:.10g}{unit}"
+        return f"{self.bits_per_second}bit"
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The rate in bytes per second, rounded down."""
+        return self.bits_per_second // 8
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        """Read `1mbit`, `1.5 mbit`, `800kbit`. Raises ValueError with what is allowed."""
+        return cls(round(_parse(text, _RATE_UNITS, "rate", RATE_SYNTAX)))
+
+
+def parse_duration(text: str) -> float:
+    """Read `250ms`, `5s`, `10m`, `2h`, `1d` into seconds. Raises ValueError with what is allowed."""
+    return _parse(text, _DURATION_UNITS, "duration", DURATION_SYNTAX)
+
+
+def parse_size(text: str) -> int:
+    """Read `8MiB` into bytes. Raises ValueError with what is allowed."""
+    return round(_parse(text, _SIZE_UNITS, "size", SIZE_SYNTAX))
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], noun: str, syntax: str) -> float:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise ValueError(f"is not a {noun}; allowed: {syntax}")
+    return float(match[1]) * units[match[2]]

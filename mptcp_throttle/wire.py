@@ -1,0 +1,56 @@
+"""How connections travel over JSON-RPC: plain objects, decoded once into the frozen model.
+
+`{"token": "1a2b3c4d", "version": 1, "subflows": [{"client": "10.1.0.2", "client_port": 40000, "proxy": "10.3.0.2",
+"proxy_port": 8080, "address_id": 0, "backup": false, "opened_at": 1700000000.25}]}`
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token, format_token
+from mptcp_throttle.rpc import Json
+
+
+def encode_connection(connection: Connection) -> Json:
+    """The JSON object of a connection."""
+    return {
+        "token": format_token(connection.token),
+        "version": connection.version,
+        "subflows": [encode_subflow(subflow) for subflow in connection.subflows],
+    }
+
+
+def encode_subflow(subflow: Subflow) -> dict[str, Json]:
+    """The JSON object of a subflow."""
+    return {
+        "client": str(subflow.ends.client.address),
+        "client_port": subflow.ends.client.port,
+        "proxy": str(subflow.ends.proxy.address),
+        "proxy_port": subflow.ends.proxy.port,
+        "address_id": subflow.address_id,
+        "backup": subflow.backup,
+        "opened_at": subflow.opened_at,
+    }
+
+
+def decode_connection(data: Json) -> Connection:
+    """The connection of a JSON object. Raises ValueError, KeyError or TypeError if it is not one."""
+    return Connection(
+        decode_token(data["token"]),
+        int(data["version"]),
+        tuple(_decode_subflow(subflow) for subflow in data["subflows"]),
+    )
+
+
+def decode_token(text: str) -> Token:
+    """The token of its hexadecimal form. Raises ValueError."""
+    return Token(int(text, 16))
+
+
+def _decode_subflow(data: Json) -> Subflow:
+    ends = FourTuple(
+        Endpoint(ip_address(data["client"]), int(data["client_port"])),
+        Endpoint(ip_address(data["proxy"]), int(data["proxy_port"])),
+    )
+    return Subflow(ends, int(data["address_id"]), bool(data["backup"]), float(data["opened_at"]))
