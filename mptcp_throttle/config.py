@@ -197,9 +197,7 @@ def _conflicts(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
                 " allowed: a name of its own for every network"
             )
         names.setdefault(network.name, file)
-    subnets = [
-        (subnet, file, index) for file, network in networks for index, subnet in enumerate(network.subnets)
-    ]
+    subnets = [(subnet, file, index) for file, network in networks for index, subnet in enumerate(network.subnets)]
     for (first, first_file, first_index), (second, file, index) in combinations(subnets, 2):
         if first.version == second.version and first.overlaps(second):
             problems.append(

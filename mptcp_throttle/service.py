@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -38,10 +37,10 @@ def configure_logging() -> None:
     logging.basicConfig(level=logging.INFO, format=f"{stamp}%(levelname)s %(message)s", datefmt="%H:%M:%S")
 
 
-def stop_on_signals(stop: threading.Event) -> None:
-    """Set `stop` at SIGTERM and SIGINT."""
+def on_stop_signal(stop: Callable[[], None]) -> None:
+    """Call `stop` at SIGTERM and SIGINT, between any two instructions of the main thread."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: stop())
 
 
 @contextmanager

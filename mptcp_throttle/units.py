@@ -20,16 +20,16 @@ SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, such as 8MiB"
 class Rate:
     """A bandwidth in bits per second, decimal multiples as in `tc` and in networking at large.
 
-    The bounds are HTB's: below 8 kbit a full-size packet takes more than 1.5 s; above 2**32 bytes/s (34 Gbit/s)
+    A multiple of 8, since the kernel counts bytes. The bounds are HTB's: below 8 kbit a full-size packet takes more than 1.5 s; above 2**32 bytes/s (34 Gbit/s)
     `struct tc_ratespec` (include/uapi/linux/pkt_sched.h) no longer holds the rate.
 
-    Raises ValueError, with what is allowed, outside those bounds.
+    Raises ValueError, with what is allowed, for anything else.
     """
 
     bits_per_second: int
 
     def __post_init__(self) -> None:
-        if not 8_000 <= self.bits_per_second <= 32_000_000_000:
+        if not 8_000 <= self.bits_per_second <= 32_000_000_000 or self.bits_per_second % 8:
             raise ValueError(f"is not a usable rate; allowed: {RATE_SYNTAX}")
 
     def __str__(self) -> str:
@@ -41,13 +41,13 @@ class Rate:
 
     @property
     def bytes_per_second(self) -> int:
-        """The rate in bytes per second, rounded down."""
+        """The rate in bytes per second."""
         return self.bits_per_second // 8
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Read `1mbit`, `1.5 mbit`, `800kbit`. Raises ValueError with what is allowed."""
-        return cls(round(_parse(text, _RATE_UNITS, "rate", RATE_SYNTAX)))
+        """Read `1mbit`, `1.5 mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed."""
+        return cls(round(_parse(text, _RATE_UNITS, "rate", RATE_SYNTAX) / 8) * 8)
 
 
 def parse_duration(text: str) -> float:

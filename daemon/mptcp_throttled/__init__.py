@@ -1,0 +1,1 @@
+"""mptcp-throttled: pull -> policy -> plan -> reconcile -> kernel."""

@@ -1,0 +1,57 @@
+"""The kernel layer: small modules that each know one kernel interface, and nothing of policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mptcp_throttled.kernel.marks import MarkChains
+from mptcp_throttled.kernel.qdisc import RootQdisc
+from mptcp_throttled.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    DeleteClass,
+    InstallHtb,
+    Operation,
+    RemoveChain,
+    RestoreQdisc,
+)
+from mptcp_throttled.reconcile import KernelState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class LinuxKernel:
+    """tc and iptables of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
+
+    def __init__(self, interface: str, mark_mask: int, state_directory: Path) -> None:
+        self._qdisc = RootQdisc(interface, mark_mask, state_directory)
+        self._chains = MarkChains(mark_mask)
+
+    def check(self) -> None:
+        """Raise KernelError if the interface, HTB, or the mangle table of IPv4 is missing."""
+        self._qdisc.require_htb()
+        self._chains.require_table(4)
+
+    def read(self) -> KernelState:
+        """What is ours in the kernel. Raises KernelError."""
+        return KernelState(self._qdisc.read(), self._chains.read())
+
+    def apply(self, operation: Operation) -> None:
+        """Carry one operation out. Raises KernelError."""
+        match operation:
+            case InstallHtb(default_minor):
+                self._qdisc.install(default_minor)
+            case AddClass(minor, rate):
+                self._qdisc.add_class(minor, rate)
+            case ChangeClass(minor, rate):
+                self._qdisc.change_class(minor, rate)
+            case DeleteClass(minor):
+                self._qdisc.delete_class(minor)
+            case ChangeMarks(ip_version, add, remove):
+                self._chains.change(ip_version, add, remove)
+            case RemoveChain(ip_version):
+                self._chains.remove(ip_version)
+            case RestoreQdisc():
+                self._qdisc.restore()

@@ -1,0 +1,138 @@
+"""What our HTB looks like: handle, class parameters, leaf queue, and the filter from mark to class."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from pyroute2.netlink.rtnl import TC_H_ROOT
+
+from mptcp_throttled.kernel.netlink import Filter, Qdisc
+
+if TYPE_CHECKING:
+    from mptcp_throttle.units import Rate
+
+HANDLE: Final = 0x4D50_0000
+"""`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""
+
+LEAF_PACKETS: Final = 10
+"""A cap is not a place to store data. TCP small queues keep one flow at about two packets; ten leave room for the
+flows that share a class. A limit in bytes would have to exceed 64 KiB, the size of one GSO packet."""
+
+_BURST_SECONDS: Final = 0.01
+_MIN_BURST_BYTES: Final = 3028  # two full Ethernet frames
+_MIN_QUANTUM_BYTES: Final = 1514  # below 1000, or above 200 000, sch_htb.c warns in the kernel log
+_MAX_QUANTUM_BYTES: Final = 60000
+
+_FILTER_PRIORITY: Final = 1
+_ETH_P_ALL_NETWORK_ORDER: Final = 0x0300
+
+# Attributes of struct nlattr kind: include/uapi/linux/pkt_cls.h and pkt_sched.h.
+_TCA_BPF_OPS_LEN: Final = 4
+_TCA_BPF_OPS: Final = 5
+_TCA_HTB_INIT: Final = 2
+_HTB_VERSION: Final = 3
+_HTB_RATE2QUANTUM: Final = 10
+_ATTRIBUTE: Final = Struct("HH")
+_OPS_LEN: Final = Struct("H")
+_INSTRUCTION: Final = Struct("HBBI")  # struct sock_filter, include/uapi/linux/filter.h
+_HTB_GLOB: Final = Struct("IIIII")
+
+# include/uapi/linux/filter.h: BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND, |BPF_RSH, |BPF_OR, BPF_JMP|BPF_JEQ, BPF_RET|BPF_A
+_LOAD, _AND, _SHIFT_RIGHT, _OR, _JUMP_EQUAL, _RETURN_A = 0x20, 0x54, 0x74, 0x44, 0x15, 0x16
+_SKF_AD_MARK: Final = 0xFFFF_F000 + 20
+
+
+def mark_shift(mask: int) -> int:
+    """How far a class minor is shifted left to stand under the mark mask."""
+    return (mask & -mask).bit_length() - 1
+
+
+def max_minor(mask: int) -> int:
+    """The largest class minor that fits under the mark mask."""
+    return mask >> mark_shift(mask)
+
+
+def classid(minor: int) -> int:
+    """The class id of one of our classes."""
+    return HANDLE | minor
+
+
+def root_qdisc(default_minor: int) -> Qdisc:
+    """Our HTB; unmarked packets go to class `default_minor`, or unshaped if that is 0."""
+    glob = _HTB_GLOB.pack(_HTB_VERSION, _HTB_RATE2QUANTUM, default_minor, 0, 0)
+    return Qdisc("htb", HANDLE, TC_H_ROOT, _attribute(_TCA_HTB_INIT, glob))
+
+
+def default_minor_of(qdisc: Qdisc) -> int:
+    """The default class of an HTB read from the kernel."""
+    options = attributes(qdisc.options or b"")
+    return int(_HTB_GLOB.unpack_from(options[_TCA_HTB_INIT])[2]) if _TCA_HTB_INIT in options else 0
+
+
+def leaf_qdisc(minor: int) -> Qdisc:
+    """The queue of a class. Its handle is the kernel's choice."""
+    return Qdisc("pfifo", 0, classid(minor), LEAF_PACKETS.to_bytes(4, "little"))
+
+
+def mark_filter(mask: int) -> Filter:
+    """One classic BPF program maps every mark to its class: class id = our handle | (mark & mask) >> shift.
+
+    Unlike `fw` filters it exists on kernels without cls_fw, respects the mask, and is one rule for all classes.
+    A result of 0 means "no match" (net/sched/cls_bpf.c), so unmarked packets go to the default class.
+    """
+    program = b"".join(_INSTRUCTION.pack(*instruction) for instruction in _filter_program(mask))
+    count = _OPS_LEN.pack(len(program) // _INSTRUCTION.size)
+    options = _attribute(_TCA_BPF_OPS_LEN, count) + _attribute(_TCA_BPF_OPS, program)
+    return Filter("bpf", 1, _FILTER_PRIORITY << 16 | _ETH_P_ALL_NETWORK_ORDER, options)
+
+
+def filter_bytecode(mask: int) -> str:
+    """The filter's program as `tc filter ... bpf bytecode` takes it."""
+    program = _filter_program(mask)
+    return ",".join([str(len(program)), *(" ".join(map(str, instruction)) for instruction in program)])
+
+
+def _filter_program(mask: int) -> tuple[tuple[int, int, int, int], ...]:
+    return (
+        (_LOAD, 0, 0, _SKF_AD_MARK),
+        (_AND, 0, 0, mask),
+        (_SHIFT_RIGHT, 0, 0, mark_shift(mask)),
+        (_JUMP_EQUAL, 1, 0, 0),
+        (_OR, 0, 0, HANDLE),
+        (_RETURN_A, 0, 0, 0),
+    )
+
+
+def is_mark_filter(filter_: Filter, mask: int) -> bool:
+    """Whether a filter read from the kernel is ours; the kernel adds attributes of its own to the program."""
+    ours = mark_filter(mask)
+    program = attributes(ours.options or b"")[_TCA_BPF_OPS]
+    return filter_[:3] == ours[:3] and attributes(filter_.options or b"").get(_TCA_BPF_OPS) == program
+
+
+def burst_bytes(rate: Rate) -> int:
+    """How much may leave at once: 10 ms of the rate, at least two frames."""
+    return max(int(rate.bytes_per_second * _BURST_SECONDS), _MIN_BURST_BYTES)
+
+
+def quantum_bytes(rate: Rate) -> int:
+    """How much a class may send before the next one of its level; in proportion to the rate, within HTB's bounds."""
+    return min(max(rate.bytes_per_second // _HTB_RATE2QUANTUM, _MIN_QUANTUM_BYTES), _MAX_QUANTUM_BYTES)
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    """Netlink attributes by type (the nested flag removed)."""
+    found, offset = {}, 0
+    while offset + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind & 0x3FFF] = data[offset + _ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
+def _attribute(kind: int, payload: bytes) -> bytes:
+    length = _ATTRIBUTE.size + len(payload)
+    return _ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length % 4)

@@ -1,0 +1,208 @@
+"""Marks through python-iptables: one MARK rule per subflow in a chain of our own.
+
+`-t mangle -A POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to rules that match both ends of a subflow, address and
+port. POSTROUTING, since a changed mark in OUTPUT makes the kernel look up the route of every packet again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any, Final
+
+import iptc
+
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.htb import mark_shift
+from mptcp_throttled.reconcile import ChainState, KernelError
+
+CHAIN: Final = "MPTCP-THROTTLE"
+_HOOK: Final = "POSTROUTING"
+_XTABLES_LOCK: Final = "/run/xtables.lock"
+"""What iptables(8) locks; libiptc itself does not (iptables/xshared.c)."""
+
+_COMMIT_ATTEMPTS: Final = 20
+_COMMIT_PAUSE_SECONDS: Final = 0.01
+
+_log = logging.getLogger("mptcp-throttled")
+
+
+class MarkChains:
+    """Our chains in the mangle tables of IPv4 and IPv6. For one thread only; all methods raise KernelError.
+
+    python-iptables writes a whole table at each commit and gives up with EAGAIN if another program wrote in between;
+    then the table is read again and the change repeated.
+    """
+
+    def __init__(self, mask: int) -> None:
+        self._mask = mask
+        self._tables: dict[int, Any] = {}
+
+    def require_table(self, ip_version: int) -> None:
+        """Raise KernelError if the kernel has no mangle table for this IP version."""
+        with _translated(f"the kernel has no mangle table for IPv{ip_version} (CONFIG_IP_NF_MANGLE)"):
+            self._fresh_table(ip_version)
+
+    def read(self) -> dict[int, ChainState]:
+        """Our chains by IP version; a table the kernel does not have holds none."""
+        found = {}
+        for ip_version in (4, 6):
+            try:
+                with _translated(f"iptables v{ip_version} -t mangle -S {CHAIN}"):
+                    table = self._fresh_table(ip_version)
+                    jumps = _jumps(table)
+                    if table.is_chain(CHAIN) or jumps:
+                        found[ip_version] = self._read_chain(table, len(jumps))
+            except KernelError as error:
+                if error.number not in (errno.ENOENT, errno.ENOPROTOOPT):
+                    raise
+        return found
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add rules, in one commit."""
+
+        def edit(table: Any) -> None:
+            if not table.is_chain(CHAIN):
+                table.create_chain(CHAIN)
+                iptc.Chain(table, _HOOK).append_rule(_jump(ip_version))
+            chain = iptc.Chain(table, CHAIN)
+            for ends, minor in remove.items():
+                chain.delete_rule(self._rule(ends, minor))
+            for ends, minor in add.items():
+                chain.append_rule(self._rule(ends, minor))
+
+        self._commit(f"change the marks of {len(add) + len(remove)} IPv{ip_version} subflows", ip_version, edit)
+
+    def remove(self, ip_version: int) -> None:
+        """Remove our chain and every jump to it."""
+
+        def edit(table: Any) -> None:
+            hook = iptc.Chain(table, _HOOK)
+            for jump in _jumps(table):
+                hook.delete_rule(jump)
+            if table.is_chain(CHAIN):
+                iptc.Chain(table, CHAIN).flush()
+                table.delete_chain(CHAIN)
+
+        self._commit(f"remove the IPv{ip_version} chain {CHAIN}", ip_version, edit)
+
+    def _fresh_table(self, ip_version: int) -> Any:
+        if ip_version not in self._tables:
+            # Autocommit would swallow the kernel's errors.
+            self._tables[ip_version] = _TABLES[ip_version](_TABLES[ip_version].MANGLE, autocommit=False)
+        table = self._tables[ip_version]
+        table.refresh()
+        return table
+
+    def _commit(self, what: str, ip_version: int, edit: Callable[[Any], None]) -> None:
+        for attempt in range(1, _COMMIT_ATTEMPTS + 1):
+            try:
+                with _translated(what), _xtables_lock():
+                    table = self._fresh_table(ip_version)
+                    edit(table)
+                    table.commit()
+                return
+            except KernelError as error:
+                if error.number != errno.EAGAIN or attempt == _COMMIT_ATTEMPTS:
+                    raise
+                time.sleep(_COMMIT_PAUSE_SECONDS)
+
+    def _read_chain(self, table: Any, jumps: int) -> ChainState:
+        if not table.is_chain(CHAIN):
+            return ChainState({}, stray=True)
+        marks: dict[FourTuple, int] = {}
+        stray = jumps != 1
+        for rule in iptc.Chain(table, CHAIN).rules:
+            ends = _ends_of(rule)
+            minor = self._minor_of(rule)
+            if ends is None or minor is None or ends in marks:
+                stray = True
+            else:
+                marks[ends] = minor
+        return ChainState(marks, stray)
+
+    def _rule(self, ends: FourTuple, minor: int) -> Any:
+        rule = _RULES[ends.client.address.version]()
+        rule.protocol = "tcp"
+        rule.src = str(ends.proxy.address)
+        rule.dst = str(ends.client.address)
+        match = rule.create_match("tcp")
+        match.sport = str(ends.proxy.port)
+        match.dport = str(ends.client.port)
+        rule.create_target("MARK").set_xmark = f"{minor << mark_shift(self._mask):#x}/{self._mask:#x}"
+        return rule
+
+    def _minor_of(self, rule: Any) -> int | None:
+        # python-iptables reads back what it wrote as set_mark under the name set_xmark.
+        value, _, mask = rule.target.parameters.get("set_xmark", "").partition("/")
+        try:
+            return int(value, 0) >> mark_shift(self._mask) if int(mask, 0) == self._mask else None
+        except ValueError:
+            return None
+
+
+_TABLES: Final = {4: iptc.Table, 6: iptc.Table6}
+_RULES: Final = {4: iptc.Rule, 6: iptc.Rule6}
+
+
+def _jump(ip_version: int) -> Any:
+    rule = _RULES[ip_version]()
+    rule.protocol = "tcp"
+    rule.create_target(CHAIN)
+    return rule
+
+
+def _jumps(table: Any) -> list[Any]:
+    return [rule for rule in iptc.Chain(table, _HOOK).rules if rule.target is not None and rule.target.name == CHAIN]
+
+
+def _ends_of(rule: Any) -> FourTuple | None:
+    if len(rule.matches) != 1 or rule.matches[0].name != "tcp":
+        return None
+    ports = rule.matches[0].parameters
+    try:
+        return FourTuple(
+            Endpoint(ip_address(rule.dst.partition("/")[0]), int(ports["dport"])),
+            Endpoint(ip_address(rule.src.partition("/")[0]), int(ports["sport"])),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+@contextmanager
+def _xtables_lock() -> Iterator[None]:
+    with open(_XTABLES_LOCK, "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """python-iptables reports errors as text, which libiptc took from errno; errno itself is long gone."""
+    try:
+        yield
+    except OSError as error:
+        raise KernelError(f"{what}: {error.filename or ''}", error.errno or errno.EIO) from error
+    except (iptc.IPTCError, iptc.xtables.XTablesError) as error:
+        raise KernelError(what, _errno_of(str(error)), str(error)) from error
+
+
+def _errno_of(text: str) -> int:
+    # The texts of libiptc's iptc_strerror (libiptc/libiptc.c).
+    for fragment, number in (
+        ("Permission denied", errno.EPERM),
+        ("Table does not exist", errno.ENOENT),
+        ("table does not exist", errno.ENOENT),
+        ("Protocol not available", errno.ENOPROTOOPT),
+        ("Resource temporarily unavailable", errno.EAGAIN),
+        ("Device or resource busy", errno.EBUSY),
+        ("Bad rule", errno.ENOENT),
+    ):
+        if fragment in text:
+            return number
+    return errno.EIO

@@ -1,0 +1,63 @@
+"""The kernel operations we know, as values: what `diff` returns, `plan` prints and the kernel layer carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+
+
+@dataclass(frozen=True, slots=True)
+class InstallHtb:
+    """Record the root qdisc and put HTB, with its mark-to-class filter, in its place."""
+
+    default_minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddClass:
+    """Add a class with its leaf queue."""
+
+    minor: int
+    rate: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeClass:
+    """Change a class's rate in place; queued packets stay."""
+
+    minor: int
+    rate: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteClass:
+    """Delete a class that nothing is marked for."""
+
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMarks:
+    """Remove and add mark rules of one IP version in one commit; the chain and its jump are made if missing."""
+
+    ip_version: int
+    add: Mapping[FourTuple, int]
+    remove: Mapping[FourTuple, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveChain:
+    """Remove our chain and the jump to it."""
+
+    ip_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreQdisc:
+    """Put the recorded root qdisc back."""
+
+
+Operation = InstallHtb | AddClass | ChangeClass | DeleteClass | ChangeMarks | RemoveChain | RestoreQdisc

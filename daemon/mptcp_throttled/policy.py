@@ -1,0 +1,142 @@
+"""Which subflow is held to which rate, and why: pure functions over the table and the access networks.
+
+Invariant I2: a subflow is capped only while the same connection has a live, non-backup subflow on a more preferred
+network. The most preferred live path of a connection is therefore never capped, and a lone path never is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mptcp_throttle.units import Rate
+
+
+class Rule(StrEnum):
+    """Which of a network's two rates holds a subflow."""
+
+    CAP = "cap"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What shares one rate: `who` is empty (the network), a client's address, or a subflow's four-tuple."""
+
+    network: str
+    rule: Rule
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A subflow is held to `rate`, together with all others of the same share."""
+
+    share: Share
+    rate: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What is done with one subflow; `held` None means it is left alone."""
+
+    token: Token
+    subflow: Subflow
+    network: str | None
+    held: Held | None
+    reason: str
+
+
+def decide(connections: Iterable[Connection], networks: Sequence[AccessNetwork]) -> tuple[Treatment, ...]:
+    """The treatment of every subflow of every connection."""
+    connections = tuple(connections)
+    located = _Located(networks)
+    clients = _group_clients(connections, located)
+    return tuple(
+        _treat(connection, subflow, located, clients) for connection in connections for subflow in connection.subflows
+    )
+
+
+class _Located:
+    """Looks up the access network of an address, once per address."""
+
+    def __init__(self, networks: Sequence[AccessNetwork]) -> None:
+        self._networks = networks
+        self._known: dict[Address, AccessNetwork | None] = {}
+
+    def __call__(self, address: Address) -> AccessNetwork | None:
+        if address not in self._known:
+            self._known[address] = next(
+                (n for n in self._networks if any(address in subnet for subnet in n.subnets)), None
+            )
+        return self._known[address]
+
+
+def _treat(connection: Connection, subflow: Subflow, located: _Located, clients: dict[Address, Address]) -> Treatment:
+    network = located(subflow.ends.client.address)
+    if network is None:
+        return Treatment(connection.token, subflow, None, None, "address is in no access network")
+    preferred = _preferred_path(connection, network, located)
+    if network.cap is not None and preferred is not None and not subflow.backup:
+        rule, rate, reason = Rule.CAP, network.cap, f"{preferred.name} is live"
+        if network.limit is not None:
+            rate = min(rate, network.limit)
+    elif network.limit is not None:
+        rule, rate, reason = Rule.LIMIT, network.limit, "limit of the network"
+    else:
+        return Treatment(connection.token, subflow, network.name, None, _why_free(subflow, network))
+    share = Share(network.name, rule, _who(subflow, network.per, clients))
+    return Treatment(connection.token, subflow, network.name, Held(share, rate), reason)
+
+
+def _preferred_path(connection: Connection, network: AccessNetwork, located: _Located) -> AccessNetwork | None:
+    live = (located(subflow.ends.client.address) for subflow in connection.subflows if not subflow.backup)
+    preferred = [other for other in live if other is not None and other.preference < network.preference]
+    return min(preferred, key=lambda other: other.preference, default=None)
+
+
+def _why_free(subflow: Subflow, network: AccessNetwork) -> str:
+    if network.cap is None:
+        return "network has no cap"
+    if subflow.backup:
+        return "backup subflow carries nothing to relieve"
+    return "no live subflow on a more preferred network"
+
+
+def _who(subflow: Subflow, per: Per, clients: dict[Address, Address]) -> str:
+    if per is Per.NETWORK:
+        return ""
+    if per is Per.CLIENT:
+        return str(clients[subflow.ends.client.address])
+    return str(subflow.ends)
+
+
+def _group_clients(connections: Iterable[Connection], located: _Located) -> dict[Address, Address]:
+    """One address to stand for each client: a token joins the addresses it uses on the same network."""
+    parents: dict[Address, Address] = {}
+
+    def root(address: Address) -> Address:
+        while parents.setdefault(address, address) != address:
+            address = parents[address]
+        return address
+
+    for connection in connections:
+        first: dict[str, Address] = {}
+        for subflow in connection.subflows:
+            address = subflow.ends.client.address
+            network = located(address)
+            if network is None:
+                continue
+            older, newer = sorted((root(first.setdefault(network.name, address)), root(address)), key=_address_order)
+            parents[newer] = older
+    return {address: root(address) for address in parents}
+
+
+def _address_order(address: Address) -> tuple[int, int]:
+    return address.version, int(address)

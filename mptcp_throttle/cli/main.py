@@ -1,0 +1,124 @@
+"""Command line of `mptcp-throttle`: arguments in, one RPC call, a table or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptcp_throttle import service
+from mptcp_throttle.cli import tables
+from mptcp_throttle.config import DEFAULT_PATH, load_config
+from mptcp_throttle.rpc import Json, RpcClient
+from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_EXIT_STATUSES = """\
+exit status: 0 done, 1 refused by the service, 2 wrong command line, 69 service does not answer,
+77 no permission, 78 invalid configuration"""
+
+
+def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
+    def convert(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text}: {error}") from error
+
+    return convert
+
+
+def _rate(text: str) -> Rate | None:
+    return None if text == "unlimited" else Rate.parse(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mptcp-throttle",
+        description="Look at mptcp-throttled and change rates by hand.",
+        epilog=_EXIT_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[common], help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    add("status", _status, "networks, rates, and what is in force in the kernel")
+    add("connections", _connections, "every connection, and how each subflow is treated and why")
+    add("plan", _plan, "the kernel operations behind the present state, as tc and iptables commands")
+    add("check-config", _check_config, "validate the configuration; touches nothing, needs no service")
+    set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")
+    set_rate.add_argument("network", metavar="NETWORK")
+    set_rate.add_argument("rate", type=_argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
+    set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
+    set_rate.add_argument(
+        "--for",
+        dest="seconds",
+        type=_argument(parse_duration),
+        metavar="DURATION",
+        help=f"{DURATION_SYNTAX}; default: until reset-rate",
+    )
+    reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
+    reset_rate.add_argument("network", metavar="NETWORK")
+    return parser
+
+
+def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
+    return RpcClient(load_config(options.config).daemon_socket, timeout=10.0).call(method, *params)
+
+
+def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:
+    if options.json:
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    else:
+        show(data)
+
+
+def _status(options: argparse.Namespace) -> None:
+    _print(options, _call(options, "status"), tables.show_status)
+
+
+def _connections(options: argparse.Namespace) -> None:
+    _print(options, _call(options, "connections"), tables.show_connections)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    _print(options, _call(options, "plan"), tables.show_plan)
+
+
+def _set_rate(options: argparse.Namespace) -> None:
+    rule = "limit" if options.limit else "cap"
+    rate = None if options.rate is None else str(options.rate)
+    _print(options, _call(options, "set_rate", options.network, rule, rate, options.seconds), tables.show_network)
+
+
+def _reset_rate(options: argparse.Namespace) -> None:
+    _print(options, _call(options, "reset_rate", options.network), tables.show_network)
+
+
+def _check_config(options: argparse.Namespace) -> None:
+    config = load_config(options.config)
+    summary = {
+        "file": str(options.config),
+        "valid": True,
+        "interface": config.proxy.interface,
+        "ports": list(config.proxy.ports),
+        "networks": [network.name for network in config.networks],
+    }
+    _print(options, summary, tables.show_check)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is one of those in `mptcp_throttle.errors`."""
+    options = _parser().parse_args(arguments)
+    return service.run(lambda: options.run(options))

@@ -1,0 +1,107 @@
+"""The human side of the CLI: answers of the services as tables."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from mptcp_throttle.rpc import Json
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def show_status(data: Json) -> None:
+    """The answer to `status`."""
+    console = _console()
+    daemon, sniffer = data["daemon"], data["sniffer"]
+    console.print(
+        f"interface {daemon['interface']}: {daemon['qdisc']} qdisc, {daemon['classes']} classes,"
+        f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
+    )
+    console.print(
+        f"sniffer: following {sniffer['connections']} connections, revision {sniffer['revision']}"
+        if sniffer["connected"]
+        else f"sniffer: not connected: {sniffer['problem']}"
+    )
+    for error in daemon["errors"]:
+        console.print(f"error: {error}", style="red", markup=False)
+    _show_networks(console, data["networks"])
+
+
+def show_network(data: Json) -> None:
+    """The answer to `set_rate` and `reset_rate`."""
+    _show_networks(_console(), [data])
+
+
+def _show_networks(console: Console, networks: Json) -> None:
+    table = Table("network", "preference", "cap", "limit", "per", "subflows", "held", "subnets", box=None)
+    for network in networks:
+        table.add_row(
+            network["name"],
+            str(network["preference"]),
+            _rate(network, "cap"),
+            _rate(network, "limit"),
+            network["per"],
+            str(network["subflows"]),
+            str(network["held_subflows"]),
+            ", ".join(network["subnets"]),
+        )
+    console.print(table)
+
+
+def _rate(network: Json, rule: str) -> str:
+    now = network[rule] or "-"
+    override = next((o for o in network["overrides"] if o["rule"] == rule), None)
+    if override is None:
+        return str(now)
+    until = override["expires_at"]
+    expiry = "until reset" if until is None else f"for {max(until - time.time(), 0):.0f} s"
+    return f"{network[rule] or 'unlimited'} (by hand, {expiry}; configured {network[f'configured_{rule}'] or '-'})"
+
+
+def show_connections(data: Json) -> None:
+    """The answer to `connections`."""
+    table = Table("token", "client", "network", "id", "backup", "rate", "class", "since join", "reason", box=None)
+    for connection in data["connections"]:
+        for index, subflow in enumerate(connection["subflows"]):
+            latency = subflow["join_to_cap_ms"]
+            table.add_row(
+                "" if index else connection["token"],
+                Text(f"{subflow['client']} {subflow['client_port']}"),
+                subflow["network"] or "-",
+                str(subflow["address_id"]),
+                "yes" if subflow["backup"] else "no",
+                f"{subflow['rate']} ({subflow['rule']})" if subflow["rule"] else "-",
+                subflow["class"] or "-",
+                "-" if latency is None else f"{latency:.1f} ms",
+                subflow["reason"],
+            )
+    _console().print(table if data["connections"] else "no MPTCP connections")
+
+
+def show_plan(data: Json) -> None:
+    """The answer to `plan`."""
+    console = _console()
+    if not data["operations"]:
+        console.print("nothing is held: the interface keeps its own qdisc")
+        return
+    for operation in data["operations"]:
+        for command in operation["commands"]:
+            console.print(command, markup=False)
+    console.print("# in force" if data["in_force"] else "# not wholly in force: see status", markup=False)
+
+
+def show_check(data: Json) -> None:
+    """The result of `check-config`."""
+    _console().print(
+        f"{data['file']}: valid: interface {data['interface']}, ports {data['ports']},"
+        f" networks {', '.join(data['networks'])}",
+        markup=False,
+    )

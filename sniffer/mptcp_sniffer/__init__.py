@@ -1,0 +1,1 @@
+"""mptcp-sniffer: capture -> segment -> options -> tracker -> publish."""

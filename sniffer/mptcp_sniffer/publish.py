@@ -1,0 +1,99 @@
+"""The published table: its present state, and a bounded history for readers that follow it.
+
+Revisions count changes; an epoch is one unbroken life of the table. A reader from another epoch, or one that fell
+behind the history, is told to resynchronise: no change is lost silently.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from mptcp_throttle.model import Connection, Token, format_token
+from mptcp_throttle.wire import encode_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mptcp_sniffer.tracker import TableChange
+    from mptcp_throttle.rpc import Json
+
+_MAX_WAIT_SECONDS: Final = 30.0
+
+
+class PublishedTable:
+    """What readers see. One thread publishes, any number read."""
+
+    def __init__(self, history: int) -> None:
+        self._changed = threading.Condition()
+        self._history: deque[TableChange] = deque(maxlen=history)
+        self._closed = False
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._epoch = secrets.token_hex(8)
+        self._revision = 0
+        self._connections: dict[Token, Connection] = {}
+        self._history.clear()
+
+    def publish(self, changes: Iterable[TableChange]) -> None:
+        """Append changes and wake the readers."""
+        with self._changed:
+            for change in changes:
+                if change.connection is None:
+                    self._connections.pop(change.token, None)
+                else:
+                    self._connections[change.token] = change.connection
+                self._history.append(change)
+                self._revision += 1
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Begin a new epoch with an empty table: what was known is no longer true."""
+        with self._changed:
+            self._begin_epoch()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let waiting readers return at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def position(self) -> dict[str, Json]:
+        """The epoch and revision of the present state."""
+        with self._changed:
+            return {"epoch": self._epoch, "revision": self._revision}
+
+    def snapshot(self) -> Json:
+        """The whole table: `{epoch, revision, connections}`."""
+        with self._changed:
+            connections = list(self._connections.values())
+            position = {"epoch": self._epoch, "revision": self._revision}
+        return {**position, "connections": [encode_connection(connection) for connection in connections]}
+
+    def changes(self, epoch: str, revision: int, timeout: float) -> Json:
+        """What changed after `revision`, waiting up to `timeout` seconds for something to change.
+
+        `{epoch, revision, changes: [{token, connection}]}`, with only the last state of each connection and null
+        for one that has ended; or `{resync: true}` if the reader must call `snapshot()`.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or epoch != self._epoch or self._revision != revision,
+                min(max(timeout, 0.0), _MAX_WAIT_SECONDS),
+            )
+            behind = self._revision - revision
+            if epoch != self._epoch or not 0 <= behind <= len(self._history):
+                return {"resync": True}
+            latest = {change.token: change.connection for change in list(self._history)[len(self._history) - behind :]}
+            position = {"epoch": self._epoch, "revision": self._revision}
+        return {
+            **position,
+            "changes": [
+                {"token": format_token(token), "connection": None if c is None else encode_connection(c)}
+                for token, c in latest.items()
+            ],
+        }

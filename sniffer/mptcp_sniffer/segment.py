@@ -1,0 +1,111 @@
+"""From a captured frame to the TCP header fields that the tracker needs, on raw bytes.
+
+This is the hot path: Scapy's dissection keeps up with 4 000 SYN/s, a walk over the bytes with some 100 000.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from struct import Struct
+from typing import Final, NamedTuple
+
+_ETHERTYPE_IPV4: Final = 0x0800
+_ETHERTYPE_IPV6: Final = 0x86DD
+_ETHERTYPES_VLAN: Final = frozenset({0x8100, 0x88A8})
+_ETHERNET_HEADER_BYTES: Final = 14
+_IPV6_HEADER_BYTES: Final = 40
+_PROTOCOL_TCP: Final = 6
+_TCP_FIXED_BYTES: Final = 20
+_TCP: Final = Struct("!HHIIBB")
+
+
+class Malformed(ValueError):
+    """A frame, header or option that contradicts its own lengths. It is counted and ignored."""
+
+
+class Flag(IntFlag):
+    """TCP flags (RFC 9293, section 3.1) that open and close subflows."""
+
+    FIN = 0x01
+    SYN = 0x02
+    RST = 0x04
+    ACK = 0x10
+
+
+class PackedEndpoint(NamedTuple):
+    """An endpoint as the wire has it: 4 or 16 address bytes, and the port."""
+
+    address: bytes
+    port: int
+
+
+class Segment(NamedTuple):
+    """The header of a TCP segment; `options` are the raw bytes after the fixed part."""
+
+    source: PackedEndpoint
+    destination: PackedEndpoint
+    sequence: int
+    acknowledgment: int
+    flags: int
+    options: bytes
+
+
+def parse_ethernet(frame: bytes) -> Segment | None:
+    """The TCP segment of an Ethernet frame, VLAN-tagged or not; None if it carries something else.
+
+    Raises Malformed if headers are cut off.
+    """
+    offset = _ETHERNET_HEADER_BYTES - 2
+    ethertype = int.from_bytes(frame[offset : offset + 2])
+    while ethertype in _ETHERTYPES_VLAN:
+        offset += 4
+        ethertype = int.from_bytes(frame[offset : offset + 2])
+    if ethertype not in (_ETHERTYPE_IPV4, _ETHERTYPE_IPV6):
+        return None
+    return parse_ip(frame[offset + 2 :])
+
+
+def parse_ip(packet: bytes) -> Segment | None:
+    """The TCP segment of an IP packet; None for other protocols and later fragments.
+
+    IPv6 extension headers are not followed: TCP behind one is not seen. Raises Malformed if headers are cut off.
+    """
+    if not packet:
+        raise Malformed("empty packet")
+    version = packet[0] >> 4
+    if version == 4:
+        header_bytes = (packet[0] & 0xF) * 4
+        if header_bytes < 20 or len(packet) < header_bytes:
+            raise Malformed("IPv4 header cut off")
+        # The lower 13 bits of the flags word: a later fragment has no TCP header.
+        if packet[9] != _PROTOCOL_TCP or int.from_bytes(packet[6:8]) & 0x1FFF:
+            return None
+        source, destination = packet[12:16], packet[16:20]
+    elif version == 6:
+        header_bytes = _IPV6_HEADER_BYTES
+        if len(packet) < header_bytes:
+            raise Malformed("IPv6 header cut off")
+        if packet[6] != _PROTOCOL_TCP:
+            return None
+        source, destination = packet[8:24], packet[24:40]
+    else:
+        raise Malformed(f"IP version {version}")
+    return _parse_tcp(packet, header_bytes, source, destination)
+
+
+def _parse_tcp(packet: bytes, offset: int, source: bytes, destination: bytes) -> Segment:
+    if len(packet) < offset + _TCP_FIXED_BYTES:
+        raise Malformed("TCP header cut off")
+    source_port, destination_port, sequence, acknowledgment, data_offset, flags = _TCP.unpack_from(packet, offset)
+    header_bytes = (data_offset >> 4) * 4
+    options = packet[offset + _TCP_FIXED_BYTES : offset + header_bytes]
+    if header_bytes < _TCP_FIXED_BYTES or len(options) != header_bytes - _TCP_FIXED_BYTES:
+        raise Malformed("TCP options cut off")
+    return Segment(
+        PackedEndpoint(source, source_port),
+        PackedEndpoint(destination, destination_port),
+        sequence,
+        acknowledgment,
+        flags,
+        options,
+    )
