@@ -76,18 +76,26 @@ class RpcServer:
         for name, method in methods.items():
             self._server.register_function(_answering_refusals(method), name)
         try:
-            self._server.server_bind()
-            # Before listen() nobody can connect, so nobody meets the mode that the umask gave.
-            path.chmod(0o660)
-            if group is not None:
-                os.chown(path, -1, grp.getgrnam(group).gr_gid)
-        except KeyError as error:
-            raise UserError(f"socket_group: {group}: no such group", os.EX_CONFIG) from error
-        except OSError as error:
-            raise UserError(f"{path}: cannot be created: {error.strerror}", os.EX_NOPERM) from error
+            self._bind(group)
+        except UserError:
+            self._server.socket.close()
+            path.unlink(missing_ok=True)
+            raise
         self._server.server_activate()
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="rpc", daemon=True)
         self._thread.start()
+
+    def _bind(self, group: str | None) -> None:
+        try:
+            self._server.server_bind()
+            # Before listen() nobody can connect, so nobody meets the mode that the umask gave.
+            self._path.chmod(0o660)
+            if group is not None:
+                os.chown(self._path, -1, grp.getgrnam(group).gr_gid)
+        except KeyError as error:
+            raise UserError(f"socket_group: {group}: no such group", os.EX_CONFIG) from error
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be created: {error.strerror}", os.EX_NOPERM) from error
 
     def close(self) -> None:
         """Stop answering and remove the socket. Methods that wait must be told to return first."""
@@ -121,12 +129,23 @@ class _TimedTransport(UnixTransport):  # type: ignore[misc]
         super().__init__(_JSON_RPC)
         self._unix_path = str(path)
         self.timeout = timeout
+        self._current: _TimedConnection | None = None
+        self._interrupted = False
 
     def make_connection(self, host: str) -> http.client.HTTPConnection:
         self._extra_headers: list[tuple[str, str]] = []
-        connection = _TimedConnection(self._unix_path, timeout=self.timeout)
-        self._connection = host, connection
-        return connection
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
+        self._current = _TimedConnection(self._unix_path, timeout=self.timeout)
+        self._connection = host, self._current
+        return self._current
+
+    def interrupt(self) -> None:
+        # xmlrpc.client repeats a request whose connection ends without an answer; the flag ends the repetition.
+        self._interrupted = True
+        if self._current is not None and self._current.sock is not None:
+            with contextlib.suppress(OSError):
+                self._current.sock.shutdown(socket.SHUT_RDWR)
 
 
 class RpcClient:
@@ -154,11 +173,8 @@ class RpcClient:
             raise RpcError(f"{self._path}: no service answers ({error})", os.EX_UNAVAILABLE) from error
 
     def interrupt(self) -> None:
-        """End a call that is waiting in another thread; it raises RpcError there."""
-        connection = getattr(self._transport, "_connection", (None, None))[1]
-        if connection is not None and connection.sock is not None:
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        """End a call that is waiting in another thread, and all later ones: they raise RpcError."""
+        self._transport.interrupt()
 
 
 logging.getLogger("jsonrpclib").setLevel(logging.CRITICAL)

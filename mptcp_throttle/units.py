@@ -20,8 +20,8 @@ SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, such as 8MiB"
 class Rate:
     """A bandwidth in bits per second, decimal multiples as in `tc` and in networking at large.
 
-    A multiple of 8, since the kernel counts bytes. The bounds are HTB's: below 8 kbit a full-size packet takes more than 1.5 s; above 2**32 bytes/s (34 Gbit/s)
-    `struct tc_ratespec` (include/uapi/linux/pkt_sched.h) no longer holds the rate.
+    A multiple of 8, since the kernel counts bytes. Below 8 kbit a full-size packet would take more than 1.5 s; above
+    2**32 bytes/s (34 Gbit/s) `struct tc_ratespec` (include/uapi/linux/pkt_sched.h) no longer holds the rate.
 
     Raises ValueError, with what is allowed, for anything else.
     """

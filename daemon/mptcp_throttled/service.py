@@ -84,10 +84,10 @@ class Daemon:
             self._loop()
         finally:
             service.notify_systemd("STOPPING=1")
-            puller.stop()
-            server.close()
             for error in self._reconciler.converge(UNTOUCHED).errors:
                 _log.error("%s", error)
+            puller.stop()
+            server.close()
 
     def _loop(self) -> None:
         audit_at = time.monotonic() + self._config.daemon.audit_interval

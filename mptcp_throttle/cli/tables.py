@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    # Without a terminal rich would wrap at 80 columns what a pager or a file takes at any width.
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
 
 
 def show_status(data: Json) -> None:

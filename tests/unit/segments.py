@@ -1,0 +1,92 @@
+"""Builds the segments that tests show to the sniffer: with Scapy, which knows TCP/IP but not our code."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Dot1Q, Ether
+
+from mptcp_sniffer.segment import Segment, parse_ethernet
+from mptcp_throttle.model import Token
+
+KEY = bytes.fromhex("0102030405060708")
+PROXY = "10.3.0.2"
+PROXY6 = "fd00:3::2"
+
+
+def token(key: bytes = KEY, version: int = 1) -> Token:
+    digest = (hashlib.sha256 if version else hashlib.sha1)(key).digest()
+    return Token(int.from_bytes(digest[:4]))
+
+
+def frame(
+    source: str,
+    sport: int,
+    destination: str,
+    dport: int,
+    flags: str,
+    *options: bytes,
+    seq: int = 100,
+    ack: int = 0,
+    vlans: int = 0,
+) -> bytes:
+    """An Ethernet frame; `options` are the bodies of MPTCP options, put behind others as real stacks do."""
+    ip = IPv6(src=source, dst=destination) if ":" in source else IP(src=source, dst=destination)
+    tcp_options = [("MSS", 1460), ("NOP", None), ("WScale", 7), *((30, body) for body in options), ("SAckOK", b"")]
+    packet = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
+    for _ in range(vlans):
+        packet /= Dot1Q(vlan=5)
+    return bytes(packet / ip / TCP(sport=sport, dport=dport, flags=flags, seq=seq, ack=ack, options=tcp_options))
+
+
+def segment(
+    source: str, sport: int, destination: str, dport: int, flags: str, *options: bytes, seq: int = 100, ack: int = 0
+) -> Segment:
+    parsed = parse_ethernet(frame(source, sport, destination, dport, flags, *options, seq=seq, ack=ack))
+    assert parsed is not None
+    return parsed
+
+
+def capable_syn(version: int = 1) -> bytes:
+    """MP_CAPABLE of a SYN: version 0 carries the client's key, version 1 does not."""
+    return bytes([version, 0x81]) + (b"" if version else b"clientke")
+
+
+def capable_synack(key: bytes = KEY, version: int = 1) -> bytes:
+    return bytes([version, 0x81]) + key
+
+
+def join_syn(of: Token, *, backup: bool = False, address_id: int = 2) -> bytes:
+    return bytes([0x10 | backup, address_id]) + of.to_bytes(4) + b"nonc"
+
+
+def join_synack() -> bytes:
+    return bytes([0x10, 0]) + b"hmachmac" + b"nonc"
+
+
+@dataclass(frozen=True)
+class Client:
+    """One subflow's client end; each method is a segment of its life."""
+
+    address: str
+    port: int
+    seq: int = 100
+
+    @property
+    def _proxy(self) -> str:
+        return PROXY6 if ":" in self.address else PROXY
+
+    def syn(self, *options: bytes) -> Segment:
+        return segment(self.address, self.port, self._proxy, 8080, "S", *options, seq=self.seq)
+
+    def synack(self, *options: bytes) -> Segment:
+        return segment(self._proxy, 8080, self.address, self.port, "SA", *options, seq=900, ack=self.seq + 1)
+
+    def fin(self) -> Segment:
+        return segment(self.address, self.port, self._proxy, 8080, "FA", seq=500)
+
+    def reset_by_proxy(self) -> Segment:
+        return segment(self._proxy, 8080, self.address, self.port, "R", seq=901)

@@ -1,0 +1,39 @@
+"""Short ways to write down connections and access networks."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, Subflow, Token
+from mptcp_throttle.units import Rate
+
+
+def ends(client: str, port: int = 40000) -> FourTuple:
+    proxy = "fd00:3::2" if ":" in client else "10.3.0.2"
+    return FourTuple(Endpoint(ip_address(client), port), Endpoint(ip_address(proxy), 8080))
+
+
+def subflow(client: str, port: int = 40000, *, backup: bool = False, at: float = 0.0) -> Subflow:
+    return Subflow(ends(client, port), 0, backup, at)
+
+
+def connection(number: int, *subflows: Subflow) -> Connection:
+    return Connection(Token(number), 1, subflows)
+
+
+def network(
+    name: str, third: int, preference: int, cap: str | None = None, limit: str | None = None, per: Per = Per.CLIENT
+) -> AccessNetwork:
+    """A network with the subnets 10.`third`.0.0/16 and fd00:`third`::/32."""
+    return AccessNetwork(
+        name,
+        (ip_network(f"10.{third}.0.0/16"), ip_network(f"fd00:{third}::/32")),
+        preference,
+        None if cap is None else Rate.parse(cap),
+        None if limit is None else Rate.parse(limit),
+        per,
+    )
+
+
+ETHERNET = network("ethernet", 1, 2, cap="1mbit")
+WIFI = network("wifi", 2, 1)

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = str(REPOSITORY / "config/mptcp-throttle.yaml")
+
+
+def test_check_config_says_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", CONFIG, "check-config"]) == 0
+    assert "valid: interface eth0, ports [8080], networks wifi, lte" in capsys.readouterr().out
+    assert main(["--config", CONFIG, "check-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["networks"] == ["wifi", "lte"]
+
+
+def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("proxy: {interface: eth0, ports: [8080]}\ncolour: red\nshape: round\n")
+    assert main(["--config", str(path), "check-config"]) == 78
+    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == ["colour", "shape"]
+
+
+def test_without_the_service_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "networks.d").mkdir()
+    (tmp_path / "networks.d" / "a.yaml").write_text("name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n")
+    path = tmp_path / "service.yaml"
+    path.write_text(f"proxy: {{interface: eth0, ports: [8080]}}\nrun_directory: {tmp_path}\n")
+    assert main(["--config", str(path), "status"]) == 69
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path}/daemon.sock: no service answers")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["set-rate", "wifi", "fast"], "argument RATE: fast: is not a rate; allowed: a number with bit, kbit"),
+        (["set-rate", "wifi", "0mbit"], "argument RATE: 0mbit: is not a usable rate; allowed: "),
+        (["set-rate", "wifi", "1mbit", "--for", "5"], "argument --for: 5: is not a duration; allowed: "),
+        (["set-rate", "wifi"], "the following arguments are required: RATE"),
+        (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_status_2(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert line in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""Golden: a plan in, the exact commands out."""
+
+from tables import ends
+
+from mptcp_throttle.units import Rate
+from mptcp_throttled.commands import as_commands
+from mptcp_throttled.kernel import htb
+from mptcp_throttled.operations import ChangeMarks, DeleteClass, RemoveChain, RestoreQdisc
+from mptcp_throttled.plan import KernelPlan
+from mptcp_throttled.reconcile import KernelState, diff
+
+MASK = 0xFFFF0000
+
+
+def test_capping_one_subflow() -> None:
+    plan = KernelPlan(True, 0, {2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
+    commands = [line for operation in diff(KernelState(), plan) for line in as_commands(operation, "eth0", MASK)]
+    assert commands == [
+        "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
+        "tc filter add dev eth0 parent 4d50: protocol all prio 1 handle 1 bpf bytecode"
+        " '6,32 0 0 4294963220,84 0 0 4294901760,116 0 0 16,21 1 0 0,68 0 0 1297088512,22 0 0 0'",
+        "tc class add dev eth0 parent 4d50: classid 4d50:2 htb rate 1mbit ceil 1mbit burst 3028 cburst 3028 quantum 12500",
+        "tc qdisc add dev eth0 parent 4d50:2 pfifo limit 10",
+        "iptables-legacy -t mangle -N MPTCP-THROTTLE  # unless it exists",
+        "iptables-legacy -t mangle -A POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
+        "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.2 -p tcp -m tcp"
+        " --sport 8080 --dport 40000 -j MARK --set-xmark 0x20000/0xffff0000",
+    ]
+
+
+def test_lifting_and_other_versions() -> None:
+    operations = [ChangeMarks(6, {}, {ends("fd00:1::2"): 3}), DeleteClass(3), RemoveChain(6), RestoreQdisc()]
+    commands = [line for operation in operations for line in as_commands(operation, "eth0", MASK)]
+    assert commands[2:] == [
+        "ip6tables-legacy -t mangle -D MPTCP-THROTTLE -s fd00:3::2 -d fd00:1::2 -p tcp -m tcp"
+        " --sport 8080 --dport 40000 -j MARK --set-xmark 0x30000/0xffff0000",
+        "tc class del dev eth0 classid 4d50:3",
+        "ip6tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
+        "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
+        "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
+        "tc qdisc del dev eth0 root  # then the recorded qdisc, if somebody had configured one",
+    ]
+
+
+def test_minors_stand_under_the_mask() -> None:
+    assert htb.mark_shift(0xFFFF0000) == 16
+    assert htb.max_minor(0xFFFF0000) == 0xFFFF
+    assert htb.max_minor(0x00FF0000) == 0xFF
+
+
+def test_our_filter_is_recognised_by_its_program_and_a_foreign_one_is_not() -> None:
+    ours = htb.mark_filter(MASK)
+    tagged_by_kernel = ours._replace(options=(ours.options or b"") + b"\x08\x00\x09\x00\x00\x00\x00\x00")
+    assert htb.is_mark_filter(tagged_by_kernel, MASK)
+    assert not htb.is_mark_filter(htb.mark_filter(0x00FF0000), MASK)
+    assert not htb.is_mark_filter(ours._replace(kind="u32", options=b""), MASK)

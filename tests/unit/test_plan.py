@@ -1,0 +1,85 @@
+from hypothesis import given
+from hypothesis import strategies as st
+from tables import ETHERNET, WIFI, connection, ends, subflow
+
+from mptcp_throttle.units import Rate
+from mptcp_throttled.plan import DRAIN_RATE, UNTOUCHED, PlanRules, Slot, allot, make_plan, next_expiry
+from mptcp_throttled.policy import Rule, Share, Treatment, decide
+
+RULES = PlanRules(max_minor=5, linger=10.0, other_traffic=None)
+ONE_MBIT = Rate.parse("1mbit")
+
+
+def share(who: str) -> Share:
+    return Share("ethernet", Rule.CAP, who)
+
+
+A, B, C, D, E = (share(who) for who in "ABCDE")
+
+
+def capped() -> tuple[Treatment, ...]:
+    return decide([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))], [WIFI, ETHERNET])
+
+
+def test_nothing_held_means_the_interface_is_untouched() -> None:
+    assert make_plan(capped(), {}, RULES) == UNTOUCHED
+
+
+def test_a_held_subflow_has_a_mark_and_a_class() -> None:
+    treatments = capped()
+    assert treatments[0].held is not None
+    plan = make_plan(treatments, {treatments[0].held.share: Slot(2)}, RULES)
+    assert (plan.htb, plan.default_minor) == (True, 0)
+    assert plan.classes == {2: ONE_MBIT}
+    assert plan.marks == {ends("10.1.0.2"): 2}
+
+
+def test_other_traffic_has_the_first_class_and_is_the_default() -> None:
+    rules = PlanRules(5, 10.0, Rate.parse("50mbit"))
+    plan = make_plan(capped(), {A: Slot(2)}, rules)
+    assert plan.default_minor == 1
+    assert plan.classes == {1: Rate.parse("50mbit"), 2: DRAIN_RATE}
+
+
+def test_a_share_keeps_its_class_and_new_ones_get_the_lowest_free() -> None:
+    first = allot([A, B], {}, 0.0, RULES)
+    assert first == {A: Slot(2), B: Slot(3)}
+    assert allot([C, B], first, 1.0, RULES) == {A: Slot(2, 1.0), B: Slot(3), C: Slot(4)}
+
+
+def test_an_idle_class_drains_lingers_and_goes() -> None:
+    slots = allot([A], {}, 0.0, RULES)
+    idle = allot([], slots, 5.0, RULES)
+    assert idle == {A: Slot(2, 5.0)}
+    assert make_plan((), idle, RULES).classes == {2: DRAIN_RATE}
+    assert next_expiry(idle, RULES.linger) == 15.0
+    assert allot([], idle, 14.9, RULES) == idle
+    assert allot([], idle, 15.0, RULES) == {}
+
+
+def test_a_share_that_comes_back_finds_its_class() -> None:
+    idle = {A: Slot(2, 5.0)}
+    assert allot([A], idle, 9.0, RULES) == {A: Slot(2)}
+    assert next_expiry({A: Slot(2)}, RULES.linger) is None
+
+
+def test_a_minor_given_up_rests_for_one_step() -> None:
+    gone = {A: Slot(2, 0.0)}
+    assert allot([B], gone, 100.0, RULES) == {B: Slot(3)}
+
+
+def test_when_no_minor_is_left_the_share_goes_without() -> None:
+    slots = allot([A, B, C, D, E], {}, 0.0, RULES)
+    assert [slot.minor for slot in slots.values()] == [2, 3, 4, 5]
+    assert E not in slots
+
+
+@given(st.lists(st.sets(st.sampled_from("ABCDEFGH")), max_size=20))
+def test_minors_are_unique_within_bounds_and_stable(steps: list[set[str]]) -> None:
+    slots: dict[Share, Slot] = {}
+    for now, wanted in enumerate(steps):
+        before, slots = slots, allot([share(who) for who in sorted(wanted)], slots, float(now), RULES)
+        minors = [slot.minor for slot in slots.values()]
+        assert len(set(minors)) == len(minors)
+        assert all(2 <= minor <= RULES.max_minor for minor in minors)
+        assert all(before[s].minor == slots[s].minor for s in before if s in slots)

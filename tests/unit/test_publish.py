@@ -1,0 +1,78 @@
+import threading
+import time
+from ipaddress import ip_address
+
+from mptcp_sniffer.publish import PublishedTable
+from mptcp_sniffer.tracker import TableChange
+from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
+from mptcp_throttle.wire import decode_connection, encode_connection
+
+
+def connection(number: int, port: int = 1) -> Connection:
+    ends = FourTuple(Endpoint(ip_address("10.1.0.2"), port), Endpoint(ip_address("10.3.0.2"), 8080))
+    return Connection(Token(number), 1, (Subflow(ends, 0, False, 12.5),))
+
+
+def opened(number: int, port: int = 1) -> TableChange:
+    return TableChange(Token(number), connection(number, port))
+
+
+def ended(number: int) -> TableChange:
+    return TableChange(Token(number), None)
+
+
+def test_a_connection_survives_its_journey_over_the_wire() -> None:
+    v6 = FourTuple(Endpoint(ip_address("fd00:1::2"), 5), Endpoint(ip_address("fd00:3::2"), 8080))
+    original = Connection(Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(v6, 3, True, 1.25)))
+    assert encode_connection(original)["token"] == "000000ab"
+    assert decode_connection(encode_connection(original)) == original
+
+
+def test_a_reader_gets_what_changed_since_its_revision_and_only_the_last_state() -> None:
+    table = PublishedTable(history=16)
+    start = table.snapshot()
+    table.publish([opened(1), opened(2), opened(1, port=7), ended(2)])
+    answer = table.changes(start["epoch"], start["revision"], 0)
+    assert answer["revision"] == start["revision"] + 4
+    assert {change["token"]: change["connection"] for change in answer["changes"]} == {
+        "00000001": encode_connection(connection(1, port=7)),
+        "00000002": None,
+    }
+    assert table.changes(answer["epoch"], answer["revision"], 0)["changes"] == []
+    assert [item["token"] for item in table.snapshot()["connections"]] == ["00000001"]
+
+
+def test_a_reader_too_far_behind_must_resynchronise() -> None:
+    table = PublishedTable(history=2)
+    start = table.snapshot()
+    table.publish([opened(1), opened(2)])
+    assert "changes" in table.changes(start["epoch"], start["revision"], 0)
+    table.publish([opened(3)])
+    assert table.changes(start["epoch"], start["revision"], 0) == {"resync": True}
+
+
+def test_a_reader_of_another_epoch_or_of_the_future_must_resynchronise() -> None:
+    table = PublishedTable(history=2)
+    position = table.position()
+    assert table.changes("elsewhere", 0, 0) == {"resync": True}
+    assert table.changes(position["epoch"], 5, 0) == {"resync": True}
+
+
+def test_forgetting_begins_a_new_epoch_with_an_empty_table() -> None:
+    table = PublishedTable(history=2)
+    table.publish([opened(1)])
+    before = table.position()
+    table.forget()
+    assert table.snapshot()["connections"] == []
+    assert table.changes(before["epoch"], before["revision"], 0) == {"resync": True}
+
+
+def test_a_waiting_reader_is_woken_by_a_change_and_by_the_end() -> None:
+    table = PublishedTable(history=2)
+    position = table.position()
+    for wake in (lambda: table.publish([opened(1)]), table.close):
+        position = table.position()
+        threading.Timer(0.05, wake).start()
+        began = time.monotonic()
+        table.changes(position["epoch"], position["revision"], 20)
+        assert time.monotonic() - began < 10

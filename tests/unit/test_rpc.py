@@ -1,0 +1,122 @@
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.rpc import Json, RpcClient, RpcError, RpcServer
+
+
+def refuse() -> None:
+    raise UserError("dsl: no such access network")
+
+
+def crash() -> None:
+    raise RuntimeError("secret detail")
+
+
+METHODS = {
+    "echo": lambda value: value,
+    "refuse": refuse,
+    "crash": crash,
+    "wait": lambda seconds: time.sleep(seconds),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    socket_path = tmp_path / "test.sock"
+    server = RpcServer(socket_path, METHODS, group=None)
+    yield socket_path
+    server.close()
+    assert not socket_path.exists()
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [1, {"a": None}], {"nested": [1.5, True]}])
+def test_values_survive_the_journey(path: Path, value: Json) -> None:
+    assert RpcClient(path).call("echo", value) == value
+
+
+def test_the_socket_is_for_owner_and_group_only(path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_a_refusal_arrives_as_its_one_line(path: Path) -> None:
+    with pytest.raises(RpcError, match=r"^dsl: no such access network$"):
+        RpcClient(path).call("refuse")
+
+
+def test_a_crash_is_answered_without_its_details(path: Path) -> None:
+    with pytest.raises(RpcError) as error:
+        RpcClient(path).call("crash")
+    assert "secret" not in str(error.value)
+
+
+def test_unknown_methods_and_wrong_parameters_are_refused(path: Path) -> None:
+    for call in (("nonsense",), ("echo",), ("echo", 1, 2)):
+        with pytest.raises(RpcError):
+            RpcClient(path).call(*call)
+    assert RpcClient(path).call("echo", 1) == 1
+
+
+def test_oversized_and_malformed_requests_are_refused_and_others_still_served(path: Path) -> None:
+    with pytest.raises(RpcError):
+        RpcClient(path).call("echo", "x" * 100_000)
+    for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\0" * 100, b"POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\n{{{{{"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            sock.sendall(garbage)
+            sock.settimeout(10)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+    assert RpcClient(path).call("echo", 1) == 1
+
+
+def test_a_waiting_call_does_not_keep_others_waiting(path: Path) -> None:
+    waiting = threading.Thread(target=lambda: RpcClient(path).call("wait", 0.5))
+    waiting.start()
+    began = time.monotonic()
+    RpcClient(path).call("echo", 1)
+    assert time.monotonic() - began < 0.4
+    waiting.join()
+
+
+def test_a_service_that_hangs_is_given_up(path: Path) -> None:
+    with pytest.raises(RpcError, match="no answer in 0.1 s"):
+        RpcClient(path, timeout=0.1).call("wait", 0.5)
+
+
+def test_a_waiting_call_can_be_interrupted(path: Path) -> None:
+    client = RpcClient(path, timeout=30)
+    threading.Timer(0.1, client.interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(RpcError):
+        client.call("wait", 0.5)
+    assert time.monotonic() - began < 0.45
+
+
+def test_without_a_service_the_caller_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RpcError, match="no service answers") as error:
+        RpcClient(tmp_path / "missing.sock").call("echo", 1)
+    assert error.value.status == os.EX_UNAVAILABLE
+
+
+def test_a_leftover_socket_file_does_not_prevent_a_start(tmp_path: Path) -> None:
+    leftover = tmp_path / "test.sock"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(leftover))
+    server = RpcServer(leftover, METHODS, group=None)
+    assert RpcClient(leftover).call("echo", 5) == 5
+    server.close()
+
+
+def test_an_unknown_group_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="socket_group: no-such-group: no such group") as error:
+        RpcServer(tmp_path / "test.sock", METHODS, group="no-such-group")
+    assert error.value.status == os.EX_CONFIG

@@ -1,0 +1,74 @@
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle import service
+from mptcp_throttle.errors import ConfigError, UserError
+
+
+def raises(error: BaseException) -> int:
+    def main() -> None:
+        raise error
+
+    return service.run(main)
+
+
+def test_errors_for_the_operator_become_lines_and_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raises(UserError("no such thing", os.EX_UNAVAILABLE)) == 69
+    assert raises(ConfigError(["a.yaml:1: x", "b.yaml:2: y"])) == 78
+    assert capsys.readouterr().err == "no such thing\na.yaml:1: x\nb.yaml:2: y\n"
+    assert raises(KeyboardInterrupt()) == 130
+    assert service.run(lambda: None) == 0
+
+
+def test_a_second_instance_is_refused_and_a_dead_one_is_no_obstacle(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, os\nfrom mptcp_throttle import service\n"
+        "with service.single_instance(pathlib.Path(sys.argv[1]), 'x'):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="x is running already") as refused, service.single_instance(tmp_path, "x"):
+            pass
+        assert refused.value.status == os.EX_TEMPFAIL
+        holder.kill()
+        holder.wait()
+    with service.single_instance(tmp_path, "x"):
+        pass
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be opened"), service.single_instance(tmp_path / "file" / "run", "x"):
+        pass
+
+
+def test_a_missing_capability_is_named() -> None:
+    # Bit 63 is no capability, so nobody has it.
+    with pytest.raises(UserError, match="missing capability: CAP_NONE; run as root or grant it in the unit") as refused:
+        service.require_capabilities(CAP_NONE=63)
+    assert refused.value.status == os.EX_NOPERM
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told_over_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+    name = f"@mptcp-throttle-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind("\0" + name[1:] if abstract else name)
+        sock.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        service.notify_systemd("READY=1")
+        assert sock.recv(100) == b"READY=1"
+
+
+def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    service.notify_systemd("READY=1")

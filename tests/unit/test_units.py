@@ -1,0 +1,45 @@
+import pytest
+
+from mptcp_throttle.units import Rate, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "bits", "shown"),
+    [
+        ("1mbit", 1_000_000, "1mbit"),
+        ("1.5 mbit", 1_500_000, "1.5mbit"),
+        ("800kbit", 800_000, "800kbit"),
+        ("8000bit", 8_000, "8kbit"),
+        ("32gbit", 32_000_000_000, "32gbit"),
+        ("1000001bit", 1_000_000, "1mbit"),
+        ("1234568bit", 1_234_568, "1234.568kbit"),
+    ],
+)
+def test_a_rate_is_read_in_whole_bytes_and_shown_as_tc_would(text: str, bits: int, shown: str) -> None:
+    rate = Rate.parse(text)
+    assert rate.bits_per_second == bits
+    assert str(rate) == shown
+    assert Rate.parse(shown) == rate
+
+
+@pytest.mark.parametrize("text", ["0", "1", "0mbit", "-1mbit", "1MBIT", "1mbps", "7kbit", "33gbit", "fast", "", "nan"])
+def test_a_bad_rate_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match="allowed: a number with bit, kbit, mbit or gbit"):
+        Rate.parse(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("5s", 5), ("2m", 120), ("1h", 3600), ("1d", 86400)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["5", "-5s", "5 years", "s"])
+def test_a_bad_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration(text)
+
+
+def test_sizes_are_binary() -> None:
+    assert parse_size("8MiB") == 8 * 1024 * 1024
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size("8MB")
