@@ -5,7 +5,7 @@ from tables import ends
 from mptcp_throttle.units import Rate
 from mptcp_throttled.commands import as_commands
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.operations import ChangeMarks, DeleteClass, RemoveChain, RestoreQdisc
+from mptcp_throttled.operations import ChangeMarks, DeleteClass, Operation, RemoveChain, RestoreQdisc
 from mptcp_throttled.plan import KernelPlan
 from mptcp_throttled.reconcile import KernelState, diff
 
@@ -19,7 +19,8 @@ def test_capping_one_subflow() -> None:
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
         "tc filter add dev eth0 parent 4d50: protocol all prio 1 handle 1 bpf bytecode"
         " '6,32 0 0 4294963220,84 0 0 4294901760,116 0 0 16,21 1 0 0,68 0 0 1297088512,22 0 0 0'",
-        "tc class add dev eth0 parent 4d50: classid 4d50:2 htb rate 1mbit ceil 1mbit burst 3028 cburst 3028 quantum 12500",
+        "tc class add dev eth0 parent 4d50: classid 4d50:2 htb"
+        " rate 1mbit ceil 1mbit burst 3028 cburst 3028 quantum 12500",
         "tc qdisc add dev eth0 parent 4d50:2 pfifo limit 10",
         "iptables-legacy -t mangle -N MPTCP-THROTTLE  # unless it exists",
         "iptables-legacy -t mangle -A POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
@@ -29,7 +30,12 @@ def test_capping_one_subflow() -> None:
 
 
 def test_lifting_and_other_versions() -> None:
-    operations = [ChangeMarks(6, {}, {ends("fd00:1::2"): 3}), DeleteClass(3), RemoveChain(6), RestoreQdisc()]
+    operations: list[Operation] = [
+        ChangeMarks(6, {}, {ends("fd00:1::2"): 3}),
+        DeleteClass(3),
+        RemoveChain(6),
+        RestoreQdisc(),
+    ]
     commands = [line for operation in operations for line in as_commands(operation, "eth0", MASK)]
     assert commands[2:] == [
         "ip6tables-legacy -t mangle -D MPTCP-THROTTLE -s fd00:3::2 -d fd00:1::2 -p tcp -m tcp"

@@ -3,7 +3,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ def crash() -> None:
     raise RuntimeError("secret detail")
 
 
-METHODS = {
+METHODS: dict[str, Callable[..., Json]] = {
     "echo": lambda value: value,
     "refuse": refuse,
     "crash": crash,
@@ -88,7 +88,7 @@ def test_a_waiting_call_does_not_keep_others_waiting(path: Path) -> None:
 
 
 def test_a_service_that_hangs_is_given_up(path: Path) -> None:
-    with pytest.raises(RpcError, match="no answer in 0.1 s"):
+    with pytest.raises(RpcError, match=r"no answer in 0\.1 s"):
         RpcClient(path, timeout=0.1).call("wait", 0.5)
 
 

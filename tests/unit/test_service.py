@@ -9,6 +9,14 @@ import pytest
 from mptcp_throttle import service
 from mptcp_throttle.errors import ConfigError, UserError
 
+HOLDER = """
+import pathlib, sys
+from mptcp_throttle import service
+with service.single_instance(pathlib.Path(sys.argv[1]), "x"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
 
 def raises(error: BaseException) -> int:
     def main() -> None:
@@ -26,12 +34,8 @@ def test_errors_for_the_operator_become_lines_and_an_exit_status(capsys: pytest.
 
 
 def test_a_second_instance_is_refused_and_a_dead_one_is_no_obstacle(tmp_path: Path) -> None:
-    code = (
-        "import pathlib, sys, os\nfrom mptcp_throttle import service\n"
-        "with service.single_instance(pathlib.Path(sys.argv[1]), 'x'):\n    print('held', flush=True)\n    sys.stdin.read()\n"
-    )
     holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
         assert holder.stdout is not None
