@@ -149,6 +149,11 @@ class MarkChains:
 _TABLES: Final = {4: iptc.Table, 6: iptc.Table6}
 _RULES: Final = {4: iptc.Rule, 6: iptc.Rule6}
 
+for _table in _TABLES.values():
+    # To see whether a jump's target is a chain, python-iptables opens every table it takes for available. Opening one
+    # creates it, and `nat` brings connection tracking with it, on somebody's production proxy.
+    _table.existing_table_names.update({name: name == _table.MANGLE for name in _table.ALL})
+
 
 def _jump(ip_version: int) -> Any:
     rule = _RULES[ip_version]()

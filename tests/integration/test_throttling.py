@@ -1,0 +1,136 @@
+"""The headline: the capped path carries its cap, the preferred path the rest, and the cap goes when it must."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from bench import MEGABYTE, Bench, bench, eventually
+
+from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.meter import PathMeter
+from mptcp_lab.topology import WIFI, ClientSpec, Topology
+
+INTERFACES = ("eth0", "wlan0")
+
+
+def test_the_capped_path_carries_its_cap_and_wifi_the_rest(work: Bench) -> None:
+    before = kernel_state(work.lab.proxy)
+    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
+        download = work.download(40 * MEGABYTE)
+        work.wait_capped()
+        time.sleep(1)  # what the router had queued at 10 Mb/s arrives
+        start = time.monotonic()
+        while download.running and time.monotonic() < start + 11:
+            time.sleep(0.1)
+        end = time.monotonic()
+        work.abort(download)
+        series = meter.series()
+    assert end - start > 10
+    for window in (start, start + 5):
+        ethernet, wifi = (series.rate(interface, window, window + 5) for interface in INTERFACES)
+        assert 0.9e6 < ethernet < 1.1e6
+        assert wifi > 2 * ethernet
+    eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
+    assert kernel_state(work.lab.proxy) == before
+
+
+def test_the_whole_document_arrives_intact_while_its_path_is_capped(work: Bench) -> None:
+    result = work.download(10 * MEGABYTE).wait()
+    assert (result.exit_status, result.intact) == (0, True)
+
+
+def test_from_join_to_cap_takes_less_than_50_ms_at_the_median(work: Bench) -> None:
+    latencies = []
+    for _ in range(11):
+        download = work.download()
+        (capped,) = work.wait_capped()
+        assert capped.join_to_cap is not None
+        latencies.append(capped.join_to_cap)
+        work.abort(download)
+        eventually(lambda: not work.services.subflows(), "all subflows ended")
+    assert 0 < statistics.median(latencies) < 0.050
+
+
+def test_when_wifi_ends_the_cap_is_lifted_within_a_second_and_the_download_completes(work: Bench) -> None:
+    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
+        download = work.download(20 * MEGABYTE)
+        work.wait_capped()
+        time.sleep(2)
+        left = time.monotonic()
+        work.lab.client.leave(WIFI)
+        eventually(lambda: not work.capped(), "cap lifted", within=1)
+        assert work.rules() == []
+        result = download.wait()
+        assert (result.exit_status, result.intact) == (0, True)
+        assert meter.series().rate("eth0", left + 3, left + 6) > 5e6
+    eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
+
+
+def test_a_backup_path_relieves_nothing_so_nothing_is_capped() -> None:
+    with bench(Topology(clients=(ClientSpec(wifi="backup"),))) as work:
+        download = work.download()
+        eventually(lambda: any(subflow.backup for subflow in work.services.subflows()), "Wi-Fi joined as backup")
+        time.sleep(1)
+        assert work.capped() == []
+        assert "htb" not in work.qdisc()
+        download.stop()
+
+
+def test_a_plain_tcp_download_of_a_capped_client_is_not_touched(work: Bench) -> None:
+    mptcp = work.download()
+    (capped,) = work.wait_capped()
+    plain = work.download(3 * MEGABYTE, mptcp=False)
+    (rule,) = work.rules()
+    assert f"--dport {capped.client_port} " in rule
+    result = plain.wait()
+    assert result.local_port != capped.client_port
+    assert len(work.rules()) == 1
+    assert result.goodput > 3e6
+    mptcp.stop()
+
+
+def test_each_client_is_treated_by_its_own_connection() -> None:
+    clients = (
+        ClientSpec("active"),
+        ClientSpec("backup", wifi="backup"),
+        ClientSpec("six", families=(6,)),
+        ClientSpec("lone", wifi=None),
+    )
+    with bench(Topology(clients=clients)) as work:
+        hosts = work.lab.clients
+        downloads = [work.download(client=host, family=6 if name == "six" else 4) for name, host in hosts.items()]
+        eventually(lambda: len(work.services.subflows()) == 7, "all subflows known")
+        work.wait_capped(2)
+        ethernet = {
+            name: str(host.address(work.lab.topology.ethernet, 6 if name == "six" else 4))
+            for name, host in hosts.items()
+        }
+        assert {subflow.client for subflow in work.capped()} == {ethernet["active"], ethernet["six"]}
+        assert len({subflow.token for subflow in work.services.subflows()}) == 4
+        assert [line for line in work.rules("ip6tables-legacy") if ethernet["six"] in line]
+        assert [line for line in work.rules() if ethernet["active"] in line]
+        work.abort(downloads[0], hosts["active"])
+        work.wait_capped(1)
+        for download in downloads[1:]:
+            download.stop()
+
+
+def test_a_rate_change_reaches_a_running_transfer_without_swapping_the_qdisc(work: Bench) -> None:
+    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
+        download = work.download(200 * MEGABYTE)
+        work.wait_capped()
+        qdiscs = work.qdisc()
+        changed = work.services.cli_json("set-rate", "ethernet", "5mbit", "--for", "6s")
+        assert (changed["cap"], changed["configured_cap"]) == ("5mbit", "1mbit")
+        time.sleep(1)
+        at_5mbit = time.monotonic()
+        eventually(lambda: work.capped()[0].rate == 1_000_000, "override expired", within=8)
+        assert 4 < time.monotonic() - at_5mbit < 7
+        assert 4.5e6 < meter.series().rate("eth0", at_5mbit, at_5mbit + 4) < 5.5e6
+        work.services.cli("set-rate", "ethernet", "8mbit")
+        assert work.capped()[0].rate == 8_000_000
+        work.services.cli("reset-rate", "ethernet")
+        assert work.capped()[0].rate == 1_000_000
+        assert work.qdisc() == qdiscs
+        download.stop()
