@@ -1,14 +1,7 @@
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from bench import Bench, bench
-
-collect_ignore = ["bench.py"]
 
 
 @pytest.fixture
