@@ -1,0 +1,71 @@
+"""The systemd units, as far as systemd itself can judge them without running them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mptcp_lab.process import run
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+UNITS = sorted(unit.name for unit in SYSTEMD.glob("*.service"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A file system with Debian's units, ours, and programs where ours look for them."""
+    shutil.copytree("/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
+    shutil.copytree(SYSTEMD, tmp_path / "etc/systemd/system")
+    programs = ["opt/mptcp-throttle/bin/mptcp-sniffer", "opt/mptcp-throttle/bin/mptcp-throttled"]
+    for program in (*programs, "usr/bin/mptcpize", "usr/sbin/squid", "bin/kill"):
+        path = tmp_path / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+    (tmp_path / "lib").symlink_to("usr/lib")
+    return tmp_path
+
+
+def test_the_units_are_two() -> None:
+    assert UNITS == ["mptcp-sniffer.service", "mptcp-throttled.service"]
+
+
+@pytest.mark.parametrize("unit", [*UNITS, "squid.service"])
+def test_systemd_finds_nothing_wrong(root: Path, unit: str) -> None:
+    verdict = run(["systemd-analyze", "verify", f"--root={root}", "--man=no", unit])
+    assert [line for line in verdict.stderr.splitlines() if unit in line] == []
+
+
+def test_a_mistake_in_a_unit_would_be_found(root: Path) -> None:
+    path = root / "etc/systemd/system" / UNITS[0]
+    path.write_text(path.read_text().replace("ProtectHome=yes", "ProtectHome=perhaps"))
+    verdict = run(["systemd-analyze", "verify", f"--root={root}", "--man=no", UNITS[0]], check=False)
+    assert f"{UNITS[0]}:" in verdict.stderr
+
+
+def test_squid_is_started_through_mptcpize(root: Path) -> None:
+    lines = run(["systemd-analyze", "cat-config", f"--root={root}", "systemd/system/squid.service"]).stdout.splitlines()
+    starts = [line for line in lines if line.startswith("ExecStart=")]
+    assert starts[-2:] == ["ExecStart=", "ExecStart=/usr/bin/mptcpize run /usr/sbin/squid -N -sYC"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_exposure_is_low(root: Path, unit: str) -> None:
+    report = run(["systemd-analyze", "security", "--offline=yes", f"--root={root}", "--no-pager", unit]).stdout
+    level = re.search(r"Overall exposure level for \S+: ([\d.]+)", report)
+    assert level is not None
+    assert float(level[1]) <= 2.0
+
+
+@pytest.mark.parametrize("directory", ["sysusers.d", "tmpfiles.d"])
+def test_users_and_directories_are_made_as_described(tmp_path: Path, directory: str) -> None:
+    (tmp_path / "etc").mkdir()
+    for name in ("sysusers", "tmpfiles") if directory == "tmpfiles.d" else ("sysusers",):
+        arguments = ["--create"] if name == "tmpfiles" else []
+        run([f"systemd-{name}", f"--root={tmp_path}", *arguments, SYSTEMD / f"{name}.d/mptcp-throttle.conf"])
+    assert "mptcp-throttle:" in (tmp_path / "etc/group").read_text()
+    if directory == "tmpfiles.d":
+        assert (tmp_path / "run/mptcp-throttle").stat().st_mode & 0o7777 == 0o750
+        assert (tmp_path / "run/xtables.lock").stat().st_mode & 0o7777 == 0o660
