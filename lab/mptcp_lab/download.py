@@ -1,0 +1,110 @@
+"""Downloads by curl through the proxy, in the background, so that things can happen in mid-transfer."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.errors import LabError
+from mptcp_lab.squid import PORT
+
+if TYPE_CHECKING:
+    from mptcp_lab.origin import Document
+    from mptcp_lab.topology import Client, Family, Lab
+    from mptcp_throttle.units import Rate
+
+_serial: Final = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadResult:
+    """What came of a download.
+
+    `size` is in bytes, `seconds` from curl's start of the request to the last byte. `exit_status` is curl's, minus the
+    number of the signal that ended it. `intact` says that the whole document came, bit by bit. `local_port` is the
+    client's port of the first subflow, 0 if there was none.
+    """
+
+    size: int
+    seconds: float
+    exit_status: int
+    intact: bool
+    local_port: int
+
+    @property
+    def goodput(self) -> float:
+        """Document bits per second."""
+        return self.size * 8 / self.seconds if self.seconds else 0.0
+
+
+class Download:
+    """A running download of `document` by `client`; see `wait`."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        client: Client,
+        document: Document,
+        *,
+        mptcp: bool = True,
+        family: Family = 4,
+        port: int = PORT,
+        rate_limit: Rate | None = None,
+    ) -> None:
+        name = f"curl-{next(_serial)}"
+        self.document = document
+        self._file = client.directory / f"{name}.bin"
+        self._figures = client.directory / f"{name}.json"
+        proxy, origin = _in_url(lab.proxy_address(family)), _in_url(lab.origin_address(family))
+        self._process = client.start(
+            name,
+            *(("mptcpize", "run") if mptcp else ()),
+            *("curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}"),
+            *(() if rate_limit is None else ("--limit-rate", str(rate_limit.bytes_per_second))),
+            *("--proxy", f"http://{proxy}:{port}", "--output", self._file),
+            f"http://{origin}/{document.name}",
+            output=self._figures,
+        )
+
+    @property
+    def received(self) -> int:
+        """Document bytes that have arrived so far."""
+        try:
+            return self._file.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def running(self) -> bool:
+        """Whether curl is still at it."""
+        return self._process.exit_status is None
+
+    def wait(self, timeout: float = 120.0) -> DownloadResult:
+        """Wait up to `timeout` seconds for the end. Raises LabError if it does not come."""
+        return self._result(self._process.wait(timeout))
+
+    def stop(self) -> DownloadResult:
+        """Break the download off; what had come until then."""
+        return self._result(self._process.stop())
+
+    def error(self) -> LabError:
+        """Why the download failed, in curl's words."""
+        return LabError(f"{self._process.name}: {self._process.log_text().strip() or 'ended before its time'}")
+
+    def _result(self, status: int) -> DownloadResult:
+        text = self._figures.read_text(encoding="utf-8")
+        figures = json.loads(text) if text else {}  # a signal ends curl before it writes them
+        size, intact = self.received, False
+        if size:
+            with self._file.open("rb") as file:
+                intact = hashlib.file_digest(file, "sha256").hexdigest() == self.document.sha256
+            self._file.unlink()
+        return DownloadResult(size, figures.get("time_total", 0.0), status, intact, int(figures.get("local_port", 0)))
+
+
+def _in_url(address: object) -> str:
+    text = str(address)
+    return f"[{text}]" if ":" in text else text

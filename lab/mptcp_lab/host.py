@@ -1,0 +1,64 @@
+"""A host of the lab: a network namespace, and programs that run in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mptcp_lab.process import Process, run
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+class Host:
+    """A host named `name`; its programs keep their files in `directory`."""
+
+    def __init__(self, name: str, namespace: str, directory: Path) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.directory = directory
+        self._processes: list[Process] = []
+        directory.mkdir()
+
+    def run(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end. Raises LabError if it fails and `check` holds."""
+        return run([*self._enter(), *argv], check=check, timeout=timeout)
+
+    def start(self, name: str, *argv: str | Path, output: Path | None = None) -> Process:
+        """Start a program in the background; it logs to `name`.log in the host's directory."""
+        process = Process(name, [*self._enter(), *argv], self.directory / f"{name}.log", output)
+        self._processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        """End all programs that were started, the last one first."""
+        while self._processes:
+            self._processes.pop().stop()
+
+    def ip(self, lines: Iterable[str], family: int | None = None) -> None:
+        """Run ip(8) commands, given without the word `ip`, all in one process. Raises LabError at the first failure.
+
+        `family` is 4 or 6; some commands (`rule`) do not see it from the addresses they are given.
+        """
+        options = [] if family is None else [f"-{family}"]
+        run(["ip", *options, "-netns", self.namespace, "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+    def tc(self, lines: Iterable[str]) -> None:
+        """Run tc(8) commands, given without the word `tc`, all in one process. Raises LabError at the first failure."""
+        run(["tc", "-netns", self.namespace, "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+    def sysctl(self, settings: Mapping[str, str]) -> None:
+        """Set kernel parameters of this namespace, by their path below /proc/sys. Raises LabError if one is refused."""
+        # Not sysctl(8): procps is not part of a minimal Debian.
+        script = 'set -e; while read -r path value; do echo "$value" > "/proc/sys/$path"; done'
+        run([*self._enter(), "sh", "-c", script], stdin="".join(f"{k} {v}\n" for k, v in settings.items()))
+
+    def listens(self, port: int, *, mptcp: bool = False) -> bool:
+        """Whether a program listens on that TCP port; with `mptcp`, whether it accepts MPTCP there."""
+        listeners = self.run("ss", "-Hln", "-M" if mptcp else "-t").stdout.splitlines()
+        return any(line.split()[3].endswith(f":{port}") for line in listeners)
+
+    def _enter(self) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace]

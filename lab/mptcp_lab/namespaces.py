@@ -1,0 +1,84 @@
+"""Network namespaces and work directories that carry their owner's process id in their name.
+
+`mptl-4711-0-ue` belongs to process 4711. Whatever way that process ended, the next lab removes what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.process import run, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PREFIX: Final = "mptl"
+_NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-")
+_NAMESPACES: Final = Path("/run/netns")  # where ip-netns(8) keeps them
+_serial: Final = itertools.count()
+
+
+def new_prefix() -> str:
+    """A prefix for the names of one lab, such as `mptl-4711-0-`."""
+    return f"{_PREFIX}-{os.getpid()}-{next(_serial)}-"
+
+
+def path(namespace: str) -> Path:
+    """The file that setns(2) wants."""
+    return _NAMESPACES / namespace
+
+
+def make_directory(prefix: str) -> Path:
+    """A new directory, readable by the users that Squid and nginx change to."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    directory.chmod(0o755)
+    return directory
+
+
+def remove(prefix: str) -> None:
+    """End all processes in the namespaces of that prefix, delete the namespaces and the directory."""
+    _remove(lambda name: name.startswith(prefix))
+
+
+def remove_stale() -> None:
+    """Remove what labs of processes that no longer exist left behind."""
+
+    def stale(name: str) -> bool:
+        match = _NAME.match(name)
+        return match is not None and not Path("/proc", match[1]).exists()
+
+    _remove(stale)
+
+
+def _remove(wanted: Callable[[str], bool]) -> None:
+    for name in filter(wanted, _entries(_NAMESPACES)):
+        for pid in _pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(partial(_empty, name), f"rid of the processes in {name}")
+        run(["ip", "netns", "delete", name])
+    temporary = Path(tempfile.gettempdir())
+    for name in filter(wanted, _entries(temporary)):
+        if (temporary / name).owner() == "root":
+            shutil.rmtree(temporary / name)
+
+
+def _entries(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
+
+
+def _empty(namespace: str) -> bool:
+    return not _pids(namespace)
+
+
+def _pids(namespace: str) -> list[int]:
+    return [int(pid) for pid in run(["ip", "netns", "pids", namespace]).stdout.split()]

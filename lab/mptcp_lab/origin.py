@@ -1,0 +1,79 @@
+"""The origin server: nginx, serving files of random content whose digests are known."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
+
+_PORT: Final = 80
+_CHUNK: Final = 2**20
+
+_CONFIG: Final = """\
+daemon off;
+error_log stderr;
+pid {directory}/nginx.pid;
+worker_processes 1;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    sendfile on;
+    client_body_temp_path {directory}/body;
+    proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi;
+    scgi_temp_path {directory}/scgi;
+    server {{
+        listen {port};
+        listen [::]:{port};
+        root {documents};
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file of the origin server: its name, its size in bytes, and the SHA-256 of its content in hexadecimal."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A running origin server and its documents."""
+
+    process: Process
+    documents: Path
+
+    def add(self, size: int) -> Document:
+        """A new document of `size` random bytes; random, so that no program on the way can shrink it."""
+        name = f"{size}-{len(list(self.documents.iterdir()))}.bin"
+        digest = hashlib.sha256()
+        with (self.documents / name).open("wb") as file:
+            for start in range(0, size, _CHUNK):
+                chunk = random.randbytes(min(_CHUNK, size - start))  # noqa: S311
+                digest.update(chunk)
+                file.write(chunk)
+        return Document(name, size, digest.hexdigest())
+
+
+def start_origin(host: Host) -> Origin:
+    """Start the origin server, v4 and v6; returns once it listens. Raises LabError if it does not."""
+    documents = host.directory / "documents"
+    documents.mkdir()
+    config = host.directory / "nginx.conf"
+    config.write_text(_CONFIG.format(directory=host.directory, documents=documents, port=_PORT), encoding="ascii")
+    # -e: else nginx complains about the compiled-in log file before it has read the configuration.
+    process = host.start("nginx", "nginx", "-e", "stderr", "-c", config)
+    process.wait_until(lambda: host.listens(_PORT), f"listening on port {_PORT}")
+    return Origin(process, documents)

@@ -1,0 +1,126 @@
+"""Child processes: commands that end by themselves, and programs that run until they are stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.errors import LabError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_POLL_SECONDS: Final = 0.02
+_LOG_LINES: Final = 5
+
+
+def run(
+    argv: Sequence[str | Path], *, stdin: str | None = None, timeout: float = 30.0, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, at most `timeout` seconds. Raises LabError if it fails and `check` holds."""
+    try:
+        # A session of its own: Ctrl-C in the terminal must not reach the commands of our clean-up.
+        result = subprocess.run(
+            argv, input=stdin, timeout=timeout, check=False, capture_output=True, text=True, start_new_session=True
+        )
+    except FileNotFoundError as error:
+        raise LabError(f"{argv[0]}: not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{_text(argv)}: did not end in {timeout:g} s") from error
+    if check and result.returncode != 0:
+        raise LabError(f"{_text(argv)}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
+    return result
+
+
+class Process:
+    """A program in the background. Its stderr goes to the file `log`, its stdout to `output` or to `log` too.
+
+    Its working directory is that of the log: core dumps and the like belong there.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str | Path], log: Path, output: Path | None = None) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as log_file, (output or log).open("ab") as output_file:
+            try:
+                self._popen = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output_file,
+                    stderr=log_file,
+                    cwd=log.parent,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                raise LabError(f"{argv[0]}: not installed") from error
+
+    @property
+    def pid(self) -> int:
+        """The process id; it is not reused before the process has been waited for."""
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while the program runs; minus the signal's number if one ended it."""
+        return self._popen.poll()
+
+    def wait(self, timeout: float) -> int:
+        """Wait up to `timeout` seconds for the end; the exit status. Raises LabError if it does not come."""
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{self.name}: still runs after {timeout:g} s{self._last_lines()}") from error
+
+    def stop(self, timeout: float = 5.0) -> int:
+        """End the program: SIGTERM, and SIGKILL if it has not ended after `timeout` seconds; the exit status."""
+        self._popen.terminate()
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._popen.wait()
+
+    def kill(self) -> None:
+        """End the program with SIGKILL, as a crash would."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def log_text(self) -> str:
+        """All that the program logged so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
+        """Wait up to `timeout` seconds for a condition that this program brings about.
+
+        Raises LabError, with the last lines of the log, if the program ends before or the time is over.
+        """
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.exit_status is not None:
+                raise LabError(f"{self.name}: ended with status {self.exit_status}, not {what}{self._last_lines()}")
+            if time.monotonic() > deadline:
+                raise LabError(f"{self.name}: not {what} after {timeout:g} s{self._last_lines()}")
+            time.sleep(_POLL_SECONDS)
+
+    def _last_lines(self) -> str:
+        lines = self.log_text().splitlines()[-_LOG_LINES:]
+        return f"; its log ends: {_one_line(' | '.join(lines))}" if lines else "; its log is empty"
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
+    """Wait up to `timeout` seconds until the condition holds. Raises LabError, naming `what`, if it does not."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise LabError(f"not {what} after {timeout:g} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _text(argv: Sequence[str | Path]) -> str:
+    return " ".join(map(str, argv))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,189 @@
+"""Our two services and the CLI on the proxy host, started as an operator would: separate programs, files of YAML."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from mptcp_lab.errors import LabError
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET, WIFI
+from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.rpc import RpcClient, RpcError
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
+
+WIFI_FIRST: Final = (
+    AccessNetwork("wifi", (WIFI.v4, WIFI.v6), 1, None, None, Per.CLIENT),
+    AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, Rate(1_000_000), None, Per.CLIENT),
+)
+"""The policy of the headline result: Wi-Fi carries the load, Ethernet 1 Mb/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubflowStatus:
+    """A live subflow as the daemon reports it; `rate` (bits per second) is None while it is neither capped nor limited.
+
+    `join_to_cap` is the time from the SYN that made it so to its mark in the kernel, in seconds.
+    """
+
+    token: str
+    client: str
+    client_port: int
+    network: str
+    backup: bool
+    rule: str | None
+    rate: int | None
+    reason: str
+    join_to_cap: float | None
+
+
+class Services:
+    """`mptcp-sniffer`, `mptcp-throttled` and `mptcp-throttle` on the host `proxy`, with a configuration of their own.
+
+    As a context manager: both services run and are connected inside the block, and have ended after it.
+    """
+
+    def __init__(
+        self,
+        proxy: Host,
+        networks: Sequence[AccessNetwork] = WIFI_FIRST,
+        *,
+        linger: str = "2s",
+        ports: Sequence[int] = (PORT,),
+    ) -> None:
+        self.proxy = proxy
+        self.directory = proxy.directory / "throttle"
+        self.config = self.directory / "mptcp-throttle.yaml"
+        self.sniffer: Process | None = None
+        self.daemon: Process | None = None
+        self._executables = Path(sys.executable).parent
+        (self.directory / "networks.d").mkdir(parents=True)
+        self._write(
+            self.config,
+            {
+                "proxy": {"interface": "eth0", "ports": list(ports)},
+                "daemon": {"linger": linger},
+                "run_directory": str(self.directory / "run"),
+                "state_directory": str(self.directory / "state"),
+                "socket_group": "root",
+                "networks_directory": "networks.d",
+            },
+        )
+        for network in networks:
+            self._write(
+                self.directory / "networks.d" / f"{network.name}.yaml",
+                {
+                    "name": network.name,
+                    "subnets": [str(subnet) for subnet in network.subnets],
+                    "preference": network.preference,
+                    "cap": None if network.cap is None else str(network.cap),
+                    "limit": None if network.limit is None else str(network.limit),
+                    "per": str(network.per),
+                },
+            )
+
+    def __enter__(self) -> Self:
+        self.start_sniffer()
+        self.start_daemon()
+        self.wait_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for process in (self.daemon, self.sniffer):
+            if process is not None:
+                process.stop()
+
+    def start_sniffer(self) -> Process:
+        """Start `mptcp-sniffer`."""
+        self.sniffer = self._start("mptcp-sniffer")
+        return self.sniffer
+
+    def start_daemon(self) -> Process:
+        """Start `mptcp-throttled`."""
+        self.daemon = self._start("mptcp-throttled")
+        return self.daemon
+
+    def wait_ready(self, timeout: float = 15.0) -> None:
+        """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""
+        if self.daemon is None or self.sniffer is None:
+            raise LabError("mptcp-sniffer and mptcp-throttled: not started")
+        self.sniffer.wait_until(lambda: self._answers("sniffer.sock"), "answering", timeout)
+        self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
+
+    @property
+    def exit_statuses(self) -> tuple[int | None, int | None]:
+        """Of the sniffer and the daemon; None while it runs or if it was not started."""
+        return (
+            None if self.sniffer is None else self.sniffer.exit_status,
+            None if self.daemon is None else self.daemon.exit_status,
+        )
+
+    def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `mptcp-throttle` with the configuration. Raises LabError if it fails and `check` holds."""
+        return self.proxy.run(self._executables / "mptcp-throttle", "--config", self.config, *arguments, check=check)
+
+    def cli_json(self, *arguments: str) -> Any:  # noqa: ANN401
+        """What `mptcp-throttle ... --json` printed."""
+        return json.loads(self.cli(*arguments, "--json").stdout)
+
+    def status(self) -> Any:  # noqa: ANN401
+        """The daemon's status, over its socket: too often wanted for a start of the CLI each time."""
+        return self._call("daemon.sock", "status")
+
+    def subflows(self) -> tuple[SubflowStatus, ...]:
+        """Every live subflow the daemon knows, over its socket."""
+        connections = self._call("daemon.sock", "connections")["connections"]
+        return tuple(
+            SubflowStatus(
+                token=connection["token"],
+                client=subflow["client"],
+                client_port=subflow["client_port"],
+                network=subflow["network"],
+                backup=subflow["backup"],
+                rule=subflow["rule"],
+                rate=subflow["rate_bps"],
+                reason=subflow["reason"],
+                join_to_cap=None if subflow["join_to_cap_ms"] is None else subflow["join_to_cap_ms"] / 1000,
+            )
+            for connection in connections
+            for subflow in connection["subflows"]
+        )
+
+    def _connected(self) -> bool:
+        with contextlib.suppress(RpcError):
+            return bool(self.status()["sniffer"]["connected"])
+        return False
+
+    def _answers(self, socket: str) -> bool:
+        with contextlib.suppress(RpcError):
+            self._call(socket, "status")
+            return True
+        return False
+
+    def _call(self, socket: str, method: str) -> Any:  # noqa: ANN401
+        # A Unix socket is a file: the namespace of the network does not matter.
+        return RpcClient(self.directory / "run" / socket).call(method)
+
+    def _start(self, name: str) -> Process:
+        return self.proxy.start(name, self._executables / name, "--config", self.config)
+
+    @staticmethod
+    def _write(path: Path, data: dict[str, Any]) -> None:
+        path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")

@@ -1,0 +1,43 @@
+"""Squid as an MPTCP proxy: it accepts MPTCP from clients and speaks plain TCP to origin servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
+
+PORT: Final = 8080
+
+_CONFIG: Final = """\
+http_port {port}
+http_access allow all
+cache deny all
+cache_mem 8 MB
+access_log none
+cache_log /dev/null
+cache_store_log none
+pid_filename {directory}/squid.pid
+coredump_dir none
+visible_hostname proxy
+# Addresses only: nothing here may wait for a name server.
+dns_nameservers 127.0.0.1
+hosts_file none
+pinger_enable off
+netdb_filename none
+# Squid allocates a table entry for every descriptor it may open, and containers often allow a milliard.
+max_filedescriptors 4096
+shutdown_lifetime 0 seconds
+"""
+
+
+def start_squid(host: Host, *, mptcp: bool = True, port: int = PORT) -> Process:
+    """Start Squid on `port`, v4 and v6; returns once it listens. Raises LabError if it does not."""
+    config = host.directory / "squid.conf"
+    config.write_text(_CONFIG.format(port=port, directory=host.directory), encoding="ascii")
+    # Without -N the worker loses mptcpize's LD_PRELOAD and listens on plain TCP. -d1 copies errors to stderr.
+    squid = ("squid", "-N", "-d1", "-f", config)
+    process = host.start("squid", *(("mptcpize", "run") if mptcp else ()), *squid)
+    process.wait_until(lambda: host.listens(port, mptcp=mptcp), f"listening on port {port}")
+    return process
