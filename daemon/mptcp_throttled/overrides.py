@@ -59,17 +59,18 @@ class OverrideStore:
         self._networks = networks
         self._overrides = self._load()
 
-    def __iter__(self) -> Iterable[Override]:
-        return iter(self._overrides)
-
     def current(self, now: float) -> tuple[Override, ...]:
         """Those in force at `now` (seconds since the epoch); expired ones are forgotten."""
         kept = tuple(o for o in self._overrides if o.expires_at is None or o.expires_at > now)
         for expired in set(self._overrides) - set(kept):
             _log.info("override of %s %s expired", expired.network, expired.rule)
         if kept != self._overrides:
-            self._store(kept)
-        return self._overrides
+            self._overrides = kept
+            try:
+                self._write(kept)
+            except UserError as error:
+                _log.error("%s", error)
+        return kept
 
     def set(self, override: Override) -> None:
         """Put an override in force in place of an earlier one. Raises UserError with what is allowed."""
@@ -98,12 +99,15 @@ class OverrideStore:
             raise UserError(f"{network.name}: cap {then.cap} would be more than limit {then.limit}; allowed: up to it")
 
     def _store(self, overrides: tuple[Override, ...]) -> None:
+        self._write(overrides)
+        self._overrides = overrides
+
+    def _write(self, overrides: tuple[Override, ...]) -> None:
         document = {"version": _FORMAT_VERSION, "overrides": [encode_override(o) for o in overrides]}
         try:
             write_atomically(self._path, json.dumps(document))
         except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}; nothing changed") from error
-        self._overrides = overrides
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     def _load(self) -> tuple[Override, ...]:
         try:

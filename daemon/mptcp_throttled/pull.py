@@ -42,6 +42,7 @@ class Puller(threading.Thread):
         self._client = RpcClient(sniffer_socket, _CALL_SECONDS)
         self._deliver = deliver
         self._stopping = threading.Event()
+        self._problem: str | None = None
 
     def stop(self) -> None:
         """Stop, at the latest when the current call ends."""
@@ -51,20 +52,18 @@ class Puller(threading.Thread):
 
     def run(self) -> None:
         """Follow the table."""
-        problem: str | None = None
         while not self._stopping.is_set():
             try:
                 self._follow()
-            except (RpcError, ValueError, KeyError, TypeError) as error:
-                if str(error) != problem and not self._stopping.is_set():
-                    problem = str(error)
-                    self._deliver(TableView(problem=problem))
-            else:
-                problem = None
-            self._stopping.wait(_RETRY_SECONDS)
+            except (RpcError, ValueError, KeyError, TypeError, AttributeError) as error:
+                if str(error) != self._problem and not self._stopping.is_set():
+                    self._problem = str(error)
+                    self._deliver(TableView(problem=self._problem))
+                self._stopping.wait(_RETRY_SECONDS)
 
     def _follow(self) -> None:
         view = _decode_snapshot(self._client.call("snapshot"))
+        self._problem = None
         self._deliver(view)
         while not self._stopping.is_set():
             answer = self._client.call("changes", view.epoch, view.revision, _POLL_SECONDS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
@@ -22,6 +24,8 @@ _PACKET_STATISTICS: Final = 6
 _SO_RCVBUFFORCE: Final = 33
 _TPACKET_STATS: Final = Struct("II")
 _MAX_FRAME_BYTES: Final = 65535
+
+_log = logging.getLogger("mptcp-sniffer")
 
 _PARSERS: Final[dict[object, Callable[[bytes], Segment | None]]] = {Ether: parse_ethernet, IP: parse_ip}
 
@@ -66,8 +70,15 @@ class Capture:
         try:
             self._socket.ins.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)
         except PermissionError:
-            # Without CAP_NET_ADMIN net.core.rmem_max bounds the buffer.
             self._socket.ins.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        # The kernel doubles what is asked for, to account for its own overhead (socket(7)).
+        granted = self._socket.ins.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
+        if granted < buffer_bytes:
+            _log.warning(
+                "capture buffer is %d bytes instead of %d: raise net.core.rmem_max, or grant CAP_NET_ADMIN",
+                granted,
+                buffer_bytes,
+            )
 
     def next_frame(self) -> CapturedFrame | None:
         """The next frame; None if none came in `poll_seconds`. Raises CaptureLost."""
@@ -81,9 +92,10 @@ class Capture:
 
     def dropped(self) -> int:
         """Frames the kernel dropped since the capture began because the buffer was full."""
-        statistics = self._socket.ins.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _TPACKET_STATS.size)
-        # Reading resets the kernel's counters.
-        self._dropped += _TPACKET_STATS.unpack(statistics)[1]
+        with suppress(OSError):  # the capture may have been closed meanwhile
+            statistics = self._socket.ins.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _TPACKET_STATS.size)
+            # Reading resets the kernel's counters.
+            self._dropped += _TPACKET_STATS.unpack(statistics)[1]
         return self._dropped
 
     def __enter__(self) -> Self:

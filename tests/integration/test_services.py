@@ -13,7 +13,9 @@ from bench import EXECUTABLES, Bench, eventually
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 
+from mptcp_lab.origin import start_origin
 from mptcp_lab.services import Services
+from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import Lab, Topology, build
 from mptcp_throttle.rpc import RpcClient
 
@@ -56,6 +58,23 @@ def test_each_service_survives_the_others_restart(work: Bench) -> None:
     eventually(lambda: len(work.capped()) == 1, "the table is pulled again and its caps are in force", within=2)
     for download in (first, second):
         download.stop()
+
+
+def test_a_sniffer_that_stops_in_order_lifts_all_caps_too(lab: Lab) -> None:
+    start_squid(lab.proxy)
+    services = Services(lab.proxy)
+    # The daemon first: it meets the same missing socket before the sniffer has started and after it has stopped.
+    services.start_daemon()
+    time.sleep(2)
+    sniffer = services.start_sniffer()
+    services.wait_ready()
+    work = Bench(lab, start_origin(lab.origin), services)
+    download = work.download()
+    work.wait_capped()
+    sniffer.stop()
+    eventually(lambda: not work.rules(), "caps lifted without a sniffer", within=1.5)
+    download.stop()
+    services.__exit__(None, None, None)
 
 
 def test_a_daemon_that_lags_behind_the_history_resynchronises(work: Bench) -> None:

@@ -63,6 +63,16 @@ def test_an_unusable_file_means_no_override(tmp_path: Path, text: str) -> None:
     assert store(tmp_path).current(0) == ()
 
 
+def test_an_override_ends_in_time_even_if_that_cannot_be_written(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    overrides = store(directory)
+    overrides.set(cap("ethernet", FIVE, expires_at=100.0))
+    (directory / "overrides.json").unlink()
+    directory.rmdir()
+    assert overrides.current(100.0) == ()
+
+
 def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
     overrides = OverrideStore(tmp_path / "missing" / "overrides.json", NETWORKS)
     with pytest.raises(UserError, match="cannot be written"):

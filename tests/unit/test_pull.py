@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tables import connection, subflow
+
+from mptcp_throttle.model import format_token
+from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttle.wire import encode_connection
+from mptcp_throttled.pull import Puller, TableView
+
+ONE, TWO = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"))
+SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)]}
+
+
+def gone() -> Json:
+    raise RpcError("no service answers")
+
+
+def changes(revision: int, **connections: Json) -> Json:
+    items = [{"token": token.removeprefix("t"), "connection": data} for token, data in connections.items()]
+    return {"epoch": "e", "revision": revision, "changes": items}
+
+
+def delivered(
+    answers: list[Json | Callable[[], Json]], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> list[TableView]:
+    """What a puller delivers when the sniffer gives these answers, one for each call, and then none."""
+    views: list[TableView] = []
+    enough = threading.Event()
+
+    def deliver(view: TableView) -> None:
+        views.append(view)
+        if len(views) == expected:
+            enough.set()
+
+    puller = Puller(Path("/nonexistent/sniffer.sock"), deliver)
+    calls = iter(answers)
+
+    def call(*_: object) -> Json:
+        answer = next(calls, gone)
+        return answer() if callable(answer) else answer
+
+    monkeypatch.setattr(puller._client, "call", call)
+    puller.start()
+    assert enough.wait(10)
+    puller.stop()
+    return views
+
+
+def test_a_table_is_the_snapshot_and_what_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Json | Callable[[], Json]] = [
+        SNAPSHOT,
+        changes(5),
+        changes(7, **{f"t{format_token(TWO.token)}": encode_connection(TWO), f"t{format_token(ONE.token)}": None}),
+    ]
+    views = delivered(answers, 2, monkeypatch)
+    assert [(view.revision, dict(view.connections)) for view in views[:2]] == [
+        (5, {ONE.token: ONE}),
+        (7, {TWO.token: TWO}),
+    ]
+
+
+def test_a_reader_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = {"epoch": "f", "revision": 1, "connections": []}
+    views = delivered([SNAPSHOT, {"resync": True}, later], 2, monkeypatch)
+    assert [(view.epoch, len(view.connections)) for view in views[:2]] == [("e", 1), ("f", 0)]
+
+
+def test_a_sniffer_that_goes_empties_the_table_each_time_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = delivered([gone, SNAPSHOT, gone, gone, SNAPSHOT, gone], 5, monkeypatch)
+    assert [bool(view.connections) for view in views[:5]] == [False, True, False, True, False]
+    assert views[0].problem == "no service answers"
+
+
+@pytest.mark.parametrize(
+    "answer", [{"nonsense": 1}, {"epoch": "e", "revision": 6, "changes": [{"token": "xyz"}]}, None]
+)
+def test_an_answer_that_makes_no_sense_empties_the_table(answer: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = delivered([SNAPSHOT, answer], 2, monkeypatch)
+    assert [bool(view.connections) for view in views[:2]] == [True, False]
