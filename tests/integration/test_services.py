@@ -13,6 +13,7 @@ from bench import EXECUTABLES, Bench, eventually
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 
+from mptcp_lab.kernel_state import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
@@ -125,6 +126,16 @@ def test_a_missing_capability_is_one_line(lab: Lab, name: str, capability: str) 
     status, error = run_service(lab, name, Services(lab.proxy).config, prefix=without)
     assert status == os.EX_NOPERM
     assert error == f"missing capability: {capability}; run as root or grant it in the unit"
+
+
+def test_a_kernel_feature_is_looked_for_without_changing_anything(lab: Lab) -> None:
+    probe = (
+        "from mptcp_throttled.kernel.netlink import TrafficControl\n"
+        "print([TrafficControl('eth0').knows_qdisc(kind) for kind in ('htb', 'no_such_kind')])"
+    )
+    before = kernel_state(lab.proxy)
+    assert lab.proxy.run(EXECUTABLES / "python", "-c", probe).stdout == "[True, False]\n"
+    assert kernel_state(lab.proxy) == before
 
 
 @pytest.mark.parametrize("name", ["mptcp-sniffer", "mptcp-throttled"])

@@ -21,7 +21,7 @@ def test_capping_one_subflow() -> None:
         " '6,32 0 0 4294963220,84 0 0 4294901760,116 0 0 16,21 1 0 0,68 0 0 1297088512,22 0 0 0'",
         "tc class add dev eth0 parent 4d50: classid 4d50:2 htb"
         " rate 1mbit ceil 1mbit burst 3028 cburst 3028 quantum 12500",
-        "tc qdisc add dev eth0 parent 4d50:2 pfifo limit 10",
+        "tc qdisc add dev eth0 parent 4d50:2 pfifo limit 1000",
         "iptables-legacy -t mangle -N MPTCP-THROTTLE  # unless it exists",
         "iptables-legacy -t mangle -A POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
         "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.2 -p tcp -m tcp"

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 HANDLE: Final = 0x4D50_0000
 """`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""
 
-LEAF_PACKETS: Final = 10
-"""A cap is not a place to store data. TCP small queues keep one flow at about two packets; ten leave room for the
-flows that share a class. A limit in bytes would have to exceed 64 KiB, the size of one GSO packet."""
+LEAF_PACKETS: Final = 1000
+"""The kernel's own default (DEFAULT_TX_QUEUE_LEN). Senders limit themselves (congestion window, TCP small queues). A
+short leaf only drops, and a sender whose packet is dropped before it has left waits for a timer instead of an ACK."""
 
 _BURST_SECONDS: Final = 0.01
 _MIN_BURST_BYTES: Final = 3028  # two full Ethernet frames
