@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
 from scapy.arch.linux import L2ListenSocket
-from scapy.error import Scapy_Exception
-from scapy.layers.inet import IP
-from scapy.layers.l2 import Ether
+from scapy.error import Scapy_Exception, log_runtime
 
+from mptcp_sniffer.packet_filter import SNAP_BYTES, Instruction, Link, encode, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
 from mptcp_throttle.errors import UserError
 
-# include/uapi/linux/if_packet.h and asm-generic/socket.h; the socket module names neither.
+# include/uapi/linux/if_packet.h, if_ether.h, filter.h and asm-generic/socket.h; the socket module names none of these.
 _SOL_PACKET: Final = 263
+_ETH_P_ALL: Final = 3
+_SO_ATTACH_FILTER: Final = 26
+_SOCK_FPROG: Final = Struct("HP")
 _PACKET_STATISTICS: Final = 6
 _SO_RCVBUFFORCE: Final = 33
 _TPACKET_STATS: Final = Struct("II")
-_MAX_FRAME_BYTES: Final = 65535
 
 _log = logging.getLogger("mptcp-sniffer")
+# It guesses the link type from the protocol, and warns that it cannot; we ask the interface.
+log_runtime.setLevel(logging.ERROR)
 
-_PARSERS: Final[dict[object, Callable[[bytes], Segment | None]]] = {Ether: parse_ethernet, IP: parse_ip}
+# include/uapi/linux/if_arp.h: ARPHRD_ETHER, ARPHRD_LOOPBACK; ARPHRD_NONE (tun, WireGuard), ARPHRD_PPP, ARPHRD_RAWIP.
+_LINKS: Final = {
+    **dict.fromkeys((1, 772), Link.ETHERNET),
+    **dict.fromkeys((0xFFFE, 512, 519), Link.RAW_IP),
+}
+_PARSERS: Final = {Link.ETHERNET: parse_ethernet, Link.RAW_IP: parse_ip}
 
 
 class CapturedFrame(NamedTuple):
@@ -41,30 +50,51 @@ class CaptureLost(Exception):
     """The interface went down or away; what happened meanwhile is unknown."""
 
 
+def attach_filter(sock: socket.socket, program: Sequence[Instruction]) -> None:
+    """Let only what `program` passes into `sock`, from the next frame on. Raises OSError."""
+    instructions = ctypes.create_string_buffer(encode(program))
+    fprog = _SOCK_FPROG.pack(len(program), ctypes.addressof(instructions))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
+
+
 class Capture:
-    """Captures on `interface` what passes `packet_filter` (pcap-filter(7)).
+    """Captures on `interface` what `signalling_filter` passes for `ports`.
 
     `parse` turns a captured frame into a segment, according to the interface's link type. Raises UserError if the
     capture cannot be opened; needs CAP_NET_RAW.
     """
 
-    def __init__(self, interface: str, packet_filter: str, buffer_bytes: int, poll_seconds: float) -> None:
+    def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int, poll_seconds: float) -> None:
         try:
-            self._socket = L2ListenSocket(iface=interface, filter=packet_filter, promisc=False)
+            # Of protocol 0, a packet socket receives nothing (packet(7)): no frame comes before the filter is there.
+            self._socket = L2ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
+            with ExitStack() as on_failure:
+                on_failure.callback(self._socket.close)
+                self._set_buffer(buffer_bytes)
+                self._socket.ins.settimeout(poll_seconds)
+                self.parse = self._start(interface, ports)
+                on_failure.pop_all()
         except PermissionError as error:
             raise UserError(
                 "missing capability: CAP_NET_RAW; run as root or grant it in the unit", os.EX_NOPERM
             ) from error
         except (OSError, Scapy_Exception, ValueError) as error:
             raise UserError(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
-        parser = _PARSERS.get(self._socket.LL)
-        if parser is None:
-            self._socket.close()
-            raise UserError(f"{interface}: link type {self._socket.LL.__name__} is not supported", os.EX_UNAVAILABLE)
-        self.parse = parser
         self._dropped = 0
-        self._set_buffer(buffer_bytes)
-        self._socket.ins.settimeout(poll_seconds)
+
+    def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
+        """Let frames in, filtered according to the link type; returns their parser."""
+        hardware_type = self._socket.ins.getsockname()[3]
+        link = _LINKS.get(hardware_type)
+        if link is None:
+            raise UserError(f"{interface}: link type {hardware_type} is not supported", os.EX_UNAVAILABLE)
+        attach_filter(self._socket.ins, signalling_filter(ports, link=link))
+        self._socket.ins.bind((interface, _ETH_P_ALL))
+        # bind() succeeds on an interface that is down, and leaves the error to be found.
+        pending = self._socket.ins.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if pending:
+            raise OSError(pending, os.strerror(pending))
+        return _PARSERS[link]
 
     def _set_buffer(self, buffer_bytes: int) -> None:
         try:
@@ -83,7 +113,7 @@ class Capture:
     def next_frame(self) -> CapturedFrame | None:
         """The next frame; None if none came in `poll_seconds`. Raises CaptureLost."""
         try:
-            _, data, at = self._socket.recv_raw(_MAX_FRAME_BYTES)
+            _, data, at = self._socket.recv_raw(SNAP_BYTES)
         except TimeoutError:
             return None
         except OSError as error:
