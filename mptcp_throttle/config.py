@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_network
 from itertools import combinations
 from pathlib import Path
@@ -18,13 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from pydantic_core import ErrorDetails
 
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork, Network, Per
+from mptcp_throttle.model import AccessNetwork, Network, Per, Trust
 from mptcp_throttle.units import Rate, parse_duration, parse_size
 from mptcp_throttle.yaml_file import YamlFile, dotted, read_yaml
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
 _T = TypeVar("_T")
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def _parsed_by(parse: Callable[[str], _T], *, at_least: _T | None = None) -> PlainValidator:
@@ -44,11 +46,14 @@ def _subnet(text: str) -> Network:
         raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
 
 
-def _per(text: str) -> Per:
-    try:
-        return Per(text)
-    except ValueError as error:
-        raise ValueError(f"allowed: {', '.join(Per)}") from error
+def _one_of(choices: type[_Choice]) -> PlainValidator:
+    def parse(text: str) -> _Choice:
+        try:
+            return choices(text)
+        except ValueError as error:
+            raise ValueError(f"allowed: {', '.join(choices)}") from error
+
+    return _parsed_by(parse)
 
 
 def _mark_mask(text: str) -> int:
@@ -81,7 +86,16 @@ class ProxySection(_Section):
 
 
 class SnifferSection(_Section):
-    """Bounds of the sniffer: entries in its tables, changes in its history, bytes of capture buffer."""
+    """What the sniffer believes, and its bounds: entries in its tables, changes in its history, bytes of buffer.
+
+    `audit_interval` and `idle_expiry` are in seconds.
+    """
+
+    trust: Annotated[Trust, _one_of(Trust)] = Trust.HANDSHAKE
+    kernel_view: bool = True
+    kernel_events: bool = False
+    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least=0.5)] = 10.0
+    idle_expiry: Annotated[float, _parsed_by(parse_duration, at_least=1)] = 86400.0
 
     max_connections: int = Field(default=65536, ge=1, le=10**7)
     max_half_open: int = Field(default=16384, ge=1, le=10**7)
@@ -114,7 +128,7 @@ class _NetworkFile(_Section):
     preference: int = Field(ge=1, le=1000)
     cap: RateText | None = None
     limit: RateText | None = None
-    per: Annotated[Per, _parsed_by(_per)] = Per.CLIENT
+    per: Annotated[Per, _one_of(Per)] = Per.CLIENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ The statuses are those of <sysexits.h>, which systemd prints by name:
 | 0 | OK | done |
 | 1 | FAILURE | the service refused the request, or the kernel an operation |
 | 2 | | wrong command line |
+| 65 | DATAERR | a capture is of a kind that cannot be read |
+| 66 | NOINPUT | a capture cannot be read |
 | 69 | UNAVAILABLE | the service does not answer, or the interface does not exist |
 | 71 | OSERR | a kernel feature is missing |
 | 75 | TEMPFAIL | another instance is running |

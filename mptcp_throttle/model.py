@@ -51,13 +51,15 @@ class FourTuple:
 class Subflow:
     """A live subflow.
 
-    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch. `backup` is the B bit of the
-    client's MP_JOIN (RFC 8684, section 3.2): "use me only when nothing else works"; MP_CAPABLE has no such bit.
+    `address_id` is the client's. `backup` says "use me only when nothing else works" (RFC 8684, section 3.2):
+    `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), which MP_PRIO changes later.
+    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch.
     """
 
     ends: FourTuple
     address_id: int
     backup: bool
+    backup_at_join: bool
     opened_at: float
 
 
@@ -68,6 +70,13 @@ class Connection:
     token: Token
     version: int
     subflows: tuple[Subflow, ...]
+
+
+class Trust(StrEnum):
+    """What the sniffer takes for a subflow: a handshake that was proved, or any that names the token."""
+
+    HANDSHAKE = "handshake"
+    TOKEN = "token"  # noqa: S105
 
 
 class Per(StrEnum):

@@ -63,11 +63,16 @@ def single_instance(run_directory: Path, name: str) -> Iterator[None]:
         yield
 
 
-def require_capabilities(**bits: int) -> None:
-    """Raise UserError naming the capabilities (linux/capability.h numbers) this process lacks."""
+def missing_capabilities(**bits: int) -> list[str]:
+    """Which of the capabilities (linux/capability.h numbers) this process lacks."""
     with open("/proc/self/status", encoding="ascii") as status:
         effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-    missing = [name for name, bit in bits.items() if not effective >> bit & 1]
+    return [name for name, bit in bits.items() if not effective >> bit & 1]
+
+
+def require_capabilities(**bits: int) -> None:
+    """Raise UserError naming the capabilities (linux/capability.h numbers) this process lacks."""
+    missing = missing_capabilities(**bits)
     if missing:
         raise UserError(f"missing capability: {', '.join(missing)}; run as root or grant it in the unit", os.EX_NOPERM)
 

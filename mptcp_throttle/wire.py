@@ -1,7 +1,7 @@
 """How connections travel over JSON-RPC: plain objects, decoded once into the frozen model.
 
 `{"token": "1a2b3c4d", "version": 1, "subflows": [{"client": "10.1.0.2", "client_port": 40000, "proxy": "10.3.0.2",
-"proxy_port": 8080, "address_id": 0, "backup": false, "opened_at": 1700000000.25}]}`
+"proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 1700000000.25}]}`
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def encode_subflow(subflow: Subflow) -> dict[str, Json]:
         "proxy_port": subflow.ends.proxy.port,
         "address_id": subflow.address_id,
         "backup": subflow.backup,
+        "backup_at_join": subflow.backup_at_join,
         "opened_at": subflow.opened_at,
     }
 
@@ -53,4 +54,10 @@ def _decode_subflow(data: Json) -> Subflow:
         Endpoint(ip_address(data["client"]), int(data["client_port"])),
         Endpoint(ip_address(data["proxy"]), int(data["proxy_port"])),
     )
-    return Subflow(ends, int(data["address_id"]), bool(data["backup"]), float(data["opened_at"]))
+    return Subflow(
+        ends,
+        int(data["address_id"]),
+        bool(data["backup"]),
+        bool(data["backup_at_join"]),
+        float(data["opened_at"]),
+    )

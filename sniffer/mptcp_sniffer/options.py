@@ -1,27 +1,34 @@
-"""MPTCP options of the opening segments: MP_CAPABLE and MP_JOIN in SYN and SYN/ACK.
+"""MPTCP options: RFC 8684 (version 1) and RFC 6824 (version 0), from raw bytes to typed values.
 
-RFC 8684 (version 1) and RFC 6824 (version 0). Lengths are those of the RFCs and of Linux
-(net/mptcp/protocol.h, TCPOLEN_MPTCP_*); anything else is malformed.
+The hot path of the sniffer; `scapy_layers` describes the same options for building and display. Lengths are those of
+the RFCs and of Linux (net/mptcp/protocol.h, TCPOLEN_MPTCP_*). As in Linux (net/mptcp/options.c), a malformed MPTCP
+option spoils only itself, while a TCP option that contradicts the header's length ends the walk.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mptcp_sniffer.segment import Malformed
+from mptcp_sniffer.segment import Flag, Malformed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+KIND: Final = 30
+"""The TCP option kind assigned to MPTCP (RFC 8684, section 8.1)."""
 
 _KIND_END: Final = 0
 _KIND_NOP: Final = 1
-_KIND_MPTCP: Final = 30
-"""Assigned by IANA to MPTCP (RFC 8684, section 8.1)."""
 
 _SUPPORTED_VERSIONS: Final = frozenset({0, 1})
-_KEY_BYTES: Final = 8
-_BACKUP_FLAG: Final = 0x01
+_EXTENSIBILITY: Final = 0x40  # flag B
+_CRYPTO_HMAC: Final = 0x01  # flag H: SHA-1 in version 0, SHA-256 in version 1
+_BACKUP: Final = 0x01
+_ECHO: Final = 0x01
+_HMAC_BYTES: Final = 8
+_MAX_REMOVED_ADDRESSES: Final = 8  # net/mptcp/protocol.h, MPTCP_RM_IDS_MAX
 
 
 class Subtype(IntEnum):
@@ -29,13 +36,21 @@ class Subtype(IntEnum):
 
     MP_CAPABLE = 0x0
     MP_JOIN = 0x1
+    DSS = 0x2
+    ADD_ADDR = 0x3
+    REMOVE_ADDR = 0x4
+    MP_PRIO = 0x5
+    MP_FAIL = 0x6
+    MP_FASTCLOSE = 0x7
+    MP_TCPRST = 0x8
 
 
 class MpCapable(NamedTuple):
-    """MP_CAPABLE: opens a connection. `key` is the sender's, None where the version does not send it."""
+    """MP_CAPABLE opens a connection; the keys are None where the version and segment do not carry them."""
 
     version: int
-    key: bytes | None
+    sender_key: bytes | None
+    receiver_key: bytes | None
 
 
 class MpJoinSyn(NamedTuple):
@@ -44,36 +59,97 @@ class MpJoinSyn(NamedTuple):
     backup: bool
     address_id: int
     token: int
+    nonce: bytes
 
 
 class MpJoinSynAck(NamedTuple):
-    """MP_JOIN of a SYN/ACK: the proxy knew the token."""
+    """MP_JOIN of a SYN/ACK: the proxy knows the token, and proves it with the leftmost 8 bytes of its HMAC."""
 
     backup: bool
     address_id: int
+    hmac: bytes
+    nonce: bytes
 
 
-Handshake = MpCapable | MpJoinSyn | MpJoinSynAck
+class MpJoinAck(NamedTuple):
+    """MP_JOIN of the third ACK: the client's proof, the leftmost 20 bytes of its HMAC."""
+
+    hmac: bytes
 
 
-def decode_handshake(options: bytes, *, ack: bool) -> Handshake | None:
-    """The MPTCP handshake option of a SYN (`ack` false) or SYN/ACK; None if there is none that we know.
+class AddAddr(NamedTuple):
+    """ADD_ADDR offers an address to the peer, or confirms (`echo`) such an offer."""
 
-    `options` are the TCP options as raw bytes; the option is found wherever it stands. Raises Malformed for
-    wrong lengths and for a segment with several handshake options, which Linux ignores too (net/mptcp/subflow.c).
-    """
-    found = [
-        _decode_capable(body, ack=ack) if body[0] >> 4 == Subtype.MP_CAPABLE else _decode_join(body, ack=ack)
-        for body in mptcp_options(options)
-        if body[0] >> 4 in (Subtype.MP_CAPABLE, Subtype.MP_JOIN)
-    ]
-    if len(found) > 1:
-        raise Malformed("several MPTCP handshake options in one segment")
-    return found[0] if found else None
+    address_id: int
+    address: IPv4Address | IPv6Address
+    port: int | None
+    echo: bool
+
+
+class RemoveAddr(NamedTuple):
+    """REMOVE_ADDR: the sender has lost the addresses with these ids."""
+
+    address_ids: tuple[int, ...]
+
+
+class MpPrio(NamedTuple):
+    """MP_PRIO changes the backup flag of the subflow it travels on, or (version 0) of the sender's address id."""
+
+    backup: bool
+    address_id: int | None
+
+
+class MpFail(NamedTuple):
+    """MP_FAIL: a checksum failed at this data sequence number; a lone subflow falls back to TCP."""
+
+    data_sequence: int
+
+
+class MpFastclose(NamedTuple):
+    """MP_FASTCLOSE ends the connection at once; `receiver_key` proves that the sender knows it."""
+
+    receiver_key: bytes
+
+
+class MpTcpRst(NamedTuple):
+    """MP_TCPRST: why a subflow is reset (RFC 8684, section 3.6)."""
+
+    transient: bool
+    reason: int
+
+
+Option = (
+    MpCapable | MpJoinSyn | MpJoinSynAck | MpJoinAck | AddAddr | RemoveAddr | MpPrio | MpFail | MpFastclose | MpTcpRst
+)
+
+
+class Decoded(NamedTuple):
+    """The MPTCP options of a segment in their order, without DSS and unknown ones, and how many were malformed."""
+
+    options: tuple[Option, ...]
+    malformed: int
+
+
+def decode(options: bytes, flags: int) -> Decoded:
+    """The MPTCP options among the raw TCP `options` of a segment with these TCP flags. Never raises."""
+    found: list[Option] = []
+    malformed = 0
+    try:
+        for body in mptcp_options(options):
+            try:
+                option = _decode_body(body, flags)
+            except Malformed:
+                malformed += 1
+                continue
+            if option is not None:
+                found.append(option)
+    except Malformed:
+        malformed += 1
+    return Decoded(tuple(found), malformed)
 
 
 def mptcp_options(options: bytes) -> Iterator[bytes]:
-    """The bodies (after kind and length, never empty) of all options of kind 30. Raises Malformed."""
+    """The bodies (after kind and length) of all options of kind 30. Raises Malformed."""
     offset = 0
     while offset < len(options) and options[offset] != _KIND_END:
         if options[offset] == _KIND_NOP:
@@ -82,29 +158,98 @@ def mptcp_options(options: bytes) -> Iterator[bytes]:
         length = options[offset + 1] if offset + 1 < len(options) else 0
         if length < 2 or offset + length > len(options):
             raise Malformed(f"TCP option of length {length} with {len(options) - offset} bytes left")
-        if options[offset] == _KIND_MPTCP:
-            if length == 2:
-                raise Malformed("MPTCP option without a subtype")
+        if options[offset] == KIND:
             yield options[offset + 2 : offset + length]
         offset += length
 
 
-def _decode_capable(body: bytes, *, ack: bool) -> MpCapable | None:
+def _decode_body(body: bytes, flags: int) -> Option | None:
+    if not body:
+        raise Malformed("MPTCP option without a subtype")
+    decoder = _DECODERS.get(body[0] >> 4)
+    return None if decoder is None else decoder(body, flags)
+
+
+def _require(body: bytes, *lengths: int) -> None:
+    if len(body) not in lengths:
+        raise Malformed(f"MPTCP option of subtype {body[0] >> 4} with {len(body) + 2} bytes")
+
+
+def _capable(body: bytes, flags: int) -> MpCapable | None:
     version = body[0] & 0x0F
     if version not in _SUPPORTED_VERSIONS:
         return None
-    # Version 1 moved the client's key from the SYN to the third ACK (RFC 8684, section 3.1).
-    has_key = ack or version == 0
-    if len(body) != (2 + _KEY_BYTES if has_key else 2):
-        raise Malformed(f"MP_CAPABLE of {len(body) + 2} bytes")
-    return MpCapable(version, body[2:] if has_key else None)
+    if not flags & Flag.SYN:
+        # Version 1 may add the length of the data it travels with, and then a checksum (RFC 8684, section 3.1).
+        _require(body, 18, 20, 22) if version else _require(body, 18)
+    elif flags & Flag.ACK or version == 0:
+        _require(body, 10)
+    else:
+        # Version 1 moved the client's key from the SYN to the third ACK.
+        _require(body, 2)
+    if body[1] & _EXTENSIBILITY or not body[1] & _CRYPTO_HMAC:
+        return None  # to be ignored, by the same section: what else it says, and the hash for tokens, are not known
+    return MpCapable(version, body[2:10] or None, body[10:18] or None)
 
 
-def _decode_join(body: bytes, *, ack: bool) -> MpJoinSyn | MpJoinSynAck:
-    backup, address_id = bool(body[0] & _BACKUP_FLAG), body[1] if len(body) > 1 else 0
-    # flags, address ID, then token and nonce (SYN), or truncated HMAC and nonce (SYN/ACK).
-    if len(body) != (14 if ack else 10):
-        raise Malformed(f"MP_JOIN of {len(body) + 2} bytes")
-    if ack:
-        return MpJoinSynAck(backup, address_id)
-    return MpJoinSyn(backup, address_id, int.from_bytes(body[2:6]))
+def _join(body: bytes, flags: int) -> MpJoinSyn | MpJoinSynAck | MpJoinAck:
+    backup = bool(body[0] & _BACKUP)
+    if not flags & Flag.SYN:
+        _require(body, 22)
+        return MpJoinAck(body[2:])
+    if flags & Flag.ACK:
+        _require(body, 14)
+        return MpJoinSynAck(backup, body[1], body[2:10], body[10:])
+    _require(body, 10)
+    return MpJoinSyn(backup, body[1], int.from_bytes(body[2:6]), body[6:])
+
+
+def _add_addr(body: bytes, _flags: int) -> AddAddr:
+    # Version 1 adds an HMAC unless it echoes; version 0 has the IP version where version 1 has flags, and no HMAC.
+    _require(body, *(2 + address + port + hmac for address in (4, 16) for port in (0, 2) for hmac in (0, 8)))
+    rest = body[2:]
+    address = IPv4Address(rest[:4]) if len(rest) < 16 else IPv6Address(rest[:16])
+    rest = rest[len(address.packed) :]
+    echo, has_hmac = bool(body[0] & _ECHO), len(rest) >= _HMAC_BYTES
+    is_version_0 = body[0] & 0x0F == address.version
+    if echo == has_hmac and not is_version_0:
+        raise Malformed(f"ADD_ADDR of {len(body) + 2} bytes with flags {body[0] & 0x0F:#x}")
+    port = rest[:2] if len(rest) % _HMAC_BYTES else b""
+    return AddAddr(body[1], address, int.from_bytes(port) if port else None, echo)
+
+
+def _remove_addr(body: bytes, _flags: int) -> RemoveAddr:
+    _require(body, *range(2, 2 + _MAX_REMOVED_ADDRESSES))
+    return RemoveAddr(tuple(body[1:]))
+
+
+def _prio(body: bytes, _flags: int) -> MpPrio:
+    _require(body, 1, 2)
+    return MpPrio(bool(body[0] & _BACKUP), body[1] if len(body) == 2 else None)
+
+
+def _fail(body: bytes, _flags: int) -> MpFail:
+    _require(body, 10)
+    return MpFail(int.from_bytes(body[2:]))
+
+
+def _fastclose(body: bytes, _flags: int) -> MpFastclose:
+    _require(body, 10)
+    return MpFastclose(body[2:])
+
+
+def _tcprst(body: bytes, _flags: int) -> MpTcpRst:
+    _require(body, 2)
+    return MpTcpRst(bool(body[0] & 0x01), body[1])
+
+
+_DECODERS: Final[dict[int, Callable[[bytes, int], Option | None]]] = {
+    Subtype.MP_CAPABLE: _capable,
+    Subtype.MP_JOIN: _join,
+    Subtype.ADD_ADDR: _add_addr,
+    Subtype.REMOVE_ADDR: _remove_addr,
+    Subtype.MP_PRIO: _prio,
+    Subtype.MP_FAIL: _fail,
+    Subtype.MP_FASTCLOSE: _fastclose,
+    Subtype.MP_TCPRST: _tcprst,
+}

@@ -55,7 +55,20 @@ def parse_ethernet(frame: bytes) -> Segment | None:
 
     Raises Malformed if headers are cut off.
     """
-    offset = _ETHERNET_HEADER_BYTES - 2
+    return _parse_ethertype(frame, _ETHERNET_HEADER_BYTES - 2)
+
+
+def parse_cooked(frame: bytes) -> Segment | None:
+    """The same for Linux's "any" capture, version 1 (LINKTYPE_LINUX_SLL): protocol at the end of a 16-byte header."""
+    return _parse_ethertype(frame, 14)
+
+
+def parse_cooked_v2(frame: bytes) -> Segment | None:
+    """The same for version 2 (LINKTYPE_LINUX_SLL2): protocol at the start of a 20-byte header."""
+    return _parse_ethertype(frame[:2] + frame[20:], 0)
+
+
+def _parse_ethertype(frame: bytes, offset: int) -> Segment | None:
     ethertype = int.from_bytes(frame[offset : offset + 2])
     while ethertype in _ETHERTYPES_VLAN:
         offset += 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import threading
@@ -10,20 +11,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_sniffer.audit import Audit
 from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost
-from mptcp_sniffer.packet_filter import handshake_filter
+from mptcp_sniffer.offline import read_capture
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.segment import Malformed
-from mptcp_sniffer.tracker import TableChange, Tracker
+from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
 from mptcp_throttle import service
 from mptcp_throttle.config import DEFAULT_PATH, Config, load_config
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import format_token
+from mptcp_throttle.model import Trust, format_token
 from mptcp_throttle.rpc import RpcServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mptcp_sniffer.kernel_view import KernelView
     from mptcp_throttle.rpc import Json
 
 _log = logging.getLogger("mptcp-sniffer")
@@ -40,11 +43,14 @@ class Sniffer:
         self._table = PublishedTable(config.sniffer.history)
         self._capture: Capture | None = None
         self._started_at = time.time()
+        self._tracking = threading.Lock()
+        self._audit = Audit(config.proxy.ports, config.sniffer, self._take_view)
         self._begin_tracking()
 
     def _begin_tracking(self) -> None:
-        bounds = self._config.sniffer
-        self._tracker = Tracker(self._config.proxy.ports, bounds.max_connections, bounds.max_half_open)
+        settings = self._config.sniffer
+        bounds = Bounds(settings.max_connections, settings.max_half_open)
+        self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, _log_event)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start."""
@@ -53,7 +59,7 @@ class Sniffer:
             "snapshot": self._table.snapshot,
             "changes": self._table.changes,
         }
-        with self._open() as capture:
+        with self._open() as capture, self._audit.running():
             server = RpcServer(self._config.sniffer_socket, methods, self._config.socket_group)
             try:
                 service.notify_systemd("READY=1")
@@ -77,12 +83,12 @@ class Sniffer:
             **self._table.position(),
             **self._tracker.sizes(),
             "counters": dict(self._tracker.counters),
+            "kernel_view": self._audit.status(),
         }
 
     def _open(self) -> Capture:
         proxy = self._config.proxy
-        packet_filter = handshake_filter(proxy.ports)
-        return Capture(proxy.interface, packet_filter, self._config.sniffer.capture_buffer, _POLL_SECONDS)
+        return Capture(proxy.interface, proxy.ports, self._config.sniffer.capture_buffer, _POLL_SECONDS)
 
     def _follow(self, capture: Capture, stop: threading.Event) -> None:
         self._capture = capture
@@ -121,34 +127,76 @@ class Sniffer:
             return
         if segment is None:
             return
-        changes = self._tracker.observe(segment, frame.at)
+        with self._tracking:
+            self._publish(self._tracker.observe(segment, frame.at))
+            in_doubt = self._tracker.take_doubt()
+        if in_doubt:
+            self._audit.soon()
+
+    def _take_view(self, view: KernelView | None) -> None:
+        with self._tracking:
+            if view is not None:
+                self._publish(self._tracker.reconcile(view))
+            idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
+            self._publish(self._tracker.expire(time.time(), idle_seconds))
+
+    def _publish(self, changes: list[TableChange]) -> None:
         if changes:
             self._table.publish(changes)
-            for change in changes:
-                _log_change(change)
 
 
-def _log_change(change: TableChange) -> None:
-    token = format_token(change.token)
-    if change.connection is None:
-        _log.info("connection token=%s ended", token)
+def _log_event(event: Event) -> None:
+    if event.kind is Kind.JOINING:
         return
-    subflows = ", ".join(
-        f"{subflow.ends.client}{' backup' if subflow.backup else ''}" for subflow in change.connection.subflows
-    )
-    _log.info("connection token=%s subflows: %s", token, subflows)
+    subflow = "" if event.subflow is None else f" subflow={event.subflow.ends.client}"
+    backup = " backup" if event.subflow is not None and event.subflow.backup else ""
+    reason = f" reason={event.detail!r}" if event.detail else ""
+    _log.info("%s token=%s%s%s%s", event.kind, format_token(event.token), subflow, backup, reason)
 
 
 def _main(arguments: Sequence[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="mptcp-sniffer", description="Publish the MPTCP subflows of a proxy.")
+    parser = argparse.ArgumentParser(
+        prog="mptcp-sniffer",
+        description="Publish the MPTCP subflows of a proxy.",
+        epilog="exit status: 0 stopped, 2 wrong command line, 65 a capture of an unknown kind, 66 a capture that cannot"
+        " be read, 69 no such interface, 75 running already, 77 a capability is missing, 78 invalid configuration",
+    )
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    offline = parser.add_argument_group("reading a capture instead of an interface; needs no configuration")
+    offline.add_argument("--read", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP")
+    offline.add_argument("--ports", type=_ports, default=(8080,), metavar="PORT,...", help="the proxy's; default: 8080")
+    offline.add_argument(
+        "--trust", type=Trust, choices=list(Trust), default=Trust.HANDSHAKE, help="as in the configuration"
+    )
+    offline.add_argument(
+        "--json", action="store_true", help="connections, events and counters instead of a line per event"
+    )
     options = parser.parse_args(arguments)
+    if options.read is not None:
+        _print_capture(read_capture(options.read, options.ports, options.trust), as_json=options.json)
+        return
     config = load_config(options.config)
     service.configure_logging()
     stop = threading.Event()
     service.on_stop_signal(stop.set)
     with service.single_instance(config.run_directory, "mptcp-sniffer"):
         Sniffer(config).run(stop)
+
+
+def _ports(text: str) -> tuple[int, ...]:
+    ports = tuple(int(port) for port in text.split(","))
+    if not all(0 < port < 65536 for port in ports):
+        raise ValueError
+    return ports
+
+
+def _print_capture(capture: dict[str, Json], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(capture, indent=2))
+        return
+    for event in capture["events"]:
+        subflow = f" {event['client']}:{event['client_port']}" if "client" in event else ""
+        print(f"{event['at']:.6f} {event['token']} {event['event']}{subflow} {event['detail']}".rstrip())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,30 +1,62 @@
 """The table: which connection does each subflow belong to, and is it alive?
 
 Connections are known by token. A JOIN belongs to the connection whose token it names, never to "the last client".
-A subflow is live once the proxy's SYN/ACK has confirmed it with the MPTCP option, and until a FIN or RST.
-The tracker is deterministic: segments with time stamps in, changed connections out, no clock and no I/O.
+A subflow is live from the moment its handshake counts (see `handshake`) until a FIN, an RST, a REMOVE_ADDR of one of
+its addresses or an MP_FASTCLOSE. What segments cannot show, `reconcile` takes from the kernel.
+The tracker is deterministic: segments with time stamps in, changed connections and events out, no clock and no I/O.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mptcp_sniffer.options import Handshake, MpCapable, MpJoinSyn, MpJoinSynAck, decode_handshake
-from mptcp_sniffer.segment import Flag, Malformed, PackedEndpoint, Segment
-from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
+from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
+from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, Option, RemoveAddr, decode
+from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
+from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token, Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-_HALF_OPEN_SECONDS: Final = 75.0
-"""Linux gives up on a SYN/ACK after about 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); some margin on top."""
+    from mptcp_sniffer.authentication import Keys
+    from mptcp_sniffer.kernel_view import KernelView
 
-_HASHES: Final = {0: hashlib.sha1, 1: hashlib.sha256}
-"""Key to token: SHA-1 in version 0 (RFC 6824, section 3.1), SHA-256 in version 1 (RFC 8684, section 3.1)."""
+_ORPHAN_SECONDS: Final = 75.0
+"""How long a connection without subflows may be joined again: net.mptcp.close_timeout (60 s), and some margin."""
+
+_LINUX_VERSION: Final = 1
+"""Upstream Linux speaks version 1 only, so that is what its sockets are."""
+
+_SETTLING_SECONDS: Final = 0.5
+"""How much older than the kernel's listing a segment must be for the listing to overrule it: the capture stamps a
+segment before TCP has taken it, and the change it causes may need a worker."""
+
+
+class Kind(StrEnum):
+    """What can happen to a connection."""
+
+    OPENED = "opened"
+    JOINING = "joining"
+    ESTABLISHED = "established"
+    BACKUP_CHANGED = "backup-changed"
+    ADDRESS_OFFERED = "address-offered"
+    CLOSED = "closed"
+    ENDED = "ended"
+
+
+class Event(NamedTuple):
+    """Something that happened to a connection, or to one subflow of it; `detail` says why or how."""
+
+    at: float
+    kind: Kind
+    token: Token
+    version: int
+    subflow: Subflow | None
+    detail: str
 
 
 class TableChange(NamedTuple):
@@ -34,181 +66,399 @@ class TableChange(NamedTuple):
     connection: Connection | None
 
 
-class _Ends(NamedTuple):
-    client: PackedEndpoint
-    proxy: PackedEndpoint
+class Bounds(NamedTuple):
+    """How much is kept, whatever anybody sends: connections (and as many handshakes and orphans as `half_open`)."""
+
+    connections: int
+    half_open: int
 
 
-class _HalfOpen(NamedTuple):
-    """A SYN that waits for its SYN/ACK."""
+@dataclass(slots=True)
+class _Live:
+    """A live subflow. `sequence`, the client's initial one, tells its incarnation from the next on the same ports;
+    None where it is known from the kernel. `idle_since` is the time of its last segment that we saw."""
 
-    option: MpCapable | MpJoinSyn
-    sequence: int
-    at: float
+    ends: FourTuple
+    address_id: int
+    proxy_address_id: int
+    backup_at_join: bool
+    backup_by_client: bool
+    backup_by_proxy: bool
+    opened_at: float
+    idle_since: float
+    sequence: int | None
 
-
-class _Live(NamedTuple):
-    """A live subflow, and the initial sequence number that tells its incarnation from the next on the same ports."""
-
-    subflow: Subflow
-    sequence: int
+    def subflow(self) -> Subflow:
+        # Linux schedules by both sides' wishes (net/mptcp/protocol.c, mptcp_subflow_get_send).
+        backup = self.backup_by_client or self.backup_by_proxy
+        return Subflow(self.ends, self.address_id, backup, self.backup_at_join, self.opened_at)
 
 
 @dataclass(slots=True)
 class _Entry:
+    token: Token
     version: int
-    subflows: dict[_Ends, _Live] = field(default_factory=dict)
-
-
-def token_of(version: int, key: bytes) -> Token:
-    """The token of the connection whose proxy has this key: the most significant 32 bits of its hash."""
-    return Token(int.from_bytes(_HASHES[version](key).digest()[:4]))
+    keys: Keys | None
+    authenticated: bool
+    subflows: dict[Ends, _Live] = field(default_factory=dict)
+    orphaned_at: float = 0.0
 
 
 class Tracker:
-    """Follows the subflows of all connections to the proxy's `ports`.
+    """Follows the subflows of all connections to the proxy's `ports`, within `bounds`.
 
-    At most `max_connections` connections and `max_half_open` unanswered SYNs are kept: beyond, a new connection is
-    not tracked (and so never capped), and the oldest unanswered SYN is forgotten. `counters` tell what happened.
+    Beyond `bounds.connections` a new connection is not tracked (and so never held to a rate), unless one that has not
+    proved itself can make room. `counters` tell what happened, `on_event` is called for what happened to whom.
     """
 
-    def __init__(self, ports: Collection[int], max_connections: int, max_half_open: int) -> None:
+    def __init__(
+        self,
+        ports: Collection[int],
+        bounds: Bounds,
+        trust: Trust = Trust.HANDSHAKE,
+        on_event: Callable[[Event], None] = lambda _event: None,
+    ) -> None:
         self._ports = frozenset(ports)
-        self._max_connections = max_connections
-        self._max_half_open = max_half_open
-        self._half_open: OrderedDict[_Ends, _HalfOpen] = OrderedDict()
-        self._connections: dict[Token, _Entry] = {}
-        self._tokens: dict[_Ends, Token] = {}
+        self._bounds = bounds
+        self._on_event = on_event
         self.counters: Counter[str] = Counter()
+        self._handshakes = Handshakes(bounds.half_open, trust, self._keys_of, self.counters)
+        self._connections: dict[Token, _Entry] = {}
+        self._tokens: dict[Ends, Token] = {}
+        self._unproved: OrderedDict[Token, None] = OrderedDict()
+        self._orphans: OrderedDict[Token, _Entry] = OrderedDict()
+        self._closed: OrderedDict[Ends, float] = OrderedDict()
+        self._in_doubt = False
 
     def sizes(self) -> dict[str, int]:
         """Entries in each table."""
         return {
             "connections": len(self._connections),
             "subflows": len(self._tokens),
-            "half_open": len(self._half_open),
+            "half_open": len(self._handshakes),
+            "orphans": len(self._orphans),
         }
+
+    def take_doubt(self) -> bool:
+        """Whether, since the last call, something happened that only the kernel can confirm."""
+        in_doubt, self._in_doubt = self._in_doubt, False
+        return in_doubt
 
     def observe(self, segment: Segment, at: float) -> list[TableChange]:
         """Take one segment, captured at `at` seconds since the epoch; return the connections it changed.
 
-        Malformed options are counted under `malformed` and their segment is ignored.
+        Malformed options are counted under `malformed` and ignored.
         """
-        try:
-            tokens = self._observe(segment, at)
-        except Malformed:
-            self.counters["malformed"] += 1
-            return []
-        return [self._change(token) for token in dict.fromkeys(tokens)]
+        return self._changes(self._observe(segment, at))
 
-    def _observe(self, segment: Segment, at: float) -> Iterable[Token]:
-        flags = segment.flags
-        if flags & (Flag.FIN | Flag.RST):
-            return self._closed(segment, reset=bool(flags & Flag.RST))
-        if not flags & Flag.SYN:
-            return ()
-        if not flags & Flag.ACK:
-            if segment.destination.port in self._ports:
-                self._asked(segment, at)
-            return ()
-        if segment.source.port in self._ports:
-            return self._confirmed(segment)
-        return ()
-
-    def _asked(self, segment: Segment, at: float) -> None:
-        option = decode_handshake(segment.options, ack=False)
-        if option is None or isinstance(option, MpJoinSynAck):
-            self.counters["plain_tcp"] += 1
+    def _observe(self, segment: Segment, at: float) -> Iterator[Token]:
+        options, malformed = decode(segment.options, segment.flags)
+        if malformed:
+            self.counters["malformed"] += malformed
+        by_client = segment.destination.port in self._ports
+        if by_client:
+            ends = Ends(segment.source, segment.destination)
+        elif segment.source.port in self._ports:
+            ends = Ends(segment.destination, segment.source)
+        else:
             return
-        if isinstance(option, MpJoinSyn) and option.token not in self._connections:
-            self.counters["unknown_token"] += 1
+        if segment.flags & Flag.SYN and not segment.flags & (Flag.FIN | Flag.RST):
+            if by_client and not segment.flags & Flag.ACK:
+                self._handshakes.asked(ends, segment, options, at)
+            elif not by_client and segment.flags & Flag.ACK:
+                yield from self._answered(ends, segment, options, at)
             return
-        ends = _Ends(segment.source, segment.destination)
-        earlier = self._half_open.get(ends)
-        if earlier is not None and earlier.sequence == segment.sequence:
-            self.counters["syn_retransmitted"] += 1
-            return
-        self._half_open[ends] = _HalfOpen(option, segment.sequence, at)
-        self._half_open.move_to_end(ends)
-        self._forget_half_open(at)
+        if options:
+            if by_client:
+                yield from self._accept(self._handshakes.completed(ends, segment, options, at), at)
+            yield from self._signalled(ends, options, at, by_client=by_client)
+        if segment.flags & (Flag.FIN | Flag.RST):
+            yield from self._ended(ends, segment, at)
 
-    def _forget_half_open(self, now: float) -> None:
-        while self._half_open:
-            oldest = next(iter(self._half_open.values()))
-            if len(self._half_open) <= self._max_half_open and now - oldest.at <= _HALF_OPEN_SECONDS:
-                return
-            self._half_open.popitem(last=False)
-            self.counters["half_open_forgotten"] += 1
-
-    def _confirmed(self, segment: Segment) -> Iterable[Token]:
-        ends = _Ends(segment.destination, segment.source)
-        sequence = (segment.acknowledgment - 1) & 0xFFFF_FFFF
+    def _answered(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         token = self._tokens.get(ends)
         if token is not None:
-            if self._connections[token].subflows[ends].sequence == sequence:
+            known = self._connections[token].subflows[ends].sequence
+            if known is None or known == (segment.acknowledgment - 1) & 0xFFFF_FFFF:
                 return
             # The kernel answers a SYN on these ports anew: it has closed the subflow that we still hold.
             self.counters["port_reused"] += 1
-            yield self._drop(ends)
-        asked = self._half_open.get(ends)
-        if asked is None or asked.sequence != sequence:
+            yield self._drop(ends, at, "ports used again")
+        yield from self._accept(self._handshakes.answered(ends, segment, options), at)
+
+    def _accept(self, handshake: Opened | Joined | None, at: float) -> Iterator[Token]:
+        match handshake:
+            case Opened():
+                yield from self._open(handshake, at)
+            case Joined(authenticated=True):
+                yield from self._join(handshake, at)
+            case Joined(token=token):
+                entry = self._entry(token)
+                if entry is not None:
+                    self._in_doubt = self._in_doubt or entry.keys is None
+                    self._report(Kind.JOINING, at, entry, _live(handshake, at))
+
+    def _open(self, opened: Opened, at: float) -> Iterator[Token]:
+        entry = self._connections.get(opened.token)
+        if entry is not None and opened.ends in entry.subflows:
+            # Seen at the SYN/ACK already; the third ACK adds the keys.
+            entry.keys, entry.authenticated = opened.keys or entry.keys, entry.authenticated or opened.keys is not None
+            if entry.authenticated:
+                self._unproved.pop(opened.token, None)
             return
-        del self._half_open[ends]
-        token = self._accept(asked, decode_handshake(segment.options, ack=True), ends)
-        if token is not None:
-            yield token
-
-    def _accept(self, asked: _HalfOpen, answer: Handshake | None, ends: _Ends) -> Token | None:
-        if isinstance(asked.option, MpCapable) and isinstance(answer, MpCapable) and answer.key is not None:
-            token = token_of(answer.version, answer.key)
-            for stale in tuple(self._connections[token].subflows) if token in self._connections else ():
-                # The kernel gives a token out again only after its connection has ended.
-                self._drop(stale)
-            if len(self._connections) >= self._max_connections:
+        if opened.ends in self._tokens:
+            yield self._drop(opened.ends, at, "ports used again")
+        if entry is not None:
+            # The kernel gives a token out again only after its connection has ended.
+            yield from self._drop_all(entry, at, "token used again")
+        self._orphans.pop(opened.token, None)
+        if len(self._connections) >= self._bounds.connections:
+            if not self._unproved:
                 self.counters["connections_not_tracked"] += 1
-                return None
-            self._connections[token] = _Entry(answer.version)
-            self._add(token, ends, asked, address_id=0, backup=False)
-            return token
-        if isinstance(asked.option, MpJoinSyn) and isinstance(answer, MpJoinSynAck):
-            token = Token(asked.option.token)
-            if token not in self._connections:
-                self.counters["unknown_token"] += 1
-                return None
-            self._add(token, ends, asked, asked.option.address_id, asked.option.backup)
-            return token
-        self.counters["fell_back"] += 1
-        return None
+                return
+            yield from self._drop_all(self._connections[next(iter(self._unproved))], at, "no room")
+        entry = _Entry(opened.token, opened.version, opened.keys, authenticated=opened.keys is not None)
+        self._connections[opened.token] = entry
+        if not entry.authenticated:
+            self._unproved[opened.token] = None
+        self._report(Kind.OPENED, at, entry)
+        self._add(entry, opened.ends, _live(opened, at), at)
+        yield opened.token
 
-    def _add(self, token: Token, ends: _Ends, asked: _HalfOpen, address_id: int, backup: bool) -> None:
-        subflow = Subflow(FourTuple(_unpack(ends.client), _unpack(ends.proxy)), address_id, backup, asked.at)
-        self._connections[token].subflows[ends] = _Live(subflow, asked.sequence)
-        self._tokens[ends] = token
+    def _join(self, joined: Joined, at: float) -> Iterator[Token]:
+        entry = self._entry(joined.token)
+        if entry is None:
+            self.counters["unknown_token"] += 1
+            return
+        if joined.ends in self._tokens:
+            yield self._drop(joined.ends, at, "ports used again")
+        if not self._revive(entry, at):
+            return
+        self._add(entry, joined.ends, _live(joined, at), at)
+        yield joined.token
+
+    def _entry(self, token: Token) -> _Entry | None:
+        return self._connections.get(token) or self._orphans.get(token)
+
+    def _keys_of(self, token: Token) -> Keys | None:
+        entry = self._entry(token)
+        if entry is None:
+            raise UnknownToken
+        return entry.keys
+
+    def _revive(self, entry: _Entry, at: float) -> bool:
+        """Put a connection that was left without subflows back in the table; whether it is there now."""
+        if entry.token in self._connections:
+            return True
+        if len(self._connections) >= self._bounds.connections:
+            self.counters["connections_not_tracked"] += 1
+            return False
+        del self._orphans[entry.token]
+        self._connections[entry.token] = entry
+        self._report(Kind.OPENED, at, entry, detail="joined again")
+        return True
+
+    def _add(self, entry: _Entry, ends: Ends, live: _Live, at: float, detail: str = "") -> None:
+        entry.subflows[ends] = live
+        self._tokens[ends] = entry.token
+        self._closed.pop(ends, None)
         self.counters["subflows_opened"] += 1
+        self._report(Kind.ESTABLISHED, at, entry, live, detail)
 
-    def _closed(self, segment: Segment, *, reset: bool) -> Iterable[Token]:
-        for ends in (_Ends(segment.source, segment.destination), _Ends(segment.destination, segment.source)):
-            if reset:
-                self._half_open.pop(ends, None)
-            if ends in self._tokens:
-                yield self._drop(ends)
+    def _signalled(self, ends: Ends, options: tuple[Option, ...], at: float, *, by_client: bool) -> Iterator[Token]:
+        for option in options:
+            token = self._tokens.get(ends)
+            if token is None:
+                return
+            entry = self._connections[token]
+            entry.subflows[ends].idle_since = at
+            match option:
+                case MpPrio():
+                    yield from self._reprioritised(entry, ends, option, at, by_client=by_client)
+                case RemoveAddr(address_ids):
+                    for gone in _with_address(entry, address_ids, by_client=by_client):
+                        self._in_doubt = True
+                        yield self._drop(gone, at, f"{'client' if by_client else 'proxy'} removed the address")
+                case MpFastclose(key):
+                    yield from self._fastclosed(entry, key, at, by_client=by_client)
+                case MpFail() if len(entry.subflows) == 1:
+                    self._in_doubt = True
+                    yield from self._drop_all(entry, at, "fell back to TCP after a checksum failure")
+                case AddAddr(echo=False) as offer:
+                    port = "" if offer.port is None else f" port {offer.port}"
+                    offered = f"id {offer.address_id} {offer.address}{port} by {'client' if by_client else 'proxy'}"
+                    self._report(Kind.ADDRESS_OFFERED, at, entry, entry.subflows[ends], offered)
 
-    def _drop(self, ends: _Ends) -> Token:
+    def _reprioritised(
+        self, entry: _Entry, ends: Ends, option: MpPrio, at: float, *, by_client: bool
+    ) -> Iterator[Token]:
+        named = [ends]
+        if option.address_id is not None:
+            named = _with_address(entry, (option.address_id,), by_client=by_client)
+        for one in named:
+            live = entry.subflows[one]
+            if (live.backup_by_client if by_client else live.backup_by_proxy) == option.backup:
+                continue
+            if by_client:
+                live.backup_by_client = option.backup
+            else:
+                live.backup_by_proxy = option.backup
+            self._in_doubt = True
+            self._report(Kind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
+            yield entry.token
+
+    def _fastclosed(self, entry: _Entry, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
+        expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
+        if expected is not None and key != expected:
+            self.counters["wrong_key"] += 1
+            return
+        self._in_doubt = self._in_doubt or expected is None
+        yield from self._drop_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")
+        self._orphans.pop(entry.token, None)
+
+    def _ended(self, ends: Ends, segment: Segment, at: float) -> Iterator[Token]:
+        reset = bool(segment.flags & Flag.RST)
+        if reset:
+            self._handshakes.forget(ends)
+        if ends in self._tokens:
+            # Anybody can send a FIN or RST with our client's address; only TCP knows whether it was in the window.
+            self._in_doubt = True
+            yield self._drop(ends, at, "RST" if reset else "FIN")
+
+    def _drop_all(self, entry: _Entry, at: float, detail: str) -> Iterator[Token]:
+        for ends in tuple(entry.subflows):
+            yield self._drop(ends, at, detail)
+
+    def _drop(self, ends: Ends, at: float, detail: str) -> Token:
         token = self._tokens.pop(ends)
         entry = self._connections[token]
-        del entry.subflows[ends]
+        live = entry.subflows.pop(ends)
+        self._closed[ends] = at
+        self._closed.move_to_end(ends)
+        self.counters["subflows_closed"] += 1
+        self._report(Kind.CLOSED, at, entry, live, detail)
         if not entry.subflows:
             del self._connections[token]
-        self.counters["subflows_closed"] += 1
+            self._unproved.pop(token, None)
+            entry.orphaned_at = at
+            self._orphans[token] = entry
+            self._report(Kind.ENDED, at, entry)
+            self.expire(at)
         return token
+
+    def expire(self, now: float, idle_seconds: float | None = None) -> list[TableChange]:
+        """Forget what has waited too long at `now`; with `idle_seconds`, also subflows silent for that long."""
+        self._handshakes.expire(now)
+        while self._closed and self._beyond(self._closed, next(iter(self._closed.values())), now - _SETTLING_SECONDS):
+            self._closed.popitem(last=False)
+        while self._orphans and self._beyond(
+            self._orphans, next(iter(self._orphans.values())).orphaned_at, now - _ORPHAN_SECONDS
+        ):
+            self._orphans.popitem(last=False)
+        if idle_seconds is None:
+            return []
+        idle = [
+            ends
+            for entry in self._connections.values()
+            for ends, live in entry.subflows.items()
+            if now - live.idle_since > idle_seconds
+        ]
+        return self._changes(self._drop(ends, now, f"silent for {idle_seconds:g} s") for ends in idle)
+
+    def _beyond(self, entries: Collection[object], oldest: float, limit: float) -> bool:
+        return len(entries) > self._bounds.half_open or oldest < limit
+
+    def reconcile(self, view: KernelView) -> list[TableChange]:
+        """Take the kernel's listing of its live subflows for the truth, except where our segments are newer."""
+        return self._changes(self._reconcile(view))
+
+    def _reconcile(self, view: KernelView) -> Iterator[Token]:
+        settled = view.at - _SETTLING_SECONDS
+        for ends, token in tuple(self._tokens.items()):
+            listed = view.subflows.get(ends)
+            live = self._connections[token].subflows[ends]
+            if listed is None and live.idle_since < settled:
+                self.counters["closed_by_kernel"] += 1
+                yield self._drop(ends, view.at, "not in the kernel")
+            elif listed is not None and listed.token != token:
+                yield self._drop(ends, view.at, "the kernel knows it by another token")
+        for ends, listed in view.subflows.items():
+            if ends in self._tokens:
+                yield from self._correct(ends, listed.backup, settled, view.at)
+            elif self._closed.get(ends, 0.0) < settled:
+                yield from self._learn(ends, listed.token, listed.address_id, listed.backup, view.at)
+
+    def _correct(self, ends: Ends, backup: bool, settled: float, at: float) -> Iterator[Token]:
+        entry = self._connections[self._tokens[ends]]
+        live = entry.subflows[ends]
+        if live.subflow().backup == backup or live.idle_since >= settled:
+            return
+        live.backup_by_client, live.backup_by_proxy = backup, False
+        self._report(Kind.BACKUP_CHANGED, at, entry, live, "in the kernel")
+        yield entry.token
+
+    def _learn(self, ends: Ends, token: Token, address_id: int, backup: bool, at: float) -> Iterator[Token]:
+        entry = self._entry(token)
+        if entry is None:
+            if len(self._connections) >= self._bounds.connections:
+                self.counters["connections_not_tracked"] += 1
+                return
+            entry = self._connections[token] = _Entry(token, _LINUX_VERSION, None, authenticated=True)
+            self._report(Kind.OPENED, at, entry, detail="in the kernel")
+        elif not self._revive(entry, at):
+            return
+        joined = self._handshakes.take(ends)
+        if joined is None:
+            live = _Live(_unpack(ends), address_id, 0, backup, backup, False, at, at, None)
+        else:
+            live = _live(joined, at)
+        self.counters["learned_from_kernel"] += 1
+        self._add(entry, ends, live, at, "in the kernel")
+        yield token
+
+    def _changes(self, tokens: Iterable[Token]) -> list[TableChange]:
+        return [self._change(token) for token in dict.fromkeys(tokens)]
 
     def _change(self, token: Token) -> TableChange:
         entry = self._connections.get(token)
         if entry is None:
             return TableChange(token, None)
-        subflows = tuple(live.subflow for live in entry.subflows.values())
+        subflows = tuple(live.subflow() for live in entry.subflows.values())
         return TableChange(token, Connection(token, entry.version, subflows))
 
+    def _report(self, kind: Kind, at: float, entry: _Entry, live: _Live | None = None, detail: str = "") -> None:
+        subflow = None if live is None else live.subflow()
+        self._on_event(Event(at, kind, entry.token, entry.version, subflow, detail))
 
-def _unpack(endpoint: PackedEndpoint) -> Endpoint:
+
+def _live(handshake: Opened | Joined, at: float) -> _Live:
+    ends = _unpack(handshake.ends)
+    if isinstance(handshake, Opened):
+        return _Live(ends, 0, 0, False, False, False, handshake.at, at, handshake.sequence)
+    return _Live(
+        ends,
+        handshake.address_id,
+        handshake.proxy_address_id,
+        handshake.backup,
+        handshake.backup,
+        handshake.proxy_backup,
+        handshake.at,
+        at,
+        handshake.sequence,
+    )
+
+
+def _with_address(entry: _Entry, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
+    return [
+        ends
+        for ends, live in entry.subflows.items()
+        if (live.address_id if by_client else live.proxy_address_id) in address_ids
+    ]
+
+
+def _unpack(ends: Ends) -> FourTuple:
+    return FourTuple(_endpoint(ends.client), _endpoint(ends.proxy))
+
+
+def _endpoint(endpoint: PackedEndpoint) -> Endpoint:
     return Endpoint(ip_address(endpoint.address), endpoint.port)

@@ -14,7 +14,7 @@ def ends(client: str, port: int = 40000) -> FourTuple:
 
 
 def subflow(client: str, port: int = 40000, *, backup: bool = False, at: float = 0.0) -> Subflow:
-    return Subflow(ends(client, port), 0, backup, at)
+    return Subflow(ends(client, port), 0, backup, backup, at)
 
 
 def connection(number: int, *subflows: Subflow) -> Connection:

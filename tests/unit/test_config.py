@@ -65,7 +65,7 @@ def test_the_seeds_set_up_is_what_the_seed_had() -> None:
         (SERVICE + "colour: red\n", "service.yaml:2: colour: 'red': unknown key; allowed: daemon, "),
         (
             SERVICE + "sniffer: {histroy: 5}\n",
-            "service.yaml:2: sniffer.histroy: 5: unknown key; allowed: capture_buffer, ",
+            "service.yaml:2: sniffer.histroy: 5: unknown key; allowed: audit_interval, capture_buffer, ",
         ),
         ("proxy: {interface: eth0, ports: ['a']}\n", "service.yaml:1: proxy.ports[0]: 'a': allowed: a valid integer"),
         ("proxy: {interface: eth0, ports: []}\n", "service.yaml:1: proxy.ports: []: allowed: have at least 1 item"),

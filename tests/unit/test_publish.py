@@ -10,7 +10,7 @@ from mptcp_throttle.wire import decode_connection, encode_connection
 
 def connection(number: int, port: int = 1) -> Connection:
     ends = FourTuple(Endpoint(ip_address("10.1.0.2"), port), Endpoint(ip_address("10.3.0.2"), 8080))
-    return Connection(Token(number), 1, (Subflow(ends, 0, False, 12.5),))
+    return Connection(Token(number), 1, (Subflow(ends, 0, False, False, 12.5),))
 
 
 def opened(number: int, port: int = 1) -> TableChange:
@@ -23,7 +23,7 @@ def ended(number: int) -> TableChange:
 
 def test_a_connection_survives_its_journey_over_the_wire() -> None:
     v6 = FourTuple(Endpoint(ip_address("fd00:1::2"), 5), Endpoint(ip_address("fd00:3::2"), 8080))
-    original = Connection(Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(v6, 3, True, 1.25)))
+    original = Connection(Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(v6, 3, True, False, 1.25)))
     assert encode_connection(original)["token"] == "000000ab"
     assert decode_connection(encode_connection(original)) == original
 

@@ -2,20 +2,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from segments import (
+    CLIENT_KEY,
     KEY,
     PROXY,
     Client,
+    capable_ack,
     capable_syn,
     capable_synack,
+    fail,
+    fastclose,
+    join_ack,
     join_syn,
     join_synack,
+    prio,
+    remove_addr,
     segment,
     token,
 )
 
+from mptcp_sniffer.handshake import Ends
+from mptcp_sniffer.kernel_view import KernelView, ListedSubflow
 from mptcp_sniffer.segment import Segment
-from mptcp_sniffer.tracker import Tracker
-from mptcp_throttle.model import Connection, Token
+from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
+from mptcp_throttle.model import Connection, Token, Trust
 
 OTHER_KEY = b"otherkey"
 
@@ -23,25 +32,45 @@ OTHER_KEY = b"otherkey"
 class Wire:
     """Feeds a tracker and keeps the table that its changes describe."""
 
-    def __init__(self, max_connections: int = 100, max_half_open: int = 100) -> None:
-        self.tracker = Tracker([8080], max_connections, max_half_open)
+    def __init__(self, max_connections: int = 100, max_half_open: int = 100, trust: Trust = Trust.HANDSHAKE) -> None:
+        self.events: list[Event] = []
+        self.tracker = Tracker([8080], Bounds(max_connections, max_half_open), trust, self.events.append)
         self.table: dict[Token, Connection] = {}
         self.now = 1000.0
 
     def send(self, *segments: Segment) -> None:
         for one in segments:
             self.now += 0.001
-            for change in self.tracker.observe(one, self.now):
-                if change.connection is None:
-                    del self.table[change.token]
-                else:
-                    self.table[change.token] = change.connection
+            self.take(self.tracker.observe(one, self.now))
+
+    def take(self, changes: list[TableChange]) -> None:
+        for change in changes:
+            if change.connection is None:
+                self.table.pop(change.token, None)
+            else:
+                self.table[change.token] = change.connection
 
     def open(self, client: Client, key: bytes = KEY, version: int = 1) -> None:
-        self.send(client.syn(capable_syn(version)), client.synack(capable_synack(key, version)))
+        self.send(
+            client.syn(capable_syn(version)),
+            client.synack(capable_synack(key, version)),
+            client.ack(capable_ack(key, version)),
+        )
 
-    def join(self, client: Client, of: Token, *, backup: bool = False) -> None:
-        self.send(client.syn(join_syn(of, backup=backup)), client.synack(join_synack()))
+    def join(
+        self, client: Client, key: bytes = KEY, version: int = 1, *, backup: bool = False, address_id: int = 2
+    ) -> None:
+        self.send(
+            client.syn(join_syn(token(key, version), backup=backup, address_id=address_id)),
+            client.synack(join_synack(key, version)),
+            client.ack(join_ack(key, version)),
+        )
+
+    def listed(self, *clients: Client, of: Token, backup: bool = False, at: float | None = None) -> None:
+        """The kernel lists these subflows, and no others."""
+        at = self.now if at is None else at
+        subflow = ListedSubflow(of, 7, backup)
+        self.take(self.tracker.reconcile(KernelView(at, {client.ends: subflow for client in clients})))
 
     def clients(self, of: Token) -> list[str]:
         return [str(subflow.ends.client) for subflow in self.table[of].subflows]
@@ -62,15 +91,17 @@ def test_the_proxys_key_names_the_connection(version: int) -> None:
     assert (subflow.address_id, subflow.backup, subflow.opened_at) == (0, False, 1000.001)
 
 
+@pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("backup", [False, True])
-def test_a_join_adds_a_subflow_to_the_connection_it_names(backup: bool) -> None:
+def test_a_join_adds_a_subflow_to_the_connection_it_names(backup: bool, version: int) -> None:
     wire = Wire()
-    wire.open(ETHERNET)
-    wire.open(Client("10.1.0.3", 40000), OTHER_KEY)
-    wire.join(WIFI, token(), backup=backup)
-    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
-    assert [subflow.backup for subflow in wire.table[token()].subflows] == [False, backup]
-    assert wire.clients(token(OTHER_KEY)) == ["10.1.0.3:40000"]
+    wire.open(ETHERNET, version=version)
+    wire.open(Client("10.1.0.3", 40000), OTHER_KEY, version)
+    wire.join(WIFI, version=version, backup=backup)
+    assert wire.clients(token(version=version)) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+    subflows = wire.table[token(version=version)].subflows
+    assert [(s.backup, s.backup_at_join) for s in subflows] == [(False, False), (backup, backup)]
+    assert wire.clients(token(OTHER_KEY, version)) == ["10.1.0.3:40000"]
 
 
 def test_two_clients_that_interleave_their_handshakes_are_kept_apart() -> None:
@@ -80,11 +111,14 @@ def test_two_clients_that_interleave_their_handshakes_are_kept_apart() -> None:
     wire.send(
         a.syn(capable_syn()), b.syn(capable_syn()), b.synack(capable_synack(OTHER_KEY)), a.synack(capable_synack())
     )
+    wire.send(a.ack(capable_ack()), b.ack(capable_ack(OTHER_KEY)))
     wire.send(
         b2.syn(join_syn(token(OTHER_KEY))),
         a2.syn(join_syn(token())),
         a2.synack(join_synack()),
-        b2.synack(join_synack()),
+        b2.synack(join_synack(OTHER_KEY)),
+        b2.ack(join_ack(OTHER_KEY)),
+        a2.ack(join_ack()),
     )
     assert wire.clients(token()) == ["10.1.0.2:1", "10.2.0.2:2"]
     assert wire.clients(token(OTHER_KEY)) == ["10.1.0.3:1", "[fd00:2::3]:2"]
@@ -98,11 +132,19 @@ def test_clients_behind_one_address_are_told_apart_by_port() -> None:
     assert list(wire.table) == [token(OTHER_KEY)]
 
 
-def test_nothing_is_live_before_the_proxy_has_confirmed_it() -> None:
+def test_nothing_is_live_before_its_third_ack() -> None:
     wire = Wire()
-    wire.send(ETHERNET.syn(capable_syn()))
+    wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()))
     assert wire.table == {}
-    wire.send(ETHERNET.synack(capable_synack()), WIFI.syn(join_syn(token())))
+    wire.send(ETHERNET.ack(capable_ack()), WIFI.syn(join_syn(token())), WIFI.synack(join_synack()))
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    assert [event.kind for event in wire.events] == [Kind.OPENED, Kind.ESTABLISHED, Kind.JOINING]
+
+
+def test_the_first_data_stands_in_for_a_lost_third_ack() -> None:
+    wire = Wire()
+    with_data_length = capable_ack() + (100).to_bytes(2)
+    wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()), ETHERNET.ack(with_data_length))
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
@@ -110,23 +152,66 @@ def test_a_join_for_an_unknown_token_changes_nothing() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     before = dict(wire.table)
-    wire.join(WIFI, Token(token() ^ 1))
+    wire.join(WIFI, OTHER_KEY)
     assert wire.table == before
     assert wire.tracker.counters["unknown_token"] == 1
 
 
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("forged", ["synack", "ack"])
+def test_a_join_with_a_wrong_hmac_changes_nothing(forged: str, version: int) -> None:
+    wire = Wire()
+    wire.open(ETHERNET, version=version)
+    before = dict(wire.table)
+    wire.send(
+        WIFI.syn(join_syn(token(version=version))),
+        WIFI.synack(join_synack(OTHER_KEY if forged == "synack" else KEY, version)),
+        WIFI.ack(join_ack(OTHER_KEY if forged == "ack" else KEY, version)),
+    )
+    assert wire.table == before
+    assert wire.tracker.counters["wrong_hmac"] == 1
+
+
+def test_a_third_ack_that_does_not_know_the_proxys_key_or_sequence_number_changes_nothing() -> None:
+    wire = Wire()
+    wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack(OTHER_KEY)))
+    blind = segment(ETHERNET.address, ETHERNET.port, PROXY, 8080, "A", capable_ack(), seq=101, ack=5)
+    wire.send(blind)
+    assert wire.table == {}
+    assert wire.tracker.counters["wrong_key"] == 2
+    wire.send(ETHERNET.ack(capable_ack()))
+    assert list(wire.table) == [token()]
+
+
+def test_a_version_0_client_must_repeat_the_key_of_its_syn() -> None:
+    wire = Wire()
+    wire.send(ETHERNET.syn(capable_syn(0)), ETHERNET.synack(capable_synack(KEY, 0)))
+    wire.send(ETHERNET.ack(capable_ack(KEY, 0, client_key=OTHER_KEY)))
+    assert wire.table == {}
+
+
 def test_a_connection_that_falls_back_to_tcp_is_not_tracked() -> None:
     wire = Wire()
-    wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack())
+    wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(), ETHERNET.ack(capable_ack()))
     assert wire.table == {}
     assert wire.tracker.counters["fell_back"] == 1
 
 
+def test_a_checksum_failure_on_the_only_subflow_ends_the_connection_for_us() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.join(WIFI)
+    wire.send(WIFI.ack_by_proxy(fail()))
+    assert len(wire.clients(token())) == 2
+    wire.send(WIFI.reset_by_proxy(), ETHERNET.ack_by_proxy(fail()))
+    assert wire.table == {}
+
+
 def test_plain_tcp_is_not_tracked() -> None:
     wire = Wire()
-    wire.send(ETHERNET.syn(), ETHERNET.synack())
+    wire.send(ETHERNET.syn(), ETHERNET.synack(), ETHERNET.ack())
     assert wire.table == {}
-    assert wire.tracker.sizes() == {"connections": 0, "subflows": 0, "half_open": 0}
+    assert set(wire.tracker.sizes().values()) == {0}
 
 
 @pytest.mark.parametrize("end", [Client.fin, Client.reset_by_proxy])
@@ -134,23 +219,96 @@ def test_fin_and_rst_of_either_side_end_a_subflow_and_the_last_ends_the_connecti
     assert callable(end)
     wire = Wire()
     wire.open(ETHERNET)
-    wire.join(WIFI, token())
+    wire.join(WIFI)
     wire.send(end(WIFI))
     assert wire.clients(token()) == ["10.1.0.2:40000"]
     wire.send(end(ETHERNET))
     assert wire.table == {}
-    wire.join(WIFI, token())
+
+
+def test_a_connection_left_without_subflows_can_be_joined_again_for_a_while() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(ETHERNET.reset_by_proxy())
+    assert wire.table == {}
+    wire.now += 50
+    wire.join(WIFI)
+    assert wire.clients(token()) == ["10.2.0.2:50000"]
+    wire.send(WIFI.fin())
+    wire.now += 100
+    wire.tracker.expire(wire.now)
+    wire.join(WIFI)
+    assert wire.table == {}
+    assert set(wire.tracker.sizes().values()) == {0}
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+def test_mp_prio_of_either_side_changes_the_subflow_it_travels_on(by_client: bool) -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.join(WIFI)
+    send = ETHERNET.ack if by_client else ETHERNET.ack_by_proxy
+    wire.send(send(prio(backup=True)))
+    assert [(s.backup, s.backup_at_join) for s in wire.table[token()].subflows] == [(True, False), (False, False)]
+    wire.send(send(prio(backup=False)))
+    assert not any(subflow.backup for subflow in wire.table[token()].subflows)
+
+
+def test_a_subflow_is_backup_while_either_side_wants_it_so() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(ETHERNET.ack(prio(backup=True)), ETHERNET.ack_by_proxy(prio(backup=True)))
+    wire.send(ETHERNET.ack(prio(backup=False)))
+    assert wire.table[token()].subflows[0].backup
+    wire.send(ETHERNET.ack_by_proxy(prio(backup=False)))
+    assert not wire.table[token()].subflows[0].backup
+
+
+def test_mp_prio_of_version_0_names_the_senders_address() -> None:
+    wire = Wire()
+    wire.open(ETHERNET, version=0)
+    wire.join(WIFI, version=0, address_id=3)
+    wire.send(ETHERNET.ack(prio(backup=True, address_id=3)))
+    assert [subflow.backup for subflow in wire.table[token(version=0)].subflows] == [False, True]
+
+
+def test_remove_addr_ends_the_subflows_of_that_address_of_the_sender() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.join(WIFI, address_id=3)
+    wire.send(ETHERNET.ack(remove_addr(1, 2)))
+    assert len(wire.clients(token())) == 2
+    wire.send(ETHERNET.ack(remove_addr(9, 3)))
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    wire.send(ETHERNET.ack_by_proxy(remove_addr(0)))
     assert wire.table == {}
 
 
-def test_a_retransmitted_syn_and_synack_are_one_subflow() -> None:
+def test_fast_close_with_the_receivers_key_ends_the_connection_for_good() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.join(WIFI)
+    wire.send(WIFI.ack(fastclose(OTHER_KEY)))
+    wire.send(WIFI.ack_by_proxy(fastclose(KEY)))
+    assert len(wire.clients(token())) == 2
+    wire.send(WIFI.ack(fastclose(KEY)))
+    wire.join(WIFI)
+    assert wire.table == {}
+    wire.open(ETHERNET)
+    wire.send(ETHERNET.ack_by_proxy(fastclose(CLIENT_KEY), flags="RA"))
+    assert wire.table == {}
+
+
+def test_retransmitted_handshakes_are_one_subflow() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.syn(capable_syn()))
     wire.send(ETHERNET.synack(capable_synack()), ETHERNET.synack(capable_synack()))
-    wire.join(WIFI, token())
-    wire.join(WIFI, token())
+    wire.send(ETHERNET.ack(capable_ack()), ETHERNET.ack(capable_ack()))
+    wire.join(WIFI)
+    wire.join(WIFI)
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
     assert wire.table[token()].subflows[0].opened_at == 1000.001
+    assert [event.kind for event in wire.events].count(Kind.ESTABLISHED) == 2
 
 
 def test_reused_ports_end_the_old_subflow_once_the_proxy_answers_the_new_one() -> None:
@@ -160,6 +318,8 @@ def test_reused_ports_end_the_old_subflow_once_the_proxy_answers_the_new_one() -
     wire.send(again.syn(capable_syn()))
     assert list(wire.table) == [token()]
     wire.send(again.synack(capable_synack(OTHER_KEY)))
+    assert wire.table == {}
+    wire.send(again.ack(capable_ack(OTHER_KEY)))
     assert list(wire.table) == [token(OTHER_KEY)]
 
 
@@ -189,12 +349,13 @@ def test_other_ports_are_not_ours() -> None:
     wire = Wire()
     wire.send(segment("10.1.0.2", 40000, PROXY, 443, "S", capable_syn()))
     wire.send(segment(PROXY, 443, "10.1.0.2", 40000, "SA", capable_synack(), ack=101))
+    wire.send(segment("10.1.0.2", 40000, PROXY, 443, "A", capable_ack(), seq=101, ack=101))
     assert wire.table == {}
 
 
 def test_malformed_options_are_counted_and_ignored() -> None:
     wire = Wire()
-    wire.send(ETHERNET.syn(capable_syn() + b"xyz"))
+    wire.send(ETHERNET.syn(capable_syn() + b"xyz"), ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack()))
     assert wire.table == {}
     assert wire.tracker.counters["malformed"] == 1
 
@@ -203,9 +364,9 @@ def test_unanswered_syns_are_bounded_and_the_oldest_is_forgotten() -> None:
     wire = Wire(max_half_open=10)
     wire.send(*(Client("10.1.0.2", port).syn(capable_syn()) for port in range(1, 100)))
     assert wire.tracker.sizes()["half_open"] == 10
-    wire.send(Client("10.1.0.2", 1).synack(capable_synack()))
-    assert wire.table == {}
-    wire.send(Client("10.1.0.2", 99).synack(capable_synack()))
+    for port in (1, 99):
+        client = Client("10.1.0.2", port)
+        wire.send(client.synack(capable_synack()), client.ack(capable_ack()))
     assert wire.clients(token()) == ["10.1.0.2:99"]
 
 
@@ -225,26 +386,138 @@ def test_beyond_the_bound_a_connection_is_not_tracked_and_those_known_stay() -> 
     assert wire.tracker.counters["connections_not_tracked"] == 1
 
 
+def test_without_proof_the_token_is_enough_for_boxes_that_see_one_direction() -> None:
+    from_clients, from_proxy = Wire(trust=Trust.TOKEN), Wire(trust=Trust.TOKEN)
+    from_clients.send(ETHERNET.syn(capable_syn()), ETHERNET.ack(capable_ack()))
+    from_clients.send(WIFI.syn(join_syn(token(), backup=True)), WIFI.ack(join_ack(OTHER_KEY)))
+    assert from_clients.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+    from_proxy.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()))
+    assert from_proxy.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_a_connection_that_proved_itself_makes_room_at_the_cost_of_one_that_did_not() -> None:
+    wire = Wire(max_connections=1, trust=Trust.TOKEN)
+    wire.send(WIFI.syn(capable_syn()), WIFI.synack(capable_synack(OTHER_KEY)))
+    assert list(wire.table) == [token(OTHER_KEY)]
+    wire.open(ETHERNET)
+    assert list(wire.table) == [token()]
+    wire.send(WIFI.syn(capable_syn()), WIFI.synack(capable_synack(OTHER_KEY)))
+    assert list(wire.table) == [token()]
+
+
+def test_connections_older_than_the_sniffer_are_learned_from_the_kernel() -> None:
+    wire = Wire()
+    wire.listed(ETHERNET, WIFI, of=token())
+    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+    wire.send(WIFI.fin())
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_a_join_to_a_connection_without_known_keys_is_left_to_the_kernel() -> None:
+    wire = Wire()
+    wire.listed(ETHERNET, of=token())
+    wire.join(WIFI, backup=True, address_id=9)
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    assert wire.tracker.take_doubt()
+    wire.now += 1
+    wire.listed(ETHERNET, WIFI, of=token(), backup=True)
+    joined = wire.table[token()].subflows[1]
+    assert (joined.address_id, joined.backup_at_join, joined.opened_at) == (9, True, 1000.001)
+
+
+def test_what_the_kernel_no_longer_has_is_dropped_unless_we_saw_it_since() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.now += 10
+    wire.join(WIFI)
+    wire.listed(of=token())
+    assert wire.clients(token()) == ["10.2.0.2:50000"]
+
+
+def test_a_forged_fin_is_undone_by_the_kernel_and_a_real_one_is_not() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    assert not wire.tracker.take_doubt()
+    wire.send(ETHERNET.fin())
+    assert wire.tracker.take_doubt()
+    assert not wire.tracker.take_doubt()
+    wire.listed(ETHERNET, of=token())
+    assert wire.table == {}
+    wire.now += 1
+    wire.listed(ETHERNET, of=token())
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_the_kernels_backup_flag_overrules_ours_once_ours_is_old() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(ETHERNET.ack(prio(backup=True)))
+    wire.listed(ETHERNET, of=token(), backup=False)
+    assert wire.table[token()].subflows[0].backup
+    wire.now += 1
+    wire.listed(ETHERNET, of=token(), backup=False)
+    assert not wire.table[token()].subflows[0].backup
+
+
+def test_a_subflow_that_the_kernel_has_under_another_token_moves_there() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.now += 1
+    wire.listed(ETHERNET, of=token(OTHER_KEY))
+    wire.now += 1
+    wire.listed(ETHERNET, of=token(OTHER_KEY))
+    assert list(wire.table) == [token(OTHER_KEY)]
+
+
+def test_without_a_kernel_to_ask_the_silent_expire() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.now += 50
+    wire.join(WIFI)
+    wire.take(wire.tracker.expire(wire.now + 30, idle_seconds=60))
+    assert wire.clients(token()) == ["10.2.0.2:50000"]
+
+
 _ENDS = [Client(address, port, seq) for address in ("10.1.0.2", "fd00:2::2") for port in (1, 2) for seq in (100, 200)]
 _KEYS = [KEY, OTHER_KEY]
 _SEGMENTS = st.one_of(
     st.sampled_from([c.syn(capable_syn(v)) for c in _ENDS for v in (0, 1)]),
     st.sampled_from([c.synack(capable_synack(k)) for c in _ENDS for k in _KEYS]),
+    st.sampled_from([c.ack(capable_ack(k)) for c in _ENDS for k in _KEYS]),
     st.sampled_from([c.syn(join_syn(token(k), backup=b)) for c in _ENDS for k in _KEYS for b in (False, True)]),
-    st.sampled_from([c.synack(join_synack()) for c in _ENDS]),
+    st.sampled_from([c.synack(join_synack(k)) for c in _ENDS for k in _KEYS]),
+    st.sampled_from([c.ack(join_ack(k)) for c in _ENDS for k in _KEYS]),
     st.sampled_from([c.synack() for c in _ENDS]),
     st.sampled_from([end for c in _ENDS for end in (c.fin(), c.reset_by_proxy())]),
+    st.sampled_from(
+        [
+            send(option)
+            for c in _ENDS
+            for send in (c.ack, c.ack_by_proxy)
+            for option in (prio(backup=True), remove_addr(0, 2), fastclose(KEY), fastclose(CLIENT_KEY), fail())
+        ]
+    ),
+)
+_LISTINGS = st.dictionaries(
+    st.sampled_from([c.ends for c in _ENDS]),
+    st.builds(ListedSubflow, st.sampled_from([token(k) for k in _KEYS]), st.just(2), st.booleans()),
 )
 
 
-@given(st.lists(_SEGMENTS, max_size=60))
-def test_in_any_order_of_segments_the_table_stays_consistent_and_bounded(segments: list[Segment]) -> None:
-    wire = Wire(max_connections=1, max_half_open=2)
-    for one in segments:
-        wire.send(one)
+@given(st.sampled_from(Trust), st.lists(st.one_of(_SEGMENTS, _LISTINGS), max_size=60))
+def test_in_any_order_of_segments_the_table_stays_consistent_and_bounded(
+    trust: Trust, steps: list[Segment | dict[Ends, ListedSubflow]]
+) -> None:
+    wire = Wire(max_connections=1, max_half_open=2, trust=trust)
+    for step in steps:
+        if isinstance(step, Segment):
+            wire.send(step)
+        else:
+            wire.now += 1
+            wire.take(wire.tracker.reconcile(KernelView(wire.now, step)))
         sizes = wire.tracker.sizes()
         subflows = [subflow.ends for connection in wire.table.values() for subflow in connection.subflows]
         assert len(set(subflows)) == len(subflows) == sizes["subflows"]
         assert len(wire.table) == sizes["connections"] <= 1
         assert all(connection.subflows for connection in wire.table.values())
-        assert sizes["half_open"] <= 2
+        assert max(sizes["half_open"], sizes["orphans"]) <= 2

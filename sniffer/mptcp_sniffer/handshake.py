@@ -1,0 +1,263 @@
+"""From the segments of a handshake to an opened connection or a joined subflow, or to nothing.
+
+With `Trust.HANDSHAKE` a handshake counts when its third ACK has proved it: the right keys for MP_CAPABLE, the right
+HMAC for MP_JOIN, the right sequence numbers for both. With `Trust.TOKEN`, for boxes that see one direction only, it
+counts with the first segment that names the token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mptcp_sniffer.authentication import Keys, client_proves, proxy_proves, token_of
+from mptcp_sniffer.options import MpCapable, MpJoinAck, MpJoinSyn, MpJoinSynAck, Option
+from mptcp_throttle.model import Token, Trust
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Sequence
+
+    from mptcp_sniffer.segment import PackedEndpoint, Segment
+
+_HALF_OPEN_SECONDS: Final = 75.0
+"""Linux gives up on a SYN/ACK after about 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); some margin on top."""
+
+
+class Ends(NamedTuple):
+    """A subflow's four-tuple as the wire has it."""
+
+    client: PackedEndpoint
+    proxy: PackedEndpoint
+
+
+class Opened(NamedTuple):
+    """A connection, with its first subflow. `keys` is None where the trust in force did without the client's."""
+
+    ends: Ends
+    token: Token
+    version: int
+    keys: Keys | None
+    sequence: int
+    at: float
+
+
+class Joined(NamedTuple):
+    """A further subflow of a connection. `authenticated` is false before the client has proved itself."""
+
+    ends: Ends
+    token: Token
+    address_id: int
+    proxy_address_id: int
+    backup: bool
+    proxy_backup: bool
+    sequence: int
+    at: float
+    authenticated: bool
+
+
+@dataclass(slots=True)
+class _HalfOpen:
+    """A SYN, and the proxy's answer once there is one. `keys` are those of the connection it wants to join."""
+
+    option: MpCapable | MpJoinSyn
+    sequence: int
+    at: float
+    keys: Keys | None = None
+    answer: MpCapable | MpJoinSynAck | None = None
+    answer_sequence: int = 0
+
+
+class UnknownToken(LookupError):
+    """No connection has this token."""
+
+
+class Handshakes:
+    """The handshakes under way: at most `bound`, the oldest is forgotten first.
+
+    `keys_of` gives the keys of the connection with a token, None if it is known but its keys are not; it raises
+    UnknownToken. `counters` tell what happened to handshakes that came to nothing.
+    """
+
+    def __init__(
+        self, bound: int, trust: Trust, keys_of: Callable[[Token], Keys | None], counters: Counter[str]
+    ) -> None:
+        self._bound = bound
+        self._trust = trust
+        self._keys_of = keys_of
+        self._counters = counters
+        self._half_open: OrderedDict[Ends, _HalfOpen] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._half_open)
+
+    def asked(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> None:
+        """A client's SYN."""
+        option = _only_handshake(options)
+        if not isinstance(option, MpCapable | MpJoinSyn):
+            self._counters["plain_tcp"] += 1
+            return
+        keys = None
+        if isinstance(option, MpJoinSyn):
+            try:
+                keys = self._keys_of(Token(option.token))
+            except UnknownToken:
+                self._counters["unknown_token"] += 1
+                return
+        earlier = self._half_open.get(ends)
+        if earlier is not None and earlier.sequence == segment.sequence:
+            self._counters["syn_retransmitted"] += 1
+            return
+        self._half_open[ends] = _HalfOpen(option, segment.sequence, at, keys)
+        self._half_open.move_to_end(ends)
+        self.expire(at)
+
+    def answered(self, ends: Ends, segment: Segment, options: Sequence[Option]) -> Opened | Joined | None:
+        """The proxy's SYN/ACK; returns a JOIN that waits for its proof too."""
+        half_open = self._half_open.get(ends)
+        if half_open is None or half_open.sequence != _before(segment.acknowledgment):
+            return None
+        answer = _only_handshake(options)
+        half_open.answer_sequence = segment.sequence
+        match half_open.option, answer:
+            case MpCapable(), MpCapable(sender_key=bytes(key)):
+                half_open.answer = answer
+                if self._trust is Trust.TOKEN:
+                    token = token_of(answer.version, key)
+                    return Opened(ends, token, answer.version, None, half_open.sequence, half_open.at)
+                return None
+            case MpJoinSyn() as syn, MpJoinSynAck():
+                if half_open.keys is not None and not proxy_proves(half_open.keys, syn, answer):
+                    self._counters["wrong_hmac"] += 1
+                    return None
+                half_open.answer = answer
+                if self._trust is Trust.TOKEN:
+                    del self._half_open[ends]
+                    return _joined(ends, half_open, syn, answer, authenticated=True)
+                return _joined(ends, half_open, syn, answer, authenticated=False)
+        del self._half_open[ends]
+        self._counters["fell_back"] += 1
+        return None
+
+    def completed(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> Opened | Joined | None:
+        """A client's segment with MP_CAPABLE or MP_JOIN and without SYN: the third ACK, or the first data."""
+        proof = _only_handshake(options)
+        half_open = self._half_open.get(ends)
+        if half_open is None:
+            if self._trust is Trust.TOKEN and isinstance(proof, MpCapable):
+                return self._opened_unseen(ends, segment, proof, at)
+            return None
+        match half_open.option, half_open.answer, proof:
+            case MpCapable() as syn, answer, MpCapable(sender_key=bytes(client), receiver_key=bytes(proxy)):
+                keys = Keys(proof.version, client, proxy)
+                if not self._capable_holds(half_open, segment, syn, answer, keys):
+                    self._counters["wrong_key"] += 1
+                    return None
+                del self._half_open[ends]
+                token = token_of(keys.version, keys.proxy)
+                return Opened(ends, token, keys.version, keys, half_open.sequence, half_open.at)
+            case MpJoinSyn() as syn, answer, MpJoinAck():
+                return self._join_completed(ends, half_open, segment, syn, answer, proof)
+        return None
+
+    def _opened_unseen(self, ends: Ends, segment: Segment, proof: MpCapable, at: float) -> Opened | None:
+        if proof.sender_key is None or proof.receiver_key is None:
+            return None
+        keys = Keys(proof.version, proof.sender_key, proof.receiver_key)
+        token = token_of(keys.version, keys.proxy)
+        return Opened(ends, token, keys.version, keys, _before(segment.sequence), at)
+
+    def _capable_holds(
+        self,
+        half_open: _HalfOpen,
+        segment: Segment,
+        syn: MpCapable,
+        answer: MpCapable | MpJoinSynAck | None,
+        keys: Keys,
+    ) -> bool:
+        if answer is None:
+            return self._trust is Trust.TOKEN
+        return (
+            isinstance(answer, MpCapable)
+            and (answer.version, answer.sender_key) == (keys.version, keys.proxy)
+            and syn.sender_key in (None, keys.client)
+            and _follows(half_open, segment)
+        )
+
+    def _join_completed(
+        self,
+        ends: Ends,
+        half_open: _HalfOpen,
+        segment: Segment,
+        syn: MpJoinSyn,
+        answer: MpCapable | MpJoinSynAck | None,
+        proof: MpJoinAck,
+    ) -> Joined | None:
+        if self._trust is Trust.TOKEN and answer is None:
+            del self._half_open[ends]
+            return _joined(ends, half_open, syn, None, authenticated=True)
+        if not isinstance(answer, MpJoinSynAck) or not _follows(half_open, segment):
+            return None
+        if half_open.keys is None:
+            self._counters["join_left_to_kernel"] += 1
+            return None
+        if not client_proves(half_open.keys, syn, answer, proof):
+            self._counters["wrong_hmac"] += 1
+            return None
+        del self._half_open[ends]
+        return _joined(ends, half_open, syn, answer, authenticated=True)
+
+    def take(self, ends: Ends) -> Joined | None:
+        """End a handshake that the kernel is known to have accepted; what it said of itself, if it was a JOIN."""
+        half_open = self._half_open.pop(ends, None)
+        if half_open is None or not isinstance(half_open.option, MpJoinSyn):
+            return None
+        answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
+        return _joined(ends, half_open, half_open.option, answer, authenticated=True)
+
+    def forget(self, ends: Ends) -> None:
+        """A handshake that was reset."""
+        self._half_open.pop(ends, None)
+
+    def expire(self, now: float) -> None:
+        """Forget the oldest beyond the bound, and those that waited too long."""
+        while self._half_open:
+            oldest = next(iter(self._half_open.values()))
+            if len(self._half_open) <= self._bound and now - oldest.at <= _HALF_OPEN_SECONDS:
+                return
+            self._half_open.popitem(last=False)
+            self._counters["half_open_forgotten"] += 1
+
+
+def _only_handshake(options: Sequence[Option]) -> Option | None:
+    """The handshake option of a segment; None for several, which Linux ignores too (net/mptcp/subflow.c)."""
+    found = [option for option in options if isinstance(option, MpCapable | MpJoinSyn | MpJoinSynAck | MpJoinAck)]
+    return found[0] if len(found) == 1 else None
+
+
+def _joined(
+    ends: Ends, half_open: _HalfOpen, syn: MpJoinSyn, answer: MpJoinSynAck | None, *, authenticated: bool
+) -> Joined:
+    return Joined(
+        ends,
+        Token(syn.token),
+        syn.address_id,
+        0 if answer is None else answer.address_id,
+        syn.backup,
+        answer is not None and answer.backup,
+        half_open.sequence,
+        half_open.at,
+        authenticated,
+    )
+
+
+def _follows(half_open: _HalfOpen, segment: Segment) -> bool:
+    """Whether a segment continues this very handshake: nobody off the path knows both sequence numbers."""
+    return (
+        _before(segment.sequence) == half_open.sequence and _before(segment.acknowledgment) == half_open.answer_sequence
+    )
+
+
+def _before(sequence: int) -> int:
+    return (sequence - 1) & 0xFFFF_FFFF
