@@ -20,7 +20,7 @@ from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -65,6 +65,7 @@ class Services:
         *,
         linger: str = "2s",
         ports: Sequence[int] = (PORT,),
+        sniffer: Mapping[str, object] | None = None,
     ) -> None:
         self.proxy = proxy
         self.directory = proxy.directory / "throttle"
@@ -77,6 +78,7 @@ class Services:
             self.config,
             {
                 "proxy": {"interface": "eth0", "ports": list(ports)},
+                "sniffer": dict(sniffer or {}),
                 "daemon": {"linger": linger},
                 "run_directory": str(self.directory / "run"),
                 "state_directory": str(self.directory / "state"),

@@ -1,0 +1,107 @@
+"""Real MPTCP connections in numbers: an echo server, and a client that opens, uses and ends them in every way.
+
+Programs of their own, because a socket belongs to the network namespace of its process:
+`mptcp_traffic.py serve PORT`, `mptcp_traffic.py drive PORT COUNT PARALLEL SEED ADDRESS...`, and the same with `hold`,
+which leaves all connections open until it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Final
+
+IPPROTO_MPTCP: Final = 262
+"""include/uapi/linux/in.h; the socket module has no name for it."""
+
+_CHUNK: Final = 4096
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_SERVER_CLOSES, _SERVER_RESETS = b"C", b"R"
+
+
+def _mptcp_socket(family: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP)
+    sock.setblocking(False)
+    return sock
+
+
+async def _connect(sock: socket.socket, address: str, port: int) -> None:
+    # Not loop.sock_connect: it asks getaddrinfo(3), which does not know the protocol.
+    with suppress(BlockingIOError):
+        sock.connect((address, port))
+    connected = asyncio.Event()
+    asyncio.get_running_loop().add_writer(sock, connected.set)
+    await asyncio.wait_for(connected.wait(), 10)
+    asyncio.get_running_loop().remove_writer(sock)
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            if data[-1:] == _SERVER_RESETS:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            if data[-1:] in (_SERVER_CLOSES, _SERVER_RESETS):
+                break
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def serve(port: int) -> None:
+    """Echo what comes; close or reset the connection when told so."""
+    listener = _mptcp_socket(socket.AF_INET6)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.bind(("::", port))
+    server = await asyncio.start_server(_answer, sock=listener, backlog=1024)
+    print("listening", flush=True)
+    await server.serve_forever()
+
+
+async def _connection(addresses: list[str], port: int, seed: int, *, hold: bool) -> None:
+    choice = random.Random(seed)  # noqa: S311
+    address = choice.choice(addresses)
+    sock = _mptcp_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    # Subflows are reset under this program by design; what TCP then reports is not of interest.
+    with suppress(OSError, asyncio.IncompleteReadError):
+        await _connect(sock, address, port)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        for _ in range(choice.randint(2, 6)):
+            writer.write(bytes(_CHUNK))
+            await asyncio.wait_for(reader.readexactly(_CHUNK), 10)
+            await asyncio.sleep(choice.uniform(0.05, 0.5))
+        if hold:
+            await asyncio.Event().wait()
+        end = choice.choice(["close", "reset", _SERVER_CLOSES, _SERVER_RESETS])
+        if isinstance(end, bytes):
+            writer.write(end)
+            await asyncio.wait_for(reader.read(), 10)
+        elif end == "reset":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        writer.close()
+        await writer.wait_closed()
+
+
+async def drive(port: int, count: int, parallel: int, seed: int, addresses: list[str], *, hold: bool) -> None:
+    """Open `count` connections, `parallel` at a time (all, to `hold` them), each to one of `addresses`."""
+    room = asyncio.Semaphore(count if hold else parallel)
+
+    async def one(number: int) -> None:
+        async with room:
+            with suppress(TimeoutError):
+                await _connection(addresses, port, seed * 10_000 + number, hold=hold)
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["serve", port]:
+            asyncio.run(serve(int(port)))
+        case ["drive" | "hold" as mode, port, count, parallel, seed, *addresses]:
+            asyncio.run(drive(int(port), int(count), int(parallel), int(seed), addresses, hold=mode == "hold"))

@@ -1,0 +1,202 @@
+"""The kernel as oracle: real connections in every variety, and not one difference between its account and ours."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bench import EXECUTABLES, eventually
+from kernel_oracle import Ends, Kernel, listed, priorities, published, read_events
+
+from mptcp_lab.services import Services
+from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology, build
+from mptcp_throttle.rpc import RpcClient, RpcError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_lab.process import Process
+    from mptcp_lab.topology import Client
+    from mptcp_throttle.rpc import Json
+
+PORT: Final = 8080
+TRAFFIC: Final = Path(__file__).with_name("mptcp_traffic.py")
+NAT_ADDRESS: Final = "10.3.0.1"
+"""The router's, behind which it hides two of the clients."""
+
+CLIENTS: Final = (
+    ClientSpec("active"),
+    ClientSpec("backup", wifi="backup"),
+    ClientSpec("four"),
+    ClientSpec("nat-one", families=(4,)),
+    ClientSpec("nat-two", families=(4,)),
+)
+
+
+@contextmanager
+def clients_and_server() -> Iterator[Lab]:
+    """Clients with one to four subflows per connection, two of them behind one address, and an echo server."""
+    with build(Topology(clients=CLIENTS)) as lab:
+        four = lab.clients["four"]
+        for number in (51, 52):
+            four.ip([f"address add 10.2.0.{number}/24 dev wlan0"])
+            four.ip([f"mptcp endpoint add 10.2.0.{number} dev wlan0 subflow"])
+        for name in ("nat-one", "nat-two"):
+            for link in (lab.topology.ethernet, lab.topology.wifi):
+                source = str(lab.clients[name].address(link, 4))
+                rule = ("-t", "nat", "-A", "POSTROUTING", "-s", source, "-o", "proxy", "-j", "MASQUERADE")
+                lab.router.run("iptables-legacy", *rule)
+        server = lab.proxy.start("server", EXECUTABLES / "python", TRAFFIC, "serve", str(PORT))
+        server.wait_until(lambda: lab.proxy.listens(PORT, mptcp=True), "listening")
+        yield lab
+
+
+def drive(lab: Lab, client: Client, count: int, mode: str, seed: int) -> Process:
+    addresses = [str(lab.proxy_address(family)) for family in client.spec.families]
+    return client.start(
+        f"traffic-{mode}", EXECUTABLES / "python", TRAFFIC, mode, str(PORT), str(count), "30", str(seed), *addresses
+    )
+
+
+def disturb(client: Client, choice: random.Random) -> None:
+    """Make one address a backup or not, take one away for a moment, or reset the subflows of one."""
+    endpoints = client.run("ip", "mptcp", "endpoint").stdout.splitlines()
+    address, identifier = choice.choice([(line.split()[0], line.split()[2]) for line in endpoints])
+    match choice.choice(["backup", "nobackup", "remove", "reset"]):
+        case "remove":
+            flags = client.spec.wifi == "backup"
+            client.ip([f"mptcp endpoint delete id {identifier}"])
+            time.sleep(0.1)
+            client.ip([f"mptcp endpoint add {address} dev wlan0 id {identifier} subflow{' backup' if flags else ''}"])
+        case "reset":
+            client.run("ss", "-K", "-t", "src", f"[{address}]" if ":" in address else address)
+        case flag:
+            client.ip([f"mptcp endpoint change id {identifier} {flag}"])
+
+
+def read_history(capture: Path) -> dict[str, Json]:
+    argv: list[str | Path] = [EXECUTABLES / "mptcp-sniffer", "--read", capture, "--ports", str(PORT), "--json"]
+    return dict(json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout))
+
+
+def snapshot(services: Services) -> dict[Ends, tuple[int, bool]]:
+    client = RpcClient(services.directory / "run" / "sniffer.sock")
+    return published(client.call("snapshot")["connections"])
+
+
+def test_the_history_of_600_connections_is_the_kernels() -> None:
+    choice = random.Random(1)  # noqa: S311
+    with clients_and_server() as lab:
+        capture = lab.proxy.directory / "capture.pcap"
+        monitor = lab.proxy.start("monitor", "stdbuf", "-oL", "ip", "mptcp", "monitor")
+        # Without immediate mode, tcpdump loses what came in its last second.
+        options = ("-i", "eth0", "--immediate-mode", "-s", "160", "-B", "65536", "-w", capture)
+        dump = lab.proxy.start("tcpdump", "tcpdump", *options, "tcp")
+        services = Services(lab.proxy, sniffer={"kernel_view": False})
+        sniffer = services.start_sniffer()
+        sniffer.wait_until(lambda: knows_all(services, lab), "answering")
+        dump.wait_until(capture.exists, "capturing")
+        drivers = [drive(lab, client, 120, "drive", number) for number, client in enumerate(lab.clients.values())]
+        while any(driver.exit_status is None for driver in drivers):
+            disturb(choice.choice(list(lab.clients.values())), choice)
+            time.sleep(0.05)
+        eventually(lambda: listed(lab.proxy, PORT) == {}, "all connections ended", within=90)
+        time.sleep(0.5)
+        for process in (dump, monitor):
+            process.stop()
+        kernel = read_events((lab.proxy.directory / "monitor.log").read_text(encoding="utf-8").splitlines())
+        history = read_history(capture)
+        live = RpcClient(services.directory / "run" / "sniffer.sock").call("status")
+    assert len({ends.token for ends in kernel.subflows}) == 600
+    assert_varied(kernel)
+    assert_same(kernel, history)
+    assert (live["connections"], live["subflows"], live["dropped"]) == (0, 0, 0)
+    assert live["counters"]["subflows_opened"] == len(kernel.subflows)
+
+
+def assert_varied(kernel: Kernel) -> None:
+    """That what was to happen did happen, and often."""
+    subflows = kernel.subflows
+    per_connection = Counter(Counter(ends.token for ends in subflows).values())
+    assert {2, 3, 4} <= per_connection.keys()
+    assert sum(":" in ends.client for ends in subflows) > 100
+    assert sum(ends.client == NAT_ADDRESS for ends in subflows) > 100
+    assert sum(subflow.priorities[0] for subflow in subflows.values()) > 50
+    assert sum(len(subflow.priorities) - 1 for subflow in subflows.values()) > 50
+    assert sum(subflow.closed for subflow in subflows.values()) > 100
+
+
+def assert_same(kernel: Kernel, history: dict[str, Json]) -> None:
+    subflows = {
+        Ends(connection["token"], subflow["client"], subflow["client_port"]): subflow
+        for connection in history["connections"]
+        for subflow in connection["subflows"]
+        if subflow["established"]
+    }
+    assert subflows.keys() == kernel.subflows.keys()
+    assert {e: s["address_id"] for e, s in subflows.items()} == {e: s.address_id for e, s in kernel.subflows.items()}
+    assert {e: s["backup_at_join"] for e, s in subflows.items()} == {
+        e: s.priorities[0] for e, s in kernel.subflows.items()
+    }
+    assert changes(priorities(history["events"])) == changes({e: s.priorities for e, s in kernel.subflows.items()})
+    assert {subflow["state"] for subflow in subflows.values()} == {"closed"}
+
+
+def changes(values: dict[Ends, list[bool]]) -> dict[Ends, list[bool]]:
+    """Without repetitions: the kernel reports an MP_PRIO that changes nothing too."""
+    return {
+        ends: [value for i, value in enumerate(flags) if i == 0 or flags[i - 1] != value]
+        for ends, flags in values.items()
+    }
+
+
+def test_a_sniffer_that_starts_or_restarts_amid_100_connections_knows_them_all() -> None:
+    with clients_and_server() as lab:
+        services = Services(lab.proxy)
+        holders = [drive(lab, client, 25, "hold", number) for number, client in enumerate(lab.clients.values())]
+        eventually(lambda: len(listed(lab.proxy, PORT)) >= 2 * 125, "all connections open", within=30)
+        lab.clients["active"].ip([f"mptcp endpoint change id {identifier(lab.clients['active'])} backup"])
+        for _ in range(2):
+            sniffer = services.start_sniffer()
+            sniffer.wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
+            assert len({ends.token for ends in snapshot(services)}) == 125
+            lab.clients["active"].run("ss", "-K", "-t", "src", "10.2.0.2")
+            lab.clients["backup"].ip([f"mptcp endpoint change id {identifier(lab.clients['backup'])} nobackup"])
+            eventually(lambda: knows_all(services, lab), "in agreement after changes", within=3)
+            sniffer.kill()
+        for holder in holders:
+            holder.stop()
+
+
+def test_joins_to_connections_older_than_the_sniffer_are_found() -> None:
+    with clients_and_server() as lab:
+        services = Services(lab.proxy)
+        late = lab.clients["active"]
+        late.ip(["mptcp endpoint flush"])
+        holder = drive(lab, late, 20, "hold", 1)
+        eventually(lambda: len(listed(lab.proxy, PORT)) == 20, "all connections open")
+        sniffer = services.start_sniffer()
+        sniffer.wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
+        late.ip([f"mptcp endpoint add {late.address(WIFI, family)} dev wlan0 subflow backup" for family in (4, 6)])
+        eventually(lambda: len(listed(lab.proxy, PORT)) == 40, "joined")
+        eventually(lambda: knows_all(services, lab), "in agreement after the JOINs", within=3)
+        assert sum(backup for _, backup in snapshot(services).values()) == 20
+        holder.stop()
+
+
+def identifier(client: Client) -> str:
+    """The id of a client's first endpoint."""
+    return client.run("ip", "mptcp", "endpoint").stdout.split()[2]
+
+
+def knows_all(services: Services, lab: Lab) -> bool:
+    try:
+        return snapshot(services) == listed(lab.proxy, PORT)
+    except RpcError:
+        return False
