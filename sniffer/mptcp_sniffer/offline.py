@@ -69,6 +69,7 @@ def _segments(path: Path, tracker: Tracker) -> Iterator[tuple[Segment, float]]:
                 if segment is not None:
                     yield segment, at
     except (OSError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}", os.EX_NOINPUT) from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read: {reason}", os.EX_NOINPUT) from error
     except Scapy_Exception as error:
         raise UserError(f"{path}: is not a pcap or pcapng file: {error}", os.EX_DATAERR) from error

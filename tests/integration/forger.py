@@ -1,0 +1,45 @@
+"""A third host that knows what an attacker off the path can know: addresses, ports, and even a token.
+
+Programs of their own, run in the attacker's network namespace: `forger.py KIND PROXY PORT ARGUMENT...` sends its
+packets through Scapy; its kernel must not answer for it (the test drops its own RSTs).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from scapy.layers.inet import IP, TCP
+from scapy.sendrecv import send, sr1
+
+
+def joins(proxy: str, port: int, tokens: list[int]) -> None:
+    """For each token: a JOIN, answered with an invented HMAC if the proxy knows the token."""
+    for number, token in enumerate(tokens):
+        sport, seq = 20_000 + number, 1000 * number
+        syn = bytes([0x10, 9]) + token.to_bytes(4) + b"nonc"
+        answer = sr1(
+            IP(dst=proxy) / TCP(sport=sport, dport=port, flags="S", seq=seq, options=[(30, syn)]),
+            timeout=1,
+            verbose=False,
+        )
+        if answer is not None and answer[TCP].flags == "SA":
+            ack = answer[TCP].seq + 1
+            proof = [(30, bytes([0x10, 0]) + random.randbytes(20))]  # noqa: S311
+            third = IP(dst=proxy) / TCP(sport=sport, dport=port, flags="A", seq=seq + 1, ack=ack, options=proof)
+            send(third, verbose=False)
+            print("answered", flush=True)
+
+
+def ends(proxy: str, port: int, client: str, client_port: int, flags: str) -> None:
+    """A FIN or RST in the name of a client, with sequence numbers that are far outside the window."""
+    forged = TCP(sport=client_port, dport=port, flags=flags, seq=12345, ack=54321)
+    send(IP(src=client, dst=proxy) / forged, verbose=False)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["joins", proxy, port, *tokens]:
+            joins(proxy, int(port), [int(token, 16) for token in tokens])
+        case ["ends", proxy, port, client, client_port, flags]:
+            ends(proxy, int(port), client, int(client_port), flags)
