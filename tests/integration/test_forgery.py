@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from bench import EXECUTABLES, MEGABYTE, Bench, bench, eventually
-from kernel_oracle import listed
 
+from mptcp_lab.oracle import listed
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.rpc import Json, RpcClient

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from bench import EXECUTABLES, eventually
-from kernel_oracle import Ends, Kernel, listed, priorities, published, read_events
 
+from mptcp_lab.oracle import Ends, Kernel, listed, priorities, published, read_events
 from mptcp_lab.services import Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology, build
+from mptcp_lab.traffic import start_client, start_server
 from mptcp_throttle.rpc import RpcClient, RpcError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 PORT: Final = 8080
-TRAFFIC: Final = Path(__file__).with_name("mptcp_traffic.py")
 NAT_ADDRESS: Final = "10.3.0.1"
 """The router's, behind which it hides two of the clients."""
 
@@ -52,16 +52,13 @@ def clients_and_server() -> Iterator[Lab]:
                 source = str(lab.clients[name].address(link, 4))
                 rule = ("-t", "nat", "-A", "POSTROUTING", "-s", source, "-o", "proxy", "-j", "MASQUERADE")
                 lab.router.run("iptables-legacy", *rule)
-        server = lab.proxy.start("server", EXECUTABLES / "python", TRAFFIC, "serve", str(PORT))
-        server.wait_until(lambda: lab.proxy.listens(PORT, mptcp=True), "listening")
+        start_server(lab.proxy, PORT)
         yield lab
 
 
-def drive(lab: Lab, client: Client, count: int, mode: str, seed: int) -> Process:
-    addresses = [str(lab.proxy_address(family)) for family in client.spec.families]
-    return client.start(
-        f"traffic-{mode}", EXECUTABLES / "python", TRAFFIC, mode, str(PORT), str(count), "30", str(seed), *addresses
-    )
+def drive(lab: Lab, client: Client, count: int, mode: Literal["drive", "hold"], seed: int) -> Process:
+    addresses = [lab.proxy_address(family) for family in client.spec.families]
+    return start_client(client, addresses, PORT, mode=mode, count=count, seed=seed)
 
 
 def disturb(client: Client, choice: random.Random) -> None:

@@ -1,8 +1,8 @@
 """Real MPTCP connections in numbers: an echo server, and a client that opens, uses and ends them in every way.
 
 Programs of their own, because a socket belongs to the network namespace of its process:
-`mptcp_traffic.py serve PORT`, `mptcp_traffic.py drive PORT COUNT PARALLEL SEED ADDRESS...`, and the same with `hold`,
-which leaves all connections open until it is ended.
+`python -m mptcp_lab.traffic serve PORT`, `python -m mptcp_lab.traffic drive PORT COUNT PARALLEL SEED ADDRESS...`, and
+the same with `hold`, which leaves all connections open until it is ended.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ import socket
 import struct
 import sys
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
+    from mptcp_lab.topology import Client
+    from mptcp_throttle.model import Address
 
 IPPROTO_MPTCP: Final = 262
 """include/uapi/linux/in.h; the socket module has no name for it."""
 
 _CHUNK: Final = 4096
+_PARALLEL: Final = 30
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _SERVER_CLOSES, _SERVER_RESETS = b"C", b"R"
 
@@ -97,6 +106,23 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
                 await _connection(addresses, port, seed * 10_000 + number, hold=hold)
 
     await asyncio.gather(*(one(number) for number in range(count)))
+
+
+def start_server(proxy: Host, port: int) -> Process:
+    """Start the echo server; returns once it listens."""
+    server = proxy.start("server", sys.executable, "-m", "mptcp_lab.traffic", "serve", str(port))
+    server.wait_until(lambda: proxy.listens(port, mptcp=True), "listening")
+    return server
+
+
+def start_client(
+    client: Client, addresses: Iterable[Address], port: int, *, mode: Literal["drive", "hold"], count: int, seed: int
+) -> Process:
+    """Start `count` connections to one of the `addresses` each."""
+    numbers = (str(port), str(count), str(_PARALLEL), str(seed))
+    return client.start(
+        f"{mode}-{seed}", sys.executable, "-m", "mptcp_lab.traffic", mode, *numbers, *map(str, addresses)
+    )
 
 
 if __name__ == "__main__":
