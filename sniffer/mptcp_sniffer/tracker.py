@@ -226,12 +226,12 @@ class Tracker:
         yield opened.token
 
     def _join(self, joined: Joined, at: float) -> Iterator[Token]:
+        if joined.ends in self._tokens:
+            yield self._drop(joined.ends, at, "ports used again")
         entry = self._entry(joined.token)
         if entry is None:
             self.counters["unknown_token"] += 1
             return
-        if joined.ends in self._tokens:
-            yield self._drop(joined.ends, at, "ports used again")
         if not self._revive(entry, at):
             return
         self._add(entry, joined.ends, _live(joined, at), at)

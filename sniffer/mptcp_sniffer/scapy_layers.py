@@ -1,0 +1,332 @@
+"""MPTCP options (RFC 8684 and RFC 6824) as Scapy layers, for building, dissecting and display.
+
+Importing this module teaches Scapy's TCP layer the option kind 30, in the manner of Scapy's own contributed layers:
+
+    >>> TCP(flags="S", options=[("MPTCP", MpJoinSynOption(receiver_token=0x613A7ED5, address_id=2))])
+    >>> sniff(filter="tcp", prn=lambda packet: packet.show())
+
+Which form of a subtype an option has is told by its length. Unknown and malformed options stay `(30, bytes)`, and such
+tuples build as ever. For speed, the sniffer itself decodes with `options`; each of the two is the other's oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, ClassVar, Final
+
+from scapy.fields import (
+    BitEnumField,
+    BitField,
+    ByteEnumField,
+    ByteField,
+    ConditionalField,
+    Field,
+    FieldListField,
+    FlagsField,
+    IntField,
+    LongField,
+    MultipleTypeField,
+    ShortField,
+    XIntField,
+    XShortField,
+    XStrFixedLenField,
+)
+from scapy.layers.inet import TCP, TCPerror, TCPOptionsField
+from scapy.packet import Packet
+
+from mptcp_sniffer.options import KIND, Subtype
+
+NAME: Final = "MPTCP"
+"""What stands in `TCP.options` for kind 30."""
+
+_RESET_REASONS: Final = {
+    0: "unspecified",
+    1: "MPTCP-specific",
+    2: "lack of resources",
+    3: "administratively prohibited",
+    4: "too much outstanding data",
+    5: "unacceptable performance",
+    6: "middlebox interference",
+}
+"""RFC 8684, section 3.6."""
+
+
+class _OptionalField(ConditionalField):  # type: ignore[misc]
+    """A field that is built unless it is None, and dissected if the number of bytes left says that it is there."""
+
+    def __init__(self, field: Any, is_there: Callable[[int], bool] = bool) -> None:  # noqa: ANN401
+        super().__init__(field, lambda packet: packet.getfieldval(field.name) is not None)
+        self._is_there = is_there
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
+        return self.fld.getfield(pkt, s) if self._is_there(len(s)) else (s, None)
+
+
+class _AddressField(Field):  # type: ignore[misc]
+    """An IPv6 address where there is room for one, or else an IPv4 address."""
+
+    def any2i(self, _pkt: Packet | None, x: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+        return ip_address(x)
+
+    def i2repr(self, _pkt: Packet | None, x: IPv4Address | IPv6Address) -> str:
+        return str(x)
+
+    def addfield(self, _pkt: Packet, s: bytes, val: IPv4Address | IPv6Address) -> bytes:
+        return s + val.packed
+
+    def getfield(self, _pkt: Packet, s: bytes) -> tuple[bytes, IPv4Address | IPv6Address]:
+        size = 16 if len(s) >= 16 else 4
+        return s[size:], ip_address(s[:size])
+
+
+def _subtype(value: Subtype) -> Field:
+    return BitEnumField("subtype", value, 4, {subtype.value: subtype.name for subtype in Subtype})
+
+
+def _wide(name: str, present: str, eight_bytes: str) -> Field:
+    """A number of the DSS option: there if one flag is set, of 8 instead of 4 bytes if another is."""
+    return ConditionalField(
+        MultipleTypeField([(LongField(name, 0), lambda dss: eight_bytes in dss.flags)], IntField(name, 0)),
+        lambda dss: present in dss.flags,
+    )
+
+
+class MptcpOption(Packet):  # type: ignore[misc]
+    """What follows kind and length. `lengths` are those that the fields can have."""
+
+    lengths: ClassVar[tuple[int, ...]]
+
+    @classmethod
+    def fits(cls, body: bytes) -> bool:
+        """Whether `body`, of the right subtype, is an option of this form."""
+        return len(body) in cls.lengths
+
+
+class MpCapableOption(MptcpOption):
+    """RFC 8684, section 3.1: with no key (SYN), one (SYN of version 0, SYN/ACK) or two (ACK), and how much data."""
+
+    name = "MP_CAPABLE"
+    lengths = (2, 10, 18, 20, 22)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_CAPABLE),
+        BitField("version", 1, 4),
+        FlagsField("flags", "H", 8, "HGFEDCBA"),
+        _OptionalField(XStrFixedLenField("sender_key", None, 8)),
+        _OptionalField(XStrFixedLenField("receiver_key", None, 8)),
+        _OptionalField(ShortField("data_level_length", None)),
+        _OptionalField(XShortField("checksum", None)),
+    ]
+
+    @classmethod
+    def fits(cls, body: bytes) -> bool:
+        """As for all; later versions may have another form."""
+        return super().fits(body) and body[0] & 0x0F in (0, 1)
+
+
+class MpJoinSynOption(MptcpOption):
+    """RFC 8684, section 3.2, figure 5."""
+
+    name = "MP_JOIN of a SYN"
+    lengths = (10,)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_JOIN),
+        BitField("reserved", 0, 3),
+        BitField("backup", 0, 1),
+        ByteField("address_id", 0),
+        XIntField("receiver_token", 0),
+        XStrFixedLenField("sender_random_number", bytes(4), 4),
+    ]
+
+
+class MpJoinSynAckOption(MptcpOption):
+    """RFC 8684, section 3.2, figure 6."""
+
+    name = "MP_JOIN of a SYN/ACK"
+    lengths = (14,)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_JOIN),
+        BitField("reserved", 0, 3),
+        BitField("backup", 0, 1),
+        ByteField("address_id", 0),
+        XStrFixedLenField("sender_truncated_hmac", bytes(8), 8),
+        XStrFixedLenField("sender_random_number", bytes(4), 4),
+    ]
+
+
+class MpJoinAckOption(MptcpOption):
+    """RFC 8684, section 3.2, figure 7."""
+
+    name = "MP_JOIN of an ACK"
+    lengths = (22,)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_JOIN),
+        BitField("reserved", 0, 12),
+        XStrFixedLenField("sender_hmac", bytes(20), 20),
+    ]
+
+
+class DssOption(MptcpOption):
+    """RFC 8684, section 3.3. Flags: A Data ACK, a of 8 bytes, M mapping, m with 8 bytes of DSN, F DATA_FIN."""
+
+    name = "DSS"
+    fields_desc: ClassVar = [
+        _subtype(Subtype.DSS),
+        BitField("reserved", 0, 7),
+        FlagsField("flags", 0, 5, "AaMmF"),
+        _wide("data_ack", "A", "a"),
+        _wide("data_sequence_number", "M", "m"),
+        ConditionalField(IntField("subflow_sequence_number", 0), lambda dss: "M" in dss.flags),
+        ConditionalField(ShortField("data_level_length", 0), lambda dss: "M" in dss.flags),
+        _OptionalField(XShortField("checksum", None)),
+    ]
+
+    @classmethod
+    def fits(cls, body: bytes) -> bool:
+        """By its flags, and with or without a checksum; like Linux, not asking whether there is anything to check."""
+        if len(body) < 2:
+            return False
+        has_ack, ack8, has_map, dsn8 = (bool(body[1] & bit) for bit in (0x01, 0x02, 0x04, 0x08))
+        length = 2 + has_ack * (8 if ack8 else 4) + has_map * (14 if dsn8 else 10)
+        return len(body) in (length, length + 2)
+
+
+class AddAddrOption(MptcpOption):
+    """RFC 8684, section 3.4.1, version 1: an echo has no HMAC."""
+
+    name = "ADD_ADDR"
+    fields_desc: ClassVar = [
+        _subtype(Subtype.ADD_ADDR),
+        BitField("reserved", 0, 3),
+        BitField("echo", 0, 1),
+        ByteField("address_id", 0),
+        _AddressField("address", IPv4Address(0)),
+        _OptionalField(ShortField("port", None), lambda left: left % 8 == 2),
+        _OptionalField(XStrFixedLenField("truncated_hmac", None, 8)),
+    ]
+
+    @classmethod
+    def fits(cls, body: bytes) -> bool:
+        """By the echo flag."""
+        return len(body) in ((6, 8, 18, 20) if body[0] & 1 else (14, 16, 26, 28))
+
+
+class AddAddrV0Option(MptcpOption):
+    """RFC 6824, section 3.4.1, version 0: with the IP version, and never an HMAC."""
+
+    name = "ADD_ADDR of version 0"
+    fields_desc: ClassVar = [
+        _subtype(Subtype.ADD_ADDR),
+        BitField("ipver", 4, 4),
+        ByteField("address_id", 0),
+        _AddressField("address", IPv4Address(0)),
+        _OptionalField(ShortField("port", None)),
+    ]
+
+    @classmethod
+    def fits(cls, body: bytes) -> bool:
+        """By the IP version."""
+        return len(body) in {4: (6, 8), 6: (18, 20)}.get(body[0] & 0x0F, ())
+
+
+class RemoveAddrOption(MptcpOption):
+    """RFC 8684, section 3.4.2; Linux takes up to 8 addresses."""
+
+    name = "REMOVE_ADDR"
+    lengths = tuple(range(2, 10))
+    fields_desc: ClassVar = [
+        _subtype(Subtype.REMOVE_ADDR),
+        BitField("reserved", 0, 4),
+        FieldListField("address_ids", [], ByteField("", 0)),
+    ]
+
+
+class MpPrioOption(MptcpOption):
+    """RFC 8684, section 3.3.8; version 0 may name an address."""
+
+    name = "MP_PRIO"
+    lengths = (1, 2)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_PRIO),
+        BitField("reserved", 0, 3),
+        BitField("backup", 0, 1),
+        _OptionalField(ByteField("address_id", None)),
+    ]
+
+
+class MpFailOption(MptcpOption):
+    """RFC 8684, section 3.7."""
+
+    name = "MP_FAIL"
+    lengths = (10,)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_FAIL),
+        BitField("reserved", 0, 12),
+        LongField("data_sequence_number", 0),
+    ]
+
+
+class MpFastcloseOption(MptcpOption):
+    """RFC 8684, section 3.5."""
+
+    name = "MP_FASTCLOSE"
+    lengths = (10,)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_FASTCLOSE),
+        BitField("reserved", 0, 12),
+        XStrFixedLenField("receiver_key", bytes(8), 8),
+    ]
+
+
+class MpTcpRstOption(MptcpOption):
+    """RFC 8684, section 3.6. Flag T: the condition is transient."""
+
+    name = "MP_TCPRST"
+    lengths = (2,)
+    fields_desc: ClassVar = [
+        _subtype(Subtype.MP_TCPRST),
+        FlagsField("flags", 0, 4, "TWVU"),
+        ByteEnumField("reason", 0, _RESET_REASONS),
+    ]
+
+
+_FORMS: Final[dict[int, tuple[type[MptcpOption], ...]]] = {
+    Subtype.MP_CAPABLE: (MpCapableOption,),
+    Subtype.MP_JOIN: (MpJoinSynOption, MpJoinSynAckOption, MpJoinAckOption),
+    Subtype.DSS: (DssOption,),
+    Subtype.ADD_ADDR: (AddAddrOption, AddAddrV0Option),
+    Subtype.REMOVE_ADDR: (RemoveAddrOption,),
+    Subtype.MP_PRIO: (MpPrioOption,),
+    Subtype.MP_FAIL: (MpFailOption,),
+    Subtype.MP_FASTCLOSE: (MpFastcloseOption,),
+    Subtype.MP_TCPRST: (MpTcpRstOption,),
+}
+
+
+class _OptionsField(TCPOptionsField):  # type: ignore[misc]
+    """Scapy's TCP options, and MPTCP."""
+
+    def m2i(self, pkt: Packet, x: bytes) -> list[tuple[str | int, Any]]:
+        options: list[tuple[str | int, Any]] = super().m2i(pkt, x)
+        # Of an option that is cut off, Scapy returns what is there: its length byte promises more.
+        is_cut_off = bool(options) and options[-1][0] == KIND and x[-len(options[-1][1]) - 1] != len(options[-1][1]) + 2
+        whole = len(options) - is_cut_off
+        return [_explained(*option) for option in options[:whole]] + options[whole:]
+
+    def i2m(self, pkt: Packet, x: list[tuple[str | int, Any]]) -> bytes:
+        raw = [(KIND, bytes(value)) if name == NAME else (name, value) for name, value in x]
+        return bytes(super().i2m(pkt, raw))
+
+
+def _explained(name: str | int, value: Any) -> tuple[str | int, Any]:  # noqa: ANN401
+    if name == KIND and value:
+        for form in _FORMS.get(value[0] >> 4, ()):
+            if form.fits(value):
+                return NAME, form(value)
+    return name, value
+
+
+for _header in (TCP, TCPerror):
+    _header.fields_desc[-1] = _OptionsField("options", "")
+    # Scapy keeps what it has learnt of a layer's fields from the first packet; the next one learns anew.
+    Packet.class_default_fields.pop(_header, None)

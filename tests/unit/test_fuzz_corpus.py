@@ -1,0 +1,21 @@
+"""Replays what the fuzzers found interesting; see tests/fuzz/fuzz_options.py for the fuzzing itself."""
+
+from pathlib import Path
+
+import options_target
+import pytest
+import tracker_target
+
+CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
+OPTIONS = sorted((CORPUS / "options").iterdir())
+TRACKER = sorted((CORPUS / "tracker").iterdir())
+
+
+@pytest.mark.parametrize("file", OPTIONS, ids=lambda file: file.name)
+def test_options_of_the_corpus_are_decoded_consistently(file: Path) -> None:
+    options_target.check(file.read_bytes())
+
+
+@pytest.mark.parametrize("file", TRACKER, ids=lambda file: file.name)
+def test_segments_of_the_corpus_leave_the_table_consistent(file: Path) -> None:
+    tracker_target.check(file.read_bytes())
