@@ -6,33 +6,42 @@ The whole set is validated together; `mptcp-throttle check-config` and both serv
 
 from __future__ import annotations
 
+import grp
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_network
+from ipaddress import IPv6Network, ip_network
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Final, TypeVar, get_args
+from typing import Annotated, Final, TypeGuard, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails
 
-from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.model import AccessNetwork, Network, Per, Trust
 from mptcp_throttle.units import Rate, parse_duration, parse_size
 from mptcp_throttle.yaml_file import YamlFile, dotted, read_yaml
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
+_NETWORKS_DIRECTORY: Final = "networks.d"
+_SNIFFER_SOCKET: Final = "sniffer.sock"
+_DAEMON_SOCKET: Final = "daemon.sock"
+# sun_path holds 108 bytes (include/uapi/linux/un.h), of which Python wants the last for a zero.
+_MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
+_IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+
 _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-def _parsed_by(parse: Callable[[str], _T], *, at_least: _T | None = None) -> PlainValidator:
+def _parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None) -> PlainValidator:
     def validate(value: object) -> _T:
         result = parse(str(value))
-        if at_least is not None and result < at_least:  # type: ignore[operator]
+        if at_least is not None and result < parse(at_least):  # type: ignore[operator]
             raise ValueError(f"is too small; allowed: {at_least} or more")
         return result
 
@@ -41,9 +50,13 @@ def _parsed_by(parse: Callable[[str], _T], *, at_least: _T | None = None) -> Pla
 
 def _subnet(text: str) -> Network:
     try:
-        return ip_network(text)
+        subnet = ip_network(text)
     except ValueError as error:
         raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
+    if isinstance(subnet, IPv6Network) and subnet.subnet_of(_IPV4_MAPPED):
+        written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
+        raise ValueError(f"is IPv4-mapped, which no packet is; allowed: {written}")
+    return subnet
 
 
 def _one_of(choices: type[_Choice]) -> PlainValidator:
@@ -54,6 +67,58 @@ def _one_of(choices: type[_Choice]) -> PlainValidator:
             raise ValueError(f"allowed: {', '.join(choices)}") from error
 
     return _parsed_by(parse)
+
+
+def _whole(lowest: int, highest: int) -> PlainValidator:
+    def validate(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+            raise ValueError(f"allowed: a whole number from {lowest} to {highest}")
+        return value
+
+    return PlainValidator(validate)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("allowed: true or false")
+    return value
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
+def _text(is_allowed: Callable[[str], object], allowed: str) -> PlainValidator:
+    def validate(value: object) -> str:
+        if not _is_text(value) or not is_allowed(value):
+            raise ValueError(f"allowed: {allowed}")
+        return value
+
+    return PlainValidator(validate)
+
+
+def _list_of(noun: str, most: int) -> BeforeValidator:
+    def validate(value: object) -> object:
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            raise ValueError(f"allowed: a list of 1 to {most} {noun}")
+        return value
+
+    return BeforeValidator(validate)
+
+
+def _each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("allowed: each of them once")
+    return values
+
+
+def _holds_sockets(text: str) -> bool:
+    return os.path.isabs(text) and len(os.fsencode(Path(text))) <= _MAX_RUN_DIRECTORY
+
+
+def _is_interface(text: str) -> bool:
+    # dev_valid_name() in net/core/dev.c, where isspace() knows Latin-1; IFNAMSIZ is 16 with the terminating zero.
+    return text not in {".", ".."} and re.fullmatch(rb"[^/:\s\xa0]{1,15}", text.encode()) is not None
 
 
 def _mark_mask(text: str) -> int:
@@ -69,20 +134,21 @@ def _mark_mask(text: str) -> int:
 
 RateText = Annotated[Rate, _parsed_by(Rate.parse)]
 DurationText = Annotated[float, _parsed_by(parse_duration)]
-PortNumber = Annotated[int, Field(ge=1, le=65535)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+Flag = Annotated[bool, PlainValidator(_flag)]
+Name = Annotated[
+    str, _text(re.compile(r"[a-z0-9][a-z0-9_-]{0,31}").fullmatch, "up to 32 of a-z, 0-9, - and _, no - or _ first")
+]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ProxySection(_Section):
     """Where the proxy is reached: interface and TCP ports."""
 
-    # IFNAMSIZ is 16 with the terminating zero (include/uapi/linux/if.h).
-    interface: str = Field(min_length=1, max_length=15)
-    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=16, strict=False)
+    interface: Annotated[str, _text(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
+    ports: Annotated[tuple[Annotated[int, _whole(1, 65535)], ...], _list_of("ports", 16), AfterValidator(_each_once)]
 
 
 class SnifferSection(_Section):
@@ -92,15 +158,15 @@ class SnifferSection(_Section):
     """
 
     trust: Annotated[Trust, _one_of(Trust)] = Trust.HANDSHAKE
-    kernel_view: bool = True
-    kernel_events: bool = False
-    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least=0.5)] = 10.0
-    idle_expiry: Annotated[float, _parsed_by(parse_duration, at_least=1)] = 86400.0
+    kernel_view: Flag = True
+    kernel_events: Flag = False
+    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 10.0
+    idle_expiry: Annotated[float, _parsed_by(parse_duration, at_least="1s")] = 86400.0
 
-    max_connections: int = Field(default=65536, ge=1, le=10**7)
-    max_half_open: int = Field(default=16384, ge=1, le=10**7)
-    history: int = Field(default=4096, ge=16, le=10**6)
-    capture_buffer: Annotated[int, _parsed_by(parse_size, at_least=65536)] = 8 * 2**20
+    max_connections: Annotated[int, _whole(1, 10**7)] = 65536
+    max_half_open: Annotated[int, _whole(1, 10**7)] = 16384
+    history: Annotated[int, _whole(16, 10**6)] = 4096
+    capture_buffer: Annotated[int, _parsed_by(parse_size, at_least="64KiB")] = 8 * 2**20
 
 
 class DaemonSection(_Section):
@@ -108,7 +174,7 @@ class DaemonSection(_Section):
 
     mark_mask: Annotated[int, _parsed_by(_mark_mask)] = 0xFFFF_0000
     linger: DurationText = 5.0
-    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least=0.5)] = 5.0
+    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 5.0
     other_traffic: RateText | None = None
 
 
@@ -116,19 +182,40 @@ class _ServiceFile(_Section):
     proxy: ProxySection
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
-    run_directory: str = "/run/mptcp-throttle"
-    state_directory: str = "/var/lib/mptcp-throttle"
-    socket_group: str | None = "mptcp-throttle"
-    networks_directory: str = "networks.d"
+    run_directory: Annotated[
+        str, _text(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
+    ] = "/run/mptcp-throttle"
+    state_directory: Annotated[str, _text(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
+    socket_group: Annotated[str, _text(bool, "the name of a group, or null")] | None = "mptcp-throttle"
+    networks_directory: Annotated[str, _text(bool, "a path")] = _NETWORKS_DIRECTORY
 
 
 class _NetworkFile(_Section):
     name: Name
-    subnets: tuple[Annotated[Network, _parsed_by(_subnet)], ...] = Field(min_length=1, strict=False)
-    preference: int = Field(ge=1, le=1000)
+    subnets: Annotated[tuple[Annotated[Network, _parsed_by(_subnet)], ...], _list_of("subnets", 1000)]
+    preference: Annotated[int, _whole(1, 1000)]
     cap: RateText | None = None
     limit: RateText | None = None
     per: Annotated[Per, _one_of(Per)] = Per.CLIENT
+
+
+@dataclass(frozen=True, slots=True)
+class SocketGroup:
+    """A group that may use the sockets. It need not exist before a service starts; `where` is FILE:LINE of its name."""
+
+    name: str
+    where: str
+
+    @property
+    def gid(self) -> int:
+        """Its number. Raises ConfigError if this host has no such group."""
+        try:
+            return grp.getgrnam(self.name).gr_gid
+        except KeyError as error:
+            problem = (
+                f"{self.where}: socket_group: {shown(self.name)}: no such group; allowed: one of this host, or null"
+            )
+            raise ConfigError([problem]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +227,18 @@ class Config:
     daemon: DaemonSection
     run_directory: Path
     state_directory: Path
-    socket_group: str | None
+    socket_group: SocketGroup | None
     networks: tuple[AccessNetwork, ...]
 
     @property
     def sniffer_socket(self) -> Path:
         """The Unix socket on which `mptcp-sniffer` answers."""
-        return self.run_directory / "sniffer.sock"
+        return self.run_directory / _SNIFFER_SOCKET
 
     @property
     def daemon_socket(self) -> Path:
         """The Unix socket on which `mptcp-throttled` answers."""
-        return self.run_directory / "daemon.sock"
+        return self.run_directory / _DAEMON_SOCKET
 
     def network(self, name: str) -> AccessNetwork | None:
         """The access network of that name."""
@@ -164,41 +251,70 @@ def load_config(path: Path) -> Config:
     Raises ConfigError with all problems found, one line each.
     """
     service_file = read_yaml(path)
-    service = _validate(_ServiceFile, service_file)
-    directory = path.parent / service.networks_directory
-    try:
-        network_paths = sorted(entry for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"})
-    except OSError as error:
-        where = service_file.where(("networks_directory",))
-        raise ConfigError([f"{where}: networks_directory: {directory}: cannot be read: {error.strerror}"]) from error
-    if not network_paths:
-        raise ConfigError([f"{directory}: has no access network; allowed: one NAME.yaml per access network"])
-    networks, problems = [], []
-    for network_path in network_paths:
-        try:
-            network_file = read_yaml(network_path)
-            networks.append((network_file, _network(network_file)))
-        except ConfigError as error:
-            problems += error.problems
-    problems += _conflicts(networks)
-    if problems:
+    problems: list[str] = []
+    service = _attempt(problems, _validate, _ServiceFile, service_file)
+    networks = _attempt(problems, _networks, service_file)
+    if service is None or networks is None:
         raise ConfigError(problems)
+    group = service.socket_group
     return Config(
         proxy=service.proxy,
         sniffer=service.sniffer,
         daemon=service.daemon,
         run_directory=Path(service.run_directory),
         state_directory=Path(service.state_directory),
-        socket_group=service.socket_group,
-        networks=tuple(sorted((network for _, network in networks), key=lambda n: (n.preference, n.name))),
+        socket_group=None if group is None else SocketGroup(group, service_file.where(("socket_group",))),
+        networks=networks,
     )
 
 
-def _network(file: YamlFile) -> AccessNetwork:
+def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -> _T | None:
+    try:
+        return load(*arguments)
+    except ConfigError as error:
+        problems += error.problems
+        return None
+
+
+def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
+    name = service_file.data.get("networks_directory", _NETWORKS_DIRECTORY)
+    if not _is_text(name):
+        raise ConfigError([])  # _ServiceFile has the line about it
+    directory = service_file.path.parent / name
+    prefix = f"{service_file.where(('networks_directory',))}: networks_directory: {directory}:"
+    try:
+        paths = sorted(entry for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"})
+    except OSError as error:
+        raise ConfigError([f"{prefix} cannot be read: {error.strerror}"]) from error
+    if not paths:
+        raise ConfigError([f"{prefix} has no access network; allowed: one NAME.yaml per access network"])
+    problems: list[str] = []
+    read = [_attempt(problems, _network, path) for path in paths]
+    networks = [item for item in read if item is not None]
+    if not problems:
+        problems += _idle_caps(networks)
+    problems += _conflicts(networks)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(sorted((network for _, network in networks), key=lambda n: (n.preference, n.name)))
+
+
+def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
+    file = read_yaml(path)
     raw = _validate(_NetworkFile, file)
     if raw.cap is not None and raw.limit is not None and raw.cap > raw.limit:
         raise ConfigError([f"{file.where(('cap',))}: cap: {raw.cap}: is more than limit; allowed: up to {raw.limit}"])
-    return AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per)
+    return file, AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per)
+
+
+def _idle_caps(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
+    most_preferred = min(network.preference for _, network in networks)
+    problem = "never applies on a most preferred network; allowed: null, or limit instead"
+    return [
+        f"{file.where(('cap',))}: cap: {network.cap}: {problem}"
+        for file, network in networks
+        if network.cap is not None and network.preference == most_preferred
+    ]
 
 
 def _conflicts(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
@@ -228,11 +344,7 @@ def _validate(model: type[_Model], file: YamlFile) -> _Model:
     try:
         return model.model_validate(file.data)
     except ValidationError as error:
-        details = error.errors()
-        # A list whose only item is bad is also reported as too short; the bad item is the news.
-        faulty = {detail["loc"][:-1] for detail in details}
-        details = [d for d in details if d["type"] != "too_short" or d["loc"] not in faulty]
-        raise ConfigError([_explain(model, file, detail) for detail in details]) from error
+        raise ConfigError([_explain(model, file, detail) for detail in error.errors()]) from error
 
 
 def _explain(model: type[_Section], file: YamlFile, detail: ErrorDetails) -> str:
@@ -242,13 +354,14 @@ def _explain(model: type[_Section], file: YamlFile, detail: ErrorDetails) -> str
     prefix = f"{file.where(keys)}: {dotted(keys)}:"
     if detail["type"] == "missing":
         return f"{prefix} is required"
-    value = _shortened(detail["input"])
+    value = detail["input"]
+    # A mask is written in hexadecimal, and what is no text to YAML may have been meant as text.
+    quoted = shown(value) if isinstance(value, str) or keys not in file.scalars else file.scalars[keys][:60] or "null"
     if detail["type"] == "extra_forbidden":
-        return f"{prefix} {value}: unknown key; allowed: {', '.join(_keys_beside(model, keys))}"
+        return f"{prefix} {quoted}: unknown key; allowed: {', '.join(_keys_beside(model, keys))}"
     if detail["type"] == "model_type":
-        return f"{prefix} {value}: is not a mapping; allowed: lines of the form `option: value`"
-    message = re.sub(r"^(Value error, |(Input|String|Tuple) should (be )?)", "allowed: ", detail["msg"])
-    return f"{prefix} {value}: {message.removeprefix('allowed: ') if 'error' in detail.get('ctx', {}) else message}"
+        return f"{prefix} {quoted}: is not a mapping; allowed: lines of the form `option: value`"
+    return f"{prefix} {quoted}: {detail['ctx']['error']}"
 
 
 def _keys_beside(model: type[_Section], keys: tuple[str | int, ...]) -> list[str]:
@@ -257,8 +370,3 @@ def _keys_beside(model: type[_Section], keys: tuple[str | int, ...]) -> list[str
         candidates = [annotation, *get_args(annotation)]
         model = next(c for c in candidates if isinstance(c, type) and issubclass(c, _Section))
     return sorted(model.model_fields)
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

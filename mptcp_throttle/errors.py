@@ -1,27 +1,36 @@
-"""Errors that end at the operator: one clear line each and a documented exit status, never a traceback.
-
-The statuses are those of <sysexits.h>, which systemd prints by name:
-
-| status | name | meaning here |
-|---|---|---|
-| 0 | OK | done |
-| 1 | FAILURE | the service refused the request, or the kernel an operation |
-| 2 | | wrong command line |
-| 65 | DATAERR | a capture is of a kind that cannot be read |
-| 66 | NOINPUT | a capture cannot be read |
-| 69 | UNAVAILABLE | the service does not answer, or the interface does not exist |
-| 71 | OSERR | a kernel feature is missing |
-| 75 | TEMPFAIL | another instance is running |
-| 77 | NOPERM | a capability or a file permission is missing |
-| 78 | CONFIG | the configuration is invalid |
-"""
+"""Errors that end at the operator: one clear line each and a documented exit status, never a traceback."""
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import Final
 
 EX_FAILURE: Final = 1
+EX_INTERRUPTED: Final = 128 + signal.SIGINT
+EX_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+
+EXIT_STATUSES: Final = {
+    os.EX_OK: "done",
+    EX_FAILURE: "the service refused the request, or the kernel an operation",
+    2: "wrong command line",
+    os.EX_DATAERR: "a capture (`mptcp-sniffer --read`) is of a kind that cannot be read",
+    os.EX_NOINPUT: "a capture cannot be read",
+    os.EX_UNAVAILABLE: "the service does not answer, or the interface does not exist",
+    os.EX_OSERR: "a kernel feature is missing",
+    os.EX_IOERR: "the output cannot be written",
+    os.EX_TEMPFAIL: "another instance is running",
+    os.EX_NOPERM: "a capability or a file permission is missing",
+    os.EX_CONFIG: "the configuration is invalid",
+    EX_INTERRUPTED: "interrupted by Ctrl-C",
+    EX_BROKEN_PIPE: "the reader of the output has gone",
+}
+"""Of all our programs: those of <sysexits.h>, which systemd prints by name, and the shell's for a signal."""
+
+EXIT_STATUS_HELP: Final = "exit status:\n" + "\n".join(
+    f"  {status:3}  {text}" for status, text in EXIT_STATUSES.items()
+)
+"""The epilog of every `--help`; for argparse.RawDescriptionHelpFormatter."""
 
 
 class UserError(Exception):
@@ -38,3 +47,9 @@ class ConfigError(UserError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems), os.EX_CONFIG)
         self.problems = problems
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it: in one line, and not all of a long one."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

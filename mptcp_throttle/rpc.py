@@ -16,11 +16,12 @@ Connections are encoded by `mptcp_throttle.wire`.
 from __future__ import annotations
 
 import contextlib
-import grp
 import http.client
 import logging
 import os
 import socket
+import struct
+import sys
 import threading
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
@@ -36,9 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from mptcp_throttle.config import SocketGroup
+
 Json = Any
 """What `json` can encode; checked where it is decoded."""
 
+_log = logging.getLogger("mptcp-throttle")
+
+# Python's is 5. The kernel takes the smaller of this and net.core.somaxconn, which is 4096.
+_QUEUED_CONNECTIONS: Final = 128
 _MAX_REQUEST_BYTES: Final = 65536
 _READ_TIMEOUT_SECONDS: Final = 5.0
 # JSON-RPC 2.0 reserves -32768 to -32000; any other code belongs to the application.
@@ -54,6 +61,17 @@ class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
     max_request_size = _MAX_REQUEST_BYTES
     timeout = _READ_TIMEOUT_SECONDS
 
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        # The inherited one names the peer, and a peer on a Unix socket has no address.
+        _log.info("rpc: " + format, *args)
+
+
+class _Server(PooledJSONRPCServer):  # type: ignore[misc]
+    request_queue_size = _QUEUED_CONNECTIONS
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        _log.info("rpc: request given up: %r", sys.exc_info()[1])
+
 
 class RpcServer:
     """Serves `methods` on a Unix socket that only its owner and `group` may use.
@@ -62,11 +80,9 @@ class RpcServer:
     The caller must hold the instance lock of the service: a socket file found at `path` is taken for a leftover.
     """
 
-    def __init__(self, path: Path, methods: Mapping[str, Callable[..., Json]], group: str | None) -> None:
+    def __init__(self, path: Path, methods: Mapping[str, Callable[..., Json]], group: SocketGroup | None) -> None:
         self._path = path
-        # pelix never unlinks its socket file and cannot bind while one exists.
-        path.unlink(missing_ok=True)
-        self._server = PooledJSONRPCServer(
+        self._server = _Server(
             str(path),
             requestHandler=_RequestHandler,
             address_family=socket.AF_UNIX,
@@ -79,23 +95,24 @@ class RpcServer:
             self._bind(group)
         except UserError:
             self._server.socket.close()
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
             raise
         self._server.server_activate()
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="rpc", daemon=True)
         self._thread.start()
 
-    def _bind(self, group: str | None) -> None:
+    def _bind(self, group: SocketGroup | None) -> None:
         try:
+            # pelix never unlinks its socket file and cannot bind while one exists.
+            self._path.unlink(missing_ok=True)
             self._server.server_bind()
             # Before listen() nobody can connect, so nobody meets the mode that the umask gave.
             self._path.chmod(0o660)
             if group is not None:
-                os.chown(self._path, -1, grp.getgrnam(group).gr_gid)
-        except KeyError as error:
-            raise UserError(f"socket_group: {group}: no such group", os.EX_CONFIG) from error
+                os.chown(self._path, -1, group.gid)
         except OSError as error:
-            raise UserError(f"{self._path}: cannot be created: {error.strerror}", os.EX_NOPERM) from error
+            raise UserError(f"{self._path}: cannot be created: {error.strerror or error}", os.EX_NOPERM) from error
 
     def close(self) -> None:
         """Stop answering and remove the socket. Methods that wait must be told to return first."""
@@ -118,8 +135,12 @@ def _answering_refusals(method: Callable[..., Json]) -> Callable[..., Json]:
 class _TimedConnection(UnixHTTPConnection):  # type: ignore[misc]
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
+        # With Python's timeout a connect would not wait for room in the server's queue, but fail with EAGAIN.
+        seconds, fraction = divmod(self.timeout, 1)
+        timeval = struct.pack("ll", int(seconds), int(fraction * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self.sock.connect(self.path)
+        self.sock.settimeout(self.timeout)
 
 
 class _TimedTransport(UnixTransport):  # type: ignore[misc]
@@ -167,7 +188,7 @@ class RpcClient:
             raise RpcError(str(detail[1]) if isinstance(detail, tuple) else str(detail)) from error
         except PermissionError as error:
             raise RpcError(f"{self._path}: permission denied; its group may use it", os.EX_NOPERM) from error
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             raise RpcError(f"{self._path}: no answer in {self._transport.timeout:g} s", os.EX_UNAVAILABLE) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise RpcError(f"{self._path}: no service answers ({error})", os.EX_UNAVAILABLE) from error

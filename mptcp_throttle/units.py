@@ -12,8 +12,15 @@ _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 
 RATE_SYNTAX: Final = "a number with bit, kbit, mbit or gbit, from 8kbit to 32gbit, such as 1mbit"
-DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, such as 5s"
-SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, such as 8MiB"
+DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, up to 3650d, such as 5s"
+SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB"
+
+MAX_DURATION: Final = 3650 * 86400.0
+"""In seconds: ten years, picked arbitrarily. Past `threading.TIMEOUT_MAX` (292 years) nothing can wait any more."""
+
+_MAX_RATE: Final = 32 * 10**9
+# The only size is that of a socket buffer, which the kernel doubles and keeps in an int (net/core/sock.c).
+_MAX_SIZE: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +36,7 @@ class Rate:
     bits_per_second: int
 
     def __post_init__(self) -> None:
-        if not 8_000 <= self.bits_per_second <= 32_000_000_000 or self.bits_per_second % 8:
+        if not 8_000 <= self.bits_per_second <= _MAX_RATE or self.bits_per_second % 8:
             raise ValueError(f"is not a usable rate; allowed: {RATE_SYNTAX}")
 
     def __str__(self) -> str:
@@ -47,21 +54,24 @@ class Rate:
     @classmethod
     def parse(cls, text: str) -> Rate:
         """Read `1mbit`, `1.5 mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed."""
-        return cls(round(_parse(text, _RATE_UNITS, "rate", RATE_SYNTAX) / 8) * 8)
+        return cls(round(_parse(text, _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
 
 
 def parse_duration(text: str) -> float:
     """Read `250ms`, `5s`, `10m`, `2h`, `1d` into seconds. Raises ValueError with what is allowed."""
-    return _parse(text, _DURATION_UNITS, "duration", DURATION_SYNTAX)
+    return _parse(text, _DURATION_UNITS, MAX_DURATION, "duration", DURATION_SYNTAX)
 
 
 def parse_size(text: str) -> int:
     """Read `8MiB` into bytes. Raises ValueError with what is allowed."""
-    return round(_parse(text, _SIZE_UNITS, "size", SIZE_SYNTAX))
+    return round(_parse(text, _SIZE_UNITS, _MAX_SIZE, "size", SIZE_SYNTAX))
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, float], noun: str, syntax: str) -> float:
+def _parse(text: str, units: dict[str, int] | dict[str, float], most: float, noun: str, syntax: str) -> float:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units:
         raise ValueError(f"is not a {noun}; allowed: {syntax}")
-    return float(match[1]) * units[match[2]]
+    quantity = float(match[1]) * units[match[2]]
+    if quantity > most:
+        raise ValueError(f"is not a usable {noun}; allowed: {syntax}")
+    return quantity

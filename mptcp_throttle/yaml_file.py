@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 KeyPath = tuple[str | int, ...]
 
+_TEXT: Final = "tag:yaml.org,2002:str"
+_TYPES: Final = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int"))
+
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A parsed file: its mapping, and the line (from 1) of every key path."""
+    """A parsed file: its mapping, the line (from 1) of every key path, and every scalar as it was written."""
 
     path: Path
     data: dict[str, object]
     lines: dict[KeyPath, int]
+    scalars: dict[KeyPath, str]
 
     def where(self, keys: KeyPath) -> str:
         """`FILE:LINE` of the innermost of these nested keys that the file contains."""
@@ -34,28 +38,35 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read a file that must hold one mapping.
 
+    Keys are text; values are null, bool, int, text, lists and mappings.
+
     Raises ConfigError if it is unreadable, empty, not YAML, no mapping, or names a key twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        data: Any = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from error
     except yaml.YAMLError as error:
         raise ConfigError([_describe_yaml_error(path, error)]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{path}: is nested too deeply; allowed: options, and sections of options"]) from error
     if root is None:
         raise ConfigError([f"{path}: is empty; allowed: a mapping of options"])
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError([f"{path}:1: is not a mapping; allowed: lines of the form `option: value`"])
     lines: dict[KeyPath, int] = {}
-    for keys, node in _walk(root, ()):
+    scalars: dict[KeyPath, str] = {}
+    for keys, line, node in _walk(root, (), _line(root)):
         if keys in lines:
-            raise ConfigError([f"{path}:{_line(node)}: {dotted(keys)}: is given twice (first in line {lines[keys]})"])
-        lines[keys] = _line(node)
-    return YamlFile(path, data, lines)
+            raise ConfigError([f"{path}:{line}: {dotted(keys)}: is given twice (first in line {lines[keys]})"])
+        lines[keys] = line
+        if isinstance(node, yaml.ScalarNode):
+            scalars[keys] = node.value
+    return YamlFile(path, data, lines, scalars)
 
 
 def dotted(keys: KeyPath) -> str:
@@ -67,15 +78,41 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _walk(node: yaml.Node, keys: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node]]:
-    yield keys, node
+def _walk(node: yaml.Node, keys: KeyPath, line: int) -> Iterator[tuple[KeyPath, int, yaml.Node]]:
+    yield keys, line, node
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            for inner, inner_node in _walk(value, (*keys, str(key.value))):
-                yield inner, key if inner == (*keys, str(key.value)) else inner_node
+            yield from _walk(value, (*keys, key.value), _line(key))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _walk(value, (*keys, index))
+            yield from _walk(value, (*keys, index), _line(value))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what a configuration does not need and YAML brings along: dates, fractions, aliases, merged keys."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in _TYPES]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        is_key = isinstance(parent, yaml.MappingNode) and index is None
+        if is_key and node is not None:
+            node.tag = _TEXT
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError) as error:
+            # What PyYAML makes of `0b_`, of `!!bool maybe`, and of a number of 5000 digits.
+            problem = f"{str(node.value)[:40]!r} is not a value of its type"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
 def _describe_yaml_error(path: Path, error: yaml.YAMLError) -> str:

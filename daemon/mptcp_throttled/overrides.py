@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from mptcp_throttle.errors import UserError
-from mptcp_throttle.units import Rate
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.policy import Rule
 from mptcp_throttled.state_file import write_atomically
 
@@ -36,6 +37,30 @@ class Override:
     rule: Rule
     rate: Rate | None
     expires_at: float | None
+
+
+def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now: float) -> Override:
+    """The override that `set_rate` asks for, `now` being in seconds since the epoch.
+
+    Raises UserError naming the argument, its value and what is allowed.
+    """
+    if not isinstance(network, str):
+        raise UserError(f"network: {shown(network)}: allowed: the name of an access network")
+    if rule not in list(Rule):
+        raise UserError(f"rule: {shown(rule)}: allowed: {', '.join(Rule)}")
+    if not isinstance(rate, str | None):
+        raise UserError(f"rate: {shown(rate)}: is not text; allowed: {RATE_SYNTAX}; or null, which is unlimited")
+    try:
+        parsed = None if rate is None else Rate.parse(rate)
+    except ValueError as error:
+        raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
+    if seconds is None:
+        return Override(network, Rule(rule), parsed, None)
+    # Written so that it refuses NaN too; a bool is an int to Python.
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until reset"
+        raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
+    return Override(network, Rule(rule), parsed, now + seconds)
 
 
 def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) -> tuple[AccessNetwork, ...]:
@@ -117,7 +142,7 @@ class OverrideStore:
             return tuple(_decode_override(item) for item in document["overrides"])
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             _log.error("%s: cannot be used (%s): no override is in force", self._path, error)
             return ()
 
@@ -133,10 +158,12 @@ def encode_override(override: Override) -> Json:
 
 
 def _decode_override(data: Json) -> Override:
-    rate = data["rate_bps"]
+    rate, expires_at = data["rate_bps"], data["expires_at"]
+    if expires_at is not None and not math.isfinite(expires_at):
+        raise ValueError(f"expires_at {expires_at}")
     return Override(
         str(data["network"]),
         Rule(data["rule"]),
         None if rate is None else Rate(int(rate)),
-        None if data["expires_at"] is None else float(data["expires_at"]),
+        None if expires_at is None else float(expires_at),
     )

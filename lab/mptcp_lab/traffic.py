@@ -2,7 +2,8 @@
 
 Programs of their own, because a socket belongs to the network namespace of its process:
 `python -m mptcp_lab.traffic serve PORT`, `python -m mptcp_lab.traffic drive PORT COUNT PARALLEL SEED ADDRESS...`, and
-the same with `hold`, which leaves all connections open until it is ended.
+the same with `hold`, which leaves all connections open until it is ended. `python -m mptcp_lab.traffic pour PORT` sends
+zeros to whoever connects, `python -m mptcp_lab.traffic drain PORT SECONDS ADDRESS` takes them and prints bytes/s.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -27,6 +29,7 @@ IPPROTO_MPTCP: Final = 262
 """include/uapi/linux/in.h; the socket module has no name for it."""
 
 _CHUNK: Final = 4096
+_ZEROS: Final = bytes(2**20)
 _PARALLEL: Final = 30
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _SERVER_CLOSES, _SERVER_RESETS = b"C", b"R"
@@ -108,6 +111,31 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+def pour(port: int) -> None:
+    """Send zeros to one client after the other, as fast as it takes them."""
+    with _mptcp_socket(socket.AF_INET) as listener:
+        listener.setblocking(True)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("", port))
+        listener.listen()
+        print("listening", flush=True)
+        while True:
+            with listener.accept()[0] as client, suppress(OSError):
+                while True:
+                    client.sendall(_ZEROS)
+
+
+def drain(port: int, seconds: float, address: str) -> float:
+    """Bytes per second received in `seconds`."""
+    with _mptcp_socket(socket.AF_INET) as sock:
+        sock.setblocking(True)
+        sock.connect((address, port))
+        received, began = 0, time.monotonic()
+        while (elapsed := time.monotonic() - began) < seconds:
+            received += len(sock.recv(len(_ZEROS)))
+    return received / elapsed
+
+
 def start_server(proxy: Host, port: int) -> Process:
     """Start the echo server; returns once it listens."""
     server = proxy.start("server", sys.executable, "-m", "mptcp_lab.traffic", "serve", str(port))
@@ -129,5 +157,9 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", port]:
             asyncio.run(serve(int(port)))
+        case ["pour", port]:
+            pour(int(port))
+        case ["drain", port, seconds, address]:
+            print(drain(int(port), float(seconds), address))
         case ["drive" | "hold" as mode, port, count, parallel, seed, *addresses]:
             asyncio.run(drive(int(port), int(count), int(parallel), int(seed), addresses, hold=mode == "hold"))

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 from mptcp_throttle import service
 from mptcp_throttle.cli import tables
 from mptcp_throttle.config import DEFAULT_PATH, load_config
+from mptcp_throttle.errors import EXIT_STATUS_HELP
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-_EXIT_STATUSES = """\
-exit status: 0 done, 1 refused by the service, 2 wrong command line, 69 service does not answer,
-77 no permission, 78 invalid configuration"""
 
 
 def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
@@ -36,11 +33,18 @@ def _rate(text: str) -> Rate | None:
     return None if text == "unlimited" else Rate.parse(text)
 
 
+def _span(text: str) -> float:
+    seconds = parse_duration(text)
+    if not seconds:
+        raise ValueError(f"is over at once; allowed: {DURATION_SYNTAX}")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mptcp-throttle",
         description="Look at mptcp-throttled and change rates by hand.",
-        epilog=_EXIT_STATUSES,
+        epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
@@ -64,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     set_rate.add_argument(
         "--for",
         dest="seconds",
-        type=_argument(parse_duration),
+        type=_argument(_span),
         metavar="DURATION",
         help=f"{DURATION_SYNTAX}; default: until reset-rate",
     )

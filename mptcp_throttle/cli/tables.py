@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # Called while rich handles the BrokenPipeError, which `service.run` turns into an exit status.
+        raise
+
+
 def _console() -> Console:
     # Without a terminal rich would wrap at 80 columns what a pager or a file takes at any width.
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
+    return _Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
 
 
 def show_status(data: Json) -> None:

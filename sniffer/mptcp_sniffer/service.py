@@ -19,7 +19,7 @@ from mptcp_sniffer.segment import Malformed
 from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
 from mptcp_throttle import service
 from mptcp_throttle.config import DEFAULT_PATH, Config, load_config
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
 from mptcp_throttle.model import Trust, format_token
 from mptcp_throttle.rpc import RpcServer
 
@@ -168,8 +168,8 @@ def _main(arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(
         prog="mptcp-sniffer",
         description="Publish the MPTCP subflows of a proxy.",
-        epilog="exit status: 0 stopped, 2 wrong command line, 65 a capture of an unknown kind, 66 a capture that cannot"
-        " be read, 69 no such interface, 75 running already, 77 a capability is missing, 78 invalid configuration",
+        epilog=EXIT_STATUS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     offline = parser.add_argument_group("reading a capture instead of an interface; needs no configuration")

@@ -60,7 +60,7 @@ class Bench:
         dump = "".join(
             self.lab.proxy.run("tc", item, "show", "dev", "eth0").stdout for item in ("qdisc", "class", "filter")
         )
-        return re.sub(r"direct_packets_stat \d+ | \b8[0-9a-f]{3}:", "", dump).splitlines()
+        return re.sub(r"direct_packets_stat \d+ | \b[89a-f][0-9a-f]{3}:", "", dump).splitlines()
 
     def clean_up(self) -> None:
         self.lab.proxy.run(EXECUTABLES / "mptcp-throttled", "--config", self.services.config, "--cleanup")

@@ -128,6 +128,20 @@ def test_a_missing_capability_is_one_line(lab: Lab, name: str, capability: str) 
     assert error == f"missing capability: {capability}; run as root or grant it in the unit"
 
 
+def test_without_the_kernels_list_the_sniffer_says_so_and_goes_on(lab: Lab) -> None:
+    services = Services(lab.proxy)
+    without = ("setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-all")
+    sniffer = lab.proxy.start("limited", *without, EXECUTABLES / "mptcp-sniffer", "--config", services.config)
+    socket = services.directory / "run" / "sniffer.sock"
+    sniffer.wait_until(socket.exists, "answering")
+    status = RpcClient(socket).call("status")
+    assert (status["capturing"], status["kernel_view"]["problem"]) == (
+        True,
+        "the kernel's list of subflows cannot be read (needs CAP_NET_ADMIN)",
+    )
+    assert "needs CAP_NET_ADMIN" in sniffer.log.read_text(encoding="utf-8")
+
+
 def test_a_kernel_feature_is_looked_for_without_changing_anything(lab: Lab) -> None:
     probe = (
         "from mptcp_throttled.kernel.netlink import TrafficControl\n"

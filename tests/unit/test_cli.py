@@ -1,4 +1,8 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ def test_check_config_says_what_is_valid(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "networks.d").mkdir()
+    (tmp_path / "networks.d" / "a.yaml").write_text("name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n")
     path = tmp_path / "bad.yaml"
     path.write_text("proxy: {interface: eth0, ports: [8080]}\ncolour: red\nshape: round\n")
     assert main(["--config", str(path), "check-config"]) == 78
@@ -33,12 +39,32 @@ def test_without_the_service_one_line_says_so(tmp_path: Path, capsys: pytest.Cap
     assert line.startswith(f"{tmp_path}/daemon.sock: no service answers")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_output_that_cannot_be_written_is_one_line_and_a_reader_that_has_gone_none(
+    form: list[str], unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    arguments = [sys.executable, "-c", "import sys; from mptcp_throttle.cli import main; sys.exit(main(sys.argv[1:]))"]
+    arguments += ["--config", CONFIG, "check-config", *form]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (os.EX_IOERR, "standard output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["set-rate", "wifi", "fast"], "argument RATE: fast: is not a rate; allowed: a number with bit, kbit"),
         (["set-rate", "wifi", "0mbit"], "argument RATE: 0mbit: is not a usable rate; allowed: "),
         (["set-rate", "wifi", "1mbit", "--for", "5"], "argument --for: 5: is not a duration; allowed: "),
+        (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is over at once; allowed: "),
+        (["set-rate", "wifi", "9" * 400 + "mbit"], "is not a usable rate; allowed: "),
         (["set-rate", "wifi"], "the following arguments are required: RATE"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
         ([], "the following arguments are required: COMMAND"),

@@ -1,3 +1,4 @@
+import socket
 from pathlib import Path
 
 import pytest
@@ -67,24 +68,56 @@ def test_the_seeds_set_up_is_what_the_seed_had() -> None:
             SERVICE + "sniffer: {histroy: 5}\n",
             "service.yaml:2: sniffer.histroy: 5: unknown key; allowed: audit_interval, capture_buffer, ",
         ),
-        ("proxy: {interface: eth0, ports: ['a']}\n", "service.yaml:1: proxy.ports[0]: 'a': allowed: a valid integer"),
-        ("proxy: {interface: eth0, ports: []}\n", "service.yaml:1: proxy.ports: []: allowed: have at least 1 item"),
+        (
+            "proxy: {interface: eth0, ports: ['a']}\n",
+            "service.yaml:1: proxy.ports[0]: 'a': allowed: a whole number from 1",
+        ),
+        ("proxy: {interface: eth0, ports: []}\n", "service.yaml:1: proxy.ports: []: allowed: a list of 1 to 16 ports"),
         (
             "proxy: {interface: eth0, ports: [0]}\n",
-            "service.yaml:1: proxy.ports[0]: 0: allowed: greater than or equal to 1",
+            "service.yaml:1: proxy.ports[0]: 0: allowed: a whole number from 1 to 65535",
         ),
         ("proxy: {ports: [8080]}\n", "service.yaml:1: proxy.interface: is required"),
         ("proxy: 5\n", "service.yaml:1: proxy: 5: is not a mapping; allowed: lines of the form"),
         (SERVICE + "daemon: {linger: 5}\n", "service.yaml:2: daemon.linger: 5: is not a duration; allowed: "),
         (
             SERVICE + "daemon: {audit_interval: 1ms}\n",
-            "service.yaml:2: daemon.audit_interval: '1ms': is too small; allowed: ",
+            "service.yaml:2: daemon.audit_interval: '1ms': is too small; allowed: 500ms or more",
         ),
         (
             SERVICE + "daemon: {mark_mask: 0xf0f0}\n",
-            "service.yaml:2: daemon.mark_mask: 61680: allowed: 8 to 16 adjacent bits",
+            "service.yaml:2: daemon.mark_mask: 0xf0f0: allowed: 8 to 16 adjacent bits",
         ),
         (SERVICE + "daemon: {other_traffic: 0}\n", "service.yaml:2: daemon.other_traffic: 0: is not a rate; allowed: "),
+        (SERVICE + "daemon: {linger: 3651d}\n", "service.yaml:2: daemon.linger: '3651d': is not a usable duration; "),
+        (
+            SERVICE + f"sniffer: {{capture_buffer: {'9' * 400}MiB}}\n",
+            f"service.yaml:2: sniffer.capture_buffer: '{'9' * 56}...: is not a usable size; allowed: ",
+        ),
+        (SERVICE + "sniffer: {kernel_view: 1}\n", "service.yaml:2: sniffer.kernel_view: 1: allowed: true or false"),
+        (SERVICE + "sniffer:\n", "service.yaml:2: sniffer: null: is not a mapping; allowed: "),
+        (
+            SERVICE.replace("8080", "8080, 0x1f90"),
+            "service.yaml:1: proxy.ports: [8080, 8080]: allowed: each of them once",
+        ),
+        *(
+            (
+                SERVICE.replace("eth0", name),
+                f"service.yaml:1: proxy.interface: {name}: allowed: the name of an interface",
+            )
+            for name in ("'../../x'", "'.'", "'..'", "'eth0:1'", "'eth 0'", "'sixteen_bytes_xx'", "''", "5")
+        ),
+        *(
+            (SERVICE + f"{key}: {value}\n", f"service.yaml:2: {key}: {value}: allowed: an absolute path")
+            for key in ("run_directory", "state_directory")
+            for value in ("'run'", "''", "5")
+        ),
+        (
+            SERVICE + f"run_directory: /{'x' * 94}\n",
+            f"service.yaml:2: run_directory: '/{'x' * 55}...: allowed: an absolute path of up to 94 bytes",
+        ),
+        (SERVICE + "networks_directory: ''\n", "service.yaml:2: networks_directory: '': allowed: a path"),
+        (SERVICE + "networks_directory: [a]\n", "service.yaml:2: networks_directory: ['a']: allowed: a path"),
         (SERVICE + SERVICE, "service.yaml:2: proxy: is given twice (first in line 1)"),
         ("", "service.yaml: is empty; allowed: a mapping of options"),
         ("# nothing\n", "service.yaml: is empty; allowed: a mapping of options"),
@@ -97,7 +130,7 @@ def test_the_seeds_set_up_is_what_the_seed_had() -> None:
     ],
 )
 def test_a_bad_service_file_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
-    found = problems(tmp_path, service, ethernet=ETHERNET)
+    found = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
     assert len(found) == 1
     assert found[0].startswith(line)
 
@@ -112,28 +145,77 @@ def test_a_bad_service_file_is_refused_in_one_line(tmp_path: Path, service: str,
         (ETHERNET + "per: host\n", "networks.d/e.yaml:5: per: 'host': allowed: network, client, subflow"),
         (
             ETHERNET.replace("preference: 2", "preference: 0"),
-            "networks.d/e.yaml:3: preference: 0: allowed: greater than",
+            "networks.d/e.yaml:3: preference: 0: allowed: a whole number from 1 to 1000",
         ),
         (
             ETHERNET.replace("preference: 2", "preference: yes"),
-            "networks.d/e.yaml:3: preference: True: allowed: a valid",
+            "networks.d/e.yaml:3: preference: yes: allowed: a whole number from 1 to 1000",
         ),
         (
             ETHERNET.replace("10.1.0.0/24", "10.1.0.1/24"),
             "networks.d/e.yaml:2: subnets[0]: '10.1.0.1/24': is not a subnet",
         ),
         (ETHERNET.replace("name: ethernet", "name: Ether net"), "networks.d/e.yaml:1: name: 'Ether net': allowed: "),
+        (
+            ETHERNET.replace("10.1.0.0/24", "'::ffff:10.1.0.0/120'"),
+            "networks.d/e.yaml:2: subnets[0]: '::ffff:10.1.0.0/120': is IPv4-mapped, which no packet is;"
+            " allowed: 10.1.0.0/24",
+        ),
+        (
+            "name: e\nsubnets: 10.1.0.0/24\npreference: 2\n",
+            "networks.d/e.yaml:2: subnets: '10.1.0.0/24': allowed: a list of 1 to 1000 subnets",
+        ),
+        (ETHERNET + "1: x\n", "networks.d/e.yaml:5: 1: 'x': unknown key; allowed: cap, limit, name, per, "),
+        (
+            ETHERNET.replace("1mbit", "2001-13-45"),
+            "networks.d/e.yaml:4: cap: '2001-13-45': is not a rate; allowed: a number with bit",
+        ),
+        (
+            ETHERNET.replace("1mbit", f"{'9' * 400}mbit"),
+            f"networks.d/e.yaml:4: cap: '{'9' * 56}...: is not a usable rate; allowed: a number with bit",
+        ),
         ("", "networks.d/e.yaml: is empty; allowed: a mapping of options"),
     ],
 )
 def test_a_bad_network_file_is_refused_in_one_line(tmp_path: Path, network: str, line: str) -> None:
-    found = problems(tmp_path, SERVICE, e=network)
+    found = problems(tmp_path, SERVICE, e=network, wifi=WIFI)
     assert len(found) == 1
     assert found[0].startswith(line)
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert len(problems(tmp_path, SERVICE, e="name: e\npreference: x\n", f=ETHERNET + "per: host\n")) == 3
+
+
+def test_problems_of_the_service_file_do_not_hide_those_of_the_networks(tmp_path: Path) -> None:
+    found = problems(tmp_path, SERVICE + "colour: red\n", e=ETHERNET + "per: host\n", wifi=WIFI)
+    assert [line.split(": ")[:2] for line in found] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
+
+
+def test_a_cap_that_can_never_apply_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path, SERVICE, e=ETHERNET, wifi=WIFI + "cap: 1mbit\n") == [
+        "networks.d/wifi.yaml:4: cap: 1mbit: never applies on a most preferred network; allowed: null, or limit instead"
+    ]
+
+
+def test_the_longest_run_directory_that_is_allowed_holds_sockets(tmp_path: Path) -> None:
+    directory = tmp_path / ("x" * (94 - len(f"{tmp_path}/")))
+    directory.mkdir()
+    config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))
+    for path in (config.sniffer_socket, config.daemon_socket):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(path))
+
+
+def test_the_group_of_the_sockets_is_looked_up_when_it_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path, SERVICE + "socket_group: no-such-group\n", ethernet=ETHERNET, wifi=WIFI)
+    group = load_config(path).socket_group
+    assert group is not None
+    with pytest.raises(ConfigError) as caught:
+        _ = group.gid
+    assert caught.value.problems == [
+        f"{path}:2: socket_group: 'no-such-group': no such group; allowed: one of this host, or null"
+    ]
 
 
 def test_overlapping_subnets_name_both_places(tmp_path: Path) -> None:
@@ -149,9 +231,10 @@ def test_two_networks_may_not_share_a_name(tmp_path: Path) -> None:
 
 
 def test_without_any_network_there_is_nothing_to_do(tmp_path: Path) -> None:
-    assert problems(tmp_path, SERVICE) == [
-        "networks.d: has no access network; allowed: one NAME.yaml per access network"
-    ]
+    (found,) = problems(tmp_path, SERVICE)
+    assert found.startswith(
+        "service.yaml:1: networks_directory: networks.d: has no access network; allowed: one NAME.yaml"
+    )
 
 
 def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
+import math
 from pathlib import Path
 
 import pytest
 from tables import ETHERNET, WIFI, network
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.overrides import Override, OverrideStore, effective
+from mptcp_throttled.overrides import Override, OverrideStore, effective, requested_override
 from mptcp_throttled.policy import Rule
 
 FIVE = Rate.parse("5mbit")
@@ -57,10 +59,58 @@ def test_a_senseless_override_is_refused_and_changes_nothing(tmp_path: Path, ove
     assert overrides.current(0) == (cap("ethernet", FIVE),)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "overrides": []}', '{"version": 1}'])
+def saved(rate: str, expires_at: str) -> str:
+    item = f'{{"network": "lte", "rule": "cap", "rate_bps": {rate}, "expires_at": {expires_at}}}'
+    return f'{{"version": 1, "overrides": [{item}]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"version": 2, "overrides": []}',
+        '{"version": 1}',
+        saved("1e400", "null"),
+        saved("8000000", "1e400"),
+        saved("8000000", "NaN"),
+        saved("8000000", '"tomorrow"'),
+    ],
+)
 def test_an_unusable_file_means_no_override(tmp_path: Path, text: str) -> None:
     (tmp_path / "overrides.json").write_text(text)
     assert store(tmp_path).current(0) == ()
+
+
+def test_what_set_rate_asks_for_becomes_an_override() -> None:
+    assert requested_override("lte", "cap", "5mbit", 60, 1000.0) == cap("lte", FIVE, 1060.0)
+    assert requested_override("lte", "limit", None, None, 1000.0) == Override("lte", Rule.LIMIT, None, None)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "line"),
+    [
+        ("network", 5, "network: 5: allowed: the name of an access network"),
+        ("rule", "foo", "rule: 'foo': allowed: cap, limit"),
+        ("rule", ["cap"], "rule: ['cap']: allowed: cap, limit"),
+        ("rate", "fast", "rate: 'fast': is not a rate; allowed: a number with bit, kbit"),
+        ("rate", 5, "rate: 5: is not text; allowed: a number with bit, kbit"),
+        ("rate", int("9" * 400), f"rate: {'9' * 57}...: is not text; allowed: a number with bit"),
+        *(
+            ("seconds", value, f"seconds: {value!r}: allowed: a number above 0, up to 315360000; or null")
+            for value in (-5, 0, 315360001, math.nan, math.inf, True, "5", [5])
+        ),
+    ],
+)
+def test_what_set_rate_cannot_take_is_refused_by_the_name_of_the_argument(
+    argument: str, value: Json, line: str
+) -> None:
+    arguments = {"network": "lte", "rule": "cap", "rate": "5mbit", "seconds": 60, argument: value}
+    with pytest.raises(UserError) as refused:
+        requested_override(**arguments, now=1000.0)
+    assert str(refused.value).startswith(line)
 
 
 def test_an_override_ends_in_time_even_if_that_cannot_be_written(tmp_path: Path) -> None:

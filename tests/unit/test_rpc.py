@@ -1,13 +1,16 @@
+import logging
 import os
 import socket
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from mptcp_throttle.config import SocketGroup
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError, RpcServer
 
@@ -116,7 +119,61 @@ def test_a_leftover_socket_file_does_not_prevent_a_start(tmp_path: Path) -> None
     server.close()
 
 
-def test_an_unknown_group_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="socket_group: no-such-group: no such group") as error:
-        RpcServer(tmp_path / "test.sock", METHODS, group="no-such-group")
+def test_an_unknown_group_is_a_configuration_error_and_leaves_no_socket(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^a:3: socket_group: 'no-such-group': no such group; allowed: ") as error:
+        RpcServer(tmp_path / "test.sock", METHODS, SocketGroup("no-such-group", "a:3"))
     assert error.value.status == os.EX_CONFIG
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("directory", "cannot be created: Is a directory"), ("x" * 108, "cannot be created: AF_UNIX path")],
+)
+def test_a_socket_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(UserError, match=line) as error:
+        RpcServer(tmp_path / name, METHODS, group=None)
+    assert error.value.status == os.EX_NOPERM
+    assert (tmp_path / "directory").is_dir()
+
+
+def test_many_callers_at_once_are_all_answered(path: Path) -> None:
+    with ThreadPoolExecutor(100) as callers:
+        assert list(callers.map(lambda value: RpcClient(path).call("echo", value), range(100))) == list(range(100))
+
+
+def test_a_caller_waits_for_room_in_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "test.sock"
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as first:
+        server.bind(str(path))
+        server.listen(0)
+        first.connect(str(path))
+        with pytest.raises(RpcError, match=r"no answer in 0\.2 s") as error:
+            RpcClient(path, timeout=0.2).call("echo", 1)
+    assert error.value.status == os.EX_UNAVAILABLE
+
+
+def test_what_is_no_rpc_is_answered_with_an_error_and_logged_in_one_line(
+    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert sock.recv(4096).startswith(b"HTTP/1.0 501 Unsupported method ('GET')\r\n")
+    assert caplog.messages == ["rpc: code 501, message Unsupported method ('GET')"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_caller_that_has_gone_is_logged_in_one_line(
+    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(RpcError):
+        RpcClient(path, timeout=0.1).call("wait", 0.3)
+    deadline = time.monotonic() + 5
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert caplog.messages == ["rpc: request given up: BrokenPipeError(32, 'Broken pipe')"]
+    assert capfd.readouterr().err == ""

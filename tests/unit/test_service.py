@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,32 @@ def test_a_second_instance_is_refused_and_a_dead_one_is_no_obstacle(tmp_path: Pa
         holder.wait()
     with service.single_instance(tmp_path, "x"):
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_what_root_has_locked_another_user_can_lock_afterwards() -> None:
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        before = os.umask(0o077)
+        try:
+            with service.single_instance(directory, "x"):
+                pass
+            os.seteuid(nobody)
+            with service.single_instance(directory, "x"):
+                pass
+        finally:
+            os.seteuid(0)
+            os.umask(before)
+
+
+def test_a_directory_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
+    service.require_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"^/proc: cannot be written: ") as refused:
+        service.require_writable(Path("/proc"))
+    assert refused.value.status == os.EX_NOPERM
 
 
 def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

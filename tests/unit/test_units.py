@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from mptcp_throttle.units import Rate, parse_duration, parse_size
@@ -31,6 +33,18 @@ def test_a_bad_rate_is_refused_with_what_is_allowed(text: str) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("5s", 5), ("2m", 120), ("1h", 3600), ("1d", 86400)])
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("parse", "unit", "noun"),
+    [(Rate.parse, "mbit", "rate"), (parse_duration, "d", "duration"), (parse_size, "GiB", "size")],
+)
+@pytest.mark.parametrize("digits", [30, 400])
+def test_no_quantity_is_too_large_to_be_refused(
+    parse: Callable[[str], object], unit: str, noun: str, digits: int
+) -> None:
+    with pytest.raises(ValueError, match=f"is not a usable {noun}; allowed: a number with"):
+        parse("9" * digits + unit)
 
 
 @pytest.mark.parametrize("text", ["5", "-5s", "5 years", "s"])

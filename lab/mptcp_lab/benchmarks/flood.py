@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes
 from mptcp_lab.benchmarks.syn_flood import SOURCES
 from mptcp_lab.oracle import listed, published
 from mptcp_lab.services import Services
@@ -24,16 +25,6 @@ _PORT: Final = 8080
 _PER_WAVE: Final = 10
 _SETTLED_SECONDS: Final = 3.0
 _MIB: Final = 2**20
-
-
-def _resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
@@ -55,9 +46,9 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
         sniffer = services.start_sniffer()
         client = RpcClient(services.directory / "run" / "sniffer.sock", timeout=30)
         sniffer.wait_until((services.directory / "run" / "sniffer.sock").exists, "answering")
-        before = _resident_bytes(sniffer.pid)
+        before = resident_bytes(sniffer.pid)
         flood = _start_flood(lab, rate, seconds)
-        began, cpu = time.monotonic(), _cpu_seconds(sniffer.pid)
+        began, cpu = time.monotonic(), cpu_seconds(sniffer.pid)
         most, waves = before, 0
         user = lab.clients["user"]
         while flood.exit_status is None:
@@ -65,9 +56,9 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
                 addresses = [lab.proxy_address(family) for family in user.spec.families]
                 start_client(user, addresses, _PORT, mode="hold", count=_PER_WAVE, seed=waves)
                 waves += 1
-            most = max(most, _resident_bytes(sniffer.pid))
+            most = max(most, resident_bytes(sniffer.pid))
             time.sleep(0.2)
-        lasted, cpu = time.monotonic() - began, _cpu_seconds(sniffer.pid) - cpu
+        lasted, cpu = time.monotonic() - began, cpu_seconds(sniffer.pid) - cpu
         time.sleep(_SETTLED_SECONDS)
         kernel, table = listed(lab.proxy, _PORT), published(client.call("snapshot")["connections"])
         status = client.call("status")
