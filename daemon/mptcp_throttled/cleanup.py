@@ -8,30 +8,32 @@ from typing import TYPE_CHECKING
 from mptcp_throttle.errors import UserError
 from mptcp_throttled.kernel.marks import MarkChains
 from mptcp_throttled.kernel.qdisc import RootQdisc, interfaces_under_our_htb
-from mptcp_throttled.reconcile import KernelError
+from mptcp_throttled.kernel_state import KernelError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mptcp_throttled.kernel.htb import Marking
+
 _log = logging.getLogger("mptcp-throttled")
 
 
-def clean_up(mark_mask: int, state_directory: Path) -> None:
+def clean_up(marking: Marking, state_directory: Path) -> None:
     """Leave no chain and no qdisc of ours on this host. Raises UserError naming what could not be put back."""
     problems = []
     try:
-        chains = MarkChains(mark_mask)
-        for ip_version in chains.read():
+        chains = MarkChains(marking.mask)
+        for ip_version in chains.present():
             chains.remove(ip_version)
             _log.info("removed the IPv%d chain", ip_version)
     except KernelError as error:
         problems.append(str(error))
-    problems += restore_qdiscs(mark_mask, state_directory)
+    problems += restore_qdiscs(marking, state_directory)
     if problems:
         raise UserError("\n".join(problems))
 
 
-def restore_qdiscs(mark_mask: int, state_directory: Path, *, but: str | None = None) -> list[str]:
+def restore_qdiscs(marking: Marking, state_directory: Path, *, but: str | None = None) -> list[str]:
     """Restore the root qdisc of every interface under our HTB, `but` one; returns what went wrong, a line each.
 
     An interface other than the configured one is under our HTB if the configuration has named another since.
@@ -41,7 +43,7 @@ def restore_qdiscs(mark_mask: int, state_directory: Path, *, but: str | None = N
         if interface == but:
             continue
         try:
-            RootQdisc(interface, mark_mask, state_directory).restore()
+            RootQdisc(interface, marking, state_directory).restore()
             _log.info("restored the root qdisc of %s", interface)
         except KernelError as error:
             problems.append(str(error))

@@ -28,14 +28,14 @@ _IPTABLES = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 _ROOT = format_classid(htb.HANDLE)[:-1]
 
 
-def as_commands(operation: Operation, interface: str, mask: int) -> Iterator[str]:
+def as_commands(operation: Operation, interface: str, marking: htb.Marking) -> Iterator[str]:
     """The commands of one operation, in order."""
     match operation:
         case InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
             yield (
                 f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
-                f" bpf bytecode '{htb.filter_bytecode(mask)}'"
+                f" bpf bytecode '{htb.filter_bytecode(marking)}'"
             )
         case AddClass(minor, rate):
             yield _class_command("add", interface, minor, rate)
@@ -47,11 +47,11 @@ def as_commands(operation: Operation, interface: str, mask: int) -> Iterator[str
             yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
         case ChangeMarks(ip_version, add, remove):
             yield f"{_IPTABLES[ip_version]} -t mangle -N {CHAIN}  # unless it exists"
-            yield f"{_IPTABLES[ip_version]} -t mangle -A POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
+            yield f"{_IPTABLES[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
             for ends, minor in remove.items():
-                yield _mark_command("-D", ends, minor, mask)
+                yield _mark_command("-D", ends, minor, marking.mask)
             for ends, minor in add.items():
-                yield _mark_command("-A", ends, minor, mask)
+                yield _mark_command("-A", ends, minor, marking.mask)
         case RemoveChain(ip_version):
             yield f"{_IPTABLES[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
             yield f"{_IPTABLES[ip_version]} -t mangle -F {CHAIN}"

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service
 from mptcp_throttle.config import DEFAULT_PATH, Config, load_config
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import RpcServer
-from mptcp_throttle.units import Rate
 from mptcp_throttled import report
 from mptcp_throttled.cleanup import clean_up, restore_qdiscs
 from mptcp_throttled.commands import as_commands
 from mptcp_throttled.kernel import LinuxKernel
-from mptcp_throttled.kernel.htb import max_minor
-from mptcp_throttled.overrides import Override, OverrideStore, effective
+from mptcp_throttled.kernel.htb import Marking, max_minor
+from mptcp_throttled.kernel_state import KernelError, KernelState
+from mptcp_throttled.overrides import OverrideStore, effective, requested_override
 from mptcp_throttled.plan import UNTOUCHED, PlanRules, Slots, allot, make_plan, next_expiry
-from mptcp_throttled.policy import Rule, decide
+from mptcp_throttled.policy import decide
 from mptcp_throttled.pull import Puller, TableView
-from mptcp_throttled.reconcile import KernelError, KernelState, Reconciler, diff
+from mptcp_throttled.reconcile import Reconciler, diff
 from mptcp_throttled.report import View
 
 if TYPE_CHECKING:
@@ -84,10 +84,11 @@ class Daemon:
             self._loop()
         finally:
             service.notify_systemd("STOPPING=1")
-            for error in self._reconciler.converge(UNTOUCHED).errors:
-                _log.error("%s", error)
+            left = self._reconciler.converge(UNTOUCHED).errors
             puller.stop()
             server.close()
+        if left:
+            raise UserError("\n".join(left))
 
     def _loop(self) -> None:
         audit_at = time.monotonic() + self._config.daemon.audit_interval
@@ -160,12 +161,12 @@ class Daemon:
     def plan(self) -> Json:
         """All operations that lead from the untouched interface to the present plan, as commands."""
         operations = diff(KernelState(), self._view.plan)
-        interface, mask = self._config.proxy.interface, self._config.daemon.mark_mask
+        interface, marking = self._config.proxy.interface, _marking(self._config)
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, interface, mask)),
+                    "commands": list(as_commands(operation, interface, marking)),
                 }
                 for operation in operations
             ],
@@ -177,15 +178,7 @@ class Daemon:
 
         Answers with the network's status once the rate is in force.
         """
-        try:
-            override = Override(
-                network,
-                Rule(rule),
-                None if rate is None else Rate.parse(rate),
-                None if seconds is None else time.time() + seconds,
-            )
-        except ValueError as error:
-            raise UserError(f"{rate}: {error}") from error
+        override = requested_override(network, rule, rate, seconds, time.time())
         with self._lock:
             self._overrides.set(override)
         return self._applied(network)
@@ -221,8 +214,17 @@ def _check_kernel(kernel: LinuxKernel) -> None:
         raise UserError(str(error), os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else status) from error
 
 
+def _marking(config: Config) -> Marking:
+    return Marking(config.daemon.mark_mask, config.proxy.ports)
+
+
 def _main(arguments: Sequence[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="mptcp-throttled", description="Hold MPTCP subflows to their rates.")
+    parser = argparse.ArgumentParser(
+        prog="mptcp-throttled",
+        description="Hold MPTCP subflows to their rates.",
+        epilog=EXIT_STATUS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--cleanup", action="store_true", help="put everything back as it was found, and exit")
     options = parser.parse_args(arguments)
@@ -234,13 +236,14 @@ def _main(arguments: Sequence[str] | None) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        mask, state = config.daemon.mark_mask, config.state_directory
+        marking, state = _marking(config), config.state_directory
         if options.cleanup:
-            clean_up(mask, state)
+            clean_up(marking, state)
             return
-        for problem in restore_qdiscs(mask, state, but=config.proxy.interface):
+        service.require_writable(state)
+        for problem in restore_qdiscs(marking, state, but=config.proxy.interface):
             _log.error("%s", problem)
-        kernel = LinuxKernel(config.proxy.interface, mask, state)
+        kernel = LinuxKernel(config.proxy.interface, marking, state)
         _check_kernel(kernel)
         daemon = Daemon(config, kernel)
         service.on_stop_signal(daemon.stop)

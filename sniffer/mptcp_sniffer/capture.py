@@ -14,8 +14,9 @@ from typing import Final, NamedTuple, Self
 from scapy.arch.linux import L2ListenSocket
 from scapy.error import Scapy_Exception, log_runtime
 
-from mptcp_sniffer.packet_filter import SNAP_BYTES, Instruction, Link, encode, signalling_filter
+from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
+from mptcp_throttle.classic_bpf import Instruction, encode
 from mptcp_throttle.errors import UserError
 
 # include/uapi/linux/if_packet.h, if_ether.h, filter.h and asm-generic/socket.h; the socket module names none of these.

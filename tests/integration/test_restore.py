@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
+
 import pytest
 from bench import MEGABYTE, Bench, eventually
 
@@ -77,13 +82,14 @@ def test_the_qdisc_that_was_there_comes_back_with_its_parameters(work: Bench, qd
     assert kernel_state(work.lab.proxy) == before
 
 
-def test_a_qdisc_that_could_not_be_put_back_is_left_alone_and_the_operator_told(work: Bench) -> None:
-    work.lab.proxy.tc(["qdisc replace dev eth0 root handle 9: htb default 0"])
+@pytest.mark.parametrize("qdisc", ["htb default 0", "stab overhead 20 linklayer ethernet pfifo limit 100"])
+def test_a_qdisc_that_could_not_be_put_back_is_left_alone_and_the_operator_told(work: Bench, qdisc: str) -> None:
+    work.lab.proxy.tc([f"qdisc replace dev eth0 root handle 9: {qdisc}"])
     before = work.qdisc_kinds()
     download = work.download(3 * MEGABYTE)
     eventually(lambda: bool(work.services.status()["daemon"]["errors"]), "the error reported")
     (error,) = work.services.status()["daemon"]["errors"]
-    assert error.startswith("eth0: root qdisc htb 9: cannot be put back as it is; remove it, or replace it by")
+    assert re.match("eth0: root qdisc \\w+ 9: cannot be put back as it is; remove it, or replace it by", error)
     assert (work.capped(), work.rules(), work.qdisc_kinds()) == ([], [], before)
     assert download.wait().intact
 
@@ -95,9 +101,68 @@ def test_what_somebody_deletes_is_put_in_place_again(work: Bench) -> None:
     for sabotage in (
         ("tc", "qdisc", "del", "dev", "eth0", "root"),
         ("iptables-legacy", "-t", "mangle", "-F"),
+        ("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN"),
+        ("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-p", "tcp", "--dport", "5"),
+        ("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE"),
+        ("iptables-legacy", "-t", "mangle", "-D", "POSTROUTING", "-p", "tcp", "-j", "MPTCP-THROTTLE"),
         ("tc", "filter", "del", "dev", "eth0", "parent", "4d50:"),
         ("tc", "class", "change", "dev", "eth0", "classid", "4d50:2", "htb", "rate", "9mbit"),
     ):
         work.lab.proxy.run(*sabotage)
         eventually(lambda: (work.qdisc_kinds(), work.rules()) == (plan, rules), f"healed after {sabotage}")
     work.abort(download)
+
+
+def test_rules_of_others_neither_hide_ours_nor_are_lost(work: Bench) -> None:
+    accept = ("-t", "mangle", "-I", "POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
+    work.lab.proxy.run("iptables-legacy", *accept)
+    before = kernel_state(work.lab.proxy)
+    download = work.download(200 * MEGABYTE)
+    work.wait_capped()
+    assert hooked(work) == ["-A POSTROUTING -p tcp -j MPTCP-THROTTLE", "-A POSTROUTING -p tcp -j ACCEPT"]
+    work.lab.proxy.run("iptables-legacy", *accept)
+    eventually(lambda: hooked(work)[0].endswith("MPTCP-THROTTLE"), "ours is reached again")
+    work.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *accept[3:])
+    work.abort(download)
+    eventually(lambda: kernel_state(work.lab.proxy) == before, "as it was")
+
+
+def hooked(work: Bench) -> list[str]:
+    rules = work.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S", "POSTROUTING").stdout
+    return [line for line in rules.splitlines() if line.startswith("-A")]
+
+
+def test_marks_that_others_set_under_our_mask_classify_nothing(work: Bench) -> None:
+    proxy = work.lab.proxy
+    (proxy.directory / "file").write_bytes(bytes(MEGABYTE))
+    server = proxy.start("other", "python3", "-m", "http.server", "9999", "--directory", proxy.directory)
+    server.wait_until(lambda: proxy.listens(9999), "listening")
+    proxy.run(
+        *("iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-p", "tcp", "--sport", "9999"),
+        *("-j", "MARK", "--set-xmark", "0x20000/0xff0000"),
+    )
+    download = work.download(200 * MEGABYTE)
+    work.wait_capped()
+    began = time.monotonic()
+    work.lab.client.run("curl", "-so", "/dev/null", f"http://{work.lab.proxy_address(4)}:9999/file")
+    assert time.monotonic() - began < 6  # 8 s at 1 Mb/s, and 1 s at 10 Mb/s
+    work.abort(download)
+
+
+def test_with_the_interface_gone_the_chains_are_removed_all_the_same(work: Bench) -> None:
+    work.download(200 * MEGABYTE)
+    work.wait_capped()
+    work.lab.router.ip(["link delete proxy"])
+    assert work.services.daemon is not None
+    assert work.services.daemon.stop() == 0
+    assert "MPTCP-THROTTLE" not in work.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
+
+
+def test_a_hang_up_leaves_nothing_behind(work: Bench) -> None:
+    before = kernel_state(work.lab.proxy)
+    work.download(200 * MEGABYTE)
+    work.wait_capped()
+    assert work.services.daemon is not None
+    os.kill(work.services.daemon.pid, signal.SIGHUP)
+    assert work.services.daemon.wait(5) == 0
+    assert kernel_state(work.lab.proxy) == before

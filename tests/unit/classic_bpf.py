@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mptcp_sniffer.packet_filter import Instruction
+from mptcp_throttle.classic_bpf import Instruction
 
 MAX_INSTRUCTIONS = 4096
 SCRATCH_SLOTS = 16

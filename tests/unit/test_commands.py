@@ -5,25 +5,28 @@ from tables import ends
 from mptcp_throttle.units import Rate
 from mptcp_throttled.commands import as_commands
 from mptcp_throttled.kernel import htb
+from mptcp_throttled.kernel_state import KernelState
 from mptcp_throttled.operations import ChangeMarks, DeleteClass, Operation, RemoveChain, RestoreQdisc
 from mptcp_throttled.plan import KernelPlan
-from mptcp_throttled.reconcile import KernelState, diff
+from mptcp_throttled.reconcile import diff
 
-MASK = 0xFFFF0000
+MARKING = htb.Marking(0xFFFF0000, (8080,))
 
 
 def test_capping_one_subflow() -> None:
     plan = KernelPlan(True, 0, {2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
-    commands = [line for operation in diff(KernelState(), plan) for line in as_commands(operation, "eth0", MASK)]
+    commands = [line for operation in diff(KernelState(), plan) for line in as_commands(operation, "eth0", MARKING)]
     assert commands == [
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
         "tc filter add dev eth0 parent 4d50: protocol all prio 1 handle 1 bpf bytecode"
-        " '6,32 0 0 4294963220,84 0 0 4294901760,116 0 0 16,21 1 0 0,68 0 0 1297088512,22 0 0 0'",
+        " '20,32 0 0 4294963220,84 0 0 4294901760,21 11 0 0,48 0 0 4293918720,116 0 0 4,21 3 0 6,177 0 0 4293918720,"
+        "48 0 0 4293918729,5 0 0 2,1 0 0 40,48 0 0 4293918726,21 0 2 6,72 0 0 4293918720,21 1 0 8080,6 0 0 0,"
+        "32 0 0 4294963220,84 0 0 4294901760,116 0 0 16,68 0 0 1297088512,22 0 0 0'",
         "tc class add dev eth0 parent 4d50: classid 4d50:2 htb"
         " rate 1mbit ceil 1mbit burst 3028 cburst 3028 quantum 12500",
         "tc qdisc add dev eth0 parent 4d50:2 pfifo limit 1000",
         "iptables-legacy -t mangle -N MPTCP-THROTTLE  # unless it exists",
-        "iptables-legacy -t mangle -A POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
+        "iptables-legacy -t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
         "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.2 -p tcp -m tcp"
         " --sport 8080 --dport 40000 -j MARK --set-xmark 0x20000/0xffff0000",
     ]
@@ -36,7 +39,7 @@ def test_lifting_and_other_versions() -> None:
         RemoveChain(6),
         RestoreQdisc(),
     ]
-    commands = [line for operation in operations for line in as_commands(operation, "eth0", MASK)]
+    commands = [line for operation in operations for line in as_commands(operation, "eth0", MARKING)]
     assert commands[2:] == [
         "ip6tables-legacy -t mangle -D MPTCP-THROTTLE -s fd00:3::2 -d fd00:1::2 -p tcp -m tcp"
         " --sport 8080 --dport 40000 -j MARK --set-xmark 0x30000/0xffff0000",
@@ -55,8 +58,8 @@ def test_minors_stand_under_the_mask() -> None:
 
 
 def test_our_filter_is_recognised_by_its_program_and_a_foreign_one_is_not() -> None:
-    ours = htb.mark_filter(MASK)
+    ours = htb.mark_filter(MARKING)
     tagged_by_kernel = ours._replace(options=(ours.options or b"") + b"\x08\x00\x09\x00\x00\x00\x00\x00")
-    assert htb.is_mark_filter(tagged_by_kernel, MASK)
-    assert not htb.is_mark_filter(htb.mark_filter(0x00FF0000), MASK)
-    assert not htb.is_mark_filter(ours._replace(kind="u32", options=b""), MASK)
+    assert htb.is_mark_filter(tagged_by_kernel, MARKING)
+    assert not htb.is_mark_filter(htb.mark_filter(MARKING._replace(mask=0x00FF0000)), MARKING)
+    assert not htb.is_mark_filter(ours._replace(kind="u32", options=b""), MARKING)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from segments import capable_syn, frame, join_syn, join_synack, token
 
 from mptcp_sniffer.capture import attach_filter
-from mptcp_sniffer.packet_filter import SNAP_BYTES, Instruction, Link, encode, signalling_filter
+from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Malformed, parse_ethernet
+from mptcp_throttle.classic_bpf import Instruction, encode
 
 PORTS = (8080, 3128)
 PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in Link}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tables import ends
 
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -22,7 +23,7 @@ from mptcp_throttled.operations import (
     RestoreQdisc,
 )
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.reconcile import ChainState, HtbState, KernelError, KernelState, Reconciler, diff
+from mptcp_throttled.reconcile import Reconciler, diff
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("5mbit")
 V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")

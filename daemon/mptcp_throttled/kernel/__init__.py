@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel.marks import MarkChains
 from mptcp_throttled.kernel.qdisc import RootQdisc
+from mptcp_throttled.kernel_state import KernelError, KernelState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -16,18 +18,19 @@ from mptcp_throttled.operations import (
     RemoveChain,
     RestoreQdisc,
 )
-from mptcp_throttled.reconcile import KernelState
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mptcp_throttled.kernel.htb import Marking
 
 
 class LinuxKernel:
     """tc and iptables of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
 
-    def __init__(self, interface: str, mark_mask: int, state_directory: Path) -> None:
-        self._qdisc = RootQdisc(interface, mark_mask, state_directory)
-        self._chains = MarkChains(mark_mask)
+    def __init__(self, interface: str, marking: Marking, state_directory: Path) -> None:
+        self._qdisc = RootQdisc(interface, marking, state_directory)
+        self._chains = MarkChains(marking.mask)
 
     def check(self) -> None:
         """Raise KernelError if the interface, HTB, or the mangle table of IPv4 is missing."""
@@ -36,7 +39,14 @@ class LinuxKernel:
 
     def read(self) -> KernelState:
         """What is ours in the kernel. Raises KernelError."""
-        return KernelState(self._qdisc.read(), self._chains.read())
+        try:
+            htb = self._qdisc.read()
+        except KernelError as error:
+            if error.number != errno.ENODEV:
+                raise
+            # With the interface went its qdiscs; the chains are still there.
+            htb = None
+        return KernelState(htb, self._chains.read())
 
     def apply(self, operation: Operation) -> None:
         """Carry one operation out. Raises KernelError."""

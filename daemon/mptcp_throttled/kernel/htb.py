@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
+from mptcp_throttle.classic_bpf import (
+    AND,
+    JA,
+    JEQ,
+    LD,
+    LDB_ABS,
+    LDH,
+    LDX_IMM,
+    LDX_MSH,
+    OR,
+    RET,
+    RET_A,
+    RSH,
+    SKF_AD_MARK,
+    SKF_NET_OFF,
+    Instruction,
+    Line,
+    assemble,
+    encode,
+)
 from mptcp_throttled.kernel.netlink import Filter, Qdisc
 
 if TYPE_CHECKING:
@@ -35,12 +55,17 @@ _HTB_VERSION: Final = 3
 _HTB_RATE2QUANTUM: Final = 10
 _ATTRIBUTE: Final = Struct("HH")
 _OPS_LEN: Final = Struct("H")
-_INSTRUCTION: Final = Struct("HBBI")  # struct sock_filter, include/uapi/linux/filter.h
 _HTB_GLOB: Final = Struct("IIIII")
 
-# include/uapi/linux/filter.h: BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND, |BPF_RSH, |BPF_OR, BPF_JMP|BPF_JEQ, BPF_RET|BPF_A
-_LOAD, _AND, _SHIFT_RIGHT, _OR, _JUMP_EQUAL, _RETURN_A = 0x20, 0x54, 0x74, 0x44, 0x15, 0x16
-_SKF_AD_MARK: Final = 0xFFFF_F000 + 20
+_IPPROTO_TCP: Final = 6
+_IPV6_HEADER_BYTES: Final = 40
+
+
+class Marking(NamedTuple):
+    """Which packets are in a class: those from the proxy's TCP `ports`, by the bits of their mark under `mask`."""
+
+    mask: int
+    ports: tuple[int, ...]
 
 
 def mark_shift(mask: int) -> int:
@@ -75,38 +100,59 @@ def leaf_qdisc(minor: int) -> Qdisc:
     return Qdisc("pfifo", 0, classid(minor), LEAF_PACKETS.to_bytes(4, "little"))
 
 
-def mark_filter(mask: int) -> Filter:
+def mark_filter(marking: Marking) -> Filter:
     """One classic BPF program maps every mark to its class: class id = our handle | (mark & mask) >> shift.
 
-    Unlike `fw` filters it exists on kernels without cls_fw, respects the mask, and is one rule for all classes.
-    A result of 0 means "no match" (net/sched/cls_bpf.c), so unmarked packets go to the default class.
+    Unlike `fw` filters it exists on kernels without cls_fw, respects the mask, and is one rule for all classes. It
+    looks at what comes from the proxy's TCP ports only: whoever else uses the bits under our mask is left alone.
+    A result of 0 means "no match" (net/sched/cls_bpf.c), so all other packets go to the default class.
     """
-    program = b"".join(_INSTRUCTION.pack(*instruction) for instruction in _filter_program(mask))
-    count = _OPS_LEN.pack(len(program) // _INSTRUCTION.size)
-    options = _attribute(_TCA_BPF_OPS_LEN, count) + _attribute(_TCA_BPF_OPS, program)
+    program = _filter_program(marking)
+    count = _OPS_LEN.pack(len(program))
+    options = _attribute(_TCA_BPF_OPS_LEN, count) + _attribute(_TCA_BPF_OPS, encode(program))
     return Filter("bpf", 1, _FILTER_PRIORITY << 16 | _ETH_P_ALL_NETWORK_ORDER, options)
 
 
-def filter_bytecode(mask: int) -> str:
+def filter_bytecode(marking: Marking) -> str:
     """The filter's program as `tc filter ... bpf bytecode` takes it."""
-    program = _filter_program(mask)
+    program = _filter_program(marking)
     return ",".join([str(len(program)), *(" ".join(map(str, instruction)) for instruction in program)])
 
 
-def _filter_program(mask: int) -> tuple[tuple[int, int, int, int], ...]:
-    return (
-        (_LOAD, 0, 0, _SKF_AD_MARK),
-        (_AND, 0, 0, mask),
-        (_SHIFT_RIGHT, 0, 0, mark_shift(mask)),
-        (_JUMP_EQUAL, 1, 0, 0),
-        (_OR, 0, 0, HANDLE),
-        (_RETURN_A, 0, 0, 0),
+def _filter_program(marking: Marking) -> tuple[Instruction, ...]:
+    return assemble(
+        (
+            Line(LD, SKF_AD_MARK),
+            Line(AND, marking.mask),
+            Line(JEQ, 0, then="other"),
+            Line(LDB_ABS, SKF_NET_OFF),
+            Line(RSH, 4),
+            Line(JEQ, 6, then="ipv6"),
+            Line(LDX_MSH, SKF_NET_OFF),
+            Line(LDB_ABS, SKF_NET_OFF + 9),
+            Line(JA, then="protocol"),
+            "ipv6",
+            Line(LDX_IMM, _IPV6_HEADER_BYTES),
+            Line(LDB_ABS, SKF_NET_OFF + 6),
+            "protocol",
+            Line(JEQ, _IPPROTO_TCP, otherwise="other"),
+            Line(LDH, SKF_NET_OFF),
+            *(Line(JEQ, port, then="proxy") for port in marking.ports),
+            "other",
+            Line(RET, 0),
+            "proxy",
+            Line(LD, SKF_AD_MARK),
+            Line(AND, marking.mask),
+            Line(RSH, mark_shift(marking.mask)),
+            Line(OR, HANDLE),
+            Line(RET_A),
+        )
     )
 
 
-def is_mark_filter(filter_: Filter, mask: int) -> bool:
+def is_mark_filter(filter_: Filter, marking: Marking) -> bool:
     """Whether a filter read from the kernel is ours; the kernel adds attributes of its own to the program."""
-    ours = mark_filter(mask)
+    ours = mark_filter(marking)
     program = attributes(ours.options or b"")[_TCA_BPF_OPS]
     return filter_[:3] == ours[:3] and attributes(filter_.options or b"").get(_TCA_BPF_OPS) == program
 

@@ -1,6 +1,6 @@
 """Marks through python-iptables: one MARK rule per subflow in a chain of our own.
 
-`-t mangle -A POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to rules that match both ends of a subflow, address and
+`-t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to rules that match both ends of a subflow, address and
 port. POSTROUTING, since a changed mark in OUTPUT makes the kernel look up the route of every packet again.
 """
 
@@ -19,10 +19,13 @@ import iptc
 
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import mark_shift
-from mptcp_throttled.reconcile import ChainState, KernelError
+from mptcp_throttled.kernel_state import ChainState, KernelError
 
 CHAIN: Final = "MPTCP-THROTTLE"
 _HOOK: Final = "POSTROUTING"
+_HOOKS: Final = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
+_TERMINATING: Final = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE", "NFQUEUE"})
+_NO_TABLE: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT})
 _XTABLES_LOCK: Final = "/run/xtables.lock"
 """What iptables(8) locks; libiptc itself does not (iptables/xshared.c)."""
 
@@ -55,11 +58,23 @@ class MarkChains:
             try:
                 with _translated(f"iptables v{ip_version} -t mangle -S {CHAIN}"):
                     table = self._fresh_table(ip_version)
-                    jumps = _jumps(table)
-                    if table.is_chain(CHAIN) or jumps:
-                        found[ip_version] = self._read_chain(table, len(jumps))
+                    if _is_present(table):
+                        found[ip_version] = self._read_chain(table)
             except KernelError as error:
-                if error.number not in (errno.ENOENT, errno.ENOPROTOOPT):
+                if error.number not in _NO_TABLE:
+                    raise
+        return found
+
+    def present(self) -> list[int]:
+        """The IP versions for which there is anything to remove; nothing is said about what the chain holds."""
+        found = []
+        for ip_version in (4, 6):
+            try:
+                with _translated(f"iptables v{ip_version} -t mangle -S"):
+                    if _is_present(self._fresh_table(ip_version)):
+                        found.append(ip_version)
+            except KernelError as error:
+                if error.number not in _NO_TABLE:
                     raise
         return found
 
@@ -69,7 +84,8 @@ class MarkChains:
         def edit(table: Any) -> None:
             if not table.is_chain(CHAIN):
                 table.create_chain(CHAIN)
-                iptc.Chain(table, _HOOK).append_rule(_jump(ip_version))
+                # Before all others: one of them may end the traversal.
+                iptc.Chain(table, _HOOK).insert_rule(_jump(ip_version))
             chain = iptc.Chain(table, CHAIN)
             for ends, minor in remove.items():
                 chain.delete_rule(self._rule(ends, minor))
@@ -79,17 +95,21 @@ class MarkChains:
         self._commit(f"change the marks of {len(add) + len(remove)} IPv{ip_version} subflows", ip_version, edit)
 
     def remove(self, ip_version: int) -> None:
-        """Remove our chain and every jump to it."""
+        """Remove our chain and the jumps to it; what it holds first, in case somebody else refers to it."""
 
-        def edit(table: Any) -> None:
-            hook = iptc.Chain(table, _HOOK)
-            for jump in _jumps(table):
-                hook.delete_rule(jump)
+        def empty(table: Any) -> None:
+            for hook in _HOOKS:
+                for jump in _jumps(table, hook):
+                    iptc.Chain(table, hook).delete_rule(jump)
             if table.is_chain(CHAIN):
                 iptc.Chain(table, CHAIN).flush()
+
+        def delete(table: Any) -> None:
+            if table.is_chain(CHAIN):
                 table.delete_chain(CHAIN)
 
-        self._commit(f"remove the IPv{ip_version} chain {CHAIN}", ip_version, edit)
+        self._commit(f"empty the IPv{ip_version} chain {CHAIN}", ip_version, empty)
+        self._commit(f"remove the IPv{ip_version} chain {CHAIN}", ip_version, delete)
 
     def _fresh_table(self, ip_version: int) -> Any:
         if ip_version not in self._tables:
@@ -112,11 +132,11 @@ class MarkChains:
                     raise
                 time.sleep(_COMMIT_PAUSE_SECONDS)
 
-    def _read_chain(self, table: Any, jumps: int) -> ChainState:
+    def _read_chain(self, table: Any) -> ChainState:
         if not table.is_chain(CHAIN):
             return ChainState({}, stray=True)
         marks: dict[FourTuple, int] = {}
-        stray = jumps != 1
+        stray = not _is_reached(table)
         for rule in iptc.Chain(table, CHAIN).rules:
             ends = _ends_of(rule)
             minor = self._minor_of(rule)
@@ -138,6 +158,9 @@ class MarkChains:
         return rule
 
     def _minor_of(self, rule: Any) -> int | None:
+        # To ask the target of a foreign rule for its parameters may fail in many ways.
+        if rule.target is None or rule.target.name != "MARK":
+            return None
         # python-iptables reads back what it wrote as set_mark under the name set_xmark.
         value, _, mask = rule.target.parameters.get("set_xmark", "").partition("/")
         try:
@@ -162,8 +185,23 @@ def _jump(ip_version: int) -> Any:
     return rule
 
 
-def _jumps(table: Any) -> list[Any]:
-    return [rule for rule in iptc.Chain(table, _HOOK).rules if rule.target is not None and rule.target.name == CHAIN]
+def _jumps(table: Any, hook: str) -> list[Any]:
+    return [rule for rule in iptc.Chain(table, hook).rules if _target(rule) == CHAIN]
+
+
+def _target(rule: Any) -> str | None:
+    return None if rule.target is None else str(rule.target.name)
+
+
+def _is_present(table: Any) -> bool:
+    return bool(table.is_chain(CHAIN)) or any(_jumps(table, hook) for hook in _HOOKS)
+
+
+def _is_reached(table: Any) -> bool:
+    """Whether exactly one rule leads to our chain, and none before it ends the traversal."""
+    targets = [_target(rule) for rule in iptc.Chain(table, _HOOK).rules]
+    jumps = sum(len(_jumps(table, hook)) for hook in _HOOKS)
+    return jumps == targets.count(CHAIN) == 1 and _TERMINATING.isdisjoint(targets[: targets.index(CHAIN)])
 
 
 def _ends_of(rule: Any) -> FourTuple | None:
@@ -195,6 +233,9 @@ def _translated(what: str) -> Iterator[None]:
         raise KernelError(f"{what}: {error.filename or ''}", error.errno or errno.EIO) from error
     except (iptc.IPTCError, iptc.xtables.XTablesError) as error:
         raise KernelError(what, _errno_of(str(error)), str(error)) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        # What python-iptables makes of rules that it does not understand.
+        raise KernelError(what, errno.EIO, str(error)) from error
 
 
 def _errno_of(text: str) -> int:

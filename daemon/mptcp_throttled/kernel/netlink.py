@@ -33,25 +33,28 @@ from pyroute2.netlink.rtnl import (
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.reconcile import KernelError
+from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK
-_LEAF_KIND: Final = "pfifo"
 
 
 class _RawTcMessage(nlmsg):  # type: ignore[misc]
     prefix = "TCA_"
     fields = tcmsg.fields
-    nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "cdata"))
+    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "cdata"), (8, "TCA_STAB", "cdata"))
 
 
 class Qdisc(NamedTuple):
-    """A qdisc; its handle is 0 if the kernel put it there by default, its options are as netlink has them."""
+    """A qdisc; its handle is 0 if the kernel put it there by default, its options are as netlink has them.
+
+    `has_size_table` (tc-stab(8)) is not part of the options.
+    """
 
     kind: str
     handle: int
     parent: int
     options: bytes | None
+    has_size_table: bool = False
 
 
 class Filter(NamedTuple):
@@ -107,7 +110,13 @@ class TrafficControl:
         with _translated(f"tc qdisc show dev {self._interface}"):
             # The kernel ignores the interface in a request for all qdiscs.
             return [
-                Qdisc(str(m.get_attr("TCA_KIND")), m["handle"], m["parent"], m.get_attr("TCA_OPTIONS"))
+                Qdisc(
+                    str(m.get_attr("TCA_KIND")),
+                    m["handle"],
+                    m["parent"],
+                    m.get_attr("TCA_OPTIONS"),
+                    m.get_attr("TCA_STAB") is not None,
+                )
                 for m in self._request(RTM_GETQDISC, NLM_F_REQUEST | NLM_F_DUMP, index)
                 if m["index"] == index
             ]

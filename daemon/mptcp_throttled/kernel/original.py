@@ -60,4 +60,4 @@ class OriginalQdisc:
 
 def can_be_put_back(qdisc: Qdisc) -> bool:
     """Whether replacing this root qdisc is reversible."""
-    return qdisc.handle == 0 or qdisc.kind in _REPLAYABLE_KINDS
+    return qdisc.handle == 0 or (qdisc.kind in _REPLAYABLE_KINDS and not qdisc.has_size_table)

@@ -12,10 +12,12 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.netlink import HtbClass, Qdisc, TrafficControl, all_root_qdiscs
 from mptcp_throttled.kernel.original import OriginalQdisc, can_be_put_back
-from mptcp_throttled.reconcile import HtbState, KernelError
+from mptcp_throttled.kernel_state import HtbState, KernelError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mptcp_throttled.kernel.htb import Marking
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -23,9 +25,9 @@ _log = logging.getLogger("mptcp-throttled")
 class RootQdisc:
     """Swaps the root qdisc and manages our classes below it. All methods raise KernelError."""
 
-    def __init__(self, interface: str, mark_mask: int, state_directory: Path) -> None:
+    def __init__(self, interface: str, marking: Marking, state_directory: Path) -> None:
         self._interface = interface
-        self._mask = mark_mask
+        self._marking = marking
         self._tc = TrafficControl(interface)
         self._original = OriginalQdisc(state_directory, interface)
 
@@ -38,17 +40,17 @@ class RootQdisc:
         leaves = {qdisc.parent for qdisc in qdiscs if qdisc.kind == "pfifo"}
         return HtbState(
             htb.default_minor_of(root),
-            any(htb.is_mark_filter(found, self._mask) for found in self._tc.filters(htb.HANDLE)),
+            any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(htb.HANDLE)),
             {c.classid & 0xFFFF: _rate(c) if c.classid in leaves else None for c in self._tc.htb_classes()},
         )
 
     def install(self, default_minor: int) -> None:
         """Record the root qdisc and replace it by HTB with its filter; undone if the filter is refused."""
         root = _root(self._tc.qdiscs())
-        if root is not None and not can_be_put_back(root):
+        if root is not None and not (can_be_put_back(root) and not self._tc.filters(root.handle)):
             raise KernelError(
                 f"{self._interface}: root qdisc {root.kind} {root.handle >> 16:x}: cannot be put back as it is;"
-                " remove it, or replace it by pfifo or fq_codel",
+                " remove it, or replace it by pfifo or fq_codel without size table or filters",
                 errno.EEXIST,
             )
         try:
@@ -57,7 +59,7 @@ class RootQdisc:
             raise KernelError("record the root qdisc", error.errno or errno.EIO) from error
         self._tc.add_qdisc(htb.root_qdisc(default_minor), replace=True)
         try:
-            self._tc.add_filter(htb.HANDLE, htb.mark_filter(self._mask))
+            self._tc.add_filter(htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
             self.restore()
             raise

@@ -1,0 +1,46 @@
+"""What is ours in the kernel, as values: what the kernel layer reads and reconciliation compares."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.units import Rate
+
+
+class KernelError(Exception):
+    """The kernel refused: `what` was tried, and the `errno` number it answered."""
+
+    def __init__(self, what: str, number: int, remedy: str = "") -> None:
+        name = errno.errorcode.get(number, str(number))
+        super().__init__(f"{what}: {name}{f' ({remedy})' if remedy else ''}")
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class HtbState:
+    """Our HTB as it is in the kernel; a class that is not as we make them (no leaf, another ceil) has rate None."""
+
+    default_minor: int
+    filtered: bool
+    classes: Mapping[int, Rate | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """Our chain as it is in the kernel: `stray` if it holds anything we did not write, or is not jumped to once."""
+
+    marks: Mapping[FourTuple, int]
+    stray: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What is ours in the kernel: `htb` None if the root qdisc is not ours, `chains` by IP version."""
+
+    htb: HtbState | None = None
+    chains: Mapping[int, ChainState] = field(default_factory=dict)

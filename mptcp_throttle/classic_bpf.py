@@ -1,0 +1,103 @@
+"""Classic BPF programs: the instructions we use, and an assembler whose labels may occur many times.
+
+Classic BPF (Documentation/networking/filter.rst) is what packet sockets and the `bpf` classifier of tc take. Its jumps
+go forward only, a conditional one at most 255 instructions far.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# include/uapi/linux/bpf_common.h and filter.h
+_BPF_LD, _BPF_LDX, _BPF_ST, _BPF_STX, _BPF_ALU, _BPF_JMP, _BPF_RET, _BPF_MISC = range(8)
+_BPF_W, _BPF_H, _BPF_B = 0x00, 0x08, 0x10
+_BPF_IMM, _BPF_ABS, _BPF_IND, _BPF_MEM, _BPF_MSH = 0x00, 0x20, 0x40, 0x60, 0xA0
+_BPF_ADD, _BPF_SUB, _BPF_OR, _BPF_AND, _BPF_LSH, _BPF_RSH = 0x00, 0x10, 0x40, 0x50, 0x60, 0x70
+_BPF_JA, _BPF_JEQ, _BPF_JGT, _BPF_JGE, _BPF_JSET = 0x00, 0x10, 0x20, 0x30, 0x40
+_BPF_K, _BPF_X, _BPF_A = 0x00, 0x08, 0x10
+_BPF_TAX, _BPF_TXA = 0x00, 0x80
+
+# The instructions we need, by their names in Documentation/networking/filter.rst. A is the accumulator, X the index.
+LDH_ABS: Final = _BPF_LD | _BPF_H | _BPF_ABS  # A = frame[k:k+2]
+LDB: Final = _BPF_LD | _BPF_B | _BPF_IND  # A = frame[X+k]
+LDH: Final = _BPF_LD | _BPF_H | _BPF_IND  # A = frame[X+k:X+k+2]
+LD_IMM: Final = _BPF_LD | _BPF_IMM  # A = k
+LDX_IMM: Final = _BPF_LDX | _BPF_IMM  # X = k
+LD_MEM: Final = _BPF_LD | _BPF_MEM  # A = M[k]
+LDX_MEM: Final = _BPF_LDX | _BPF_MEM  # X = M[k]
+ST: Final = _BPF_ST  # M[k] = A
+STX: Final = _BPF_STX  # M[k] = X
+TAX: Final = _BPF_MISC | _BPF_TAX  # X = A
+TXA: Final = _BPF_MISC | _BPF_TXA  # A = X
+ADD: Final = _BPF_ALU | _BPF_ADD | _BPF_K  # A += k
+ADD_X: Final = _BPF_ALU | _BPF_ADD | _BPF_X  # A += X
+SUB: Final = _BPF_ALU | _BPF_SUB | _BPF_K  # A -= k
+AND: Final = _BPF_ALU | _BPF_AND | _BPF_K  # A &= k
+LSH: Final = _BPF_ALU | _BPF_LSH | _BPF_K  # A <<= k
+RSH: Final = _BPF_ALU | _BPF_RSH | _BPF_K  # A >>= k
+JA: Final = _BPF_JMP | _BPF_JA  # always
+JEQ: Final = _BPF_JMP | _BPF_JEQ | _BPF_K  # if A == k
+JGT_X: Final = _BPF_JMP | _BPF_JGT | _BPF_X  # if A > X
+JGE: Final = _BPF_JMP | _BPF_JGE | _BPF_K  # if A >= k
+JSET: Final = _BPF_JMP | _BPF_JSET | _BPF_K  # if A & k
+RET: Final = _BPF_RET | _BPF_K  # keep k bytes of the frame; none: reject it
+
+OR: Final = _BPF_ALU | _BPF_OR | _BPF_K  # A |= k
+LD: Final = _BPF_LD | _BPF_W | _BPF_ABS  # A = frame[k:k+4]
+LDB_ABS: Final = _BPF_LD | _BPF_B | _BPF_ABS  # A = frame[k]
+LDX_MSH: Final = _BPF_LDX | _BPF_B | _BPF_MSH  # X = 4 * (frame[k] & 0xf)
+RET_A: Final = _BPF_RET | _BPF_A  # return A
+
+SKF_AD_MARK: Final = 0xFFFF_F000 + 20
+"""Load from here for the packet's mark (SKF_AD_OFF + SKF_AD_MARK)."""
+
+SKF_NET_OFF: Final = 0xFFF0_0000
+"""Load from here on for the network header, wherever it begins."""
+
+_SOCK_FILTER: Final = Struct("HBBI")
+
+
+class Instruction(NamedTuple):
+    """One `struct sock_filter` (include/uapi/linux/filter.h); jumps count the instructions to skip."""
+
+    code: int
+    jump_true: int
+    jump_false: int
+    operand: int
+
+
+class Line(NamedTuple):
+    """An instruction whose jumps name labels; the empty name is the next line."""
+
+    code: int
+    operand: int = 0
+    then: str = ""
+    otherwise: str = ""
+
+
+def assemble(lines: Sequence[Line | str]) -> tuple[Instruction, ...]:
+    """Turn labels into distances. A label may occur many times: a jump goes to the next one."""
+    reversed_program: list[Instruction] = []
+    labels = {}
+    for line in reversed(lines):
+        following = len(reversed_program)
+        if isinstance(line, str):
+            labels[line] = following
+            continue
+        then, otherwise = (following - labels[label] if label else 0 for label in (line.then, line.otherwise))
+        # An unconditional jump keeps its distance, of 32 instead of 8 bits, in the operand.
+        reversed_program.append(
+            Instruction(line.code, 0, 0, then)
+            if line.code == JA
+            else Instruction(line.code, then, otherwise, line.operand)
+        )
+    return tuple(reversed(reversed_program))
+
+
+def encode(program: Iterable[Instruction]) -> bytes:
+    """The program as the kernel takes it: an array of `struct sock_filter`."""
+    return b"".join(_SOCK_FILTER.pack(*instruction) for instruction in program)
