@@ -43,22 +43,21 @@ def test_each_service_survives_the_others_restart(work: Bench) -> None:
     services = work.services
     assert services.sniffer is not None
     assert services.daemon is not None
-    first = work.download()
-    work.wait_capped()
+    download = work.download()
+    before = work.wait_capped()
 
     services.sniffer.kill()
     eventually(lambda: not work.rules(), "caps lifted without a sniffer", within=1.5)
     services.start_sniffer()
     services.wait_ready()
-    second = work.download()
-    work.wait_capped()
+    (again,) = work.wait_capped()
+    assert (again.token, again.client_port) == (before[0].token, before[0].client_port)
 
     services.daemon.kill()
     services.start_daemon()
     services.wait_ready()
     eventually(lambda: len(work.capped()) == 1, "the table is pulled again and its caps are in force", within=2)
-    for download in (first, second):
-        download.stop()
+    download.stop()
 
 
 def test_a_sniffer_that_stops_in_order_lifts_all_caps_too(lab: Lab) -> None:
