@@ -13,6 +13,7 @@ import random
 import socket
 import struct
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
@@ -112,23 +113,28 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
 
 
 def pour(port: int) -> None:
-    """Send zeros to one client after the other, as fast as it takes them."""
+    """Send zeros to every client, as fast as it takes them."""
     with _mptcp_socket(socket.AF_INET) as listener:
         listener.setblocking(True)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("", port))
         listener.listen()
-        print("listening", flush=True)
         while True:
-            with listener.accept()[0] as client, suppress(OSError):
-                while True:
-                    client.sendall(_ZEROS)
+            threading.Thread(target=_pour_into, args=(listener.accept()[0],), daemon=True).start()
+
+
+def _pour_into(client: socket.socket) -> None:
+    with client, suppress(OSError):
+        while True:
+            client.sendall(_ZEROS)
 
 
 def drain(port: int, seconds: float, address: str) -> float:
     """Bytes per second received in `seconds`."""
     with _mptcp_socket(socket.AF_INET) as sock:
         sock.setblocking(True)
+        # Else the kernel goes on taking what the server goes on sending.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         sock.connect((address, port))
         received, began = 0, time.monotonic()
         while (elapsed := time.monotonic() - began) < seconds:

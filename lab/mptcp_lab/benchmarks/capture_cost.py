@@ -6,27 +6,19 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.benchmarks.measure import cpu_seconds
+from mptcp_lab.benchmarks.measure import cpu_seconds, unshaped
 from mptcp_lab.services import Services
-from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_lab.topology import ClientSpec, Lab, build
 from mptcp_throttle.rpc import RpcClient
-from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 _PORT: Final = 8080
-_UNLIMITED: Final = Rate(32_000_000_000)
-_TOPOLOGY: Final = Topology(
-    clients=(ClientSpec(families=(4,)),),
-    ethernet=replace(ETHERNET, rate=_UNLIMITED),
-    wifi=replace(WIFI, rate=_UNLIMITED),
-)
 
 
 def _transfer(lab: Lab, seconds: float, sniffer: Process | None) -> tuple[float, float]:
@@ -43,7 +35,7 @@ def measure(seconds: float, repeats: int) -> dict[str, dict[str, float]]:
     """Medians of `repeats` transfers of `seconds` each: nobody captures, we capture, the seed captures."""
     results: dict[str, list[tuple[float, float]]] = {"none": [], "ours": [], "seed": []}
     captured = 0
-    with build(_TOPOLOGY) as lab:
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
         pour = lab.proxy.start("pour", sys.executable, "-m", "mptcp_lab.traffic", "pour", str(_PORT))
         pour.wait_until(lambda: lab.proxy.listens(_PORT, mptcp=True), "listening")
         services = Services(lab.proxy)

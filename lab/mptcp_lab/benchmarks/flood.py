@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes
+from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes, unshaped
 from mptcp_lab.benchmarks.syn_flood import SOURCES
 from mptcp_lab.oracle import listed, published
 from mptcp_lab.services import Services
-from mptcp_lab.topology import ETHERNET, ClientSpec, Lab, Topology, build
+from mptcp_lab.topology import ClientSpec, Lab, build
 from mptcp_lab.traffic import start_client, start_server
 from mptcp_throttle.rpc import RpcClient
 
@@ -30,7 +30,7 @@ _MIB: Final = 2**20
 def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
     lab.router.ip([f"route add blackhole {SOURCES}"])
     attacker = lab.clients["attacker"]
-    lab.router.run("ping", "-c1", "-W2", str(attacker.address(ETHERNET, 4)), check=False)
+    lab.router.run("ping", "-c1", "-W2", str(attacker.address(lab.topology.ethernet, 4)), check=False)
     router = json.loads(lab.router.run("ip", "-json", "link", "show", "attacker-eth0").stdout)[0]["address"]
     arguments = ("eth0", router, str(lab.proxy_address(4)), str(_PORT), str(rate), str(seconds))
     flood = attacker.start("flood", sys.executable, "-m", "mptcp_lab.benchmarks.syn_flood", *arguments)
@@ -40,7 +40,7 @@ def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
 
 def measure(rate: int, seconds: float) -> dict[str, Json]:
     """Flood with `rate` SYNs per second for `seconds`, and open real connections meanwhile."""
-    with build(Topology(clients=(ClientSpec("user"), ClientSpec("attacker")))) as lab:
+    with build(unshaped(ClientSpec("user"), ClientSpec("attacker"))) as lab:
         start_server(lab.proxy, _PORT)
         services = Services(lab.proxy)
         sniffer = services.start_sniffer()

@@ -1,9 +1,19 @@
-"""What the kernel says of a process."""
+"""What benchmarks share: hosts without bandwidth limits, and what the kernel says of a process."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_throttle.units import Rate
+
+
+def unshaped(*clients: ClientSpec) -> Topology:
+    """The lab's hosts with access links that are limited by the processor only."""
+    rate = Rate(32_000_000_000)
+    return Topology(clients=clients, ethernet=replace(ETHERNET, rate=rate), wifi=replace(WIFI, rate=rate))
 
 
 def resident_bytes(pid: int) -> int:
