@@ -160,7 +160,7 @@ class SnifferSection(_Section):
     trust: Annotated[Trust, _one_of(Trust)] = Trust.HANDSHAKE
     kernel_view: Flag = True
     kernel_events: Flag = False
-    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 10.0
+    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 1.0
     idle_expiry: Annotated[float, _parsed_by(parse_duration, at_least="1s")] = 86400.0
 
     max_connections: Annotated[int, _whole(1, 10**7)] = 65536

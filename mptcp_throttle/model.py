@@ -53,7 +53,8 @@ class Subflow:
 
     `address_id` is the client's. `backup` says "use me only when nothing else works" (RFC 8684, section 3.2):
     `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), which MP_PRIO changes later.
-    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch.
+    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch. `stalled`: the proxy's kernel has sent
+    to it again and again, and nothing has come back.
     """
 
     ends: FourTuple
@@ -61,6 +62,7 @@ class Subflow:
     backup: bool
     backup_at_join: bool
     opened_at: float
+    stalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

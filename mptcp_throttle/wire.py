@@ -1,7 +1,8 @@
 """How connections travel over JSON-RPC: plain objects, decoded once into the frozen model.
 
 `{"token": "1a2b3c4d", "version": 1, "subflows": [{"client": "10.1.0.2", "client_port": 40000, "proxy": "10.3.0.2",
-"proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 1700000000.25}]}`
+"proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 1700000000.25,
+"stalled": false}]}`
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def encode_subflow(subflow: Subflow) -> dict[str, Json]:
         "backup": subflow.backup,
         "backup_at_join": subflow.backup_at_join,
         "opened_at": subflow.opened_at,
+        "stalled": subflow.stalled,
     }
 
 
@@ -60,4 +62,5 @@ def _decode_subflow(data: Json) -> Subflow:
         bool(data["backup"]),
         bool(data["backup_at_join"]),
         float(data["opened_at"]),
+        bool(data["stalled"]),
     )

@@ -96,7 +96,7 @@ def _treat(connection: Connection, subflow: Subflow, located: _Located, clients:
 
 
 def _preferred_path(connection: Connection, network: AccessNetwork, located: _Located) -> AccessNetwork | None:
-    live = (located(subflow.ends.client.address) for subflow in connection.subflows if not subflow.backup)
+    live = (located(s.ends.client.address) for s in connection.subflows if not s.backup and not s.stalled)
     preferred = [other for other in live if other is not None and other.preference < network.preference]
     return min(preferred, key=lambda other: other.preference, default=None)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.config import SnifferSection
     from mptcp_throttle.rpc import Json
 
+_TICK_SECONDS: Final = 0.1
 _SOON_SECONDS: Final = 0.7
 """Longer than `tracker` takes segments for newer than the listing."""
 
@@ -72,27 +73,25 @@ class Audit:
             yield
         finally:
             self._stop.set()
-            self._soon.set()
             thread.join()
             if watcher.ident is not None:
                 watcher.join()
 
     def _run(self) -> None:
         due = time.monotonic() + self._settings.audit_interval
-        while not self._stop.is_set():
-            if self._soon.wait(_HOUSEKEEPING_SECONDS):
-                due = min(due, time.monotonic() + _SOON_SECONDS)
-                self._soon.clear()
-            self._take(None)
-            if self._stop.wait(max(0.0, min(due - time.monotonic(), _HOUSEKEEPING_SECONDS))):
-                return
-            if time.monotonic() < due:
-                continue
+        tidy = 0.0
+        while not self._stop.wait(_TICK_SECONDS):
             began = time.monotonic()
-            self._read()
-            took = time.monotonic() - began
-            self._stop.wait(took / _MAX_SHARE - took)
-            due = time.monotonic() + self._settings.audit_interval
+            if self._soon.is_set():
+                self._soon.clear()
+                due = min(due, began + _SOON_SECONDS)
+            if began >= tidy:
+                self._take(None)
+                tidy = began + _HOUSEKEEPING_SECONDS
+            if began >= due:
+                self._read()
+                took = time.monotonic() - began
+                due = began + max(self._settings.audit_interval, took / _MAX_SHARE)
 
     def _read(self) -> None:
         if not self._settings.kernel_view:

@@ -26,16 +26,22 @@ if TYPE_CHECKING:
 
 _CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
 _EXT_INFO: Final = 1 << 1  # INET_DIAG_INFO - 1; without it the kernel leaves out INET_DIAG_ULP_INFO too
+_TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
+_STALLED_RETRANSMITS: Final = 2
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
 _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 
 
 class ListedSubflow(NamedTuple):
-    """A subflow as the kernel lists it; `address_id` is the client's."""
+    """A subflow as the kernel lists it; `address_id` is the client's.
+
+    `stalled`: the retransmission timer has run out twice in a row. Once happens on every lossy path.
+    """
 
     token: Token
     address_id: int
     backup: bool
+    stalled: bool = False
 
 
 class KernelView(NamedTuple):
@@ -110,7 +116,10 @@ def _subflows(messages: Sequence[_Message]) -> Iterator[tuple[Ends, ListedSubflo
         yield (
             ends,
             ListedSubflow(
-                Token(mptcp.get_attr("TOKEN_LOC")), mptcp.get_attr("ID_REM") or 0, bool(flags & _FLAGS_BACKUP)
+                Token(mptcp.get_attr("TOKEN_LOC")),
+                mptcp.get_attr("ID_REM") or 0,
+                bool(flags & _FLAGS_BACKUP),
+                message["idiag_timer"] == _TIMER_RETRANSMIT and message["idiag_retrans"] >= _STALLED_RETRANSMITS,
             ),
         )
 

@@ -49,7 +49,8 @@ def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Js
 
 def _segments(path: Path, tracker: Tracker) -> Iterator[tuple[Segment, float]]:
     try:
-        with RawPcapReader(str(path)) as reader:
+        # Scapy leaves a file open that it cannot read.
+        with path.open("rb") as file, RawPcapReader(file) as reader:
             for frame, metadata in reader:
                 if isinstance(reader, RawPcapNgReader):
                     link_type = metadata.linktype

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
-from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, Option, RemoveAddr, decode
+from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, MpTcpRst, Option, RemoveAddr, decode
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token, Trust
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from mptcp_sniffer.authentication import Keys
-    from mptcp_sniffer.kernel_view import KernelView
+    from mptcp_sniffer.kernel_view import KernelView, ListedSubflow
 
 _ORPHAN_SECONDS: Final = 75.0
 """How long a connection without subflows may be joined again: net.mptcp.close_timeout (60 s), and some margin."""
@@ -44,6 +44,8 @@ class Kind(StrEnum):
     ESTABLISHED = "established"
     BACKUP_CHANGED = "backup-changed"
     ADDRESS_OFFERED = "address-offered"
+    STALLED = "stalled"
+    RECOVERED = "recovered"
     CLOSED = "closed"
     ENDED = "ended"
 
@@ -87,11 +89,12 @@ class _Live:
     opened_at: float
     idle_since: float
     sequence: int | None
+    stalled: bool = False
 
     def subflow(self) -> Subflow:
         # Linux schedules by both sides' wishes (net/mptcp/protocol.c, mptcp_subflow_get_send).
         backup = self.backup_by_client or self.backup_by_proxy
-        return Subflow(self.ends, self.address_id, backup, self.backup_at_join, self.opened_at)
+        return Subflow(self.ends, self.address_id, backup, self.backup_at_join, self.opened_at, self.stalled)
 
 
 @dataclass(slots=True)
@@ -173,7 +176,7 @@ class Tracker:
                 yield from self._accept(self._handshakes.completed(ends, segment, options, at), at)
             yield from self._signalled(ends, options, at, by_client=by_client)
         if segment.flags & (Flag.FIN | Flag.RST):
-            yield from self._ended(ends, segment, at)
+            yield from self._ended(ends, segment, options, at)
 
     def _answered(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         token = self._tokens.get(ends)
@@ -316,14 +319,15 @@ class Tracker:
         yield from self._drop_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")
         self._orphans.pop(entry.token, None)
 
-    def _ended(self, ends: Ends, segment: Segment, at: float) -> Iterator[Token]:
+    def _ended(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         reset = bool(segment.flags & Flag.RST)
+        reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
         if reset:
             self._handshakes.forget(ends)
         if ends in self._tokens:
             # Anybody can send a FIN or RST with our client's address; only TCP knows whether it was in the window.
             self._in_doubt = True
-            yield self._drop(ends, at, "RST" if reset else "FIN")
+            yield self._drop(ends, at, f"RST{reasons}" if reset else "FIN")
 
     def _drop_all(self, entry: _Entry, at: float, detail: str) -> Iterator[Token]:
         for ends in tuple(entry.subflows):
@@ -384,18 +388,21 @@ class Tracker:
                 yield self._drop(ends, view.at, "the kernel knows it by another token")
         for ends, listed in view.subflows.items():
             if ends in self._tokens:
-                yield from self._correct(ends, listed.backup, settled, view.at)
+                yield from self._correct(ends, listed, settled, view.at)
             elif self._closed.get(ends, 0.0) < settled:
                 yield from self._learn(ends, listed.token, listed.address_id, listed.backup, view.at)
 
-    def _correct(self, ends: Ends, backup: bool, settled: float, at: float) -> Iterator[Token]:
+    def _correct(self, ends: Ends, listed: ListedSubflow, settled: float, at: float) -> Iterator[Token]:
         entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
-        if live.subflow().backup == backup or live.idle_since >= settled:
-            return
-        live.backup_by_client, live.backup_by_proxy = backup, False
-        self._report(Kind.BACKUP_CHANGED, at, entry, live, "in the kernel")
-        yield entry.token
+        if live.stalled != listed.stalled:
+            live.stalled = listed.stalled
+            self._report(Kind.STALLED if listed.stalled else Kind.RECOVERED, at, entry, live, "in the kernel")
+            yield entry.token
+        if live.subflow().backup != listed.backup and live.idle_since < settled:
+            live.backup_by_client, live.backup_by_proxy = listed.backup, False
+            self._report(Kind.BACKUP_CHANGED, at, entry, live, "in the kernel")
+            yield entry.token
 
     def _learn(self, ends: Ends, token: Token, address_id: int, backup: bool, at: float) -> Iterator[Token]:
         entry = self._entry(token)

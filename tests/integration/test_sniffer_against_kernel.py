@@ -187,6 +187,21 @@ def test_joins_to_connections_older_than_the_sniffer_are_found() -> None:
         holder.stop()
 
 
+def test_an_event_of_the_kernel_brings_the_reading_of_its_list_forward() -> None:
+    with clients_and_server() as lab:
+        services = Services(lab.proxy, sniffer={"kernel_events": True, "audit_interval": "1h"})
+        services.start_sniffer().wait_until(lambda: knows_all(services, lab), "answering")
+        time.sleep(3)
+        assert view_age(services) > 2.5
+        drive(lab, lab.clients["active"], 1, "hold", 1)
+        eventually(lambda: view_age(services) < 2.5, "read again", within=5)
+
+
+def view_age(services: Services) -> float:
+    status = RpcClient(services.directory / "run" / "sniffer.sock").call("status")
+    return float(status["kernel_view"]["age_seconds"])
+
+
 def identifier(client: Client) -> str:
     """The id of a client's first endpoint."""
     return client.run("ip", "mptcp", "endpoint").stdout.split()[2]

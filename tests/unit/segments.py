@@ -94,6 +94,10 @@ def fastclose(key: bytes) -> bytes:
     return bytes([0x70, 0]) + key
 
 
+def tcprst(reason: int) -> bytes:
+    return bytes([0x80, reason])
+
+
 def fail() -> bytes:
     return bytes([0x60, 0]) + bytes(8)
 
@@ -136,5 +140,5 @@ class Client:
     def fin(self) -> Segment:
         return segment(self.address, self.port, self._proxy, 8080, "FA", seq=500)
 
-    def reset_by_proxy(self) -> Segment:
-        return segment(self._proxy, 8080, self.address, self.port, "R", seq=901)
+    def reset_by_proxy(self, *options: bytes) -> Segment:
+        return segment(self._proxy, 8080, self.address, self.port, "R", *options, seq=901)

@@ -43,6 +43,10 @@ def test_a_backup_path_does_not_count_as_preferred() -> None:
     assert held([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2", backup=True))]) == {}
 
 
+def test_a_stalled_path_does_not_count_as_preferred() -> None:
+    assert held([connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), stalled=True))]) == {}
+
+
 def test_a_backup_subflow_is_not_capped() -> None:
     both = connection(1, subflow("10.1.0.2", backup=True), subflow("10.2.0.2"))
     assert held([both]) == {}

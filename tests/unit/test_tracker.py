@@ -17,6 +17,7 @@ from segments import (
     prio,
     remove_addr,
     segment,
+    tcprst,
     token,
 )
 
@@ -224,6 +225,13 @@ def test_fin_and_rst_of_either_side_end_a_subflow_and_the_last_ends_the_connecti
     assert wire.clients(token()) == ["10.1.0.2:40000"]
     wire.send(end(ETHERNET))
     assert wire.table == {}
+
+
+def test_the_reason_of_a_reset_is_told() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(ETHERNET.reset_by_proxy(tcprst(3)))
+    assert [event.detail for event in wire.events if event.kind is Kind.CLOSED] == ["RST, reason 3"]
 
 
 def test_a_connection_left_without_subflows_can_be_joined_again_for_a_while() -> None:
@@ -467,6 +475,16 @@ def test_a_subflow_that_the_kernel_has_under_another_token_moves_there() -> None
     wire.now += 1
     wire.listed(ETHERNET, of=token(OTHER_KEY))
     assert list(wire.table) == [token(OTHER_KEY)]
+
+
+def test_a_stalled_subflow_is_published_as_such_until_it_recovers() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    for stalled in (True, False):
+        listed = ListedSubflow(token(), 0, backup=False, stalled=stalled)
+        wire.take(wire.tracker.reconcile(KernelView(wire.now, {ETHERNET.ends: listed})))
+        assert wire.table[token()].subflows[0].stalled is stalled
+    assert [event.kind for event in wire.events[-2:]] == [Kind.STALLED, Kind.RECOVERED]
 
 
 def test_without_a_kernel_to_ask_the_silent_expire() -> None:
