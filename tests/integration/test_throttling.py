@@ -72,20 +72,16 @@ def test_when_wifi_ends_the_cap_is_lifted_within_a_second_and_the_download_compl
 def test_when_wifi_dies_in_silence_the_cap_is_lifted_until_it_is_back(work: Bench) -> None:
     wifi = work.lab.topology.wifi.v4
     drop = [("FORWARD", direction, str(wifi), "-j", "DROP") for direction in ("-s", "-d")]
-    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
-        download = work.download(200 * MEGABYTE)
-        work.wait_capped()
-        time.sleep(2)
-        lost = time.monotonic()
-        for rule in drop:
-            work.lab.router.run("iptables-legacy", "-A", *rule)
-        eventually(lambda: not work.capped(), "cap lifted", within=4)
-        assert len(work.services.subflows()) == 2
-        time.sleep(lost + 8 - time.monotonic())
-        assert meter.series().rate("eth0", lost + 5, lost + 8) > 5e6
-        for rule in drop:
-            work.lab.router.run("iptables-legacy", "-D", *rule)
-        eventually(lambda: len(work.capped()) == 1, "capped again", within=20)
+    download = work.download(200 * MEGABYTE)
+    work.wait_capped()
+    time.sleep(2)
+    for rule in drop:
+        work.lab.router.run("iptables-legacy", "-A", *rule)
+    eventually(lambda: not work.capped(), "cap lifted", within=4)
+    assert len(work.services.subflows()) == 2
+    for rule in drop:
+        work.lab.router.run("iptables-legacy", "-D", *rule)
+    eventually(lambda: len(work.capped()) == 1, "capped again", within=20)
     work.abort(download)
 
 
