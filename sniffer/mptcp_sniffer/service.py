@@ -44,6 +44,7 @@ class Sniffer:
         self._capture: Capture | None = None
         self._started_at = time.time()
         self._dropped_before = 0
+        self._lost = False
         self._tracking = threading.Lock()
         self._audit = Audit(config.proxy.ports, config.sniffer, self._take_view)
         self._begin_tracking()
@@ -97,6 +98,8 @@ class Sniffer:
 
     def _follow(self, capture: Capture, stop: threading.Event) -> None:
         self._capture = capture
+        self._lost = False
+        self._audit.soon()
         try:
             while not stop.is_set():
                 frame = capture.next_frame()
@@ -109,8 +112,10 @@ class Sniffer:
                 self._config.proxy.interface,
                 lost,
             )
-            self._begin_tracking()
-            self._table.forget()
+            with self._tracking:
+                self._lost = True
+                self._begin_tracking()
+                self._table.forget()
         finally:
             self._capture = None
 
@@ -140,12 +145,12 @@ class Sniffer:
 
     def _take_view(self, view: KernelView | None) -> None:
         dropped = self._dropped()
-        if dropped != self._dropped_before:
+        if dropped > self._dropped_before:
             _log.warning("%d frames dropped, in all %d", dropped - self._dropped_before, dropped)
-            self._dropped_before = dropped
             self._audit.soon()
+        self._dropped_before = dropped
         with self._tracking:
-            if view is not None:
+            if view is not None and not self._lost:
                 self._publish(self._tracker.reconcile(view))
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
             self._publish(self._tracker.expire(time.time(), idle_seconds))

@@ -187,6 +187,20 @@ def test_joins_to_connections_older_than_the_sniffer_are_found() -> None:
         holder.stop()
 
 
+def test_a_capture_that_is_lost_forgets_all_and_knows_all_when_it_is_back() -> None:
+    with clients_and_server() as lab:
+        services = Services(lab.proxy)
+        drive(lab, lab.clients["active"], 5, "hold", 1)
+        eventually(lambda: len(listed(lab.proxy, PORT)) == 10, "all connections open")
+        services.start_sniffer().wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
+        lab.proxy.ip(["link set eth0 down"])
+        eventually(lambda: snapshot(services) == {}, "forgotten", within=2)
+        time.sleep(1.5)
+        assert snapshot(services) == {}
+        lab.proxy.ip(["link set eth0 up"])
+        eventually(lambda: knows_all(services, lab) and len(snapshot(services)) > 0, "known again", within=5)
+
+
 def test_an_event_of_the_kernel_brings_the_reading_of_its_list_forward() -> None:
     with clients_and_server() as lab:
         services = Services(lab.proxy, sniffer={"kernel_events": True, "audit_interval": "1h"})
