@@ -6,17 +6,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import tables
 from mptcp_throttle.config import DEFAULT_PATH, load_config
 from mptcp_throttle.errors import EXIT_STATUS_HELP
-from mptcp_throttle.rpc import Json, RpcClient
+from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+_TIMEOUT_SECONDS: Final = 10.0
 
 
 def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
@@ -78,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
-    return RpcClient(load_config(options.config).daemon_socket, timeout=10.0).call(method, *params)
+    return RpcClient(load_config(options.config).daemon_socket, timeout=_TIMEOUT_SECONDS).call(method, *params)
 
 
 def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:
@@ -89,7 +91,12 @@ def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]
 
 
 def _status(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "status"), tables.show_status)
+    data = _call(options, "status")
+    try:
+        data["capture"] = RpcClient(load_config(options.config).sniffer_socket, _TIMEOUT_SECONDS).call("status")
+    except RpcError:
+        data["capture"] = None
+    _print(options, data, tables.show_status)
 
 
 def _connections(options: argparse.Namespace) -> None:

@@ -38,9 +38,20 @@ def show_status(data: Json) -> None:
         if sniffer["connected"]
         else f"sniffer: not connected: {sniffer['problem']}"
     )
+    if data["capture"] is not None:
+        console.print(_capture(data["capture"]))
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
     _show_networks(console, data["networks"])
+
+
+def _capture(capture: Json) -> str:
+    counters, view = capture["counters"], capture["kernel_view"]
+    refused = sum(counters.get(name, 0) for name in ("unknown_token", "wrong_hmac", "wrong_key", "malformed"))
+    kernel = view["problem"] or (
+        f"{view['subflows']} subflows in the kernel's list" if view["enabled"] else "kernel's list not in use"
+    )
+    return f"capture: {capture['dropped']} frames dropped, {refused} segments refused; {kernel}"
 
 
 def show_network(data: Json) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,7 +168,9 @@ def test_the_cli_shows_and_refuses(work: Bench) -> None:
     work.wait_capped()
     cli = work.services.cli
     assert "4d50:2" in cli("connections").stdout
-    assert "1 subflows capped" in cli("status").stdout
+    status = cli("status").stdout
+    assert "1 subflows capped" in status
+    assert re.search(r"^capture: 0 frames dropped, 0 segments refused; \d subflows in the kernel's list$", status, re.M)
     plan = work.services.cli_json("plan")
     assert plan["in_force"]
     assert [operation["operation"] for operation in plan["operations"]] == ["InstallHtb", "AddClass", "ChangeMarks"]
