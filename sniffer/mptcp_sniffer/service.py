@@ -99,7 +99,6 @@ class Sniffer:
     def _follow(self, capture: Capture, stop: threading.Event) -> None:
         self._capture = capture
         self._lost = False
-        self._audit.soon()
         try:
             while not stop.is_set():
                 frame = capture.next_frame()
@@ -125,6 +124,7 @@ class Sniffer:
         try:
             with self._open() as capture:
                 _log.info("capturing again on %s", self._config.proxy.interface)
+                self._audit.soon()
                 self._follow(capture, stop)
         except UserError:
             return
