@@ -54,15 +54,9 @@ class MarkChains:
     def read(self) -> dict[int, ChainState]:
         """Our chains by IP version; a table the kernel does not have holds none."""
         found = {}
-        for ip_version in (4, 6):
-            try:
-                with _translated(f"iptables v{ip_version} -t mangle -S {CHAIN}"):
-                    table = self._fresh_table(ip_version)
-                    if _is_present(table):
-                        found[ip_version] = self._read_chain(table)
-            except KernelError as error:
-                if error.number not in _NO_TABLE:
-                    raise
+        for ip_version in self.present():
+            with _translated(f"iptables v{ip_version} -t mangle -S {CHAIN}"):
+                found[ip_version] = self._read_chain(self._tables[ip_version])
         return found
 
     def present(self) -> list[int]:
