@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.marks import CHAIN
-from mptcp_throttled.kernel.netlink import format_classid
+from mptcp_throttled.kernel.netlink import format_classid, format_handle
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.units import Rate
 
 _IPTABLES = {4: "iptables-legacy", 6: "ip6tables-legacy"}
-_ROOT = format_classid(htb.HANDLE)[:-1]
+_ROOT = format_handle(htb.HANDLE)
 
 
 def as_commands(operation: Operation, interface: str, marking: htb.Marking) -> Iterator[str]:
@@ -56,8 +56,8 @@ def as_commands(operation: Operation, interface: str, marking: htb.Marking) -> I
             yield f"{_IPTABLES[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
             yield f"{_IPTABLES[ip_version]} -t mangle -F {CHAIN}"
             yield f"{_IPTABLES[ip_version]} -t mangle -X {CHAIN}"
-        case RestoreQdisc():
-            yield f"tc qdisc del dev {interface} root  # then the recorded qdisc, if somebody had configured one"
+        case RestoreQdisc(other):
+            yield f"tc qdisc del dev {other or interface} root  # then the recorded one, if any"
 
 
 def _class_command(verb: str, interface: str, minor: int, rate: Rate) -> str:

@@ -39,8 +39,22 @@ class ChainState:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelState:
-    """What is ours in the kernel: `htb` None if the root qdisc is not ours, `chains` by IP version."""
+class QdiscState:
+    """What tc shows: our HTB if it is the proxy interface's root qdisc, or the `obstacle` that keeps it from being so.
+
+    `unrestored` names the interfaces that must get their own qdisc back whatever is planned: others under our HTB (the
+    interface was renamed, or the configuration names another since), those whose restoring was broken off, and those
+    from which somebody has deleted our HTB.
+    """
 
     htb: HtbState | None = None
+    obstacle: str | None = None
+    unrestored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What is ours in the kernel; `chains` by IP version."""
+
+    qdisc: QdiscState = field(default_factory=QdiscState)
     chains: Mapping[int, ChainState] = field(default_factory=dict)

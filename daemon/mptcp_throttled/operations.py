@@ -57,7 +57,9 @@ class RemoveChain:
 
 @dataclass(frozen=True, slots=True)
 class RestoreQdisc:
-    """Put the recorded root qdisc back."""
+    """Put the recorded qdiscs of an interface back; without a name, of the proxy's."""
+
+    interface: str | None = None
 
 
 Operation = InstallHtb | AddClass | ChangeClass | DeleteClass | ChangeMarks | RemoveChain | RestoreQdisc

@@ -5,6 +5,7 @@ Level-triggered: an event, a manual `tc qdisc del` and the periodic audit all le
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -24,13 +25,15 @@ from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
 
 _IP_VERSIONS: Final = (4, 6)
+_READ_ATTEMPTS: Final = 3
 
 
 class Kernel(Protocol):
-    """The kernel as reconciliation sees it. Both methods raise KernelError."""
+    """The kernel as reconciliation sees it. All methods raise KernelError."""
 
     def read(self) -> KernelState:
         """What is there now."""
@@ -38,14 +41,21 @@ class Kernel(Protocol):
     def apply(self, operation: Operation) -> None:
         """Carry one operation out, wholly or not at all."""
 
+    def let_go(self) -> None:
+        """Hold nobody to any rate, without looking at the rules: put the root qdisc back if it is ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What reconciliation did: `in_force` is the part of the plan that was read back from the kernel."""
+    """What reconciliation did: `in_force` is the part of the plan that was read back from the kernel.
+
+    `obstacle` says why HTB cannot be put in, whether the plan asks for it or not.
+    """
 
     done: tuple[Operation, ...]
     errors: tuple[str, ...]
     in_force: KernelPlan
+    obstacle: str | None = None
 
 
 def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
@@ -58,17 +68,19 @@ def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
 
 
 def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
+    for interface in actual.qdisc.unrestored:
+        yield RestoreQdisc(interface)
+    htb = actual.qdisc.htb
     if not plan.htb:
         for version in actual.chains:
             yield RemoveChain(version)
-        if actual.htb is not None:
+        if htb is not None:
             yield RestoreQdisc()
         return
     stray = [version for version, chain in actual.chains.items() if chain.stray]
     for version in stray:
         yield RemoveChain(version)
     chains = {version: chain for version, chain in actual.chains.items() if version not in stray}
-    htb = actual.htb
     if htb is not None and (htb.default_minor != plan.default_minor or not htb.filtered):
         yield RestoreQdisc()
         htb = None
@@ -81,10 +93,10 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
         elif classes[minor] != rate:
             yield ChangeClass(minor, rate)
     for version in _IP_VERSIONS:
-        wanted = {ends: minor for ends, minor in plan.marks.items() if ends.client.address.version == version}
+        wanted = _of_version(plan.marks, version)
         present = chains[version].marks if version in chains else {}
-        add = dict(wanted.items() - present.items())
-        remove = dict(present.items() - wanted.items())
+        add = {ends: minor for ends, minor in wanted.items() if present.get(ends) != minor}
+        remove = {ends: minor for ends, minor in present.items() if wanted.get(ends) != minor}
         if add or remove:
             yield ChangeMarks(version, add, remove)
     for minor in classes:
@@ -99,18 +111,38 @@ class Reconciler:
         self._kernel = kernel
 
     def converge(self, plan: KernelPlan) -> Outcome:
-        """Bring the kernel to `plan` as far as it lets us; what fails leaves its subflows uncapped."""
-        errors: list[str] = []
+        """Bring the kernel to `plan` as far as it lets us; what fails leaves its subflows uncapped.
+
+        Where an operation fails, the plan without what depends on it is tried next, and if anybody is still held to a
+        rate he should not be held to, nobody is to be held to any.
+        """
         done: list[Operation] = []
+        errors: list[str] = []
         try:
-            operations = diff(self._kernel.read(), plan)
-            plan = self._carry_out(operations, plan, done, errors)
-            if operations:
-                remaining = diff(self._kernel.read(), plan)
-                errors += [f"not in force after it was applied: {operation}" for operation in remaining]
+            state = self._read()
+            obstacle = state.qdisc.obstacle
+            wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
+            state, wanted = self._attempt(state, wanted, done, errors)
+            if errors:
+                state, wanted = self._attempt(state, wanted, done, errors)
+                if _wrongly_held(state, wanted):
+                    state, wanted = self._attempt(state, UNTOUCHED, done, errors)
         except KernelError as error:
-            return Outcome(tuple(done), (*errors, str(error)), UNTOUCHED)
-        return Outcome(tuple(done), tuple(errors), plan)
+            return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
+        return Outcome(tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle)
+
+    def _attempt(
+        self, state: KernelState, wanted: KernelPlan, done: list[Operation], errors: list[str]
+    ) -> tuple[KernelState, KernelPlan]:
+        operations = diff(state, wanted)
+        if not operations:
+            return state, wanted
+        before = len(errors)
+        wanted = self._carry_out(operations, wanted, done, errors)
+        state = self._read()
+        if len(errors) == before:
+            errors += [f"not in force after it was applied: {operation}" for operation in diff(state, wanted)]
+        return state, wanted
 
     def _carry_out(
         self, operations: tuple[Operation, ...], plan: KernelPlan, done: list[Operation], errors: list[str]
@@ -121,28 +153,78 @@ class Reconciler:
                 self._kernel.apply(operation)
             except KernelError as error:
                 errors.append(str(error))
-                if isinstance(operation, InstallHtb):
+                if isinstance(operation, InstallHtb) or (operation == RestoreQdisc() and plan.htb):
                     return UNTOUCHED
                 plan = _without(operation, plan)
             else:
                 done.append(operation)
         return plan
 
+    def _read(self) -> KernelState:
+        for _ in range(_READ_ATTEMPTS - 1):
+            with suppress(KernelError):
+                return self._kernel.read()
+        return self._kernel.read()
+
+    def _let_go(self) -> list[str]:
+        try:
+            self._kernel.let_go()
+        except KernelError as error:
+            return [str(error)]
+        return []
+
 
 def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:
-    """The part of the plan that can still be had: a subflow without its class or mark is left alone."""
+    """The part of the plan that can still be had: a subflow without its class or mark is left alone.
+
+    Where marks cannot be changed, the classes that they lead to are given up: a mark without a class holds nobody.
+    """
     match failed:
-        case AddClass(minor=minor):
-            classes = {m: rate for m, rate in plan.classes.items() if m != minor}
-            return replace(plan, classes=classes, marks={ends: m for ends, m in plan.marks.items() if m != minor})
-        case ChangeMarks(ip_version=version):
-            marks = {ends: m for ends, m in plan.marks.items() if ends.client.address.version != version}
-            return replace(plan, marks=marks)
+        case AddClass(minor=minor) | ChangeClass(minor=minor):
+            return _without_classes({minor}, plan)
+        case ChangeMarks(ip_version=version, remove=remove):
+            return _without_classes({*_of_version(plan.marks, version).values(), *remove.values()}, plan)
+        case RemoveChain(ip_version=version):
+            return _without_classes(set(_of_version(plan.marks, version).values()), plan)
         case _:
             return plan
+
+
+def _without_classes(minors: set[int], plan: KernelPlan) -> KernelPlan:
+    return replace(
+        plan,
+        classes={minor: rate for minor, rate in plan.classes.items() if minor not in minors},
+        marks={ends: minor for ends, minor in plan.marks.items() if minor not in minors},
+    )
 
 
 def _without_unplanned(operation: Operation, plan: KernelPlan) -> Operation:
     if isinstance(operation, ChangeMarks):
         return replace(operation, add={ends: m for ends, m in operation.add.items() if ends in plan.marks})
     return operation
+
+
+def _of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:
+    return {ends: minor for ends, minor in marks.items() if ends.client.address.version == version}
+
+
+def _wrongly_held(state: KernelState, wanted: KernelPlan) -> bool:
+    """Whether any mark leads to a class that is not the planned one, or has not the planned rate."""
+    if state.qdisc.htb is None:
+        return False
+    classes = state.qdisc.htb.classes
+    marks = (mark for chain in state.chains.values() for mark in chain.marks.items())
+    return any(
+        minor in classes and (wanted.marks.get(ends) != minor or classes[minor] != wanted.classes.get(minor))
+        for ends, minor in marks
+    )
+
+
+def _in_force(state: KernelState, plan: KernelPlan) -> KernelPlan:
+    htb = state.qdisc.htb
+    if htb is None or not plan.htb:
+        return UNTOUCHED
+    classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
+    present = {ends: m for chain in state.chains.values() if not chain.stray for ends, m in chain.marks.items()}
+    marks = {ends: m for ends, m in plan.marks.items() if m in classes and present.get(ends) == m}
+    return replace(plan, classes=classes, marks=marks)

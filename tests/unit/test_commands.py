@@ -47,7 +47,7 @@ def test_lifting_and_other_versions() -> None:
         "ip6tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
-        "tc qdisc del dev eth0 root  # then the recorded qdisc, if somebody had configured one",
+        "tc qdisc del dev eth0 root  # then the recorded one, if any",
     ]
 
 

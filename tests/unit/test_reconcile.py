@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_kernel import apply, dangling, held
 from tables import ends
 
+from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, QdiscState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -23,58 +25,51 @@ from mptcp_throttled.operations import (
     RestoreQdisc,
 )
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.reconcile import Reconciler, diff
+from mptcp_throttled.reconcile import Outcome, Reconciler, diff
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("5mbit")
 V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")
 ONE = KernelPlan(True, 0, {2: SLOW}, {V4: 2})
-ONE_IN_KERNEL = KernelState(HtbState(0, True, {2: SLOW}), {4: ChainState({V4: 2})})
+ONE_MARK = {4: ChainState({V4: 2})}
+ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
 
 
 class ModelKernel:
-    """A kernel in memory that checks what the real one would, and refuses what it is told to refuse."""
+    """A kernel in memory that checks what the real one would, and refuses what it is told to refuse.
 
-    def __init__(self, state: KernelState | None = None, refuse: type[Operation] | None = None) -> None:
+    `refuse` holds types of operations and single ones; with `reads_refused`, that many reads fail first.
+    """
+
+    def __init__(
+        self,
+        state: KernelState | None = None,
+        *refuse: type[Operation] | Operation,
+        reads_refused: int = 0,
+    ) -> None:
         self.state = state or KernelState()
         self.refuse = refuse
+        self.reads_refused = reads_refused
         self.dangling = False
 
     def read(self) -> KernelState:
+        if self.reads_refused:
+            self.reads_refused -= 1
+            raise KernelError("unreadable", errno.ENOBUFS)
         return self.state
 
+    def let_go(self) -> None:
+        if self.state.qdisc.htb is not None:
+            self.apply(RestoreQdisc())
+
     def apply(self, operation: Operation) -> None:
-        if self.refuse is not None and isinstance(operation, self.refuse):
-            raise KernelError("refused", errno.EPERM)
-        htb, chains = self.state.htb, dict(self.state.chains)
-        match operation:
-            case InstallHtb(default_minor):
-                assert htb is None
-                htb = HtbState(default_minor, True, {})
-            case RestoreQdisc():
-                assert htb is not None
-                htb = None
-            case AddClass(minor, rate):
-                assert htb is not None
-                assert minor not in htb.classes
-                htb = replace(htb, classes={**htb.classes, minor: rate})
-            case ChangeClass(minor, rate):
-                assert htb is not None
-                assert minor in htb.classes
-                htb = replace(htb, classes={**htb.classes, minor: rate})
-            case DeleteClass(minor):
-                assert htb is not None
-                htb = replace(htb, classes={m: rate for m, rate in htb.classes.items() if m != minor})
-            case ChangeMarks(ip_version, add, remove):
-                marks = dict(chains.get(ip_version, ChainState({})).marks)
-                for gone in remove:
-                    del marks[gone]
-                chains[ip_version] = ChainState({**marks, **add})
-            case RemoveChain(ip_version):
-                del chains[ip_version]
-        self.state = KernelState(htb, chains)
-        classes = {} if htb is None else htb.classes
-        if any(minor not in classes for chain in chains.values() for minor in chain.marks.values()):
-            self.dangling = True
+        if operation in self.refuse or type(operation) in self.refuse:
+            raise KernelError(type(operation).__name__, errno.EPERM)
+        self.state = apply(self.state, operation)
+        self.dangling |= dangling(self.state)
+
+    @property
+    def held(self) -> dict[FourTuple, Rate]:
+        return held(self.state)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +91,16 @@ class ModelKernel:
             (AddClass(3, SLOW), ChangeMarks(4, {V4: 3}, {V4: 2}), DeleteClass(2)),
         ),
         (
-            replace(ONE_IN_KERNEL, htb=None),
+            KernelState(QdiscState(), ONE_MARK),
             ONE,
             (InstallHtb(0), AddClass(2, SLOW)),
         ),
         (
-            replace(ONE_IN_KERNEL, htb=HtbState(0, False, {2: SLOW})),
+            KernelState(QdiscState(HtbState(0, False, {2: SLOW})), ONE_MARK),
             ONE,
             (RestoreQdisc(), InstallHtb(0), AddClass(2, SLOW)),
         ),
-        (replace(ONE_IN_KERNEL, htb=HtbState(0, True, {2: None})), ONE, (ChangeClass(2, SLOW),)),
+        (KernelState(QdiscState(HtbState(0, True, {2: None})), ONE_MARK), ONE, (ChangeClass(2, SLOW),)),
         (
             replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}),
             ONE,
@@ -140,33 +135,62 @@ def test_every_plan_is_reached_from_every_other_and_no_mark_ever_dangles(first: 
         assert outcome.in_force == plan
         assert diff(kernel.state, plan) == ()
         assert not kernel.dangling
-    assert kernel.state.htb is None
+    assert kernel.state.qdisc.htb is None
 
 
 @pytest.mark.parametrize("refused", [InstallHtb, AddClass, ChangeMarks])
 def test_what_the_kernel_refuses_leaves_its_subflows_uncapped_and_reported(refused: type[Operation]) -> None:
-    kernel = ModelKernel(refuse=refused)
+    kernel = ModelKernel(None, refused)
     outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {2: SLOW}, {V4: 2, V6: 2}))
-    assert outcome.errors
-    assert outcome.errors[0] == "refused: EPERM"
-    assert outcome.in_force.marks == {}
+    assert outcome.errors == (f"{refused.__name__}: EPERM",)
+    assert (outcome.in_force.marks, kernel.held) == ({}, {})
     assert not kernel.dangling
-    kernel.refuse = None
+    kernel.refuse = ()
     assert Reconciler(kernel).converge(ONE).in_force == ONE
 
 
-def test_a_refused_class_does_not_keep_others_from_theirs() -> None:
-    class OneRefused(ModelKernel):
-        def apply(self, operation: Operation) -> None:
-            if operation == AddClass(2, SLOW):
-                raise KernelError("class 2", errno.ENOBUFS)
-            super().apply(operation)
+@pytest.mark.parametrize("refused", [ChangeClass, RemoveChain, ChangeMarks, DeleteClass])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        UNTOUCHED,
+        replace(ONE, marks={}),
+        KernelPlan(True, 0, {2: FAST}, {V4: 2}),
+        KernelPlan(True, 0, {3: FAST}, {V4: 3}),
+    ],
+)
+def test_what_cannot_be_changed_or_lifted_holds_nobody_to_an_old_rate(
+    refused: type[Operation], plan: KernelPlan
+) -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, refused)
+    outcome = Reconciler(kernel).converge(plan)
+    assert kernel.held in ({}, {V4: FAST})
+    assert outcome.in_force.marks == {ends: plan.marks[ends] for ends in kernel.held}
+    kernel.refuse = ()
+    assert Reconciler(kernel).converge(plan).errors == ()
+    assert diff(kernel.state, plan) == ()
 
-    kernel = OneRefused()
+
+def test_if_neither_marks_nor_classes_can_be_removed_the_qdisc_goes() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, ChangeMarks, DeleteClass)
+    outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {2: SLOW}, {}))
+    assert kernel.state.qdisc.htb is None
+    assert outcome.errors == ("ChangeMarks: EPERM", "DeleteClass: EPERM")
+
+
+def test_a_refused_class_does_not_keep_others_from_theirs() -> None:
+    kernel = ModelKernel(None, AddClass(2, SLOW))
     outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
-    assert outcome.errors == ("class 2: ENOBUFS",)
+    assert outcome.errors == ("AddClass: EPERM",)
     assert outcome.in_force.marks == {V4B: 3}
     assert kernel.state.chains == {4: ChainState({V4B: 3})}
+
+
+def test_a_class_that_cannot_be_deleted_and_holds_nobody_disturbs_nobody() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, DeleteClass)
+    outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {3: FAST}, {V4: 3}))
+    assert kernel.held == {V4: FAST}
+    assert (outcome.errors, outcome.in_force.marks) == (("DeleteClass: EPERM",), {V4: 3})
 
 
 def test_an_operation_without_effect_is_noticed() -> None:
@@ -177,13 +201,32 @@ def test_an_operation_without_effect_is_noticed() -> None:
 
     outcome = Reconciler(Deaf()).converge(ONE)
     assert any(error.startswith("not in force after it was applied: AddClass") for error in outcome.errors)
+    assert outcome.in_force.marks == {}
 
 
-def test_a_kernel_that_cannot_be_read_means_nothing_is_in_force() -> None:
-    class Gone(ModelKernel):
-        def read(self) -> KernelState:
-            raise KernelError("interface eth0 does not exist", errno.ENODEV)
+def test_a_root_qdisc_that_cannot_be_put_back_is_an_obstacle_whether_anybody_is_to_be_held_or_not() -> None:
+    kernel = ModelKernel(KernelState(QdiscState(obstacle="cake"), ONE_MARK))
+    for plan in (ONE, UNTOUCHED):
+        outcome = Reconciler(kernel).converge(plan)
+        assert (outcome.obstacle, outcome.errors, outcome.in_force) == ("cake", (), UNTOUCHED)
+        assert kernel.state.chains == {}
 
-    outcome = Reconciler(Gone()).converge(ONE)
-    assert outcome.errors == ("interface eth0 does not exist: ENODEV",)
-    assert outcome.in_force == UNTOUCHED
+
+@pytest.mark.parametrize("plan", [ONE, UNTOUCHED])
+def test_an_interface_that_is_not_ours_any_more_gets_its_qdisc_back(plan: KernelPlan) -> None:
+    kernel = ModelKernel(KernelState(QdiscState(unrestored=("wan0",))))
+    outcome = Reconciler(kernel).converge(plan)
+    assert outcome.done[0] == RestoreQdisc("wan0")
+    assert (outcome.errors, outcome.in_force) == ((), plan)
+
+
+def test_a_read_that_fails_once_is_repeated() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=2)
+    assert Reconciler(kernel).converge(ONE) == Outcome((), (), ONE)
+
+
+def test_a_kernel_that_cannot_be_read_holds_nobody() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=100)
+    outcome = Reconciler(kernel).converge(ONE)
+    assert outcome == Outcome((), ("unreadable: ENOBUFS",), UNTOUCHED)
+    assert kernel.held == {}

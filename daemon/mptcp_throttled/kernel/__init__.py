@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel.marks import MarkChains
 from mptcp_throttled.kernel.qdisc import RootQdisc
-from mptcp_throttled.kernel_state import KernelError, KernelState
+from mptcp_throttled.kernel_state import KernelState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -28,9 +27,14 @@ if TYPE_CHECKING:
 class LinuxKernel:
     """tc and iptables of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
 
-    def __init__(self, interface: str, marking: Marking, state_directory: Path) -> None:
-        self._qdisc = RootQdisc(interface, marking, state_directory)
+    def __init__(self, interface: str, marking: Marking, state_directory: Path, *, force: bool = False) -> None:
+        self._qdisc = RootQdisc(interface, marking, state_directory, force=force)
         self._chains = MarkChains(marking.mask)
+
+    @property
+    def port(self) -> int:
+        """The netlink port through which we change tc: notifications name it as their cause."""
+        return self._qdisc.port
 
     def check(self) -> None:
         """Raise KernelError if the interface, HTB, or the mangle table of IPv4 is missing."""
@@ -39,14 +43,15 @@ class LinuxKernel:
 
     def read(self) -> KernelState:
         """What is ours in the kernel. Raises KernelError."""
-        try:
-            htb = self._qdisc.read()
-        except KernelError as error:
-            if error.number != errno.ENODEV:
-                raise
-            # With the interface went its qdiscs; the chains are still there.
-            htb = None
-        return KernelState(htb, self._chains.read())
+        return KernelState(self._qdisc.read(), self._chains.read())
+
+    def let_go(self) -> None:
+        """Put the root qdisc back if it is ours, whatever the chains hold. Raises KernelError."""
+        self._qdisc.let_go()
+
+    def forget_stale(self) -> None:
+        """Forget the originals of qdiscs that we have not replaced. Raises KernelError."""
+        self._qdisc.forget_stale()
 
     def apply(self, operation: Operation) -> None:
         """Carry one operation out. Raises KernelError."""
@@ -63,5 +68,5 @@ class LinuxKernel:
                 self._chains.change(ip_version, add, remove)
             case RemoveChain(ip_version):
                 self._chains.remove(ip_version)
-            case RestoreQdisc():
-                self._qdisc.restore()
+            case RestoreQdisc(interface):
+                self._qdisc.restore(interface)

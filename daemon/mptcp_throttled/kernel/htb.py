@@ -100,6 +100,12 @@ def leaf_qdisc(minor: int) -> Qdisc:
     return Qdisc("pfifo", 0, classid(minor), LEAF_PACKETS.to_bytes(4, "little"))
 
 
+def is_leaf(qdisc: Qdisc) -> bool:
+    """Whether a qdisc read from the kernel is the queue of one of our classes, as we make them."""
+    ours = leaf_qdisc(qdisc.parent & 0xFFFF)
+    return (qdisc.kind, qdisc.parent, qdisc.options) == (ours.kind, ours.parent, ours.options)
+
+
 def mark_filter(marking: Marking) -> Filter:
     """One classic BPF program maps every mark to its class: class id = our handle | (mark & mask) >> shift.
 

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import iptc
 
 from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.fault_point import fault_point
 from mptcp_throttled.kernel.htb import mark_shift
 from mptcp_throttled.kernel_state import ChainState, KernelError
 
@@ -25,9 +26,12 @@ CHAIN: Final = "MPTCP-THROTTLE"
 _HOOK: Final = "POSTROUTING"
 _HOOKS: Final = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _TERMINATING: Final = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE", "NFQUEUE"})
-_NO_TABLE: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT})
+_NO_TABLE: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EAFNOSUPPORT})
 _XTABLES_LOCK: Final = "/run/xtables.lock"
 """What iptables(8) locks; libiptc itself does not (iptables/xshared.c)."""
+
+_LOCK_SECONDS: Final = 0.5
+_LOCK_REMEDY: Final = "tmpfiles.d/mptcp-throttle.conf makes it writable for our group"
 
 _COMMIT_ATTEMPTS: Final = 20
 _COMMIT_PAUSE_SECONDS: Final = 0.01
@@ -54,19 +58,12 @@ class MarkChains:
     def read(self) -> dict[int, ChainState]:
         """Our chains by IP version; a table the kernel does not have holds none."""
         found = {}
-        for ip_version in self.present():
-            with _translated(f"iptables v{ip_version} -t mangle -S {CHAIN}"):
-                found[ip_version] = self._read_chain(self._tables[ip_version])
-        return found
-
-    def present(self) -> list[int]:
-        """The IP versions for which there is anything to remove; nothing is said about what the chain holds."""
-        found = []
         for ip_version in (4, 6):
             try:
-                with _translated(f"iptables v{ip_version} -t mangle -S"):
-                    if _is_present(self._fresh_table(ip_version)):
-                        found.append(ip_version)
+                with _translated(f"{_TOOLS[ip_version]} -t mangle -S {CHAIN}"):
+                    table = self._fresh_table(ip_version)
+                    if _is_present(table):
+                        found[ip_version] = self._read_chain(table)
             except KernelError as error:
                 if error.number not in _NO_TABLE:
                     raise
@@ -86,7 +83,7 @@ class MarkChains:
             for ends, minor in add.items():
                 chain.append_rule(self._rule(ends, minor))
 
-        self._commit(f"change the marks of {len(add) + len(remove)} IPv{ip_version} subflows", ip_version, edit)
+        self._commit(f"{_TOOLS[ip_version]}: {len(add)} marks added, {len(remove)} removed", ip_version, edit)
 
     def remove(self, ip_version: int) -> None:
         """Remove our chain and the jumps to it; what it holds first, in case somebody else refers to it."""
@@ -102,8 +99,8 @@ class MarkChains:
             if table.is_chain(CHAIN):
                 table.delete_chain(CHAIN)
 
-        self._commit(f"empty the IPv{ip_version} chain {CHAIN}", ip_version, empty)
-        self._commit(f"remove the IPv{ip_version} chain {CHAIN}", ip_version, delete)
+        self._commit(f"{_TOOLS[ip_version]} -t mangle -F {CHAIN}", ip_version, empty)
+        self._commit(f"{_TOOLS[ip_version]} -t mangle -X {CHAIN}", ip_version, delete)
 
     def _fresh_table(self, ip_version: int) -> Any:
         if ip_version not in self._tables:
@@ -127,6 +124,12 @@ class MarkChains:
                 time.sleep(_COMMIT_PAUSE_SECONDS)
 
     def _read_chain(self, table: Any) -> ChainState:
+        try:
+            return self._read_rules(table)
+        except _NOT_UNDERSTOOD:
+            return ChainState({}, stray=True)
+
+    def _read_rules(self, table: Any) -> ChainState:
         if not table.is_chain(CHAIN):
             return ChainState({}, stray=True)
         marks: dict[FourTuple, int] = {}
@@ -163,6 +166,10 @@ class MarkChains:
             return None
 
 
+_NOT_UNDERSTOOD: Final = (AttributeError, TypeError, ValueError)
+"""What python-iptables makes of rules that it does not understand."""
+
+_TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 _TABLES: Final = {4: iptc.Table, 6: iptc.Table6}
 _RULES: Final = {4: iptc.Rule, 6: iptc.Rule6}
 
@@ -213,22 +220,38 @@ def _ends_of(rule: Any) -> FourTuple | None:
 
 @contextmanager
 def _xtables_lock() -> Iterator[None]:
-    with open(_XTABLES_LOCK, "a", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        lock = open(_XTABLES_LOCK, "a", encoding="ascii")  # noqa: SIM115
+    except OSError as error:
+        raise KernelError(f"open {_XTABLES_LOCK}", error.errno or errno.EIO, _LOCK_REMEDY) from error
+    with lock:
+        _lock_in_time(lock)
         yield
+
+
+def _lock_in_time(lock: IO[str]) -> None:
+    # Not for ever: whoever is held to a rate meanwhile can still be let go by tc alone.
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise KernelError(f"lock {_XTABLES_LOCK}", errno.EBUSY, "another program holds it") from error
+            time.sleep(_COMMIT_PAUSE_SECONDS)
 
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
     """python-iptables reports errors as text, which libiptc took from errno; errno itself is long gone."""
     try:
+        fault_point(what)
         yield
     except OSError as error:
-        raise KernelError(f"{what}: {error.filename or ''}", error.errno or errno.EIO) from error
+        raise KernelError(f"{what}: {error.filename}" if error.filename else what, error.errno or errno.EIO) from error
     except (iptc.IPTCError, iptc.xtables.XTablesError) as error:
         raise KernelError(what, _errno_of(str(error)), str(error)) from error
-    except (AttributeError, TypeError, ValueError) as error:
-        # What python-iptables makes of rules that it does not understand.
+    except _NOT_UNDERSTOOD as error:
         raise KernelError(what, errno.EIO, str(error)) from error
 
 
@@ -239,6 +262,7 @@ def _errno_of(text: str) -> int:
         ("Table does not exist", errno.ENOENT),
         ("table does not exist", errno.ENOENT),
         ("Protocol not available", errno.ENOPROTOOPT),
+        ("Address family not supported", errno.EAFNOSUPPORT),
         ("Resource temporarily unavailable", errno.EAGAIN),
         ("Device or resource busy", errno.EBUSY),
         ("Bad rule", errno.ENOENT),

@@ -7,8 +7,9 @@ pyroute2 decodes neither all kinds nor classic BPF. Classes use pyroute2's own H
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
@@ -21,7 +22,7 @@ from pyroute2.netlink import (
     NLM_F_REQUEST,
     nlmsg,
 )
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pyroute2.netlink.rtnl import (
     RTM_DELQDISC,
     RTM_GETQDISC,
@@ -33,9 +34,12 @@ from pyroute2.netlink.rtnl import (
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.fault_point import fault_point
 from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK
+_DUMP: Final = NLM_F_REQUEST | NLM_F_DUMP
+_DUMP_ATTEMPTS: Final = 5
 
 
 class _RawTcMessage(nlmsg):  # type: ignore[misc]
@@ -77,6 +81,7 @@ class HtbClass(NamedTuple):
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
     try:
+        fault_point(what)
         yield
     except NetlinkError as error:
         detail = error.args[1] if len(error.args) > 1 and isinstance(error.args[1], str) else ""
@@ -85,73 +90,76 @@ def _translated(what: str) -> Iterator[None]:
         raise KernelError(what, error.errno or errno.EIO) from error
 
 
-class TrafficControl:
-    """tc of one interface, found by name at each use since interfaces come and go. All methods raise KernelError."""
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface: the kernel knows it by its index for as long as it exists, people by its present name."""
 
-    def __init__(self, interface: str) -> None:
-        self._interface = interface
+    index: int
+    name: str
+
+
+class TrafficControl:
+    """tc of this host. All methods raise KernelError."""
+
+    def __init__(self) -> None:
         self._ip = IPRoute(ext_ack=True)
         # IPRoute accepts nlm_generator but only its base class stores it (pyroute2 0.9.7); nlm_request reads it.
         self._ip.status["nlm_generator"] = True
         for message_type in (RTM_NEWQDISC, RTM_NEWTFILTER):
             self._ip.register_policy(message_type, _RawTcMessage)
 
-    def index(self) -> int:
-        """The interface index. Raises KernelError with ENODEV if there is no such interface."""
-        with _translated(f"look up interface {self._interface}"):
-            found = self._ip.link_lookup(ifname=self._interface)
-        if not found:
-            raise KernelError(f"interface {self._interface} does not exist", errno.ENODEV)
-        return int(found[0])
+    @property
+    def port(self) -> int:
+        """The netlink port (nlmsg_pid) of our requests, which notifications of their effects carry."""
+        return int(self._ip.status["epid"])
 
-    def qdiscs(self) -> list[Qdisc]:
-        """All qdiscs of the interface."""
-        index = self.index()
-        with _translated(f"tc qdisc show dev {self._interface}"):
-            # The kernel ignores the interface in a request for all qdiscs.
-            return [
-                Qdisc(
-                    str(m.get_attr("TCA_KIND")),
-                    m["handle"],
-                    m["parent"],
-                    m.get_attr("TCA_OPTIONS"),
-                    m.get_attr("TCA_STAB") is not None,
-                )
-                for m in self._request(RTM_GETQDISC, NLM_F_REQUEST | NLM_F_DUMP, index)
-                if m["index"] == index
-            ]
+    def interfaces(self) -> list[Interface]:
+        """All interfaces."""
+        links = self._dump("ip link show", self._ip.get_links)
+        return [Interface(int(link["index"]), str(link.get_attr("IFLA_IFNAME"))) for link in links]
 
-    def add_qdisc(self, qdisc: Qdisc, *, replace: bool = False) -> None:
+    def qdiscs(self) -> dict[int, list[Qdisc]]:
+        """The qdiscs of all interfaces, by interface index."""
+        found: dict[int, list[Qdisc]] = {}
+        for m in self._dump("tc qdisc show", lambda: self._request(RTM_GETQDISC, _DUMP)):
+            kind, options, size_table = (m.get_attr(name) for name in ("TCA_KIND", "TCA_OPTIONS", "TCA_STAB"))
+            qdisc = Qdisc(str(kind), m["handle"], m["parent"], options, size_table is not None)
+            found.setdefault(m["index"], []).append(qdisc)
+        return found
+
+    def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
         """Add a qdisc, or `replace` the one at its parent."""
         flags = _DO | NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
-        with _translated(f"tc qdisc add dev {self._interface} {qdisc.kind}"):
+        with _translated(f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"):
             list(
-                self._request(RTM_NEWQDISC, flags, self.index(), qdisc.kind, qdisc.options, qdisc.handle, qdisc.parent)
+                self._request(
+                    RTM_NEWQDISC, flags, interface.index, qdisc.kind, qdisc.options, qdisc.handle, qdisc.parent
+                )
             )
 
-    def delete_root(self) -> None:
+    def delete_root(self, interface: Interface) -> None:
         """Delete the root qdisc; the kernel puts its default there."""
-        with _translated(f"tc qdisc del dev {self._interface} root"):
-            list(self._request(RTM_DELQDISC, _DO, self.index(), parent=TC_H_ROOT))
+        with _translated(f"tc qdisc del dev {interface.name} root"):
+            list(self._request(RTM_DELQDISC, _DO, interface.index, parent=TC_H_ROOT))
 
-    def filters(self, parent: int) -> list[Filter]:
+    def filters(self, interface: Interface, parent: int) -> list[Filter]:
         """The filters of a qdisc."""
-        with _translated(f"tc filter show dev {self._interface}"):
-            return [
-                Filter(str(m.get_attr("TCA_KIND")), m["handle"], m["info"], m.get_attr("TCA_OPTIONS"))
-                for m in self._request(RTM_GETTFILTER, NLM_F_REQUEST | NLM_F_DUMP, self.index(), parent=parent)
-                # Every filter is dumped a second time, with handle 0, for its priority as a whole.
-                if m["handle"]
-            ]
+        what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
+        return [
+            Filter(str(m.get_attr("TCA_KIND")), m["handle"], m["info"], m.get_attr("TCA_OPTIONS"))
+            for m in self._dump(what, lambda: self._request(RTM_GETTFILTER, _DUMP, interface.index, parent=parent))
+            # Every filter is dumped a second time, with handle 0, for its priority as a whole.
+            if m["handle"]
+        ]
 
-    def add_filter(self, parent: int, filter_: Filter) -> None:
+    def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
         """Add a filter to a qdisc."""
-        with _translated(f"tc filter add dev {self._interface} {filter_.kind}"):
+        with _translated(f"tc filter add dev {interface.name} {filter_.kind}"):
             list(
                 self._request(
                     RTM_NEWTFILTER,
                     _DO | NLM_F_CREATE | NLM_F_EXCL,
-                    self.index(),
+                    interface.index,
                     filter_.kind,
                     filter_.options,
                     filter_.handle,
@@ -160,25 +168,26 @@ class TrafficControl:
                 )
             )
 
-    def htb_classes(self) -> list[HtbClass]:
-        """The HTB classes of the interface."""
-        with _translated(f"tc class show dev {self._interface}"):
-            classes = []
-            for message in self._ip.get_classes(self.index()):
-                options = message.get_attr("TCA_OPTIONS")
-                parameters = None if options is None else options.get_attr("TCA_HTB_PARMS")
-                if message.get_attr("TCA_KIND") == "htb" and parameters is not None:
-                    classes.append(HtbClass(message["handle"], parameters["rate"], parameters["ceil"]))
-            return classes
+    def htb_classes(self, interface: Interface) -> list[HtbClass]:
+        """The HTB classes of an interface."""
+        classes = []
+        for message in self._dump(f"tc class show dev {interface.name}", lambda: self._ip.get_classes(interface.index)):
+            options = message.get_attr("TCA_OPTIONS")
+            parameters = None if options is None else options.get_attr("TCA_HTB_PARMS")
+            if message.get_attr("TCA_KIND") == "htb" and parameters is not None:
+                classes.append(HtbClass(message["handle"], parameters["rate"], parameters["ceil"]))
+        return classes
 
-    def put_htb_class(self, classid: int, rate: Rate, burst_bytes: int, quantum_bytes: int, *, change: bool) -> None:
+    def put_htb_class(
+        self, interface: Interface, classid: int, rate: Rate, burst_bytes: int, quantum_bytes: int, *, change: bool
+    ) -> None:
         """Add or `change` a class directly below the root, with its ceil at its rate: a cap is a cap."""
-        command = "change-class" if change else "add-class"
-        with _translated(f"tc {command} dev {self._interface} {format_classid(classid)} rate {rate}"):
+        verb = "change" if change else "add"
+        with _translated(f"tc class {verb} dev {interface.name} classid {format_classid(classid)} rate {rate}"):
             self._ip.tc(
-                command,
+                f"{verb}-class",
                 "htb",
-                self.index(),
+                interface.index,
                 classid,
                 parent=classid & 0xFFFF_0000,
                 rate=rate.bytes_per_second,
@@ -188,30 +197,36 @@ class TrafficControl:
                 quantum=quantum_bytes,
             )
 
-    def delete_class(self, classid: int) -> None:
+    def delete_class(self, interface: Interface, classid: int) -> None:
         """Delete a class and its leaf qdisc with all that is queued in it."""
-        with _translated(f"tc class del dev {self._interface} classid {format_classid(classid)}"):
+        with _translated(f"tc class del dev {interface.name} classid {format_classid(classid)}"):
             # Naming the kind makes pyroute2 encode options that the request must not have.
-            self._ip.tc("del-class", index=self.index(), handle=classid)
+            self._ip.tc("del-class", index=interface.index, handle=classid)
 
-    def knows_qdisc(self, kind: str) -> bool:
+    def knows_qdisc(self, interface: Interface, kind: str) -> bool:
         """Whether the kernel has this qdisc, without changing anything.
 
         A request without options makes qdisc_create (net/sched/sch_api.c) load the kind, and HTB refuse it.
         """
-        try:
-            list(
-                self._request(RTM_NEWQDISC, _DO | NLM_F_CREATE | NLM_F_REPLACE, self.index(), kind, None, 0, TC_H_ROOT)
-            )
-        except NetlinkError as error:
-            return int(error.code) != errno.ENOENT
+        flags = _DO | NLM_F_CREATE | NLM_F_REPLACE
+        with _translated(f"look for qdisc {kind}"):
+            try:
+                list(self._request(RTM_NEWQDISC, flags, interface.index, kind, None, 0, TC_H_ROOT))
+            except NetlinkError as error:
+                return int(error.code) != errno.ENOENT
         return True
+
+    def _dump(self, what: str, read: Callable[[], Iterable[nlmsg]]) -> list[nlmsg]:
+        for _ in range(_DUMP_ATTEMPTS):
+            with _translated(what), suppress(NetlinkDumpInterrupted):
+                return list(read())
+        raise KernelError(what, errno.EINTR, "others keep changing what is read")
 
     def _request(
         self,
         message_type: int,
         flags: int,
-        index: int,
+        index: int = 0,
         kind: str | None = None,
         options: bytes | None = None,
         handle: int = 0,
@@ -227,15 +242,9 @@ class TrafficControl:
         yield from self._ip.nlm_request(message, message_type, flags)
 
 
-def all_root_qdiscs() -> list[tuple[str, Qdisc]]:
-    """Interface name and root qdisc of every interface. Raises KernelError."""
-    with _translated("ip link show"), IPRoute() as ip:
-        names = [str(link.get_attr("IFLA_IFNAME")) for link in ip.get_links()]
-    found = []
-    for name in names:
-        roots = (qdisc for qdisc in TrafficControl(name).qdiscs() if qdisc.parent == TC_H_ROOT)
-        found += [(name, root) for root in roots]
-    return found
+def format_handle(handle: int) -> str:
+    """`4d50:` as tc writes it."""
+    return f"{handle >> 16:x}:"
 
 
 def format_classid(classid: int) -> str:

@@ -1,4 +1,4 @@
-"""The interface's own root qdisc: recorded before we replace it, and put back exactly as it was.
+"""An interface's own root qdisc with all below it: recorded before we replace it, put back exactly as it was.
 
 A qdisc with handle 0 is the kernel's default: deleting ours brings it back. Any other was configured by somebody; we
 replay its kind, handle and netlink options, which works for the kinds whose dump is also a valid request.
@@ -7,57 +7,121 @@ replay its kind, handle and netlink options, which works for the kinds whose dum
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttled.kernel.netlink import Qdisc
+from mptcp_throttled.kernel.netlink import Qdisc, format_handle
 from mptcp_throttled.state_file import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _FORMAT_VERSION: Final = 1
-_REPLAYABLE_KINDS: Final = frozenset({"pfifo", "bfifo", "fq_codel", "codel", "fq", "sfq", "pie"})
+_FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")
+_MAJOR: Final = 0xFFFF_0000  # TC_H_MAJ_MASK, include/uapi/linux/pkt_sched.h
+_REPLAYABLE_KINDS: Final = frozenset(
+    {
+        *("noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"),
+        *("sfq", "codel", "fq_codel", "fq", "pie", "tbf"),
+        # Their classes come with them: a band or a hardware queue each.
+        *("mq", "multiq", "prio"),
+    }
+)
 
 
-class OriginalQdisc:
-    """The recorded root qdisc of one interface, in a file of the state directory."""
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The qdiscs of an interface that somebody configured, the root first; none if the kernel's default was there.
 
-    def __init__(self, state_directory: Path, interface: str) -> None:
-        self._path = state_directory / f"original-qdisc-{interface}.json"
+    `restoring` says that putting them back has begun: if they are not all there, it was broken off.
+    """
 
-    def record(self, qdisc: Qdisc) -> None:
+    qdiscs: tuple[Qdisc, ...]
+    restoring: bool = False
+
+
+def tree_of(qdiscs: Sequence[Qdisc]) -> tuple[Qdisc, ...]:
+    """Of an interface's qdiscs, the configured ones that hang from a configured root; every parent comes first."""
+    root = next((qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT and qdisc.handle), None)
+    return () if root is None else (root, *_below(root, qdiscs))
+
+
+def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
+    for qdisc in qdiscs:
+        if qdisc.handle and qdisc.parent & _MAJOR == parent.handle:
+            yield qdisc
+            yield from _below(qdisc, qdiscs)
+
+
+def what_cannot_be_put_back(tree: Sequence[Qdisc]) -> str | None:
+    """The first qdisc that would not come back as it is, and why; None if all would."""
+    for qdisc in tree:
+        name = f"qdisc {qdisc.kind} {format_handle(qdisc.handle)}"
+        if qdisc.kind not in _REPLAYABLE_KINDS:
+            return f"{name} is of a kind"
+        if qdisc.has_size_table:
+            return f"{name} has a size table"
+    return None
+
+
+class OriginalRecords:
+    """The records of all interfaces, a file each in the state directory, by interface index: names change."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self._directory = state_directory
+
+    def write(self, index: int, original: Original) -> None:
         """Write it down durably. Raises OSError."""
         document = {
             "version": _FORMAT_VERSION,
-            "kind": qdisc.kind,
-            "handle": qdisc.handle,
-            "options": None if qdisc.options is None else qdisc.options.hex(),
+            "restoring": original.restoring,
+            "qdiscs": [
+                {
+                    "kind": qdisc.kind,
+                    "handle": qdisc.handle,
+                    "parent": qdisc.parent,
+                    "options": None if qdisc.options is None else qdisc.options.hex(),
+                }
+                for qdisc in original.qdiscs
+            ],
         }
-        write_atomically(self._path, json.dumps(document))
+        write_atomically(self._path(index), json.dumps(document))
 
-    def load(self) -> Qdisc | None:
+    def load(self, index: int) -> Original | None:
         """What was recorded; None if nothing usable is on record."""
         try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
+            document = json.loads(self._path(index).read_text(encoding="utf-8"))
             if document["version"] != _FORMAT_VERSION:
                 return None
-            options = document["options"]
-            return Qdisc(
-                str(document["kind"]),
-                int(document["handle"]),
-                TC_H_ROOT,
-                None if options is None else bytes.fromhex(options),
-            )
+            return Original(tuple(_decode(qdisc) for qdisc in document["qdiscs"]), bool(document["restoring"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def forget(self) -> None:
-        """It is back in its place."""
-        self._path.unlink(missing_ok=True)
+    def indices(self) -> list[int]:
+        """The interfaces of which there is a record."""
+        if not self._directory.is_dir():
+            return []
+        names = (_FILE_NAME.fullmatch(entry.name) for entry in self._directory.iterdir())
+        return sorted(int(name[1]) for name in names if name is not None)
+
+    def forget(self, index: int) -> None:
+        """It is back in its place, or its interface has gone."""
+        self._path(index).unlink(missing_ok=True)
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"original-qdisc-{index}.json"
 
 
-def can_be_put_back(qdisc: Qdisc) -> bool:
-    """Whether replacing this root qdisc is reversible."""
-    return qdisc.handle == 0 or (qdisc.kind in _REPLAYABLE_KINDS and not qdisc.has_size_table)
+def _decode(data: dict[str, object]) -> Qdisc:
+    options = data["options"]
+    return Qdisc(
+        str(data["kind"]),
+        int(str(data["handle"])),
+        int(str(data["parent"])),
+        None if options is None else bytes.fromhex(str(options)),
+    )

@@ -1,20 +1,25 @@
-"""The root qdisc of the proxy's interface: its own FIFO, or our HTB."""
+"""The root qdisc of the proxy's interface: its own, or our HTB."""
 
 from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.netlink import HtbClass, Qdisc, TrafficControl, all_root_qdiscs
-from mptcp_throttled.kernel.original import OriginalQdisc, can_be_put_back
-from mptcp_throttled.kernel_state import HtbState, KernelError
+from mptcp_throttled.kernel.fault_point import fault_point
+from mptcp_throttled.kernel.netlink import HtbClass, Interface, Qdisc, TrafficControl, format_handle
+from mptcp_throttled.kernel.original import Original, OriginalRecords, tree_of, what_cannot_be_put_back
+from mptcp_throttled.kernel_state import HtbState, KernelError, QdiscState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
@@ -22,104 +27,201 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mptcp-throttled")
 
 
-class RootQdisc:
-    """Swaps the root qdisc and manages our classes below it. All methods raise KernelError."""
+class _Dump(NamedTuple):
+    """All interfaces, and their qdiscs by interface index."""
 
-    def __init__(self, interface: str, marking: Marking, state_directory: Path) -> None:
+    interfaces: list[Interface]
+    qdiscs: Mapping[int, Sequence[Qdisc]]
+
+    def of(self, interface: Interface) -> Sequence[Qdisc]:
+        return self.qdiscs.get(interface.index, ())
+
+
+class RootQdisc:
+    """Swaps the root qdisc and manages our classes below it. All methods raise KernelError.
+
+    The interface is looked up by name at each use: interfaces come and go, and are renamed. With `force`, a qdisc that
+    cannot be put back as it is does not keep us from replacing it.
+    """
+
+    def __init__(self, interface: str, marking: Marking, state_directory: Path, *, force: bool = False) -> None:
         self._interface = interface
         self._marking = marking
-        self._tc = TrafficControl(interface)
-        self._original = OriginalQdisc(state_directory, interface)
+        self._force = force
+        self._tc = TrafficControl()
+        self._records = OriginalRecords(state_directory)
 
-    def read(self) -> HtbState | None:
-        """Our HTB, or None if the root qdisc is another."""
-        qdiscs = self._tc.qdiscs()
-        root = _root(qdiscs)
-        if root is None or not _is_ours(root):
-            return None
-        leaves = {qdisc.parent for qdisc in qdiscs if qdisc.kind == "pfifo"}
-        return HtbState(
-            htb.default_minor_of(root),
-            any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(htb.HANDLE)),
-            {c.classid & 0xFFFF: _rate(c) if c.classid in leaves else None for c in self._tc.htb_classes()},
-        )
+    @property
+    def port(self) -> int:
+        """The netlink port of our requests."""
+        return self._tc.port
+
+    def read(self) -> QdiscState:
+        """Our HTB, or why it cannot be put in; and the interfaces on which we have left anything."""
+        dump = self._dump()
+        ours = next((interface for interface in dump.interfaces if interface.name == self._interface), None)
+        if ours is None:
+            return QdiscState(None, f"interface {self._interface} does not exist", self._unrestored(dump, None))
+        if not _is_under_ours(dump.of(ours)):
+            return QdiscState(None, self._obstacle(ours, dump.of(ours)), self._unrestored(dump, ours))
+        return QdiscState(self._read_htb(ours, dump.of(ours)), None, self._unrestored(dump, ours))
+
+    def forget_stale(self) -> None:
+        """Remove the records of interfaces on which we have left nothing: what they have now is their own."""
+        dump = self._dump()
+        kept = {interface.index for interface in dump.interfaces if _is_under_ours(dump.of(interface))}
+        for index in self._records.indices():
+            original = self._records.load(index)
+            if index not in kept and (original is None or not original.restoring):
+                self._records.forget(index)
 
     def install(self, default_minor: int) -> None:
         """Record the root qdisc and replace it by HTB with its filter; undone if the filter is refused."""
-        root = _root(self._tc.qdiscs())
-        if root is not None and not (can_be_put_back(root) and not self._tc.filters(root.handle)):
-            raise KernelError(
-                f"{self._interface}: root qdisc {root.kind} {root.handle >> 16:x}: cannot be put back as it is;"
-                " remove it, or replace it by pfifo or fq_codel without size table or filters",
-                errno.EEXIST,
-            )
+        interface = self._own_interface()
+        qdiscs = self._dump().of(interface)
+        obstacle = self._obstacle(interface, qdiscs)
+        if obstacle is not None:
+            raise KernelError(obstacle, errno.EEXIST)
+        self._record(interface, Original(tree_of(qdiscs)))
+        self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
         try:
-            self._original.record(root or Qdisc("noqueue", 0, TC_H_ROOT, None))
-        except OSError as error:
-            raise KernelError("record the root qdisc", error.errno or errno.EIO) from error
-        self._tc.add_qdisc(htb.root_qdisc(default_minor), replace=True)
-        try:
-            self._tc.add_filter(htb.HANDLE, htb.mark_filter(self._marking))
+            self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
             self.restore()
             raise
 
-    def restore(self) -> None:
-        """Put the recorded root qdisc back; without a record, the kernel's default."""
-        original = self._original.load()
+    def restore(self, name: str | None = None) -> None:
+        """Put the recorded qdiscs of an interface (or of ours) back; without a record, the kernel's default."""
+        interface = self._interface_of(name or self._interface)
+        original = self._records.load(interface.index)
         if original is None:
-            _log.warning(
-                "%s: no record of the original root qdisc: the kernel's default takes its place",
-                self._interface,
-            )
-        if original is None or original.handle == 0:
-            self._tc.delete_root()
+            _log.warning("%s: no record of its own root qdisc: the kernel's default takes its place", interface.name)
+        if original is None or not original.qdiscs:
+            self._tc.delete_root(interface)
         else:
-            self._tc.add_qdisc(original, replace=True)
-        now = _root(self._tc.qdiscs())
-        if original is not None and now != original:
-            _log.warning("%s: root qdisc was %s, is now %s", self._interface, original, now)
-        self._original.forget()
+            # If the process ends between the root and what hangs from it, the next one must know.
+            self._record(interface, replace(original, restoring=True))
+            self._replay(interface, original.qdiscs)
+        self._records.forget(interface.index)
+
+    def let_go(self) -> None:
+        """Restore if our HTB is the root qdisc."""
+        if _is_under_ours(self._dump().of(self._own_interface())):
+            self.restore()
 
     def add_class(self, minor: int, rate: Rate) -> None:
         """Add a class and its leaf queue, or neither."""
-        self._put_class(minor, rate, change=False)
+        interface = self._own_interface()
+        self._put_class(interface, minor, rate, change=False)
         try:
-            self._tc.add_qdisc(htb.leaf_qdisc(minor))
+            self._tc.add_qdisc(interface, htb.leaf_qdisc(minor))
         except KernelError:
-            self._tc.delete_class(htb.classid(minor))
+            self._tc.delete_class(interface, htb.classid(minor))
             raise
 
     def change_class(self, minor: int, rate: Rate) -> None:
-        """Give a class another rate; a missing leaf queue is added."""
-        self._put_class(minor, rate, change=True)
-        if not any(qdisc.parent == htb.classid(minor) for qdisc in self._tc.qdiscs()):
-            self._tc.add_qdisc(htb.leaf_qdisc(minor))
+        """Give a class another rate; a leaf queue that is missing, or not as we make them, is replaced."""
+        interface = self._own_interface()
+        self._put_class(interface, minor, rate, change=True)
+        leaf = htb.leaf_qdisc(minor)
+        if not any(qdisc.parent == leaf.parent and htb.is_leaf(qdisc) for qdisc in self._dump().of(interface)):
+            self._tc.add_qdisc(interface, leaf, replace=True)
 
     def delete_class(self, minor: int) -> None:
         """Delete a class."""
-        self._tc.delete_class(htb.classid(minor))
+        self._tc.delete_class(self._own_interface(), htb.classid(minor))
 
     def require_htb(self) -> None:
         """Raise KernelError with ENOENT if the kernel has no HTB, ENODEV if there is no such interface."""
-        if not self._tc.knows_qdisc("htb"):
+        if not self._tc.knows_qdisc(self._own_interface(), "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
-    def _put_class(self, minor: int, rate: Rate, *, change: bool) -> None:
-        self._tc.put_htb_class(htb.classid(minor), rate, htb.burst_bytes(rate), htb.quantum_bytes(rate), change=change)
+    def _dump(self) -> _Dump:
+        return _Dump(self._tc.interfaces(), self._tc.qdiscs())
+
+    def _own_interface(self) -> Interface:
+        return self._interface_of(self._interface)
+
+    def _interface_of(self, name: str) -> Interface:
+        found = next((interface for interface in self._tc.interfaces() if interface.name == name), None)
+        if found is None:
+            raise KernelError(f"interface {name} does not exist", errno.ENODEV)
+        return found
+
+    def _read_htb(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> HtbState:
+        root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
+        leaves = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
+        return HtbState(
+            htb.default_minor_of(root),
+            any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(interface, htb.HANDLE)),
+            {c.classid & 0xFFFF: _rate(c) if c.classid in leaves else None for c in self._tc.htb_classes(interface)},
+        )
+
+    def _obstacle(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> str | None:
+        if self._force:
+            return None
+        tree = tree_of(qdiscs)
+        problem = what_cannot_be_put_back(tree)
+        filtered = next((q for q in tree if problem is None and self._tc.filters(interface, q.handle)), None)
+        if filtered is not None:
+            problem = f"qdisc {filtered.kind} {format_handle(filtered.handle)} has filters"
+        if problem is None:
+            return None
+        return (
+            f"{interface.name}: root {problem} that cannot be put back as it is; remove it, replace it by fq_codel or"
+            " pfifo, or set daemon.replace_any_qdisc"
+        )
+
+    def _unrestored(self, dump: _Dump, own: Interface | None) -> tuple[str, ...]:
+        return tuple(
+            interface.name
+            for interface in dump.interfaces
+            if (interface != own if _is_under_ours(dump.of(interface)) else self._is_owed_its_own(dump, interface))
+        )
+
+    def _is_owed_its_own(self, dump: _Dump, interface: Interface) -> bool:
+        original = self._records.load(interface.index)
+        if original is None:
+            return False
+        # With no configured root, somebody has deleted ours.
+        return original.restoring or (bool(original.qdiscs) and not tree_of(dump.of(interface)))
+
+    def _replay(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> None:
+        try:
+            for qdisc in qdiscs:
+                self._tc.add_qdisc(interface, qdisc, replace=True)
+        except KernelError as error:
+            if not self._force:
+                raise
+            _log.warning("%s: %s; what was replaced by force is not put back as it was", interface.name, error)
+            if _is_under_ours(self._dump().of(interface)):
+                self._tc.delete_root(interface)
+            return
+        now = tree_of(self._dump().of(interface))
+        if now != tuple(qdiscs):
+            _log.warning("%s: qdiscs were %s, are now %s", interface.name, qdiscs, now)
+
+    def _record(self, interface: Interface, original: Original) -> None:
+        with _recording(interface):
+            self._records.write(interface.index, original)
+
+    def _put_class(self, interface: Interface, minor: int, rate: Rate, *, change: bool) -> None:
+        classid, burst, quantum = htb.classid(minor), htb.burst_bytes(rate), htb.quantum_bytes(rate)
+        self._tc.put_htb_class(interface, classid, rate, burst, quantum, change=change)
 
 
-def interfaces_under_our_htb() -> list[str]:
-    """The names of all interfaces whose root qdisc is ours. Raises KernelError."""
-    return [interface for interface, qdisc in all_root_qdiscs() if _is_ours(qdisc)]
+@contextmanager
+def _recording(interface: Interface) -> Iterator[None]:
+    what = f"record the root qdisc of {interface.name}"
+    try:
+        fault_point(what)
+        yield
+    except OSError as error:
+        raise KernelError(what, error.errno or errno.EIO) from error
 
 
-def _root(qdiscs: list[Qdisc]) -> Qdisc | None:
-    return next((qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT), None)
-
-
-def _is_ours(root: Qdisc) -> bool:
-    return root.kind == "htb" and root.handle == htb.HANDLE
+def _is_under_ours(qdiscs: Sequence[Qdisc]) -> bool:
+    return any(q.parent == TC_H_ROOT and q.kind == "htb" and q.handle == htb.HANDLE for q in qdiscs)
 
 
 def _rate(found: HtbClass) -> Rate | None:

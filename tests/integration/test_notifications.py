@@ -1,0 +1,62 @@
+"""What others change about our interface is noticed, what we change ourselves and what they do elsewhere is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Final
+
+from bench import EXECUTABLES
+
+COMMANDS: Final = {
+    "tc qdisc add dev ours root handle 4d50: htb default 0": True,
+    "tc class add dev ours parent 4d50: classid 4d50:2 htb rate 1mbit": True,
+    "tc qdisc add dev ours parent 4d50:2 pfifo limit 7": True,
+    "tc filter add dev ours parent 4d50: protocol all prio 1 bpf bytecode '1,6 0 0 0' flowid 4d50:2": True,
+    "tc class change dev ours parent 4d50: classid 4d50:2 htb rate 2mbit": True,
+    "tc qdisc add dev theirs root pfifo": False,
+    "ip address add 10.9.0.1/24 dev ours": True,
+    "ip address add 10.9.1.1/24 dev theirs": False,
+    "ip link set ours down": True,
+    "ip link set ours up": True,
+    "ip link set ours name away": True,
+    "ip link set away mtu 1400": False,
+    "ip link set away name ours": True,
+    "tc qdisc replace dev ours root pfifo limit 3": True,
+    "ip link delete ours": True,
+    "ip link add ours type veth peer name theirs": True,
+    "tc qdisc add dev ours root pfifo limit 4": True,
+}
+
+SCRIPT: Final = """
+import json, subprocess, sys, threading, time
+from mptcp_throttled.kernel.netlink import TrafficControl
+from mptcp_throttled.kernel.notifications import Notifications
+subprocess.run("ip link add ours up type veth peer name theirs; ip link set theirs up", shell=True, check=True)
+changed, tc = threading.Event(), TrafficControl()
+def settle():
+    while changed.wait(0.2):
+        changed.clear()
+Notifications("ours", tc.port, changed.set).start()
+for attempt in range(100):
+    subprocess.run(["ip", "link", "set", "ours", "mtu", str(1300 + attempt)], check=True)
+    if changed.wait(0.1):
+        break
+settle()
+noticed = {}
+for command in json.loads(sys.argv[1]):
+    subprocess.run(command, shell=True, check=True)
+    noticed[command] = changed.wait(0.3)
+    settle()
+ours = next(interface for interface in tc.interfaces() if interface.name == "ours")
+tc.delete_root(ours)
+noticed["by ourselves"] = changed.wait(0.3)
+print(json.dumps(noticed))
+"""
+
+
+def test_what_others_do_to_our_interface_is_noticed() -> None:
+    script = [EXECUTABLES / "python", "-c", SCRIPT, json.dumps(list(COMMANDS))]
+    done = subprocess.run(["unshare", "--net", *script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {**COMMANDS, "by ourselves": False}

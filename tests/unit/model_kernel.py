@@ -1,0 +1,77 @@
+"""What each operation does to a kernel, in memory: the kernel that tests of pure code need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, QdiscState
+from mptcp_throttled.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    DeleteClass,
+    InstallHtb,
+    Operation,
+    RemoveChain,
+    RestoreQdisc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.units import Rate
+
+
+def apply(state: KernelState, operation: Operation) -> KernelState:
+    """The state after the operation; fails where the real kernel would, and if a mark is left without its class."""
+    htb, unrestored, chains = state.qdisc.htb, state.qdisc.unrestored, dict(state.chains)
+    match operation:
+        case InstallHtb(default_minor):
+            assert htb is None
+            assert state.qdisc.obstacle is None
+            htb = HtbState(default_minor, True, {})
+        case RestoreQdisc(None):
+            assert htb is not None
+            htb = None
+        case RestoreQdisc(interface):
+            assert interface in unrestored
+            unrestored = tuple(name for name in unrestored if name != interface)
+        case AddClass(minor, rate):
+            assert htb is not None
+            assert minor not in htb.classes
+            htb = replace(htb, classes={**htb.classes, minor: rate})
+        case ChangeClass(minor, rate):
+            assert htb is not None
+            assert minor in htb.classes
+            htb = replace(htb, classes={**htb.classes, minor: rate})
+        case DeleteClass(minor):
+            assert htb is not None
+            htb = replace(htb, classes={m: rate for m, rate in htb.classes.items() if m != minor})
+        case ChangeMarks(ip_version, add, remove):
+            marks = dict(chains.get(ip_version, ChainState({})).marks)
+            for gone in remove:
+                del marks[gone]
+            chains[ip_version] = ChainState({**marks, **add})
+        case RemoveChain(ip_version):
+            del chains[ip_version]
+    return KernelState(QdiscState(htb, state.qdisc.obstacle, unrestored), chains)
+
+
+def held(state: KernelState) -> dict[FourTuple, Rate]:
+    """The rate of every subflow whose mark leads to a class."""
+    return {ends: rate for ends, minor in _marks(state) if (rate := _classes(state).get(minor)) is not None}
+
+
+def dangling(state: KernelState) -> bool:
+    """Whether any mark names a class that is not there."""
+    return any(minor not in _classes(state) for _, minor in _marks(state))
+
+
+def _classes(state: KernelState) -> Mapping[int, Rate | None]:
+    return {} if state.qdisc.htb is None else state.qdisc.htb.classes
+
+
+def _marks(state: KernelState) -> Iterator[tuple[FourTuple, int]]:
+    return (mark for chain in state.chains.values() for mark in chain.marks.items())
