@@ -28,6 +28,7 @@ from mptcp_throttle.yaml_file import YamlFile, dotted, read_yaml
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
 _NETWORKS_DIRECTORY: Final = "networks.d"
+_RUN_DIRECTORY: Final = "/run/mptcp-throttle"
 _SNIFFER_SOCKET: Final = "sniffer.sock"
 _DAEMON_SOCKET: Final = "daemon.sock"
 # sun_path holds 108 bytes (include/uapi/linux/un.h), of which Python wants the last for a zero.
@@ -135,6 +136,9 @@ def _mark_mask(text: str) -> int:
 RateText = Annotated[Rate, _parsed_by(Rate.parse)]
 DurationText = Annotated[float, _parsed_by(parse_duration)]
 Flag = Annotated[bool, PlainValidator(_flag)]
+RunDirectory = Annotated[
+    str, _text(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
+]
 Name = Annotated[
     str, _text(re.compile(r"[a-z0-9][a-z0-9_-]{0,31}").fullmatch, "up to 32 of a-z, 0-9, - and _, no - or _ first")
 ]
@@ -174,20 +178,25 @@ class DaemonSection(_Section):
 
     mark_mask: Annotated[int, _parsed_by(_mark_mask)] = 0xFFFF_0000
     linger: DurationText = 5.0
-    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 5.0
+    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 1.0
     other_traffic: RateText | None = None
+    replace_any_qdisc: Flag = False
 
 
 class _ServiceFile(_Section):
     proxy: ProxySection
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
-    run_directory: Annotated[
-        str, _text(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
-    ] = "/run/mptcp-throttle"
+    run_directory: RunDirectory = _RUN_DIRECTORY
     state_directory: Annotated[str, _text(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
     socket_group: Annotated[str, _text(bool, "the name of a group, or null")] | None = "mptcp-throttle"
     networks_directory: Annotated[str, _text(bool, "a path")] = _NETWORKS_DIRECTORY
+
+
+class _Whereabouts(_Section):
+    model_config = ConfigDict(extra="ignore")
+
+    run_directory: RunDirectory = _RUN_DIRECTORY
 
 
 class _NetworkFile(_Section):
@@ -219,6 +228,14 @@ class SocketGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Sockets:
+    """The Unix sockets on which the services answer."""
+
+    sniffer: Path
+    daemon: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """A configuration that validated as a whole. Networks are ordered by preference, then name."""
 
@@ -231,14 +248,9 @@ class Config:
     networks: tuple[AccessNetwork, ...]
 
     @property
-    def sniffer_socket(self) -> Path:
-        """The Unix socket on which `mptcp-sniffer` answers."""
-        return self.run_directory / _SNIFFER_SOCKET
-
-    @property
-    def daemon_socket(self) -> Path:
-        """The Unix socket on which `mptcp-throttled` answers."""
-        return self.run_directory / _DAEMON_SOCKET
+    def sockets(self) -> Sockets:
+        """Where the services answer."""
+        return _sockets(self.run_directory)
 
     def network(self, name: str) -> AccessNetwork | None:
         """The access network of that name."""
@@ -266,6 +278,18 @@ def load_config(path: Path) -> Config:
         socket_group=None if group is None else SocketGroup(group, service_file.where(("socket_group",))),
         networks=networks,
     )
+
+
+def find_sockets(path: Path) -> Sockets:
+    """Where the services answer according to `path`, whatever else is wrong with it or with the network files.
+
+    Raises ConfigError if that cannot be told.
+    """
+    return _sockets(Path(_validate(_Whereabouts, read_yaml(path)).run_directory))
+
+
+def _sockets(run_directory: Path) -> Sockets:
+    return Sockets(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET)
 
 
 def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -> _T | None:

@@ -1,4 +1,4 @@
-"""What both services share: start, logging, signals, the single-instance lock, and systemd's notifications."""
+"""What both services share: start, logging, signals, and the single-instance lock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import errno
 import fcntl
 import logging
 import os
+import queue
 import signal
-import socket
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,8 @@ from mptcp_throttle.errors import EX_BROKEN_PIPE, EX_INTERRUPTED, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from mptcp_throttle.config import SocketGroup
 
 
 # Those of a pipe and of a full disk. Of all other files an OSError is translated where it occurs: these are of stdout.
@@ -57,20 +60,38 @@ def configure_logging() -> None:
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:
-    """Call `stop` at SIGTERM, SIGINT and SIGHUP, between any two instructions of the main thread."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    """Call `stop` at SIGTERM and SIGINT, between any two instructions of the main thread."""
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
 
 
+def on_reload_signal(reload: Callable[[], None]) -> None:
+    """Call `reload` after SIGHUP, in a thread of its own; signals that come in a row may lead to one call."""
+    # Of all means to wake a thread, this one may be used in a signal handler that interrupts itself.
+    hang_ups: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def follow() -> None:
+        while True:
+            hang_ups.get()
+            while not hang_ups.empty():
+                hang_ups.get()
+            reload()
+
+    threading.Thread(target=follow, name="reload", daemon=True).start()
+    signal.signal(signal.SIGHUP, lambda *_: hang_ups.put(None))
+
+
 @contextmanager
-def single_instance(run_directory: Path, name: str) -> Iterator[None]:
+def single_instance(run_directory: Path, name: str, group: SocketGroup | None = None) -> Iterator[None]:
     """Hold the lock file of service `name`; the kernel releases it however the process ends.
 
+    A directory that is not there yet is made, and `group` let into it.
     Raises UserError if another instance holds it, or the directory cannot be used.
     """
     path = run_directory / f"{name}.lock"
     try:
-        run_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not run_directory.exists():
+            _make_directory(run_directory, group)
         # Neither writable nor private: root, by hand, may be the first to make it, and the service's user follows.
         lock = os.open(path, os.O_CREAT | os.O_RDONLY)
     except OSError as error:
@@ -85,6 +106,14 @@ def single_instance(run_directory: Path, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _make_directory(directory: Path, group: SocketGroup | None) -> None:
+    gid = -1 if group is None else group.gid
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    os.chown(directory, -1, gid)
+    # Not left to the umask, which may keep the group out.
+    directory.chmod(0o750)
 
 
 def require_writable(directory: Path) -> None:
@@ -108,14 +137,3 @@ def require_capabilities(**bits: int) -> None:
     missing = missing_capabilities(**bits)
     if missing:
         raise UserError(f"missing capability: {', '.join(missing)}; run as root or grant it in the unit", os.EX_NOPERM)
-
-
-def notify_systemd(state: str) -> None:
-    """Tell systemd `READY=1`, `STOPPING=1` or `STATUS=...` (sd_notify(3)); nothing happens without systemd."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        # A leading @ stands for the zero byte of the abstract name space.
-        sock.connect("\0" + address[1:] if address.startswith("@") else address)
-        sock.send(state.encode())

@@ -1,32 +1,24 @@
-"""Rates the operator has set by hand: validated, persisted, and gone when they expire.
+"""Rates the operator has set by hand in place of the configured ones: pure functions, and their JSON.
 
-A file in the state directory keeps them across restarts: `{"version": 1, "overrides": [{"network", "rule",
-"rate_bps", "expires_at"}]}`, rates in bits per second or null for unlimited, times in seconds since the epoch.
+In JSON: `{"network", "rule", "rate_bps", "expires_at"}`, rates in bits per second or null for unlimited, times in
+seconds since the epoch.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.policy import Rule
-from mptcp_throttled.state_file import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
-
-_log = logging.getLogger("mptcp-throttled")
-
-_FORMAT_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +46,21 @@ def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now
         parsed = None if rate is None else Rate.parse(rate)
     except ValueError as error:
         raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
+    return Override(network, Rule(rule), parsed, requested_expiry(seconds, now))
+
+
+def requested_expiry(seconds: Json, now: float) -> float | None:
+    """When what is asked for `seconds` ends, in seconds since the epoch as `now` is; None: when it is taken back.
+
+    Raises UserError with what is allowed.
+    """
     if seconds is None:
-        return Override(network, Rule(rule), parsed, None)
+        return None
     # Written so that it refuses NaN too; a bool is an int to Python.
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
-        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until reset"
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until taken back"
         raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
-    return Override(network, Rule(rule), parsed, now + seconds)
+    return now + seconds
 
 
 def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) -> tuple[AccessNetwork, ...]:
@@ -76,75 +76,22 @@ def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) 
     )
 
 
-class OverrideStore:
-    """The overrides in force, on disk and in memory. Not for concurrent use."""
+def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
+    """Why an override, one of `overrides`, cannot be in force with these networks, in one line; None: it can."""
+    network = next((network for network in networks if network.name == override.network), None)
+    if network is None:
+        return no_such_network(override.network, networks)
+    if override.rule is Rule.CAP and network.preference == min(n.preference for n in networks):
+        return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
+    then = effective([network], overrides)[0]
+    if then.cap is not None and then.limit is not None and then.cap > then.limit:
+        return f"{network.name}: cap {then.cap} would be more than limit {then.limit}; allowed: up to it"
+    return None
 
-    def __init__(self, path: Path, networks: Sequence[AccessNetwork]) -> None:
-        self._path = path
-        self._networks = networks
-        self._overrides = self._load()
 
-    def current(self, now: float) -> tuple[Override, ...]:
-        """Those in force at `now` (seconds since the epoch); expired ones are forgotten."""
-        kept = tuple(o for o in self._overrides if o.expires_at is None or o.expires_at > now)
-        for expired in set(self._overrides) - set(kept):
-            _log.info("override of %s %s expired", expired.network, expired.rule)
-        if kept != self._overrides:
-            self._overrides = kept
-            try:
-                self._write(kept)
-            except UserError as error:
-                _log.error("%s", error)
-        return kept
-
-    def set(self, override: Override) -> None:
-        """Put an override in force in place of an earlier one. Raises UserError with what is allowed."""
-        others = tuple(o for o in self._overrides if (o.network, o.rule) != (override.network, override.rule))
-        self._check(override, others)
-        self._store((*others, override))
-
-    def reset(self, network: str) -> None:
-        """Return to the configured rates of a network. Raises UserError for an unknown one."""
-        self._known_network(network)
-        self._store(tuple(o for o in self._overrides if o.network != network))
-
-    def _known_network(self, name: str) -> AccessNetwork:
-        found = next((network for network in self._networks if network.name == name), None)
-        if found is None:
-            known = ", ".join(network.name for network in self._networks)
-            raise UserError(f"{name}: no such access network; allowed: {known}")
-        return found
-
-    def _check(self, override: Override, others: tuple[Override, ...]) -> None:
-        network = self._known_network(override.network)
-        if override.rule is Rule.CAP and network.preference == min(n.preference for n in self._networks):
-            raise UserError(f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit")
-        then = effective([network], (*others, override))[0]
-        if then.cap is not None and then.limit is not None and then.cap > then.limit:
-            raise UserError(f"{network.name}: cap {then.cap} would be more than limit {then.limit}; allowed: up to it")
-
-    def _store(self, overrides: tuple[Override, ...]) -> None:
-        self._write(overrides)
-        self._overrides = overrides
-
-    def _write(self, overrides: tuple[Override, ...]) -> None:
-        document = {"version": _FORMAT_VERSION, "overrides": [encode_override(o) for o in overrides]}
-        try:
-            write_atomically(self._path, json.dumps(document))
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from error
-
-    def _load(self) -> tuple[Override, ...]:
-        try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
-            if document["version"] != _FORMAT_VERSION:
-                raise ValueError(f"version {document['version']}")
-            return tuple(_decode_override(item) for item in document["overrides"])
-        except FileNotFoundError:
-            return ()
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            _log.error("%s: cannot be used (%s): no override is in force", self._path, error)
-            return ()
+def no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:
+    """The line about a name that no access network has."""
+    return f"{name}: no such access network; allowed: {', '.join(network.name for network in networks)}"
 
 
 def encode_override(override: Override) -> Json:
@@ -157,13 +104,19 @@ def encode_override(override: Override) -> Json:
     }
 
 
-def _decode_override(data: Json) -> Override:
-    rate, expires_at = data["rate_bps"], data["expires_at"]
-    if expires_at is not None and not math.isfinite(expires_at):
-        raise ValueError(f"expires_at {expires_at}")
+def decode_override(data: Json) -> Override:
+    """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
+    rate = data["rate_bps"]
     return Override(
-        str(data["network"]),
-        Rule(data["rule"]),
-        None if rate is None else Rate(int(rate)),
-        None if expires_at is None else float(expires_at),
+        str(data["network"]), Rule(data["rule"]), None if rate is None else Rate(int(rate)), decode_expiry(data)
     )
+
+
+def decode_expiry(data: Json) -> float | None:
+    """`expires_at` of a JSON object, in seconds since the epoch. Raises as `decode_override` does."""
+    expires_at = data["expires_at"]
+    if expires_at is None:
+        return None
+    if not math.isfinite(expires_at):
+        raise ValueError(f"expires_at {expires_at}")
+    return float(expires_at)

@@ -6,7 +6,7 @@ network. The most preferred live path of a connection is therefore never capped,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -53,14 +53,21 @@ class Treatment:
     reason: str
 
 
-def decide(connections: Iterable[Connection], networks: Sequence[AccessNetwork]) -> tuple[Treatment, ...]:
-    """The treatment of every subflow of every connection."""
+def decide(
+    connections: Iterable[Connection], networks: Sequence[AccessNetwork], *, paused: bool = False
+) -> tuple[Treatment, ...]:
+    """The treatment of every subflow of every connection; while `paused`, nobody is held."""
     connections = tuple(connections)
     located = _Located(networks)
     clients = _group_clients(connections, located)
-    return tuple(
+    treatments = (
         _treat(connection, subflow, located, clients) for connection in connections for subflow in connection.subflows
     )
+    return tuple(map(_released, treatments) if paused else treatments)
+
+
+def _released(treatment: Treatment) -> Treatment:
+    return treatment if treatment.held is None else replace(treatment, held=None, reason="paused by the operator")
 
 
 class _Located:

@@ -11,10 +11,11 @@ from mptcp_throttle.model import AccessNetwork, FourTuple, format_token
 from mptcp_throttle.wire import encode_subflow
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.netlink import format_classid
-from mptcp_throttled.overrides import Override, encode_override
+from mptcp_throttled.overrides import encode_override
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.policy import Rule, Treatment
 from mptcp_throttled.pull import TableView
+from mptcp_throttled.wishes import Pause, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,13 +29,15 @@ _log = logging.getLogger("mptcp-throttled")
 class View:
     """One round of the daemon: what was known, decided, planned, and what is in force in the kernel.
 
+    `networks` are the `configured` ones with the operator's rates in place of their own.
     `latency` is, for each subflow held in the kernel, the seconds from the kernel's time stamp of the SYN that made
     it so (the latest of its connection) to the moment the mark was read back.
     """
 
     table: TableView = field(default_factory=TableView)
+    configured: tuple[AccessNetwork, ...] = ()
     networks: tuple[AccessNetwork, ...] = ()
-    overrides: tuple[Override, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
     treatments: tuple[Treatment, ...] = ()
     plan: KernelPlan = UNTOUCHED
     in_force: KernelPlan = UNTOUCHED
@@ -90,12 +93,14 @@ def _identify(treatment: Treatment) -> str:
     return f"token={format_token(treatment.token)} client={treatment.subflow.ends.client} network={treatment.network}"
 
 
-def status(view: View, configured: tuple[AccessNetwork, ...], interface: str) -> Json:
-    """The answer to `status`."""
+def status(view: View, interface: str, config: Json, now: float) -> Json:
+    """The answer to `status`; `config` is its part about the configuration, `now` in seconds since the epoch."""
     rules = [treatment.held.share.rule for treatment in _in_force(view) if treatment.held is not None]
     return {
         "daemon": {
             "interface": interface,
+            "config": config,
+            "pause": pause_status(view.wishes.pause, now),
             "qdisc": "htb" if view.in_force.htb else "original",
             "classes": len(view.in_force.classes),
             "capped_subflows": rules.count(Rule.CAP),
@@ -110,10 +115,18 @@ def status(view: View, configured: tuple[AccessNetwork, ...], interface: str) ->
             "connections": len(view.table.connections),
         },
         "networks": [
-            _network_status(before, now, view)
-            for before, now in zip(configured, view.networks or configured, strict=True)
+            _network_status(configured, network, view)
+            for configured, network in zip(view.configured, view.networks, strict=True)
         ],
     }
+
+
+def pause_status(pause: Pause | None, now: float) -> Json:
+    """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
+    if pause is None:
+        return None
+    end = pause.expires_at
+    return {"expires_at": end, "seconds_left": None if end is None else max(end - now, 0.0)}
 
 
 def _network_status(configured: AccessNetwork, now: AccessNetwork, view: View) -> Json:
@@ -127,7 +140,7 @@ def _network_status(configured: AccessNetwork, now: AccessNetwork, view: View) -
         "limit": _text(now.limit),
         "configured_cap": _text(configured.cap),
         "configured_limit": _text(configured.limit),
-        "overrides": [encode_override(override) for override in view.overrides if override.network == now.name],
+        "overrides": [encode_override(o) for o in view.wishes.overrides if o.network == now.name],
         "subflows": len(live),
         "held_subflows": sum(treatment.subflow.ends in view.in_force.marks for treatment in live),
     }

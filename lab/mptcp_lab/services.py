@@ -86,9 +86,16 @@ class Services:
                 "networks_directory": "networks.d",
             },
         )
+        self.configure(networks)
+
+    def configure(self, networks: Sequence[AccessNetwork]) -> None:
+        """Write the network files, in place of those that are there; what runs does not notice before a reload."""
+        directory = self.directory / "networks.d"
+        for file in directory.iterdir():
+            file.unlink()
         for network in networks:
             self._write(
-                self.directory / "networks.d" / f"{network.name}.yaml",
+                directory / f"{network.name}.yaml",
                 {
                     "name": network.name,
                     "subnets": [str(subnet) for subnet in network.subnets],

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import tables
-from mptcp_throttle.config import DEFAULT_PATH, load_config
-from mptcp_throttle.errors import EXIT_STATUS_HELP
+from mptcp_throttle.config import DEFAULT_PATH, find_sockets, load_config
+from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
 
@@ -67,20 +68,27 @@ def _parser() -> argparse.ArgumentParser:
     set_rate.add_argument("network", metavar="NETWORK")
     set_rate.add_argument("rate", type=_argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
-    set_rate.add_argument(
+    _add_span(set_rate, "reset-rate")
+    reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
+    reset_rate.add_argument("network", metavar="NETWORK")
+    _add_span(add("pause", _pause, "hold nobody to any rate, for now"), "resume")
+    add("resume", _resume, "end a pause")
+    add("reload", _reload, "take up what has changed in the configuration files")
+    return parser
+
+
+def _add_span(command: argparse.ArgumentParser, ended_by: str) -> None:
+    command.add_argument(
         "--for",
         dest="seconds",
         type=_argument(_span),
         metavar="DURATION",
-        help=f"{DURATION_SYNTAX}; default: until reset-rate",
+        help=f"{DURATION_SYNTAX}; default: until {ended_by}",
     )
-    reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
-    reset_rate.add_argument("network", metavar="NETWORK")
-    return parser
 
 
 def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
-    return RpcClient(load_config(options.config).daemon_socket, timeout=_TIMEOUT_SECONDS).call(method, *params)
+    return RpcClient(find_sockets(options.config).daemon, timeout=_TIMEOUT_SECONDS).call(method, *params)
 
 
 def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:
@@ -93,7 +101,7 @@ def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]
 def _status(options: argparse.Namespace) -> None:
     data = _call(options, "status")
     try:
-        data["capture"] = RpcClient(load_config(options.config).sniffer_socket, _TIMEOUT_SECONDS).call("status")
+        data["capture"] = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS).call("status")
     except RpcError:
         data["capture"] = None
     _print(options, data, tables.show_status)
@@ -115,6 +123,21 @@ def _set_rate(options: argparse.Namespace) -> None:
 
 def _reset_rate(options: argparse.Namespace) -> None:
     _print(options, _call(options, "reset_rate", options.network), tables.show_network)
+
+
+def _pause(options: argparse.Namespace) -> None:
+    _print(options, _call(options, "pause", options.seconds), tables.show_pause)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    _print(options, _call(options, "resume"), tables.show_pause)
+
+
+def _reload(options: argparse.Namespace) -> None:
+    answer = _call(options, "reload")
+    if answer["problems"]:
+        raise UserError("\n".join(answer["problems"]), EX_FAILURE if answer["valid"] else os.EX_CONFIG)
+    _print(options, answer, tables.show_reload)
 
 
 def _check_config(options: argparse.Namespace) -> None:

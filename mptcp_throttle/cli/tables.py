@@ -40,6 +40,10 @@ def show_status(data: Json) -> None:
     )
     if data["capture"] is not None:
         console.print(_capture(data["capture"]))
+    if daemon["pause"] is not None:
+        console.print(_pause(daemon["pause"]))
+    for problem in daemon["config"]["problems"]:
+        console.print(f"reload refused: {problem}", style="red", markup=False)
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
     _show_networks(console, data["networks"])
@@ -52,6 +56,22 @@ def _capture(capture: Json) -> str:
         f"{view['subflows']} subflows in the kernel's list" if view["enabled"] else "kernel's list not in use"
     )
     return f"capture: {capture['dropped']} frames dropped, {refused} segments refused; {kernel}"
+
+
+def _pause(pause: Json) -> str:
+    left = pause["seconds_left"]
+    return f"paused by the operator, {'until resumed' if left is None else f'for {left:.0f} s'}: nobody is held"
+
+
+def show_pause(data: Json) -> None:
+    """The answer to `pause` and `resume`."""
+    _console().print("not paused" if data["pause"] is None else _pause(data["pause"]))
+
+
+def show_reload(data: Json) -> None:
+    """The answer to a `reload` that was not refused."""
+    lines = [*data["changes"], *data["dropped_overrides"]]
+    _console().print(f"reloaded: {'; '.join(lines)}" if lines else "reloaded: nothing changed", markup=False)
 
 
 def show_network(data: Json) -> None:

@@ -17,11 +17,13 @@ from mptcp_sniffer.offline import read_capture
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.segment import Malformed
 from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
-from mptcp_throttle import service
+from mptcp_throttle import service, systemd
 from mptcp_throttle.config import DEFAULT_PATH, Config, load_config
-from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
+from mptcp_throttle.config_changes import SNIFFER, changes
+from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.model import Trust, format_token
 from mptcp_throttle.rpc import RpcServer
+from mptcp_throttle.systemd import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +48,7 @@ class Sniffer:
         self._dropped_before = 0
         self._lost = False
         self._tracking = threading.Lock()
+        self._watchdog = Watchdog()
         self._audit = Audit(config.proxy.ports, config.sniffer, self._take_view)
         self._begin_tracking()
 
@@ -62,15 +65,15 @@ class Sniffer:
             "changes": self._table.changes,
         }
         with self._open() as capture, self._audit.running():
-            server = RpcServer(self._config.sniffer_socket, methods, self._config.socket_group)
+            server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
             try:
-                service.notify_systemd("READY=1")
+                systemd.notify("READY=1")
                 _log.info("capturing on %s, ports %s", self._config.proxy.interface, self._config.proxy.ports)
                 self._follow(capture, stop)
                 while not stop.is_set():
                     self._recover(stop)
             finally:
-                service.notify_systemd("STOPPING=1")
+                systemd.notify("STOPPING=1")
                 self._table.close()
                 server.close()
 
@@ -101,6 +104,7 @@ class Sniffer:
         self._lost = False
         try:
             while not stop.is_set():
+                self._watchdog.alive()
                 frame = capture.next_frame()
                 if frame is not None:
                     self._observe(capture, frame)
@@ -119,6 +123,7 @@ class Sniffer:
             self._capture = None
 
     def _recover(self, stop: threading.Event) -> None:
+        self._watchdog.alive()
         if stop.wait(_REOPEN_SECONDS):
             return
         try:
@@ -169,6 +174,21 @@ def _log_event(event: Event) -> None:
     _log.info("%s token=%s%s%s%s", event.kind, format_token(event.token), subflow, backup, reason)
 
 
+def _log_changes(path: Path, running: Config) -> None:
+    """Say what has become of the configuration files: nothing in them reaches a sniffer that runs."""
+    try:
+        found = changes(running, load_config(path))
+    except ConfigError as error:
+        for problem in error.problems:
+            _log.error("reload: %s", problem)
+        return
+    concerning = [change for change in found if SNIFFER in change.restart]
+    for change in concerning:
+        _log.warning("reload: %s", change)
+    if not concerning:
+        _log.info("reload: nothing has changed that concerns the sniffer")
+
+
 def _main(arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(
         prog="mptcp-sniffer",
@@ -194,7 +214,8 @@ def _main(arguments: Sequence[str] | None) -> None:
     service.configure_logging()
     stop = threading.Event()
     service.on_stop_signal(stop.set)
-    with service.single_instance(config.run_directory, "mptcp-sniffer"):
+    service.on_reload_signal(lambda: _log_changes(options.config, config))
+    with service.single_instance(config.run_directory, "mptcp-sniffer", config.socket_group):
         Sniffer(config).run(stop)
 
 

@@ -19,7 +19,7 @@ def root(tmp_path: Path) -> Path:
     """A file system with Debian's units, ours, and programs where ours look for them."""
     shutil.copytree("/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
     shutil.copytree(SYSTEMD, tmp_path / "etc/systemd/system")
-    programs = ["opt/mptcp-throttle/bin/mptcp-sniffer", "opt/mptcp-throttle/bin/mptcp-throttled"]
+    programs = [f"opt/mptcp-throttle/bin/{name}" for name in ("mptcp-sniffer", "mptcp-throttled", "mptcp-throttle")]
     for program in (*programs, "usr/bin/mptcpize", "usr/sbin/squid", "bin/kill"):
         path = tmp_path / program
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,6 +64,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_a_reader_that_has_gone
         (["set-rate", "wifi", "0mbit"], "argument RATE: 0mbit: is not a usable rate; allowed: "),
         (["set-rate", "wifi", "1mbit", "--for", "5"], "argument --for: 5: is not a duration; allowed: "),
         (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is over at once; allowed: "),
+        (["pause", "--for", "0s"], "argument --for: 0s: is over at once; allowed: "),
         (["set-rate", "wifi", "9" * 400 + "mbit"], "is not a usable rate; allowed: "),
         (["set-rate", "wifi"], "the following arguments are required: RATE"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttle.config import load_config
+from mptcp_throttle.config import Sockets, find_sockets, load_config
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import Per
 from mptcp_throttle.units import Rate
@@ -202,9 +202,19 @@ def test_the_longest_run_directory_that_is_allowed_holds_sockets(tmp_path: Path)
     directory = tmp_path / ("x" * (94 - len(f"{tmp_path}/")))
     directory.mkdir()
     config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))
-    for path in (config.sniffer_socket, config.daemon_socket):
+    for path in (config.sockets.sniffer, config.sockets.daemon):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(path))
+
+
+def test_the_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
+    path = write(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
+    assert find_sockets(path) == Sockets(Path("/run/x/sniffer.sock"), Path("/run/x/daemon.sock"))
+    path.write_text("colour: red\n")
+    assert find_sockets(path).daemon == Path("/run/mptcp-throttle/daemon.sock")
+    path.write_text("run_directory: here\n")
+    with pytest.raises(ConfigError, match=r"service\.yaml:1: run_directory: 'here': allowed: an absolute path"):
+        find_sockets(path)
 
 
 def test_the_group_of_the_sockets_is_looked_up_when_it_is_wanted(tmp_path: Path) -> None:

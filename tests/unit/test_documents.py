@@ -52,3 +52,16 @@ def test_the_install_commands_of_the_readme_install_every_file(tmp_path: Path) -
     ours = {file for root in ("config", "systemd") for file in (REPOSITORY / root).rglob("*") if file.is_file()}
     examples = {file for file in ours if file.is_relative_to(REPOSITORY / "config/examples")}
     assert len(expected) == len(ours - examples)
+
+
+def test_every_invariant_names_tests_that_exist() -> None:
+    document = (REPOSITORY / "docs/invariants.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", document, flags=re.MULTILINE)[1:]
+    assert [section.partition(":")[0] for section in sections] == [f"I{number}" for number in range(1, 8)]
+    for section in sections:
+        named = re.findall(r"`([IU])/(test_\w+\.py)::(test_\w+)`", section)
+        assert named
+        assert len(named) == section.count(".py::")
+        for kind, file, test in named:
+            path = REPOSITORY / "tests" / {"I": "integration", "U": "unit"}[kind] / file
+            assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"

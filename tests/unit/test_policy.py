@@ -91,6 +91,14 @@ def test_a_cap_never_exceeds_the_limit() -> None:
     assert held([both], WIFI, odd) == {"10.1.0.2:40000": ("cap", "5mbit")}
 
 
+def test_while_paused_nobody_is_held_to_any_rate_and_only_who_would_be_is_told_so() -> None:
+    limited = network("ethernet", 1, 2, cap="1mbit", limit="5mbit")
+    connections = [connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))]
+    treatments = decide(connections, (WIFI, limited), paused=True)
+    assert [t.held for t in treatments] == [None, None, None]
+    assert [t.reason for t in treatments] == ["paused by the operator"] * 2 + ["network has no cap"]
+
+
 @pytest.mark.parametrize(
     ("per", "expected"),
     [

@@ -1,5 +1,5 @@
 import os
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
@@ -89,17 +89,32 @@ def test_a_missing_capability_is_named() -> None:
     assert refused.value.status == os.EX_NOPERM
 
 
-@pytest.mark.parametrize("abstract", [False, True])
-def test_systemd_is_told_over_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
-    name = f"@mptcp-throttle-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind("\0" + name[1:] if abstract else name)
-        sock.settimeout(5)
-        monkeypatch.setenv("NOTIFY_SOCKET", name)
-        service.notify_systemd("READY=1")
-        assert sock.recv(100) == b"READY=1"
+def test_a_hang_up_reloads_outside_of_the_signal_handler_and_stops_nothing() -> None:
+    script = """
+import os, signal, sys, threading
+from mptcp_throttle import service
+reloads = []
+def reload():
+    reloads.append(threading.current_thread())
+    reloaded.release()
+reloaded = threading.Semaphore(0)
+service.on_reload_signal(reload)
+for _ in range(3):
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert reloaded.acquire(timeout=10)
+assert threading.main_thread() not in reloads
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    service.notify_systemd("READY=1")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_stops(number: signal.Signals) -> None:
+    script = f"""
+import os, threading
+from mptcp_throttle import service
+stop = threading.Event()
+service.on_stop_signal(stop.set)
+os.kill(os.getpid(), {int(number)})
+assert stop.wait(10)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,74 @@
+"""What the other threads have for the kernel-writing one: a nudge, or a change to make before its next round."""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from mptcp_throttle.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS: Final = 5.0
+
+
+class Request(Generic[T]):
+    """A change somebody waits for: `carry_out` before a round, `answer` when the round has put it in force."""
+
+    def __init__(self, change: Callable[[], T]) -> None:
+        self._change = change
+        self._result: T
+        self.answered: Future[T] = Future()
+
+    def carry_out(self) -> None:
+        """Make the change, unless nobody waits for it any more; refusals (UserError) go to who asked."""
+        if self.answered.set_running_or_notify_cancel():
+            try:
+                self._result = self._change()
+            except UserError as refusal:
+                self.answered.set_exception(refusal)
+
+    def answer(self) -> None:
+        """Let who asked go on."""
+        if not self.answered.done():
+            self.answered.set_result(self._result)
+
+
+class Inbox:
+    """Filled by any thread, emptied by one."""
+
+    def __init__(self) -> None:
+        # It may be put into by a signal handler, whatever it interrupts.
+        self._queue: queue.SimpleQueue[Request[Any] | None] = queue.SimpleQueue()
+
+    def wake(self) -> None:
+        """End the present or the next `wait`."""
+        self._queue.put(None)
+
+    def ask(self, change: Callable[[], T]) -> T:
+        """The result of `change`, which the emptying thread calls, once its round with it is over.
+
+        Raises what `change` raises, and UserError if the answer does not come in time.
+        """
+        request = Request(change)
+        self._queue.put(request)
+        try:
+            return request.answered.result(_ANSWER_SECONDS)
+        except TimeoutError as error:
+            if request.answered.cancel():
+                raise UserError(f"not accepted in {_ANSWER_SECONDS:g} s: busy; see status") from error
+            raise UserError(f"accepted, but not in force after {_ANSWER_SECONDS:g} s; see status") from error
+
+    def wait(self, seconds: float) -> list[Request[Any]]:
+        """All requests that have come, in order; waits up to `seconds` for the first message."""
+        messages = []
+        try:
+            messages.append(self._queue.get(timeout=max(seconds, 0.0)))
+            while True:
+                messages.append(self._queue.get_nowait())
+        except queue.Empty:
+            return [message for message in messages if message is not None]

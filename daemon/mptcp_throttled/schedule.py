@@ -1,0 +1,41 @@
+"""When the kernel is compared with the plan: at once where the plan changes, here for all other reasons.
+
+After a notification or an error it is compared soon; while every comparison finds new trouble, ever later. So neither a
+kernel that keeps refusing nor a program that keeps undoing what we do makes us busy.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SHORTEST_SECONDS: Final = 0.1
+_LARGEST_PART: Final = 0.1  # of the time, for looking alone: with thousands of rules a look takes long
+
+
+class Schedule:
+    """The next comparison; all times are monotonic seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._delay = _SHORTEST_SECONDS
+        self._soonest = self._due = now
+
+    @property
+    def due(self) -> float:
+        """When to compare next."""
+        return self._due
+
+    def changed(self) -> None:
+        """Something may have changed in the kernel."""
+        self._due = min(self._due, self._soonest)
+
+    def compared(self, began: float, ended: float, interval: float, *, trouble: bool) -> None:
+        """It was compared; `trouble`: an error, or something had to be repaired that was in force before.
+
+        The next audit comes after `interval`, which is the longest delay between attempts too.
+        """
+        self._delay = min(self._delay * 2, interval) if trouble else _SHORTEST_SECONDS
+        rest = (ended - began) / _LARGEST_PART
+        self._soonest = ended + max(self._delay, rest)
+        self._due = ended + max(interval, rest)
+        if trouble:
+            self.changed()

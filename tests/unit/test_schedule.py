@@ -1,0 +1,66 @@
+"""When the kernel is looked at again: soon after trouble, ever later while it lasts."""
+
+from __future__ import annotations
+
+import pytest
+
+from mptcp_throttled.schedule import Schedule
+
+INTERVAL = 5.0
+
+
+def compared_at(schedule: Schedule, now: float, *, trouble: bool = False) -> None:
+    schedule.compared(now, now, INTERVAL, trouble=trouble)
+
+
+def test_the_first_comparison_is_due_at_once_and_the_next_after_the_interval() -> None:
+    schedule = Schedule(100.0)
+    assert schedule.due == 100.0
+    compared_at(schedule, 100.0)
+    assert schedule.due == 105.0
+
+
+def test_a_change_is_looked_at_soon() -> None:
+    schedule = Schedule(100.0)
+    compared_at(schedule, 100.0)
+    schedule.changed()
+    assert schedule.due == pytest.approx(100.1)
+    compared_at(schedule, 101.0)
+    assert schedule.due == 106.0
+
+
+def test_while_trouble_lasts_attempts_become_rarer_up_to_the_interval() -> None:
+    schedule = Schedule(0.0)
+    pauses = []
+    for _ in range(8):
+        now = schedule.due
+        compared_at(schedule, now, trouble=True)
+        pauses.append(schedule.due - now)
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+
+
+def test_changes_do_not_hasten_what_trouble_has_delayed() -> None:
+    schedule = Schedule(0.0)
+    for _ in range(5):
+        compared_at(schedule, schedule.due, trouble=True)
+    due = schedule.due
+    schedule.changed()
+    assert schedule.due == due
+
+
+def test_one_clean_comparison_ends_the_delays() -> None:
+    schedule = Schedule(0.0)
+    for _ in range(5):
+        compared_at(schedule, schedule.due, trouble=True)
+    compared_at(schedule, 20.0)
+    assert schedule.due == 25.0
+    schedule.changed()
+    assert schedule.due == pytest.approx(20.1)
+
+
+@pytest.mark.parametrize("trouble", [False, True])
+def test_a_look_that_takes_long_is_not_taken_often(trouble: bool) -> None:
+    schedule = Schedule(0.0)
+    schedule.compared(0.0, 2.0, INTERVAL, trouble=trouble)
+    schedule.changed()
+    assert schedule.due == 22.0
