@@ -1,0 +1,243 @@
+"""Both services do all their work as the user and with the rights that their units give them; with less they say so.
+
+User, directories and the lock of iptables(8) are made by systemd's own tools from our `sysusers.d` and `tmpfiles.d`,
+in a directory of the lab; each program has them bound over the machine's, in the mount namespace of `ip netns exec`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from bench import EXECUTABLES, MEGABYTE, Bench, eventually
+
+from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.meter import PathMeter
+from mptcp_lab.origin import start_origin
+from mptcp_lab.process import run
+from mptcp_lab.services import Services
+from mptcp_lab.squid import start_squid
+from mptcp_lab.topology import Lab, Topology, build
+from mptcp_throttle.rpc import RpcClient
+
+if TYPE_CHECKING:
+    from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
+
+SYSTEMD: Final = Path(__file__).parents[2] / "systemd"
+CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}  # include/uapi/linux/capability.h
+INTERFACES: Final = ("eth0", "wlan0")
+
+# $1: the directory that holds what is bound over the machine's files; $2: the umask.
+ENTER: Final = """\
+for file in /etc/passwd /etc/group /run/xtables.lock; do mount --bind "$1$file" "$file" || exit; done
+umask "$2"
+shift 2
+exec "$@"
+"""
+
+
+def directives(name: str) -> dict[str, list[str]]:
+    """The settings of our unit `name`, each with its words."""
+    lines = (SYSTEMD / f"{name}.service").read_text(encoding="ascii").splitlines()
+    settings = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+    return {key: value.split() for key, _, value in settings}
+
+
+UNITS: Final = {name: directives(name) for name in ("mptcp-sniffer", "mptcp-throttled")}
+GRANTED: Final = [(name, capability) for name, unit in UNITS.items() for capability in unit["AmbientCapabilities"]]
+
+
+class InUnits(Services):
+    """The services as systemd starts them: user, group, umask, capabilities, no new privileges, and directories."""
+
+    def __init__(self, proxy: Host) -> None:
+        super().__init__(proxy)
+        self.root = self.directory / "root"
+        (self.root / "etc").mkdir(parents=True)
+        run(["systemd-sysusers", f"--root={self.root}", SYSTEMD / "sysusers.d" / "mptcp-throttle.conf"])
+        run(["systemd-tmpfiles", f"--root={self.root}", "--create", SYSTEMD / "tmpfiles.d" / "mptcp-throttle.conf"])
+        (self.directory / "run").symlink_to(self.root / "run" / "mptcp-throttle")
+        daemon = UNITS["mptcp-throttled"]
+        state = self.directory / "state"
+        state.mkdir()
+        state.chmod(int(daemon["StateDirectoryMode"][0], 8))
+        user = self.user_id
+        os.chown(state, user, user)
+        self.config.write_text(self.config.read_text().replace("socket_group: root", "socket_group: mptcp-throttle"))
+
+    @property
+    def user_id(self) -> int:
+        """Of the user `mptcp-throttle`, and of its group."""
+        (entry,) = (self.root / "etc" / "passwd").read_text(encoding="ascii").splitlines()
+        return int(entry.split(":")[2])
+
+    def command(self, name: str, *arguments: str, without: str | None = None) -> list[str | Path]:
+        """The command line that starts service `name` with its unit's rights, but `without` one capability."""
+        unit = UNITS[name]
+        granted = _setpriv_names(unit["AmbientCapabilities"], without)
+        bounding = _setpriv_names(unit["CapabilityBoundingSet"], without)
+        assert unit["NoNewPrivileges"] == ["yes"]
+        user = ("setpriv", "--reuid", *unit["User"], "--regid", *unit["Group"], "--clear-groups", "--no-new-privs")
+        rights = ("--inh-caps", granted, "--ambient-caps", granted, "--bounding-set", bounding)
+        service: list[str | Path] = [EXECUTABLES / name, "--config", self.config, *arguments]
+        return self.enter(*user, *rights, *service, umask=unit["UMask"][0])
+
+    def enter(self, *argv: str | Path, umask: str = "022") -> list[str | Path]:
+        """The command line that runs `argv` among the users and files of our units."""
+        return ["sh", "-c", ENTER, "sh", self.root, umask, *argv]
+
+    def cli_as(self, groups: str, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr of the CLI, run by somebody without rights in `groups`."""
+        nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--groups", groups, "--bounding-set", "-all")
+        cli: list[str | Path] = [EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments]
+        result = self.proxy.run(*self.enter(*nobody, *cli), check=False)
+        return result.returncode, result.stdout, result.stderr.strip()
+
+    def _start(self, name: str) -> Process:
+        return self.proxy.start(name, *self.command(name))
+
+
+def _setpriv_names(capabilities: Sequence[str], without: str | None) -> str:
+    """Nothing but these, as setpriv(1) wants it."""
+    return ",".join(["-all", *(f"+{c.removeprefix('CAP_').lower()}" for c in capabilities if c != without)])
+
+
+def process_status(process: Process) -> Mapping[str, str]:
+    lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def capabilities(mask: str) -> set[str]:
+    """The names of a set in /proc/PID/status; a bit that no unit of ours grants has its number for a name."""
+    names = {bit: name for name, bit in CAPABILITY_BITS.items()}
+    return {names.get(bit, str(bit)) for bit in range(64) if int(mask, 16) >> bit & 1}
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with build(Topology()) as built:
+        yield built
+
+
+@pytest.fixture
+def services(lab: Lab) -> InUnits:
+    # iptables(8) makes its lock, over which ours is to be bound.
+    kernel_state(lab.proxy)
+    return InUnits(lab.proxy)
+
+
+@pytest.fixture
+def work(lab: Lab, services: InUnits) -> Iterator[Bench]:
+    start_squid(lab.proxy)
+    origin = start_origin(lab.origin)
+    with services:
+        yield Bench(lab, origin, services)
+
+
+def test_they_cap_and_restore_with_exactly_what_their_units_grant(work: Bench, services: InUnits) -> None:
+    assert services.sniffer is not None
+    assert services.daemon is not None
+    before = kernel_state(work.lab.proxy)
+    user = str(services.user_id)
+    for name, process in (("mptcp-sniffer", services.sniffer), ("mptcp-throttled", services.daemon)):
+        status = process_status(process)
+        assert status["Uid"].split() == status["Gid"].split() == [user] * 4
+        assert (status["Groups"], status["NoNewPrivs"]) == ("", "1")
+        for which in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
+            assert capabilities(status[which]) == set(UNITS[name]["AmbientCapabilities"]), f"{name}: {which}"
+        assert capabilities(status["CapBnd"]) == set(UNITS[name]["CapabilityBoundingSet"]), name
+
+    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
+        download = work.download(200 * MEGABYTE)
+        (capped,) = work.wait_capped()
+        assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
+        assert "htb 4d50:" in work.qdisc()
+        assert len(work.rules()) == 1
+        time.sleep(1)  # what was queued before the cap
+        began = time.monotonic()
+        time.sleep(3)
+        assert meter.series().rate("eth0", began, began + 3) < 1.3e6
+
+    changed, _, _ = services.cli_as(user, "set-rate", "ethernet", "5mbit")
+    assert changed == 0
+    assert work.capped()[0].rate == 5_000_000
+    assert (services.directory / "state" / "overrides.json").is_file()
+    refused, _, line = services.cli_as("65534", "status")
+    assert (refused, line) == (
+        os.EX_NOPERM,
+        f"{services.directory}/run/daemon.sock: permission denied; its group may use it",
+    )
+
+    assert (services.daemon.stop(), services.sniffer.stop()) == (0, 0)
+    assert kernel_state(work.lab.proxy) == before
+    assert "Traceback" not in services.daemon.log_text() + services.sniffer.log_text()
+    download.stop()
+
+
+def test_after_kill_9_the_same_user_cleans_up(work: Bench, services: InUnits) -> None:
+    assert services.daemon is not None
+    before = kernel_state(work.lab.proxy)
+    download = work.download()
+    work.wait_capped()
+    services.daemon.kill()
+    assert kernel_state(work.lab.proxy) != before
+    work.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"))
+    assert kernel_state(work.lab.proxy) == before
+    download.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"), [pair for pair in GRANTED if pair != ("mptcp-sniffer", "CAP_NET_ADMIN")]
+)
+def test_without_one_capability_the_service_refuses_in_one_line(
+    lab: Lab, services: InUnits, name: str, capability: str
+) -> None:
+    result = lab.proxy.run(*services.command(name, without=capability), check=False)
+    assert result.stderr == f"missing capability: {capability}; run as root or grant it in the unit\n"
+    assert result.returncode == os.EX_NOPERM
+
+
+def test_the_sniffer_goes_on_without_the_kernels_list(lab: Lab, services: InUnits) -> None:
+    sniffer = lab.proxy.start("limited", *services.command("mptcp-sniffer", without="CAP_NET_ADMIN"))
+    socket = services.directory / "run" / "sniffer.sock"
+    sniffer.wait_until(socket.exists, "answering")
+    assert capabilities(process_status(sniffer)["CapEff"]) == {"CAP_NET_RAW"}
+    status = RpcClient(socket).call("status")
+    assert status["capturing"]
+    assert status["kernel_view"]["problem"] == "the kernel's list of subflows cannot be read (needs CAP_NET_ADMIN)"
+    assert sniffer.stop() == 0
+
+
+def test_a_lock_of_iptables_that_is_not_ours_to_take_is_one_line_and_caps_nobody(
+    work: Bench, services: InUnits
+) -> None:
+    (services.root / "run" / "xtables.lock").chmod(0o600)
+    before = kernel_state(work.lab.proxy)
+    download = work.download(200 * MEGABYTE)
+    eventually(lambda: bool(services.status()["daemon"]["errors"]), "the error reported")
+    (error,) = services.status()["daemon"]["errors"]
+    assert error == "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for our group)"
+    assert "\n" not in error
+    assert (work.capped(), work.rules()) == ([], [])
+    work.abort(download)
+    assert services.daemon is not None
+    assert services.daemon.stop() == 0
+    assert kernel_state(work.lab.proxy) == before
+    log = services.daemon.log_text()
+    assert "Traceback" not in log
+    assert [line for line in log.splitlines() if "EACCES" in line and "ERROR" in line] != []
+
+
+def test_an_unwritable_state_directory_is_one_line(lab: Lab, services: InUnits) -> None:
+    shutil.chown(services.directory / "state", "root", "root")
+    result = lab.proxy.run(*services.command("mptcp-throttled"), check=False)
+    assert (result.returncode, result.stderr) == (
+        os.EX_NOPERM,
+        f"{services.directory}/state: cannot be written: Permission denied\n",
+    )
