@@ -8,30 +8,40 @@
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection with the treatment of each subflow, and why |
 | | `plan()` | the kernel operations that would be done now |
-| | `set_rate(network, rule, rate, seconds)`, `reset_rate(network)` | the overrides in force |
+| | `set_rate(network, rule, rate, seconds)`, `reset_rate(network)` | the network's status, once in force |
+| | `pause(seconds)`, `resume()` | `{pause}`, null or `{expires_at, seconds_left}`, once in force |
+| | `reload()` | `{changes, dropped_overrides, problems, valid}`; with problems nothing has changed |
 
 Connections are encoded by `mptcp_throttle.wire`.
+
+A connection of a socket carries one request and its answer (HTTP/1.0). Nobody who is slow, silent or rude keeps others
+waiting: see `_Server`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import http.server
+import io
 import logging
 import os
 import socket
+import socketserver
 import struct
 import sys
 import threading
+import time
 from functools import wraps
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonrpclib
 from jsonrpclib.config import Config as JsonRpcConfig
-from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, TransportError, UnixHTTPConnection, UnixTransport
-from jsonrpclib.SimpleJSONRPCServer import PooledJSONRPCServer, SimpleJSONRPCRequestHandler
+from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, UnixTransport
+from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCServer
 
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import UserError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,9 +56,15 @@ _log = logging.getLogger("mptcp-throttle")
 
 # Python's is 5. The kernel takes the smaller of this and net.core.somaxconn, which is 4096.
 _QUEUED_CONNECTIONS: Final = 128
+# Each costs a thread, and one of the 1024 file descriptors that systemd allows.
+_MAX_CONNECTIONS: Final = 64
+_MAX_HEADER_BYTES: Final = 16384
 _MAX_REQUEST_BYTES: Final = 65536
-_READ_TIMEOUT_SECONDS: Final = 5.0
-# JSON-RPC 2.0 reserves -32768 to -32000; any other code belongs to the application.
+_PATIENCE_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 1.0
+_MAX_QUOTED: Final = 200
+# JSON-RPC 2.0, section 5.1, reserves -32768 to -32000; any other code belongs to the application.
+_INVALID_REQUEST: Final = -32600
 _REFUSED: Final = 1
 _JSON_RPC: Final = JsonRpcConfig(use_jsonclass=False)
 
@@ -57,20 +73,152 @@ class RpcError(UserError):
     """The service did not answer, or answered that it will not."""
 
 
-class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
-    max_request_size = _MAX_REQUEST_BYTES
-    timeout = _READ_TIMEOUT_SECONDS
+class _BoundedStream(io.RawIOBase):
+    """What a connection sends, up to a number of bytes. http.server alone would take headers of 6.5 MB."""
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        # The inherited one names the peer, and a peer on a Unix socket has no address.
-        _log.info("rpc: " + format, *args)
+    def __init__(self, connection: socket.socket, most: int) -> None:
+        self._connection = connection
+        self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self._connection.recv_into(buffer[: self._left])
+        self._left -= count
+        return count
 
 
-class _Server(PooledJSONRPCServer):  # type: ignore[misc]
+class _RequestHandler(http.server.BaseHTTPRequestHandler):
+    """Reads the one request of a connection. What is none is answered with a JSON-RPC error too."""
+
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_BoundedStream(self.connection, _MAX_HEADER_BYTES + _MAX_REQUEST_BYTES))
+
+    def do_POST(self) -> None:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            length = -1
+        if self.path != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif length < 0:
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
+        elif length > _MAX_REQUEST_BYTES:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        elif len(request := self.rfile.read(length)) < length:
+            self.send_error(HTTPStatus.BAD_REQUEST, "Incomplete request")
+        else:
+            self._send(HTTPStatus.OK, None, self.server.answer(self.connection, request))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        text = (message or HTTPStatus(code).phrase)[:_MAX_QUOTED]
+        _log.info("rpc: code %d, message %s", code, text)
+        with contextlib.suppress(ConnectionError):
+            self._send(code, text, _error(text))
+
+    def _send(self, code: int, reason: str | None, answer: str) -> None:
+        body = answer.encode()
+        self.send_response(code, reason)
+        self.send_header("Content-Type", _JSON_RPC.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+class _Server(socketserver.ThreadingMixIn, SimpleJSONRPCServer):  # type: ignore[misc]
+    """A thread for each connection, and a bound on their number.
+
+    A connection waits for its client while it has not sent its whole request, or not taken its whole answer. Who keeps
+    us waiting too long is dropped; so is, at the bound, who has kept us waiting longest.
+    """
+
+    daemon_threads = True
     request_queue_size = _QUEUED_CONNECTIONS
+
+    def __init__(self, path: Path) -> None:
+        # In the order of the times (time.monotonic) at which the waiting began.
+        self._waiting: dict[socket.socket, float] = {}
+        self._answering = 0
+        self._changed = threading.Condition()
+        super().__init__(
+            str(path),
+            requestHandler=_RequestHandler,
+            address_family=socket.AF_UNIX,
+            bind_and_activate=False,
+            config=_JSON_RPC,
+        )
+
+    def verify_request(self, request: socket.socket, client_address: object) -> bool:  # noqa: ARG002
+        with self._changed:
+            if len(self._waiting) + self._answering >= _MAX_CONNECTIONS:
+                if not self._waiting:
+                    return False
+                self._drop_first()
+            self._waiting[request] = time.monotonic()
+        return True
+
+    def service_actions(self) -> None:
+        patience_ended = time.monotonic() - _PATIENCE_SECONDS
+        with self._changed:
+            while self._waiting and next(iter(self._waiting.values())) < patience_ended:
+                self._drop_first()
+
+    def _drop_first(self) -> None:
+        connection = next(iter(self._waiting))
+        del self._waiting[connection]
+        # Ends any recv and send of its thread, which then closes it.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def answer(self, connection: socket.socket, request: bytes) -> str:
+        """Do what the request asks for. Raises ConnectionAbortedError if its connection has been dropped."""
+        with self._changed:
+            if self._waiting.pop(connection, None) is None:
+                raise ConnectionAbortedError("dropped")
+            self._answering += 1
+        try:
+            return str(self._marshaled_dispatch(request))
+        except RecursionError:
+            return _error("Nested too deeply")
+        finally:
+            with self._changed:
+                self._answering -= 1
+                self._waiting[connection] = time.monotonic()
+
+    def _unmarshaled_dispatch(self, request: Json, dispatch_method: object = None) -> Json:
+        # The answer to a batch may be a thousand times as long as one, and take as much longer.
+        if isinstance(request, list):
+            return jsonrpclib.Fault(_INVALID_REQUEST, "Batches are not served", config=_JSON_RPC).dump()
+        return super()._unmarshaled_dispatch(request, dispatch_method)
+
+    def close_request(self, request: socket.socket) -> None:
+        with self._changed:
+            self._waiting.pop(request, None)
+            self._changed.notify_all()
+        super().close_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         _log.info("rpc: request given up: %r", sys.exc_info()[1])
+
+    def server_close(self) -> None:
+        self.shutdown()
+        super().server_close()
+        with self._changed:
+            while self._waiting:
+                self._drop_first()
+            self._changed.wait_for(lambda: not self._answering and not self._waiting, _CLOSE_SECONDS)
+
+
+def _error(message: str) -> str:
+    return str(jsonrpclib.Fault(_INVALID_REQUEST, message, config=_JSON_RPC).response())
 
 
 class RpcServer:
@@ -82,13 +230,7 @@ class RpcServer:
 
     def __init__(self, path: Path, methods: Mapping[str, Callable[..., Json]], group: SocketGroup | None) -> None:
         self._path = path
-        self._server = _Server(
-            str(path),
-            requestHandler=_RequestHandler,
-            address_family=socket.AF_UNIX,
-            bind_and_activate=False,
-            config=_JSON_RPC,
-        )
+        self._server = _Server(path)
         for name, method in methods.items():
             self._server.register_function(_answering_refusals(method), name)
         try:
@@ -132,66 +274,100 @@ def _answering_refusals(method: Callable[..., Json]) -> Callable[..., Json]:
     return answer
 
 
-class _TimedConnection(UnixHTTPConnection):  # type: ignore[misc]
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+class _TimedSocket(socket.socket):
+    """A Unix socket; whatever waits for it raises TimeoutError at `deadline` (time.monotonic)."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._deadline = deadline
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def connect(self, address: str) -> None:  # type: ignore[override]
         # With Python's timeout a connect would not wait for room in the server's queue, but fail with EAGAIN.
-        seconds, fraction = divmod(self.timeout, 1)
-        timeval = struct.pack("ll", int(seconds), int(fraction * 1e6))
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-        self.sock.connect(self.path)
-        self.sock.settimeout(self.timeout)
+        microseconds = int(self._left() * 1e6) + 1
+        timeval = struct.pack("ll", *divmod(microseconds, 1_000_000))
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        super().connect(address)
+
+    def sendall(self, *arguments: Any) -> None:  # noqa: ANN401
+        self.settimeout(self._left())
+        super().sendall(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:  # noqa: ANN401
+        self.settimeout(self._left())
+        return super().recv_into(*arguments)
 
 
-class _TimedTransport(UnixTransport):  # type: ignore[misc]
+class _Transport(UnixTransport):  # type: ignore[misc]
     """pelix offers no timeout: a service that hangs would hang its callers."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__(_JSON_RPC)
-        self._unix_path = str(path)
-        self.timeout = timeout
-        self._current: _TimedConnection | None = None
+        self._path = str(path)
+        self._timeout = timeout
+        self._current: _TimedSocket | None = None
         self._interrupted = False
 
-    def make_connection(self, host: str) -> http.client.HTTPConnection:
-        self._extra_headers: list[tuple[str, str]] = []
-        if self._interrupted:
-            raise ConnectionAbortedError("interrupted")
-        self._current = _TimedConnection(self._unix_path, timeout=self.timeout)
-        self._connection = host, self._current
-        return self._current
+    def request(self, host: str, handler: str, request_body: str, verbose: bool = False) -> str:  # noqa: ARG002
+        deadline = time.monotonic() + self._timeout
+        try:
+            return self._exchange(handler, request_body, deadline)
+        except ConnectionError:
+            # A service that cannot serve everybody drops some unheard.
+            return self._exchange(handler, request_body, deadline)
+
+    def _exchange(self, handler: str, request_body: str, deadline: float) -> str:
+        connection = http.client.HTTPConnection("localhost")
+        with _TimedSocket(deadline) as self._current:
+            self._current.connect(self._path)
+            if self._interrupted:
+                raise ConnectionAbortedError("interrupted")
+            connection.sock = self._current
+            # A service that refuses a request need not have read it.
+            with contextlib.suppress(BrokenPipeError):
+                connection.request("POST", handler, request_body.encode(), {"Content-Type": _JSON_RPC.content_type})
+            with connection.getresponse() as response:
+                return response.read().decode()
 
     def interrupt(self) -> None:
-        # xmlrpc.client repeats a request whose connection ends without an answer; the flag ends the repetition.
         self._interrupted = True
-        if self._current is not None and self._current.sock is not None:
+        if self._current is not None:
             with contextlib.suppress(OSError):
-                self._current.sock.shutdown(socket.SHUT_RDWR)
+                self._current.shutdown(socket.SHUT_RDWR)
 
 
 class RpcClient:
-    """Calls a service. `timeout` is in seconds and bounds each wait for the socket. Not for concurrent use."""
+    """Calls a service. `timeout` is in seconds and bounds a call. Not for concurrent use."""
 
     def __init__(self, path: Path, timeout: float = 5.0) -> None:
         self._path = path
-        self._transport = _TimedTransport(path, timeout)
+        self._timeout = timeout
+        self._transport = _Transport(path, timeout)
         self._proxy = ServerProxy(f"unix+http://.{path.absolute()}", transport=self._transport, config=_JSON_RPC)
 
     def call(self, method: str, *params: Json) -> Json:
         """The result of `method`. Raises RpcError if it is refused or does not come."""
         try:
             return getattr(self._proxy, method)(*params)
-        except TransportError as error:
-            raise RpcError(f"{self._path}: {error.errmsg}", os.EX_UNAVAILABLE) from error
         except ProtocolError as error:
             detail = error.args[0]
-            raise RpcError(str(detail[1]) if isinstance(detail, tuple) else str(detail)) from error
+            message = str(detail[1]) if isinstance(detail, tuple) else str(detail)
+            raise RpcError(" ".join(message.split())) from error
         except PermissionError as error:
             raise RpcError(f"{self._path}: permission denied; its group may use it", os.EX_NOPERM) from error
         except (TimeoutError, BlockingIOError) as error:
-            raise RpcError(f"{self._path}: no answer in {self._transport.timeout:g} s", os.EX_UNAVAILABLE) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise RpcError(f"{self._path}: no answer in {self._timeout:g} s", os.EX_UNAVAILABLE) from error
+        except OSError as error:
             raise RpcError(f"{self._path}: no service answers ({error})", os.EX_UNAVAILABLE) from error
+        except Exception as error:
+            # There is no end to what http.client, json and pelix raise over an answer that is none.
+            problem = f"{self._path}: the answer is not JSON-RPC: {shown(str(error))}"
+            raise RpcError(problem, os.EX_UNAVAILABLE) from error
 
     def interrupt(self) -> None:
         """End a call that is waiting in another thread, and all later ones: they raise RpcError."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mptcp_sniffer.tracker import TableChange
     from mptcp_throttle.rpc import Json
 
-_MAX_WAIT_SECONDS: Final = 30.0
+_MAX_WAIT_SECONDS: Final = 5.0
 
 
 class PublishedTable:

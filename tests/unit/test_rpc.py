@@ -1,11 +1,13 @@
+import json
 import logging
 import os
 import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,76 @@ def crash() -> None:
     raise RuntimeError("secret detail")
 
 
+in_wait: list[float] = []
+
+
+def wait(seconds: float) -> None:
+    in_wait.append(seconds)
+    time.sleep(seconds)
+    in_wait.remove(seconds)
+
+
 METHODS: dict[str, Callable[..., Json]] = {
     "echo": lambda value: value,
     "refuse": refuse,
     "crash": crash,
-    "wait": lambda seconds: time.sleep(seconds),
+    "wait": wait,
+    "big": lambda: "x" * 10**6,
 }
+
+
+def post(body: bytes, length: object = None) -> bytes:
+    return f"POST / HTTP/1.0\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
+
+
+def request(method: str, *params: Json, **more: Json) -> bytes:
+    return post(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1, **more}).encode())
+
+
+def connect(path: Path, data: bytes = b"") -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(5)
+    sock.connect(str(path))
+    sock.sendall(data)
+    return sock
+
+
+def rest(sock: socket.socket) -> bytes:
+    """What still comes before the end of the connection, after which it is closed here too."""
+    received = b""
+    with sock:
+        try:
+            while data := sock.recv(65536):
+                received += data
+        except ConnectionResetError:
+            pass
+    return received
+
+
+def answer(path: Path, data: bytes) -> bytes:
+    """The body of the answer to no more than these bytes."""
+    sock = connect(path, data)
+    sock.shutdown(socket.SHUT_WR)
+    head, _, body = rest(sock).rpartition(b"\r\n\r\n")
+    assert (b"Content-Length: %d" % len(body) in head) or not head
+    return body
+
+
+def seconds_to_echo(path: Path) -> float:
+    began = time.monotonic()
+    assert RpcClient(path).call("echo", 1) == 1
+    return time.monotonic() - began
+
+
+def servers_threads() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def wait_until(condition: Callable[[], bool], within: float = 3.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -40,68 +106,347 @@ def path(tmp_path: Path) -> Iterator[Path]:
     assert not socket_path.exists()
 
 
+@pytest.fixture(scope="module")
+def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """For tests that do not mind what others did to the server."""
+    socket_path = tmp_path_factory.mktemp("rpc") / "test.sock"
+    server = RpcServer(socket_path, METHODS, group=None)
+    yield socket_path
+    server.close()
+
+
 @pytest.mark.parametrize("value", [None, 1, "text", [1, {"a": None}], {"nested": [1.5, True]}])
-def test_values_survive_the_journey(path: Path, value: Json) -> None:
-    assert RpcClient(path).call("echo", value) == value
+def test_values_survive_the_journey(one_for_all: Path, value: Json) -> None:
+    assert RpcClient(one_for_all).call("echo", value) == value
 
 
 def test_the_socket_is_for_owner_and_group_only(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-def test_a_refusal_arrives_as_its_one_line(path: Path) -> None:
+def test_a_refusal_arrives_as_its_one_line(one_for_all: Path) -> None:
     with pytest.raises(RpcError, match=r"^dsl: no such access network$"):
-        RpcClient(path).call("refuse")
+        RpcClient(one_for_all).call("refuse")
 
 
-def test_a_crash_is_answered_without_its_details(path: Path) -> None:
+def test_a_crash_is_answered_without_its_details(one_for_all: Path) -> None:
     with pytest.raises(RpcError) as error:
-        RpcClient(path).call("crash")
+        RpcClient(one_for_all).call("crash")
     assert "secret" not in str(error.value)
 
 
-def test_unknown_methods_and_wrong_parameters_are_refused(path: Path) -> None:
+def test_unknown_methods_and_wrong_parameters_are_refused(one_for_all: Path) -> None:
     for call in (("nonsense",), ("echo",), ("echo", 1, 2)):
         with pytest.raises(RpcError):
-            RpcClient(path).call(*call)
-    assert RpcClient(path).call("echo", 1) == 1
+            RpcClient(one_for_all).call(*call)
+    assert RpcClient(one_for_all).call("echo", 1) == 1
 
 
-def test_oversized_and_malformed_requests_are_refused_and_others_still_served(path: Path) -> None:
-    with pytest.raises(RpcError):
-        RpcClient(path).call("echo", "x" * 100_000)
-    for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\0" * 100, b"POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\n{{{{{"):
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(path))
-            sock.sendall(garbage)
-            sock.settimeout(10)
-            sock.shutdown(socket.SHUT_WR)
-            while sock.recv(4096):
-                pass
-    assert RpcClient(path).call("echo", 1) == 1
+DEEP = b"[" * 30_000 + b"]" * 30_000
+ENDLESS_HEADER = b"POST / HTTP/1.0\r\nA: " + b"b" * 50_000 + b"\r\nC: " + b"d" * 50_000 + b"\r\n"
+INVALID, UNKNOWN, PARAMETERS, UNREADABLE = -32600, -32601, -32602, -32700
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        pytest.param(b"GET / HTTP/1.0\r\n\r\n", INVALID, id="GET"),
+        pytest.param(b"GET /\r\n", INVALID, id="HTTP 0.9"),
+        pytest.param(b"POST / HTTP/7.0\r\n\r\n", INVALID, id="HTTP 7"),
+        pytest.param(b"\0" * 100, INVALID, id="no HTTP"),
+        pytest.param(b"x" * 70_000 + b"\r\n\r\n", INVALID, id="endless line"),
+        pytest.param(b"POST / HTTP/1.0\r\n" + b"A: b\r\n" * 200 + b"\r\n", INVALID, id="200 headers"),
+        pytest.param(ENDLESS_HEADER + request("echo", 1)[len("POST / HTTP/1.0\r\n") :], INVALID, id="endless header"),
+        pytest.param(request("echo", 1).replace(b"/", b"/other", 1), INVALID, id="other path"),
+        pytest.param(b"POST / HTTP/1.0\r\n\r\n{}", INVALID, id="no length"),
+        pytest.param(post(b"{}", -2), INVALID, id="negative length"),
+        pytest.param(post(b"{}", "two"), INVALID, id="length no number"),
+        pytest.param(post(b"{}", "9" * 5000), INVALID, id="length of 5000 digits"),
+        pytest.param(post(b"{}", 65537), INVALID, id="length above the limit"),
+        pytest.param(request("echo", "x" * 70_000), INVALID, id="too long"),
+        pytest.param(post(b'{"jsonrpc": "2.0", "method": "crash", "id": 1}', 1000), INVALID, id="shorter than it says"),
+        pytest.param(post(b""), UNREADABLE, id="empty"),
+        pytest.param(post(b"{{{{{"), UNREADABLE, id="no JSON"),
+        pytest.param(post(b'"\xff"'), UNREADABLE, id="no UTF-8"),
+        pytest.param(post(DEEP), UNREADABLE, id="nested deeply"),
+        pytest.param(post(b"1" * 50_000), UNREADABLE, id="number of 50000 digits"),
+        pytest.param(post(b"1e999"), INVALID, id="a number"),
+        pytest.param(post(b"null"), INVALID, id="null"),
+        pytest.param(post(b"[]"), INVALID, id="empty batch"),
+        pytest.param(post(b"[" + b"1," * 30_000 + b"1]"), INVALID, id="batch"),
+        pytest.param(post(b'{"method": "echo"}'), INVALID, id="no version"),
+        pytest.param(request("echo", params="text"), INVALID, id="params text"),
+        pytest.param(post(b'{"jsonrpc": "2.0", "method": 1, "id": 1}'), INVALID, id="method a number"),
+        pytest.param(request("\ud800\n"), UNKNOWN, id="unknown method"),
+        pytest.param(request("__init__"), UNKNOWN, id="internal method"),
+        pytest.param(request("echo", 1, 2), PARAMETERS, id="a parameter too many"),
+        pytest.param(request("echo", params={"valeu": 1}), PARAMETERS, id="unknown parameter"),
+    ],
+)
+def test_what_is_no_request_is_answered_with_an_error_and_others_still_served(
+    one_for_all: Path, data: bytes, code: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    body = answer(one_for_all, data)
+    assert json.loads(body)["error"]["code"] == code
+    assert len(body) < 1000
+    assert b"Traceback" not in body
+    assert seconds_to_echo(one_for_all) < 0.5
+    assert len(caplog.messages) <= 1
+    assert all(len(line) < 300 and line.isprintable() for line in caplog.messages)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_request_nested_almost_too_deeply_to_be_read_is_answered_too(one_for_all: Path) -> None:
+    # There is one depth at which it can be read, but no longer quoted.
+    answers = [json.loads(answer(one_for_all, post(b'{"x": %b1%b}' % (b"[" * n, b"]" * n)))) for n in range(900, 1000)]
+    assert {error["error"]["code"] for error in answers} == {INVALID, UNREADABLE}
+
+
+def test_json_rpc_1_and_notifications_are_served(one_for_all: Path) -> None:
+    said = answer(one_for_all, post(b'{"method": "echo", "params": [7], "id": 3}'))
+    assert json.loads(said) == {"result": 7, "id": 3, "error": None}
+    notification = rest(connect(one_for_all, post(b'{"jsonrpc": "2.0", "method": "echo", "params": [7]}')))
+    assert notification.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert notification.endswith(b"Content-Length: 0\r\n\r\n")
+
+
+def test_a_request_of_the_greatest_length_is_served(one_for_all: Path) -> None:
+    value = "x" * (65536 - len(request("echo", "").partition(b"\r\n\r\n")[2]))
+    data = request("echo", value)
+    assert b"Content-Length: 65536\r\n" in data
+    assert json.loads(answer(one_for_all, data))["result"] == value
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc._PATIENCE_SECONDS", 0.25)
+
+
+def is_dropped(sock: socket.socket) -> bool:
+    """Whether the connection has ended; if it has not, it carries one more byte."""
+    try:
+        sock.sendall(b"x")
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_sends_a_byte_now_and_then_is_dropped(path: Path) -> None:
+    slow = [connect(path, begin) for begin in (b"", b"POST / HT", b"POST / HTTP/1.0\r\nA", post(b"", 1000))]
+    began = time.monotonic()
+    wait_until(lambda: [is_dropped(sock) for sock in slow] == [True] * 4)
+    assert time.monotonic() - began == pytest.approx(0.25, abs=0.2)
+    for sock in slow:
+        sock.close()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_does_not_take_the_answer_is_dropped(path: Path) -> None:
+    deaf = connect(path, request("big"))
+    wait_until(lambda: servers_threads() == 1)
+    assert seconds_to_echo(path) < 0.3
+    wait_until(lambda: servers_threads() == 0)
+    assert 0 < len(rest(deaf)) < 10**6
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_call_may_take_longer_than_a_client_may(path: Path) -> None:
+    assert RpcClient(path).call("wait", 0.4) is None
+
+
+def test_a_crowd_that_says_nothing_keeps_nobody_waiting(path: Path) -> None:
+    calls = [connect(path, request("wait", 0.4)) for _ in range(10)]
+    wait_until(lambda: len(in_wait) == 10)
+    crowd = []
+    for _ in range(300):
+        crowd.append(connect(path))
+        if len(crowd) % 30 == 0:
+            assert seconds_to_echo(path) < 1
+    wait_until(lambda: servers_threads() <= 64)
+    # Who came last may stay.
+    crowd[-1].sendall(request("echo", 2))
+    assert b'"result": 2' in rest(crowd.pop())
+    assert [rest(call).count(b'"result": null') for call in calls] == [1] * 10
+    for sock in crowd:
+        sock.close()
+
+
+def test_when_all_are_being_answered_another_is_refused_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc._MAX_CONNECTIONS", 2)
+    calls = [connect(path, request("wait", 0.3)) for _ in range(2)]
+    wait_until(lambda: len(in_wait) == 2)
+    began = time.monotonic()
+    with pytest.raises(RpcError, match="no service answers"):
+        RpcClient(path).call("echo", 1)
+    assert time.monotonic() - began < 0.2
+    assert [rest(call).count(b'"result": null') for call in calls] == [1, 1]
+
+
+def test_a_server_that_closes_drops_who_waits_and_answers_who_is_being_answered(tmp_path: Path) -> None:
+    path = tmp_path / "test.sock"
+    server = RpcServer(path, METHODS, group=None)
+    call = connect(path, request("wait", 0.3))
+    wait_until(lambda: len(in_wait) == 1)
+    visitors = [connect(path, data) for data in (b"", b"POST / HT", post(b"", 10), request("big"))]
+    wait_until(lambda: servers_threads() == 5)
+    began = time.monotonic()
+    server.close()
+    assert time.monotonic() - began < 0.6
+    call.setblocking(False)
+    assert b'"result": null' in rest(call)
+    for sock in visitors:
+        rest(sock)
+
+
+def test_a_server_closes_though_a_method_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc._CLOSE_SECONDS", 0.1)
+    server = RpcServer(tmp_path / "test.sock", METHODS, group=None)
+    call = connect(tmp_path / "test.sock", request("wait", 0.5))
+    wait_until(lambda: len(in_wait) == 1)
+    began = time.monotonic()
+    server.close()
+    assert time.monotonic() - began < 0.4
+    call.close()
+    wait_until(lambda: not in_wait)
+
+
+def test_a_call_too_long_to_be_read_is_refused_with_the_reason(one_for_all: Path) -> None:
+    with pytest.raises(RpcError, match=r"^Request Entity Too Large$"):
+        RpcClient(one_for_all).call("echo", "x" * 10**6)
 
 
 def test_a_waiting_call_does_not_keep_others_waiting(path: Path) -> None:
-    waiting = threading.Thread(target=lambda: RpcClient(path).call("wait", 0.5))
+    waiting = threading.Thread(target=lambda: RpcClient(path).call("wait", 0.3))
     waiting.start()
     began = time.monotonic()
     RpcClient(path).call("echo", 1)
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 0.2
     waiting.join()
 
 
 def test_a_service_that_hangs_is_given_up(path: Path) -> None:
     with pytest.raises(RpcError, match=r"no answer in 0\.1 s"):
-        RpcClient(path, timeout=0.1).call("wait", 0.5)
+        RpcClient(path, timeout=0.1).call("wait", 0.2)
 
 
-def test_a_waiting_call_can_be_interrupted(path: Path) -> None:
-    client = RpcClient(path, timeout=30)
-    threading.Timer(0.1, client.interrupt).start()
-    began = time.monotonic()
-    with pytest.raises(RpcError):
-        client.call("wait", 0.5)
-    assert time.monotonic() - began < 0.45
+def receive_request(sock: socket.socket) -> None:
+    data = b" "
+    while data and not data.endswith(b"}"):
+        data = sock.recv(4096)
+
+
+@contextmanager
+def broken_service(path: Path, pieces: Sequence[bytes], *, hangs: bool = False) -> Iterator[None]:
+    """Says the same to everybody: pieces, with 0.1 s between them, and then nothing more, or the end."""
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            sock, _ = listener.accept()
+            with sock, suppress(OSError):
+                receive_request(sock)
+                for piece in pieces:
+                    sock.sendall(piece)
+                    over.wait(0.1 if len(pieces) > 1 else 0)
+                if hangs:
+                    over.wait()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            connect(path).close()
+            thread.join()
+
+
+def response(body: bytes, status: str = "200 OK", length: int | None = None) -> list[bytes]:
+    return [f"HTTP/1.0 {status}\r\nContent-Length: {length or len(body)}\r\n\r\n".encode() + body]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "hangs", "line"),
+    [
+        pytest.param([b""], True, "no answer in 0.2 s", id="nothing"),
+        pytest.param([b"HTTP/1.0 200 OK\r\nContent-Le"], True, "no answer in 0.2 s", id="half a header"),
+        pytest.param(response(b"{", length=9), True, "no answer in 0.2 s", id="half a body"),
+        pytest.param([b"HTTP/1.0 200 OK\r\n"] + [b"A"] * 50, True, "no answer in 0.2 s", id="a byte now and then"),
+        pytest.param([b""], False, "no service answers (Remote end closed connection", id="the end"),
+        pytest.param([b"\x1b[2J\r\n\r\n" * 500], False, "the answer is not JSON-RPC: ", id="garbage"),
+        pytest.param([b"x" * 70_000], False, "the answer is not JSON-RPC: ", id="a long line"),
+        pytest.param(response(b"{}", length=9), False, "the answer is not JSON-RPC: ", id="shorter than it says"),
+        pytest.param(response(b"hello\nworld"), False, "the answer is not JSON-RPC: ", id="no JSON"),
+        pytest.param(response(b"\xff"), False, "the answer is not JSON-RPC: ", id="no UTF-8"),
+        pytest.param(response(DEEP), False, "the answer is not JSON-RPC: ", id="nested deeply"),
+        pytest.param(response(b"1" * 5000), False, "the answer is not JSON-RPC: ", id="number of 5000 digits"),
+        pytest.param(response(b""), False, "the answer is not JSON-RPC: ", id="empty"),
+        pytest.param(response(b"[1]"), False, "the answer is not JSON-RPC: ", id="a list"),
+        pytest.param(response(b"{}"), False, "the answer is not JSON-RPC: ", id="neither result nor error"),
+        pytest.param(response(b'{"error": 5}'), False, "the answer is not JSON-RPC: ", id="error a number"),
+        pytest.param(response(b'{"error": null}'), False, "the answer is not JSON-RPC: ", id="no error and no result"),
+        pytest.param(response(b'{"jsonrpc": "x"}'), False, "the answer is not JSON-RPC: ", id="version no number"),
+        pytest.param(response(b"<html>", "500 Oh"), False, "the answer is not JSON-RPC: ", id="another service"),
+    ],
+)
+def test_a_broken_service_is_one_line_within_the_timeout(
+    tmp_path: Path, pieces: Sequence[bytes], hangs: bool, line: str
+) -> None:
+    path = tmp_path / "broken.sock"
+    with broken_service(path, pieces, hangs=hangs):
+        began = time.monotonic()
+        with pytest.raises(RpcError) as error:
+            RpcClient(path, timeout=0.2).call("echo", 1)
+        assert time.monotonic() - began < 0.4
+    assert str(error.value).startswith(f"{path}: {line}")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < len(str(path)) + 100
+    assert error.value.status == os.EX_UNAVAILABLE
+
+
+def test_a_refusal_of_several_lines_is_one_line(tmp_path: Path) -> None:
+    said = {"error": {"code": 1, "message": "first\nsecond"}}
+    path = tmp_path / "test.sock"
+    with broken_service(path, response(json.dumps(said).encode())), pytest.raises(RpcError, match=r"^first second$"):
+        RpcClient(path).call("echo", 1)
+
+
+def test_a_call_that_was_dropped_is_made_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "test.sock"
+    answers = [b"", *response(b'{"result": 5}')]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            for answer in answers:
+                sock, _ = listener.accept()
+                with sock:
+                    receive_request(sock)
+                    sock.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert RpcClient(path).call("echo", 5) == 5
+        thread.join()
+
+
+@pytest.mark.parametrize("pieces", [[b""], response(b"{", length=9)], ids=["no answer yet", "half an answer"])
+def test_a_waiting_call_can_be_interrupted(tmp_path: Path, pieces: Sequence[bytes]) -> None:
+    client = RpcClient(tmp_path / "test.sock", timeout=30)
+    with broken_service(tmp_path / "test.sock", pieces, hangs=True):
+        threading.Timer(0.1, client.interrupt).start()
+        began = time.monotonic()
+        with pytest.raises(RpcError):
+            client.call("echo", 1)
+        with pytest.raises(RpcError):
+            client.call("echo", 1)
+        assert time.monotonic() - began < 1
 
 
 def test_without_a_service_the_caller_is_told(tmp_path: Path) -> None:
@@ -166,12 +511,25 @@ def test_what_is_no_rpc_is_answered_with_an_error_and_logged_in_one_line(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("impatient")
+def test_who_is_dropped_or_leaves_before_the_end_of_the_request_is_logged_in_one_line(
+    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    connect(path, b"POST / HT").close()
+    wait_until(lambda: caplog.messages == ["rpc: code 400, message Bad request version ('HT')"])
+    rest(connect(path, post(b"{", 2)))
+    wait_until(lambda: servers_threads() == 0)
+    assert caplog.messages[1:] == ["rpc: code 400, message Incomplete request"]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_caller_that_has_gone_is_logged_in_one_line(
     path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
     with pytest.raises(RpcError):
-        RpcClient(path, timeout=0.1).call("wait", 0.3)
+        RpcClient(path, timeout=0.1).call("wait", 0.15)
     deadline = time.monotonic() + 5
     while not caplog.messages and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,0 +1,233 @@
+"""Clients of the Unix sockets that are slow, silent or rude, and many: the services go on serving everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from bench import MEGABYTE, Bench, eventually
+
+from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.meter import PathMeter
+from mptcp_throttle.rpc import RpcClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from mptcp_lab.process import Process
+
+INTERFACES: Final = ("eth0", "wlan0")
+SOCKETS: Final = ("daemon.sock", "sniffer.sock")
+IDLE: Final = 1000
+SLOW: Final = 20
+# systemd's DefaultLimitNOFILE.
+DESCRIPTORS: Final = 1024
+
+
+def post(body: bytes, length: object = None) -> bytes:
+    return f"POST / HTTP/1.0\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
+
+
+def call(method: str, *params: object) -> bytes:
+    return post(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1}).encode())
+
+
+DEEP: Final = "[" * 30_000 + "]" * 30_000
+MALFORMED: Final = (
+    b"\0" * 1000,
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"x" * 90_000,
+    post(b"{}", -1),
+    post(b"{}", 10**9),
+    post(b'{"jsonrpc": "2.0", "method": "reset_rate", "params": ["ethernet"], "id": 1}', 1000),
+    post(b"\xff\xfe"),
+    post(DEEP.encode()),
+    post(b"9" * 60_000),
+    post(b"[" + b'{"jsonrpc":"2.0","method":"status","id":1},' * 1000 + b"0]"),
+    call("no_such_method"),
+    call("status", 1),
+    call("set_rate", {}, [], float("nan"), float("inf")),
+    call("set_rate", "ethernet", "cap", "1mbit", 10**400),
+    call("set_rate", "ethernet", "cap", "x" * 50_000, None),
+    call("reset_rate", [[1]] * 1000),
+    call("changes", None, "x", "y"),
+    call("changes", "epoch", 0, float("nan")),
+    call("changes", {}, 10**4000, 10**4000),
+)
+
+
+class Abuse:
+    """Inside the block: 1000 connections that say nothing, 20 that say little, and one malformed request after another.
+
+    Who is dropped comes again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=act) for act in (self._idle, self._slow, self._rude)]
+        self.opened = 0
+        self.answers: list[bytes] = []
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        eventually(lambda: self.opened >= IDLE, f"{IDLE} connections")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(10)
+        try:
+            sock.connect(str(self._path))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _idle(self) -> None:
+        idle: deque[socket.socket] = deque()
+        while not self._over.wait(0.05):
+            # Those that were dropped are closed here only in their turn: a thousand stay open.
+            for _ in range(10 if len(idle) == IDLE else IDLE):
+                with contextlib.suppress(OSError):
+                    idle.append(self._connect())
+                    self.opened += 1
+                if len(idle) > IDLE:
+                    idle.popleft().close()
+        for sock in idle:
+            sock.close()
+
+    def _slow(self) -> None:
+        begin = post(b"", 60_000)
+        slow: list[tuple[socket.socket, Iterator[int]]] = []
+        while not self._over.wait(0.02):
+            with contextlib.suppress(OSError):
+                while len(slow) < SLOW:
+                    slow.append((self._connect(), iter(begin + b"x" * 60_000)))
+            for item in slow[:]:
+                sock, rest = item
+                try:
+                    sock.send(bytes([next(rest)]))
+                except OSError:
+                    sock.close()
+                    slow.remove(item)
+        for sock, _ in slow:
+            sock.close()
+
+    def _rude(self) -> None:
+        while not self._over.wait(0.01):
+            for request in MALFORMED:
+                with contextlib.suppress(OSError), self._connect() as sock:
+                    with contextlib.suppress(OSError):
+                        sock.sendall(request)
+                        sock.shutdown(socket.SHUT_WR)
+                    answer = b""
+                    while data := sock.recv(65536):
+                        answer += data
+                    self.answers.append(answer)
+
+
+def status_of(process: Process, key: str) -> int:
+    text = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    found = re.search(rf"^{key}:\s+(\d+)", text, re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def descriptors(process: Process) -> int:
+    return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+
+def seconds(action: Callable[[], object]) -> float:
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def _many_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4 * IDLE), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("_many_descriptors")
+def test_whoever_abuses_the_sockets_others_are_served_and_caps_hold(work: Bench) -> None:
+    services = work.services
+    daemon, sniffer = services.daemon, services.sniffer
+    assert daemon is not None
+    assert sniffer is not None
+    untouched = kernel_state(work.lab.proxy)
+    for process in (daemon, sniffer):
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    started = daemon.log_text()
+    memory = {process: status_of(process, "VmRSS") for process in (daemon, sniffer)}
+    # Most of it is the start of Python, for which services, abusers and a download leave less of the processors.
+    quiet = seconds(lambda: services.cli("status"))
+    run = services.directory / "run"
+
+    with contextlib.ExitStack() as abusers:
+        abuses = [abusers.enter_context(Abuse(run / name)) for name in SOCKETS]
+        for name in SOCKETS:
+            client = RpcClient(run / name)
+            assert max(seconds(lambda: client.call("status")) for _ in range(50)) < 0.5  # noqa: B023
+        for _ in range(3):
+            assert seconds(lambda: services.cli("status")) < quiet + 2
+            assert services.cli_json("status")["capture"] is not None
+
+        with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
+            download = work.download(400 * MEGABYTE)
+            (capped,) = work.wait_capped()
+            assert capped.join_to_cap is not None
+            assert capped.join_to_cap < 0.5
+            assert seconds(lambda: services.cli("set-rate", "ethernet", "2mbit")) < quiet + 2
+            assert [subflow.rate for subflow in work.capped()] == [2_000_000]
+            time.sleep(1)  # what was queued before the cap
+            began = time.monotonic()
+            eventually(lambda: time.monotonic() > began + 3, "3 s measured")
+            assert meter.series().rate("eth0", began, began + 3) < 2.6e6
+        work.abort(download)
+
+        for process in (daemon, sniffer):
+            assert descriptors(process) < 200
+            assert status_of(process, "Threads") < 100
+            assert status_of(process, "VmRSS") < memory[process] + 50_000  # kB
+        # In the middle of it, and prompt.
+        for process in (daemon, sniffer):
+            assert seconds(process.stop) < 3
+            assert process.exit_status == 0
+    assert kernel_state(work.lab.proxy) == untouched
+
+    for abuse in abuses:
+        answers = [answer for answer in abuse.answers if answer]
+        assert len(answers) > len(MALFORMED)
+        for answer in answers:
+            assert b"Traceback" not in answer
+            said = json.loads(answer.rpartition(b"\r\n\r\n")[2])
+            assert "error" in said or said["result"] == {"resync": True}
+    logs = daemon.log_text(), sniffer.log_text()
+    assert all("Traceback" not in log for log in logs)
+    assert "sniffer lost" not in logs[0].removeprefix(started)
+    assert max(len(line) for log in logs for line in log.splitlines()) < 400

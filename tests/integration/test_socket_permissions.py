@@ -1,0 +1,99 @@
+"""Who may use the sockets of running services: root, the members of `socket_group`, and nobody else."""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from bench import EXECUTABLES
+
+from mptcp_lab.services import Services
+from mptcp_lab.topology import Topology, build
+
+if TYPE_CHECKING:
+    from mptcp_lab.process import Process
+
+NOBODY: Final = "65534"
+# Both are part of every Debian, and neither has to do with the other.
+GROUP: Final = grp.getgrnam("games")
+OTHER_GROUP: Final = grp.getgrnam("mail")
+
+COMMANDS: Final = (
+    ("status", "--json"),
+    ("connections",),
+    ("plan",),
+    ("set-rate", "ethernet", "2mbit"),
+    ("reset-rate", "ethernet"),
+)
+
+# What the CLI asks of the sniffer, it asks the daemon first.
+ASK: Final = """\
+import pathlib, sys
+from mptcp_throttle.rpc import RpcClient
+from mptcp_throttle.service import run
+sys.exit(run(lambda: RpcClient(pathlib.Path(sys.argv[1])).call("status")))
+"""
+
+
+class Shared(Services):
+    """Services that share their sockets with a group, and start with the umask of our units."""
+
+    def _start(self, name: str) -> Process:
+        self.config.write_text(self.config.read_text().replace("group: root", f"group: {GROUP.gr_name}"))
+        command = (self._executables / name, "--config", self.config)
+        return self.proxy.start(name, "sh", "-c", 'umask 0077; exec "$@"', "sh", *command)
+
+    def cli_as(self, groups: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.as_nobody(groups, EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments)
+
+    def ask_as(self, groups: str, socket: str) -> subprocess.CompletedProcess[str]:
+        return self.as_nobody(groups, EXECUTABLES / "python", "-c", ASK, self.directory / "run" / socket)
+
+    def as_nobody(self, groups: str, *argv: object) -> subprocess.CompletedProcess[str]:
+        """The outcome of a command of a user without rights, in `groups` or, if that is empty, in none."""
+        supplementary = ("--groups", groups) if groups else ("--clear-groups",)
+        user = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, *supplementary)
+        return self.proxy.run(*user, *map(str, argv), check=False)
+
+
+@pytest.fixture
+def services() -> Iterator[Shared]:
+    with build(Topology()) as lab, Shared(lab.proxy) as running:
+        yield running
+
+
+def test_a_member_of_the_group_is_served_and_others_are_refused_in_one_line(services: Shared) -> None:
+    run = services.directory / "run"
+    assert (stat.S_IMODE(run.stat().st_mode), run.stat().st_gid) == (0o750, GROUP.gr_gid)
+    for mode in (0o750, 0o755):
+        # The sockets keep out others by themselves too.
+        run.chmod(mode)
+        for groups in ("", str(OTHER_GROUP.gr_gid)):
+            refusals = [(services.cli_as(groups, *command), "daemon.sock") for command in COMMANDS]
+            refusals += [(services.ask_as(groups, socket), socket) for socket in ("daemon.sock", "sniffer.sock")]
+            for refused, socket in refusals:
+                line = f"{run}/{socket}: permission denied; its group may use it\n"
+                assert (refused.returncode, refused.stdout, refused.stderr) == (os.EX_NOPERM, "", line)
+    run.chmod(0o750)
+    for command in COMMANDS:
+        served = services.cli_as(str(GROUP.gr_gid), *command)
+        assert (served.returncode, served.stderr) == (os.EX_OK, "")
+        assert '"capture": null' not in served.stdout
+    assert services.ask_as(str(GROUP.gr_gid), "sniffer.sock").returncode == os.EX_OK
+
+
+def test_a_group_that_does_not_exist_is_refused_and_no_directory_made(services: Shared) -> None:
+    elsewhere = services.directory / "elsewhere"
+    text = services.config.read_text().replace(f"group: {GROUP.gr_name}", "group: no-such-group")
+    services.config.write_text(text.replace(str(services.directory / "run"), str(elsewhere)))
+    for name in ("mptcp-sniffer", "mptcp-throttled"):
+        refused = services.proxy.run(EXECUTABLES / name, "--config", services.config, check=False)
+        assert refused.returncode == os.EX_CONFIG
+        assert len(refused.stderr.splitlines()) == 1
+        assert "socket_group: 'no-such-group': no such group" in refused.stderr
+    assert not elsewhere.exists()
