@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Final
 
 from bench import EXECUTABLES
+
+from mptcp_lab.process import run
 
 COMMANDS: Final = {
     "tc qdisc add dev ours root handle 4d50: htb default 0": True,
@@ -56,7 +57,7 @@ print(json.dumps(noticed))
 
 
 def test_what_others_do_to_our_interface_is_noticed() -> None:
-    script = [EXECUTABLES / "python", "-c", SCRIPT, json.dumps(list(COMMANDS))]
-    done = subprocess.run(["unshare", "--net", *script], capture_output=True, text=True, check=True)
+    script = (EXECUTABLES / "python", "-c", SCRIPT, json.dumps(list(COMMANDS)))
+    done = run(["unshare", "--net", *script])
     assert done.stderr == ""
     assert json.loads(done.stdout) == {**COMMANDS, "by ourselves": False}

@@ -33,7 +33,7 @@ BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
     ("old", "new", "line"),
     [
         ("linger: 5s", "linger: 1500ms", "daemon.linger 5s -> 1.5s"),
-        ("linger: 5s", "audit_interval: 1s", "daemon.audit_interval 5s -> 1s"),
+        ("linger: 5s", "audit_interval: 3s", "daemon.audit_interval 1s -> 3s"),
         ("linger: 5s", "other_traffic: 50mbit", "daemon.other_traffic null -> 50mbit"),
         (
             "linger: 5s",
