@@ -127,6 +127,9 @@ class Reconciler:
                 state, wanted = self._attempt(state, wanted, done, errors)
                 if _wrongly_held(state, wanted):
                     state, wanted = self._attempt(state, UNTOUCHED, done, errors)
+                if _wrongly_held(state, wanted):
+                    errors += self._let_go()
+                    state = self._read()
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
         return Outcome(tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle)
@@ -210,7 +213,7 @@ def _of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple,
 
 def _wrongly_held(state: KernelState, wanted: KernelPlan) -> bool:
     """Whether any mark leads to a class that is not the planned one, or has not the planned rate."""
-    if state.qdisc.htb is None:
+    if state.qdisc.htb is None or not state.qdisc.htb.filtered:
         return False
     classes = state.qdisc.htb.classes
     marks = (mark for chain in state.chains.values() for mark in chain.marks.items())
@@ -222,7 +225,7 @@ def _wrongly_held(state: KernelState, wanted: KernelPlan) -> bool:
 
 def _in_force(state: KernelState, plan: KernelPlan) -> KernelPlan:
     htb = state.qdisc.htb
-    if htb is None or not plan.htb:
+    if htb is None or not htb.filtered or not plan.htb:
         return UNTOUCHED
     classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
     present = {ends: m for chain in state.chains.values() if not chain.stray for ends, m in chain.marks.items()}

@@ -83,7 +83,7 @@ def log_decisions(before: View, after: View) -> None:
         _log.info("free %s reason='subflow ended'", _identify(gone))
     for error in after.errors:
         if error not in before.errors:
-            _log.error("%s; the subflows concerned stay uncapped, next attempt at the audit", error)
+            _log.error("%s; the subflows concerned stay uncapped, it is tried again", error)
     for error in before.errors:
         if error not in after.errors:
             _log.info("resolved: %s", error)

@@ -130,17 +130,17 @@ class Daemon:
             if share not in self._slots
         )
         in_force, errors = before.in_force, before.errors
-        began = time.monotonic()
-        if plan != before.plan or began >= self._schedule.due:
+        used = time.thread_time()
+        if plan != before.plan or time.monotonic() >= self._schedule.due:
             outcome = self._reconciler.converge(plan)
             obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
             in_force, errors = outcome.in_force, exhausted + obstacle + outcome.errors
             repaired = plan == before.plan and not before.errors and bool(outcome.done)
             if repaired:
                 _log.warning("the kernel had been changed; repaired by %d operations", len(outcome.done))
-            self._schedule.compared(
-                began, time.monotonic(), config.daemon.audit_interval, trouble=bool(errors) or repaired
-            )
+            ended, used = time.monotonic(), time.thread_time() - used
+            interval = config.daemon.audit_interval
+            self._schedule.compared(ended - used, ended, interval, trouble=bool(errors) or repaired)
         latency = report.measure_latency(before, treatments, in_force, time.time())
         self._view = View(table, config.networks, networks, wishes, treatments, plan, in_force, errors, latency)
         if table.problem != before.table.problem:
@@ -193,7 +193,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         kernel = LinuxKernel(
             config.proxy.interface,
             Marking(config.daemon.mark_mask, config.proxy.ports),
-            config.state_directory,
+            config.run_directory,
             force=config.daemon.replace_any_qdisc,
         )
         if options.cleanup:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from mptcp_lab.faults import Faults
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
@@ -66,6 +67,7 @@ class Services:
         linger: str = "2s",
         ports: Sequence[int] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
+        daemon: Mapping[str, object] | None = None,
     ) -> None:
         self.proxy = proxy
         self.directory = proxy.directory / "throttle"
@@ -79,7 +81,7 @@ class Services:
             {
                 "proxy": {"interface": "eth0", "ports": list(ports)},
                 "sniffer": dict(sniffer or {}),
-                "daemon": {"linger": linger},
+                "daemon": {"linger": linger, **(daemon or {})},
                 "run_directory": str(self.directory / "run"),
                 "state_directory": str(self.directory / "state"),
                 "socket_group": "root",
@@ -124,10 +126,27 @@ class Services:
         self.sniffer = self._start("mptcp-sniffer")
         return self.sniffer
 
-    def start_daemon(self) -> Process:
-        """Start `mptcp-throttled`."""
-        self.daemon = self._start("mptcp-throttled")
+    def start_daemon(self, faults: Faults | None = None) -> Process:
+        """Start `mptcp-throttled`, with calls into the kernel that go wrong if there are `faults`."""
+        if faults is None:
+            self.daemon = self._start("mptcp-throttled")
+        else:
+            program = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
+            self.daemon = self.proxy.start("mptcp-throttled", *program, "--config", self.config)
         return self.daemon
+
+    def clean_up(self) -> None:
+        """Run `mptcp-throttled --cleanup`. Raises LabError if it fails."""
+        self.proxy.run(self._executables / "mptcp-throttled", "--config", self.config, "--cleanup")
+
+    def log(self) -> str:
+        """All that the daemon logged, over all its starts."""
+        return "" if self.daemon is None else self.daemon.log_text()
+
+    @property
+    def records(self) -> list[str]:
+        """The names of the files in the run directory that record an interface's own qdiscs."""
+        return sorted(path.name for path in (self.directory / "run").glob("original-qdisc-*"))
 
     def wait_ready(self, timeout: float = 15.0) -> None:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""

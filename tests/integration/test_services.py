@@ -145,7 +145,9 @@ def test_without_the_kernels_list_the_sniffer_says_so_and_goes_on(lab: Lab) -> N
 def test_a_kernel_feature_is_looked_for_without_changing_anything(lab: Lab) -> None:
     probe = (
         "from mptcp_throttled.kernel.netlink import TrafficControl\n"
-        "print([TrafficControl('eth0').knows_qdisc(kind) for kind in ('htb', 'no_such_kind')])"
+        "tc = TrafficControl()\n"
+        "eth0 = next(interface for interface in tc.interfaces() if interface.name == 'eth0')\n"
+        "print([tc.knows_qdisc(eth0, kind) for kind in ('htb', 'no_such_kind')])"
     )
     before = kernel_state(lab.proxy)
     assert lab.proxy.run(EXECUTABLES / "python", "-c", probe).stdout == "[True, False]\n"

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class LinuxKernel:
     """tc and iptables of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
 
-    def __init__(self, interface: str, marking: Marking, state_directory: Path, *, force: bool = False) -> None:
-        self._qdisc = RootQdisc(interface, marking, state_directory, force=force)
+    def __init__(self, interface: str, marking: Marking, run_directory: Path, *, force: bool = False) -> None:
+        self._qdisc = RootQdisc(interface, marking, run_directory, force=force)
         self._chains = MarkChains(marking.mask)
 
     @property

@@ -25,6 +25,7 @@ from pyroute2.netlink import (
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pyroute2.netlink.rtnl import (
     RTM_DELQDISC,
+    RTM_DELTFILTER,
     RTM_GETQDISC,
     RTM_GETTFILTER,
     RTM_NEWQDISC,
@@ -167,6 +168,11 @@ class TrafficControl:
                     filter_.info,
                 )
             )
+
+    def delete_filters(self, interface: Interface, parent: int) -> None:
+        """Delete all filters of a qdisc."""
+        with _translated(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
+            list(self._request(RTM_DELTFILTER, _DO, interface.index, parent=parent))
 
     def htb_classes(self, interface: Interface) -> list[HtbClass]:
         """The HTB classes of an interface."""

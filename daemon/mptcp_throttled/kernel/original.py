@@ -70,10 +70,13 @@ def what_cannot_be_put_back(tree: Sequence[Qdisc]) -> str | None:
 
 
 class OriginalRecords:
-    """The records of all interfaces, a file each in the state directory, by interface index: names change."""
+    """The records of all interfaces, a file each in the run directory, by interface index: names change.
 
-    def __init__(self, state_directory: Path) -> None:
-        self._directory = state_directory
+    Where a reboot empties it: what was on an interface before means nothing after.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self._directory = run_directory
 
     def write(self, index: int, original: Original) -> None:
         """Write it down durably. Raises OSError."""

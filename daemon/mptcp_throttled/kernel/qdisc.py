@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from socket import if_nametoindex
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
@@ -44,12 +45,12 @@ class RootQdisc:
     cannot be put back as it is does not keep us from replacing it.
     """
 
-    def __init__(self, interface: str, marking: Marking, state_directory: Path, *, force: bool = False) -> None:
+    def __init__(self, interface: str, marking: Marking, run_directory: Path, *, force: bool = False) -> None:
         self._interface = interface
         self._marking = marking
         self._force = force
         self._tc = TrafficControl()
-        self._records = OriginalRecords(state_directory)
+        self._records = OriginalRecords(run_directory)
 
     @property
     def port(self) -> int:
@@ -69,21 +70,31 @@ class RootQdisc:
     def forget_stale(self) -> None:
         """Remove the records of interfaces on which we have left nothing: what they have now is their own."""
         dump = self._dump()
-        kept = {interface.index for interface in dump.interfaces if _is_under_ours(dump.of(interface))}
+        kept = {
+            interface.index
+            for interface in dump.interfaces
+            if _is_under_ours(dump.of(interface)) or self._is_owed_its_own(dump, interface)
+        }
         for index in self._records.indices():
-            original = self._records.load(index)
-            if index not in kept and (original is None or not original.restoring):
+            if index not in kept:
                 self._records.forget(index)
 
     def install(self, default_minor: int) -> None:
         """Record the root qdisc and replace it by HTB with its filter; undone if the filter is refused."""
         interface = self._own_interface()
-        qdiscs = self._dump().of(interface)
-        obstacle = self._obstacle(interface, qdiscs)
+        dump = self._dump()
+        obstacle = self._obstacle(interface, dump.of(interface))
         if obstacle is not None:
             raise KernelError(obstacle, errno.EEXIST)
-        self._record(interface, Original(tree_of(qdiscs)))
-        self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
+        owed = self._is_owed_its_own(dump, interface)  # then what could not be put back stays on record
+        if not owed:
+            self._record(interface, Original(tree_of(dump.of(interface))))
+        try:
+            self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
+        except KernelError:
+            if not owed:
+                self._records.forget(interface.index)
+            raise
         try:
             self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
@@ -105,9 +116,17 @@ class RootQdisc:
         self._records.forget(interface.index)
 
     def let_go(self) -> None:
-        """Restore if our HTB is the root qdisc."""
-        if _is_under_ours(self._dump().of(self._own_interface())):
-            self.restore()
+        """Restore if our HTB is the root qdisc; where that fails, no mark leads to a class any more.
+
+        The latter takes a single message, and no look at what there is: the handle is nobody else's.
+        """
+        try:
+            if _is_under_ours(self._dump().of(self._own_interface())):
+                self.restore()
+        except KernelError:
+            with suppress(OSError, KernelError):
+                self._tc.delete_filters(Interface(if_nametoindex(self._interface), self._interface), htb.HANDLE)
+            raise
 
     def add_class(self, minor: int, rate: Rate) -> None:
         """Add a class and its leaf queue, or neither."""

@@ -1,0 +1,407 @@
+"""Downloads while the services are killed, the kernel refuses calls and somebody deletes what is ours, at random.
+
+Each run is made from its seed alone. Then it is recovered as systemd or an operator would, and must be as if nothing
+had happened: 2 s later the kernel is as planned or as it was, the download completes, and in the end all is as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.download import Download
+from mptcp_lab.errors import LabError
+from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults
+from mptcp_lab.held import held, relieved
+from mptcp_lab.interrupts import Interrupted, raise_on_signals
+from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.origin import start_origin
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.squid import start_squid
+from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
+from mptcp_throttle.errors import EX_INTERRUPTED
+from mptcp_throttle.rpc import Json, RpcClient, RpcError
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mptcp_lab.origin import Document
+    from mptcp_lab.process import Process
+    from mptcp_lab.topology import Family, Lab
+
+# Slow links make a transfer of some seconds small, and a cap not too far below keeps its end from being long in coming.
+_BYTES: Final = 1_200_000
+_ETHERNET: Final = replace(ETHERNET, rate=Rate(4_000_000))
+_WIFI: Final = replace(WIFI, rate=Rate(6_000_000))
+_CAP: Final = Rate(2_000_000)
+_DOWNLOAD_SECONDS: Final = 10.0
+_BETWEEN_SECONDS: Final = 2.0  # how long the kernel may be neither as planned nor as it was
+_POLL_SECONDS: Final = 0.02
+_LOG_LINES: Final = 30
+
+_ORIGINALS: Final[dict[str, tuple[str, ...]]] = {
+    "the kernel's default": (),
+    "pfifo": ("qdisc add dev eth0 root handle 5: pfifo limit 1000",),
+    "tbf": (
+        "qdisc add dev eth0 root handle 7: tbf rate 500mbit burst 200k latency 50ms",
+        "qdisc add dev eth0 parent 7:1 handle 8: bfifo limit 900000",
+    ),
+    "mq": (
+        "qdisc add dev eth0 root handle 3: mq",
+        "qdisc add dev eth0 parent 3:1 handle 31: pfifo limit 500",
+    ),
+}
+
+_ERRORS: Final = ("EBUSY", "EAGAIN", "ENOBUFS", "ENODEV", "EPERM")
+_CALLS: Final = (
+    "",
+    "record",
+    "ip link show",
+    "tc qdisc show",
+    "tc qdisc replace",
+    "tc qdisc add",
+    "tc qdisc del",
+    "tc class show",
+    "tc class",
+    "tc filter add",
+    "iptables-legacy",
+    "iptables-legacy: ",
+    "iptables-legacy -t mangle -F",
+    "iptables-legacy -t mangle -X",
+    "ip6tables-legacy",
+    "ip6tables-legacy: ",
+)
+"""Beginnings of the names of calls; the empty one is that of all."""
+
+_DELETIONS: Final = {
+    "qdisc deleted": "tc qdisc del dev eth0 root handle 4d50:",
+    "filter deleted": "tc filter del dev eth0 parent 4d50:",
+    "class deleted": "tc class del dev eth0 classid 4d50:2",
+    "mangle flushed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F",
+    "chain flushed": "iptables-legacy -t mangle -F MPTCP-THROTTLE; ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
+    "jump deleted": "iptables-legacy -t mangle -F POSTROUTING; ip6tables-legacy -t mangle -F POSTROUTING",
+}
+_DAEMON_KILLED: Final = "daemon killed"
+_SNIFFER_KILLED: Final = "sniffer killed"
+_BOTH_KILLED: Final = "both killed"
+_STOPPED: Final = "daemon stopped"
+_KILLS: Final = (_DAEMON_KILLED, _SNIFFER_KILLED, _BOTH_KILLED, _STOPPED)
+_WIFI_LOST: Final = "wifi lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happens `at` seconds after the download has begun."""
+
+    at: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.at:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What happens in one run, and how it is recovered from `recovery` seconds after the last event.
+
+    A daemon that has ended is followed by a clean-up, as its unit does, or by its next start, or by both.
+    """
+
+    family: Family
+    original: str
+    faults: tuple[Fault, ...]
+    events: tuple[Event, ...]
+    recovery: float
+    clean_up: bool
+    start_daemon: bool
+    start_sniffer: bool
+
+    def __str__(self) -> str:
+        what = "; ".join(map(str, (*self.faults, *self.events)))
+        then = [
+            name
+            for name, wanted in (
+                ("clean-up", self.clean_up),
+                ("daemon", self.start_daemon),
+                ("sniffer", self.start_sniffer),
+            )
+            if wanted
+        ]
+        return f"IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {', '.join(then)}"
+
+
+def scenario(seed: int) -> Scenario:
+    """The run of that seed."""
+    chance = random.Random(seed)  # noqa: S311
+    events = [Event(chance.uniform(0.0, 0.9), chance.choice(_KILLS)) for _ in range(chance.choice((0, 1, 1)))]
+    events += [
+        Event(chance.uniform(0.2, 0.9), chance.choice(tuple(_DELETIONS))) for _ in range(chance.choice((0, 0, 1)))
+    ]
+    events += [Event(chance.uniform(0.2, 0.9), _WIFI_LOST)] * chance.choice((0, 1))
+    clean_up = chance.random() < 0.5
+    return Scenario(
+        family=chance.choice((4, 6)),
+        original=chance.choice(tuple(_ORIGINALS)),
+        faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
+        events=tuple(sorted(events, key=lambda event: event.at)),
+        recovery=chance.uniform(0.1, 0.8),
+        clean_up=clean_up,
+        start_daemon=not clean_up or chance.random() < 0.7,
+        start_sniffer=chance.random() < 0.8,
+    )
+
+
+def _fault(chance: random.Random) -> Fault:
+    call = chance.choice(_CALLS)
+    first = chance.randint(1, 3 if call else 60)
+    if chance.random() < 0.4:
+        return Fault(chance.choice((KILL, KILL_AFTER)), call, first)
+    return Fault(chance.choice(_ERRORS), call, first, chance.choice((1, 2, 3, 5, FOREVER)))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was found in one run, lines for the operator; `recovered` is how long recovery took, in seconds."""
+
+    seed: int
+    leftovers: tuple[str, ...]
+    stranded: tuple[str, ...]
+    recovered: float
+    seconds: float
+    log: str
+
+
+class _Run:
+    """One run in a lab that outlasts it."""
+
+    def __init__(self, lab: Lab, services: Services, document: Document, plan: Scenario) -> None:
+        self._lab = lab
+        self._proxy = lab.proxy
+        self._services = services
+        self._document = document
+        self._plan = plan
+        self._faults = Faults(services.directory / "faults")
+        self._leftovers: list[str] = []
+        self._stranded: list[str] = []
+        self._recovered = 0.0
+        self._may_end = any(fault.kind in (KILL, KILL_AFTER) for fault in plan.faults)
+        _wipe(lab, services, _ORIGINALS[plan.original])
+        self._original = kernel_state(self._proxy)
+
+    def carry_out(self, seed: int) -> Result:
+        """Do it. Nothing of it is left running."""
+        began, logged = time.monotonic(), len(self._services.log())
+        try:
+            self._faults.plan()
+            self._start(daemon=True, sniffer=True)
+            self._faults.plan(*self._plan.faults)
+            download = Download(self._lab, self._lab.client, self._document, family=self._plan.family)
+            self._suffer(time.monotonic())
+            self._recover()
+            self._settle("after recovery")
+            result = download.wait(_DOWNLOAD_SECONDS)
+            if not result.intact:
+                self._stranded.append(f"download not intact: {result}")
+            self._settle("after the download")
+        except LabError as error:
+            self._stranded.append(str(error))
+        finally:
+            self._services.__exit__(None, None, None)
+        self._expect_original("in the end")
+        log = self._services.log()[logged:]
+        if "Traceback" in log:
+            self._stranded.append("a traceback in the daemon's log")
+        seconds = time.monotonic() - began
+        return Result(seed, tuple(self._leftovers), tuple(self._stranded), self._recovered, seconds, log)
+
+    def _start(self, *, daemon: bool, sniffer: bool) -> None:
+        if sniffer:
+            self._services.start_sniffer()
+        if daemon:
+            self._services.start_daemon(self._faults)
+        if self._sniffer_runs and self._daemon_runs:
+            self._services.wait_ready()
+        elif self._daemon_runs:
+            self._process.wait_until(self._answers, "answering")
+
+    def _suffer(self, began: float) -> None:
+        for event in self._plan.events:
+            time.sleep(max(began + event.at - time.monotonic(), 0.0))
+            self._happen(event.what)
+        time.sleep(self._plan.recovery)
+
+    def _happen(self, what: str) -> None:
+        if what == _WIFI_LOST:
+            address = self._lab.client.address(_WIFI, self._plan.family)
+            self._lab.client.run("ss", "-K", "-t", "src", f"[{address}]" if self._plan.family == 6 else str(address))
+        elif what in _DELETIONS:
+            self._proxy.run("sh", "-c", _DELETIONS[what], check=False)
+        elif what == _STOPPED:
+            self._stop_daemon()
+        else:
+            self._kill(what)
+
+    def _stop_daemon(self) -> None:
+        if self._daemon_runs:
+            self._may_end = True
+            if self._process.stop() == 0:
+                self._expect_original("after the daemon has ended with status 0")
+
+    def _kill(self, what: str) -> None:
+        if what in (_DAEMON_KILLED, _BOTH_KILLED):
+            self._may_end = True
+            self._process.kill()
+        if what in (_SNIFFER_KILLED, _BOTH_KILLED) and self._services.sniffer is not None:
+            self._services.sniffer.kill()
+
+    def _recover(self) -> None:
+        self._faults.plan()
+        if not self._daemon_runs:
+            if not self._may_end:
+                self._stranded.append(f"the daemon has ended by itself: status {self._process.exit_status}")
+            if self._plan.clean_up:
+                self._services.clean_up()
+                self._expect_original("after the clean-up")
+        self._start(
+            daemon=self._plan.start_daemon and not self._daemon_runs,
+            sniffer=self._plan.start_sniffer and not self._sniffer_runs,
+        )
+
+    def _settle(self, when: str) -> None:
+        """Wait until the kernel is as it is to be."""
+        began = time.monotonic()
+        problem = self._problem()
+        while problem is not None and time.monotonic() - began < _BETWEEN_SECONDS:
+            time.sleep(_POLL_SECONDS)
+            problem = self._problem()
+        self._recovered = max(self._recovered, time.monotonic() - began)
+        if problem is not None:
+            (self._stranded if self._anybody_stranded() else self._leftovers).append(f"{when}: {problem}")
+
+    def _problem(self) -> str | None:
+        """How the kernel differs from what it is to be; None if it does not."""
+        if not self._daemon_runs:
+            return self._difference()
+        try:
+            status, plan = self._call("status"), self._call("plan")
+        except RpcError as error:
+            return str(error)
+        if status["daemon"]["errors"]:
+            return "; ".join(status["daemon"]["errors"])
+        if not plan["in_force"]:
+            return "the plan is not in force"
+        known = status["sniffer"]["connected"]
+        wanted = dict.fromkeys(relieved(self._proxy, _WIFI), _CAP.bits_per_second) if known else {}
+        present = held(self._proxy)
+        if present != wanted:
+            return f"held to a rate: {present}, to be held: {wanted}"
+        return None if plan["operations"] else self._difference()
+
+    def _difference(self) -> str | None:
+        now = kernel_state(self._proxy)
+        changed = [f"{now[command]!r} was {text!r}" for command, text in self._original.items() if now[command] != text]
+        records = [f"record {name}" for name in self._services.records]
+        return "; ".join([*changed, *records]) or None
+
+    def _anybody_stranded(self) -> bool:
+        present = held(self._proxy)
+        return bool(present) and (not self._daemon_runs or not present.keys() <= relieved(self._proxy, _WIFI))
+
+    def _expect_original(self, when: str) -> None:
+        difference = self._difference()
+        if difference is not None:
+            self._leftovers.append(f"{when}: {difference}")
+
+    @property
+    def _process(self) -> Process:
+        if self._services.daemon is None:
+            raise LabError("mptcp-throttled: not started")
+        return self._services.daemon
+
+    @property
+    def _daemon_runs(self) -> bool:
+        return self._services.exit_statuses[1] is None
+
+    @property
+    def _sniffer_runs(self) -> bool:
+        return self._services.exit_statuses[0] is None
+
+    def _answers(self) -> bool:
+        with suppress(RpcError):
+            return bool(self._call("status"))
+        return False
+
+    def _call(self, method: str) -> Json:
+        return RpcClient(self._services.directory / "run" / "daemon.sock").call(method)
+
+
+def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
+    """Remove what a failed run has left, and give the interface its own qdisc."""
+    lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+    for tool in ("iptables-legacy", "ip6tables-legacy"):
+        lab.proxy.run(tool, "-t", "mangle", "-F")
+        lab.proxy.run(tool, "-t", "mangle", "-X")
+    shutil.rmtree(services.directory / "state", ignore_errors=True)
+    if original:
+        lab.proxy.tc(original)
+
+
+def measure(seeds: Sequence[int], report: Callable[[Result, Scenario], None]) -> list[Result]:
+    """Carry out the runs of these seeds in one lab; `report` is called after each."""
+    results = []
+    with build(Topology(ethernet=_ETHERNET, wifi=_WIFI)) as lab:
+        start_squid(lab.proxy)
+        document = start_origin(lab.origin).add(_BYTES)
+        networks = [replace(network, cap=network.cap and _CAP) for network in WIFI_FIRST]
+        services = Services(lab.proxy, networks, linger="200ms", daemon={"audit_interval": "1s"})
+        for seed in seeds:
+            plan = scenario(seed)
+            results.append(_Run(lab, services, document, plan).carry_out(seed))
+            report(results[-1], plan)
+    return results
+
+
+def _report(result: Result, plan: Scenario) -> None:
+    found = [
+        *(f"leftover: {line}" for line in result.leftovers),
+        *(f"stranded: {line}" for line in result.stranded),
+    ]
+    print(f"seed {result.seed} {'FAILED' if found else 'ok'} {result.seconds:.1f} s: {plan}", flush=True)
+    if found:
+        print(*found, *result.log.splitlines()[-_LOG_LINES:], sep="\n  ")
+        print(f"benchmarks/faults --runs 1 --seed {result.seed}", flush=True)
+
+
+def main() -> int:
+    """Print a line per run and the counts."""
+    parser = argparse.ArgumentParser(prog="faults", description=__doc__)
+    parser.add_argument("--runs", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run, the next one has the next; default: 1")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE too")
+    options = parser.parse_args()
+    raise_on_signals()
+    try:
+        results = measure(range(options.seed, options.seed + options.runs), _report)
+    except Interrupted:
+        return EX_INTERRUPTED
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n", encoding="utf-8")
+    leftovers = sum(bool(result.leftovers) for result in results)
+    stranded = sum(bool(result.stranded) for result in results)
+    recovered = sorted(result.recovered for result in results)
+    print(f"recovered after {recovered[len(recovered) // 2]:.2f} s (median), {recovered[-1]:.2f} s (at most)")
+    print(f"runs {len(results)} leftovers {leftovers} stranded {stranded}")
+    return int(leftovers + stranded > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Who is held to a rate on the proxy, and who may be: as the kernel has it, through tools that are not ours."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mptcp_lab import oracle
+from mptcp_lab.squid import PORT
+
+if TYPE_CHECKING:
+    from mptcp_lab.host import Host
+    from mptcp_lab.topology import AccessLink
+
+_CHAIN: Final = "MPTCP-THROTTLE"
+# One process for all: it is asked for often.
+_SHOW: Final = """\
+iptables-legacy -t mangle -S
+echo ---
+ip6tables-legacy -t mangle -S
+echo ---
+tc class show dev eth0
+tc filter show dev eth0 parent 4d50: 2>&1
+true"""
+_RULE: Final = re.compile(rf"^-A {_CHAIN} .*-d (\S+)/\d+ .*--dport (\d+) -j MARK --set-xmark (0x\w+)/(0x\w+)$", re.M)
+_CLASS: Final = re.compile(r"^class htb 4d50:(\w+) .*\brate (\d+)([KMG]?)bit\b", re.M)
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_NO_BOUND: Final = 10**9  # faster than any link of the lab
+
+
+class Client(NamedTuple):
+    """The client's end of a subflow."""
+
+    address: str
+    port: int
+
+
+def held(proxy: Host) -> dict[Client, int]:
+    """The subflows that are held to a rate, and the rate in bits per second.
+
+    That takes all of it: the jump, the rule, the filter, and the class that the mark leads to.
+    """
+    *tables, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
+    if " bpf " not in qdisc:
+        return {}
+    rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
+    found = {}
+    for table in tables:
+        if f"-j {_CHAIN}\n" in table:
+            for address, port, mark, mask in _RULE.findall(table):
+                bits = int(mask, 16)
+                found[Client(address, int(port))] = rates.get(int(mark, 16) // (bits & -bits), _NO_BOUND)
+    return {client: rate for client, rate in found.items() if rate < _NO_BOUND}
+
+
+def relieved(proxy: Host, preferred: AccessLink) -> set[Client]:
+    """The subflows elsewhere whose connection has a live path on `preferred` that is not a backup."""
+    alive = oracle.listed(proxy, PORT)
+    better = {ends.token for ends, (_, backup) in alive.items() if not backup and _is_on(preferred, ends.client)}
+    return {
+        Client(ends.client, ends.client_port)
+        for ends in alive
+        if ends.token in better and not _is_on(preferred, ends.client)
+    }
+
+
+def _is_on(link: AccessLink, address: str) -> bool:
+    return ip_address(address) in link.v4 or ip_address(address) in link.v6

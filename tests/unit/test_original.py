@@ -1,0 +1,28 @@
+"""What is on record of an interface's own qdiscs, by interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttled.kernel.netlink import Qdisc
+from mptcp_throttled.kernel.original import Original, OriginalRecords
+
+RECORDED = Original((Qdisc("pfifo", 0x50000, 0xFFFFFFFF, bytes(4)),), restoring=True)
+
+
+def test_what_is_recorded_is_loaded_until_it_is_forgotten(tmp_path: Path) -> None:
+    records = OriginalRecords(tmp_path)
+    records.write(2, RECORDED)
+    assert (records.indices(), records.load(2)) == ([2], RECORDED)
+    records.forget(2)
+    assert (records.indices(), records.load(2)) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"version": 99}', "[1]", '{"version": 1, "restoring": true, "qdiscs": [{}]}']
+)
+def test_a_record_that_cannot_be_used_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "original-qdisc-2.json").write_text(text, encoding="ascii")
+    assert OriginalRecords(tmp_path).load(2) is None
