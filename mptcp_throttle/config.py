@@ -288,6 +288,14 @@ def find_sockets(path: Path) -> Sockets:
     return _sockets(Path(_validate(_Whereabouts, read_yaml(path)).run_directory))
 
 
+def find_run_directory(path: Path) -> Path:
+    """The run directory according to `path`, whatever is wrong with it; the usual one if that cannot be told."""
+    try:
+        return find_sockets(path).daemon.parent
+    except ConfigError:
+        return Path(_Whereabouts().run_directory)
+
+
 def _sockets(run_directory: Path) -> Sockets:
     return Sockets(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET)
 

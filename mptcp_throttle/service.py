@@ -93,7 +93,8 @@ def single_instance(run_directory: Path, name: str, group: SocketGroup | None = 
         if not run_directory.exists():
             _make_directory(run_directory, group)
         # Neither writable nor private: root, by hand, may be the first to make it, and the service's user follows.
-        lock = os.open(path, os.O_CREAT | os.O_RDONLY)
+        # Nor a link: what root opens in a directory of the service's user must be what it says.
+        lock = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {error.strerror}", os.EX_NOPERM) from error
     try:

@@ -6,18 +6,23 @@ import math
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SEND_SECONDS: Final = 1.0
+
 
 def notify(state: str) -> None:
-    """Send `READY=1`, `STOPPING=1` or `WATCHDOG=1` (sd_notify(3)); nothing happens without systemd."""
+    """Send `READY=1`, `STOPPING=1` or `WATCHDOG=1` (sd_notify(3)); nothing happens if nobody listens."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    # Whatever becomes of systemd, what a service has to put back is put back.
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(_SEND_SECONDS)
         # A leading @ stands for the zero byte of the abstract name space.
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.send(state.encode())

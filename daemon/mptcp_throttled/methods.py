@@ -120,9 +120,10 @@ class Methods:
         """
         with self._reloading:  # what was loaded last is adopted last
             loaded = self._loaded()
+            before = self._view().errors
             answer = self._inbox.ask(lambda: self._take(loaded))
         if not answer["problems"]:
-            self._raise_errors()
+            self._raise_errors(before)
         return answer
 
     def hang_up(self) -> None:
@@ -149,11 +150,12 @@ class Methods:
         }
 
     def _apply(self, change: Callable[[], None]) -> None:
+        before = self._view().errors
         self._inbox.ask(change)
-        self._raise_errors()
+        self._raise_errors(before)
 
-    def _raise_errors(self) -> None:
-        errors = self._view().errors
+    def _raise_errors(self, before: tuple[str, ...]) -> None:
+        errors = [error for error in self._view().errors if error not in before]
         if errors:
             raise UserError(f"accepted, but: {'; '.join(errors)}")
 

@@ -185,6 +185,9 @@ def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:
     match failed:
         case AddClass(minor=minor) | ChangeClass(minor=minor):
             return _without_classes({minor}, plan)
+        case ChangeMarks(add=add, remove=remove) if not remove:
+            marks = {ends: minor for ends, minor in plan.marks.items() if ends not in add}
+            return _without_classes(set(add.values()) - set(marks.values()), replace(plan, marks=marks))
         case ChangeMarks(ip_version=version, remove=remove):
             return _without_classes({*_of_version(plan.marks, version).values(), *remove.values()}, plan)
         case RemoveChain(ip_version=version):

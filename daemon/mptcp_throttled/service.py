@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service, systemd
-from mptcp_throttle.config import DEFAULT_PATH, Config, load_config
-from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
+from mptcp_throttle.config import DEFAULT_PATH, Config, find_run_directory, load_config
+from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import report
@@ -27,7 +27,7 @@ from mptcp_throttled.kernel.notifications import Notifications
 from mptcp_throttled.kernel_state import KernelError
 from mptcp_throttled.methods import Methods
 from mptcp_throttled.overrides import effective
-from mptcp_throttled.plan import UNTOUCHED, PlanRules, Slots, allot, make_plan, next_expiry
+from mptcp_throttled.plan import UNTOUCHED, KernelPlan, PlanRules, Slots, allot, make_plan, next_expiry
 from mptcp_throttled.policy import decide
 from mptcp_throttled.pull import Puller, TableView
 from mptcp_throttled.reconcile import Reconciler
@@ -131,7 +131,9 @@ class Daemon:
         )
         in_force, errors = before.in_force, before.errors
         used = time.thread_time()
-        if plan != before.plan or time.monotonic() >= self._schedule.due:
+        # What the kernel has just refused waits for its turn, whatever else changes; to let somebody go does not.
+        changed = _lets_go(before.in_force, plan) if before.errors else plan != before.plan
+        if changed or time.monotonic() >= self._schedule.due:
             outcome = self._reconciler.converge(plan)
             obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
             in_force, errors = outcome.in_force, exhausted + obstacle + outcome.errors
@@ -156,6 +158,14 @@ class Daemon:
         self._inbox.wake()
 
 
+def _lets_go(in_force: KernelPlan, plan: KernelPlan) -> bool:
+    """Whether anybody is held who is not to be, or not at that rate."""
+    return any(
+        plan.marks.get(ends) != minor or plan.classes.get(minor) != in_force.classes[minor]
+        for ends, minor in in_force.marks.items()
+    )
+
+
 def _log_sniffer(table: TableView) -> None:
     if table.problem is None:
         _log.info("following the sniffer: %d connections", len(table.connections))
@@ -172,6 +182,31 @@ def _check_kernel(kernel: LinuxKernel) -> None:
         raise UserError(str(error), os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else status) from error
 
 
+def _kernel(config: Config) -> LinuxKernel:
+    return LinuxKernel(
+        config.proxy.interface,
+        Marking(config.daemon.mark_mask, config.proxy.ports),
+        config.run_directory,
+        force=config.daemon.replace_any_qdisc,
+    )
+
+
+def _clean_up(path: Path) -> None:
+    """Put everything back, whatever is wrong with the configuration: what is ours can be told without it."""
+    service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
+    group = None
+    try:
+        config = load_config(path)
+        run_directory, kernel, group = config.run_directory, _kernel(config), config.socket_group
+    except ConfigError as error:
+        for problem in error.problems:
+            _log.warning("%s", problem)
+        run_directory = find_run_directory(path)
+        kernel = LinuxKernel("", Marking(1, ()), run_directory)
+    with service.single_instance(run_directory, "mptcp-throttled", group):
+        clean_up(kernel)
+
+
 def _main(arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(
         prog="mptcp-throttled",
@@ -182,23 +217,18 @@ def _main(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--cleanup", action="store_true", help="put everything back as it was found, and exit")
     options = parser.parse_args(arguments)
-    config = load_config(options.config)
     service.configure_logging()
+    if options.cleanup:
+        _clean_up(options.config)
+        return
+    config = load_config(options.config)
     service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
     with service.single_instance(config.run_directory, "mptcp-throttled", config.socket_group):
         try:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        kernel = LinuxKernel(
-            config.proxy.interface,
-            Marking(config.daemon.mark_mask, config.proxy.ports),
-            config.run_directory,
-            force=config.daemon.replace_any_qdisc,
-        )
-        if options.cleanup:
-            clean_up(kernel)
-            return
+        kernel = _kernel(config)
         service.require_writable(config.state_directory)
         _check_kernel(kernel)
         daemon = Daemon(config, lambda: load_config(options.config), kernel)

@@ -10,9 +10,16 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` so that a crash at any moment leaves the old or the new text. Raises OSError."""
+    """Replace `path` so that a crash at any moment leaves the old or the new text, readable by all who get there.
+
+    Raises OSError.
+    """
     temporary = path.with_suffix(".new")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)
+    # O_EXCL: never through a link that somebody else has put there.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o644)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 _MAX_WAIT_SECONDS: Final = 5.0
+_MAX_WAITING: Final = 16  # a quarter of the connections that rpc.py serves at a time; others are answered at once
 
 
 class PublishedTable:
@@ -30,6 +31,7 @@ class PublishedTable:
         self._changed = threading.Condition()
         self._history: deque[TableChange] = deque(maxlen=history)
         self._closed = False
+        self._waiting = 0
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -81,10 +83,13 @@ class PublishedTable:
         for one that has ended; or `{resync: true}` if the reader must call `snapshot()`.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or epoch != self._epoch or self._revision != revision,
-                min(max(timeout, 0.0), _MAX_WAIT_SECONDS),
-            )
+            if self._waiting < _MAX_WAITING:
+                self._waiting += 1
+                self._changed.wait_for(
+                    lambda: self._closed or epoch != self._epoch or self._revision != revision,
+                    min(max(timeout, 0.0), _MAX_WAIT_SECONDS),
+                )
+                self._waiting -= 1
             behind = self._revision - revision
             if epoch != self._epoch or not 0 <= behind <= len(self._history):
                 return {"resync": True}

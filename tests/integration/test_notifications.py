@@ -36,7 +36,7 @@ from mptcp_throttled.kernel.notifications import Notifications
 subprocess.run("ip link add ours up type veth peer name theirs; ip link set theirs up", shell=True, check=True)
 changed, tc = threading.Event(), TrafficControl()
 def settle():
-    while changed.wait(0.2):
+    while changed.wait(0.5):
         changed.clear()
 Notifications("ours", tc.port, changed.set).start()
 for attempt in range(100):

@@ -51,6 +51,19 @@ def test_after_kill_9_cleanup_puts_everything_back(work: Bench) -> None:
     download.stop()
 
 
+def test_after_kill_9_an_invalid_configuration_does_not_keep_anybody_capped(work: Bench) -> None:
+    before = with_foreign_rules(work)
+    download = work.download()
+    work.wait_capped()
+    assert work.services.daemon is not None
+    work.services.daemon.kill()
+    with work.services.config.open("a", encoding="utf-8") as config:
+        config.write("no_such_key: 1\n")
+    work.clean_up()
+    assert kernel_state(work.lab.proxy) == before
+    download.stop()
+
+
 def test_after_kill_9_the_next_start_takes_over_what_it_finds(work: Bench) -> None:
     before = with_foreign_rules(work)
     download = work.download(200 * MEGABYTE)

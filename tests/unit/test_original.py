@@ -20,6 +20,20 @@ def test_what_is_recorded_is_loaded_until_it_is_forgotten(tmp_path: Path) -> Non
     assert (records.indices(), records.load(2)) == ([], None)
 
 
+def test_a_record_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "original-qdisc-2.json").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        OriginalRecords(tmp_path).load(2)
+
+
+def test_a_record_is_not_written_through_a_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("theirs")
+    (tmp_path / "original-qdisc-2.new").symlink_to(secret)
+    OriginalRecords(tmp_path).write(2, RECORDED)
+    assert (secret.read_text(), OriginalRecords(tmp_path).load(2)) == ("theirs", RECORDED)
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"version": 99}', "[1]", '{"version": 1, "restoring": true, "qdiscs": [{}]}']
 )

@@ -1,5 +1,6 @@
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 
 from mptcp_sniffer.publish import PublishedTable
@@ -65,6 +66,19 @@ def test_forgetting_begins_a_new_epoch_with_an_empty_table() -> None:
     table.forget()
     assert table.snapshot()["connections"] == []
     assert table.changes(before["epoch"], before["revision"], 0) == {"resync": True}
+
+
+def test_of_many_waiting_readers_the_last_is_answered_at_once() -> None:
+    table = PublishedTable(history=16)
+    epoch, revision = table.position()["epoch"], table.position()["revision"]
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [pool.submit(table.changes, epoch, revision, 5) for _ in range(16)]
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert table.changes(epoch, revision, 5)["changes"] == []
+        assert time.monotonic() - began < 1
+        table.close()
+        assert all(reader.result()["changes"] == [] for reader in waiting)
 
 
 def test_a_waiting_reader_is_woken_by_a_change_and_by_the_end() -> None:

@@ -186,6 +186,13 @@ def test_a_refused_class_does_not_keep_others_from_theirs() -> None:
     assert kernel.state.chains == {4: ChainState({V4B: 3})}
 
 
+def test_a_refused_mark_costs_nobody_else_his_cap() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, ChangeMarks(4, {V4B: 3}, {}))
+    outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
+    assert kernel.held == {V4: SLOW}
+    assert (outcome.errors, outcome.in_force.marks) == (("ChangeMarks: EPERM",), {V4: 2})
+
+
 def test_a_class_that_cannot_be_deleted_and_holds_nobody_disturbs_nobody() -> None:
     kernel = ModelKernel(ONE_IN_KERNEL, DeleteClass)
     outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {3: FAST}, {V4: 3}))

@@ -37,6 +37,11 @@ def test_systemd_is_told_over_its_socket(notified: socket.socket) -> None:
     assert messages(notified) == [b"READY=1"]
 
 
+def test_a_systemd_that_does_not_listen_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    systemd.notify("STOPPING=1")
+
+
 def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     systemd.notify("READY=1")

@@ -96,13 +96,13 @@ class OriginalRecords:
         write_atomically(self._path(index), json.dumps(document))
 
     def load(self, index: int) -> Original | None:
-        """What was recorded; None if nothing usable is on record."""
+        """What was recorded; None if nothing usable is on record. Raises OSError if that cannot be told."""
         try:
             document = json.loads(self._path(index).read_text(encoding="utf-8"))
             if document["version"] != _FORMAT_VERSION:
                 return None
             return Original(tuple(_decode(qdisc) for qdisc in document["qdiscs"]), bool(document["restoring"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def indices(self) -> list[int]:

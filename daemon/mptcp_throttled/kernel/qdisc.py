@@ -104,25 +104,30 @@ class RootQdisc:
     def restore(self, name: str | None = None) -> None:
         """Put the recorded qdiscs of an interface (or of ours) back; without a record, the kernel's default."""
         interface = self._interface_of(name or self._interface)
-        original = self._records.load(interface.index)
+        original = self._load(interface)
         if original is None:
             _log.warning("%s: no record of its own root qdisc: the kernel's default takes its place", interface.name)
         if original is None or not original.qdiscs:
             self._tc.delete_root(interface)
         else:
             # If the process ends between the root and what hangs from it, the next one must know.
-            self._record(interface, replace(original, restoring=True))
+            try:
+                self._record(interface, replace(original, restoring=True))
+            except KernelError as error:
+                _log.warning("%s", error)
             self._replay(interface, original.qdiscs)
         self._records.forget(interface.index)
 
     def let_go(self) -> None:
-        """Restore if our HTB is the root qdisc; where that fails, no mark leads to a class any more.
+        """Restore wherever our HTB is the root qdisc; where that fails, no mark leads to a class any more.
 
         The latter takes a single message, and no look at what there is: the handle is nobody else's.
         """
         try:
-            if _is_under_ours(self._dump().of(self._own_interface())):
-                self.restore()
+            dump = self._dump()
+            for interface in dump.interfaces:
+                if _is_under_ours(dump.of(interface)):
+                    self.restore(interface.name)
         except KernelError:
             with suppress(OSError, KernelError):
                 self._tc.delete_filters(Interface(if_nametoindex(self._interface), self._interface), htb.HANDLE)
@@ -156,7 +161,11 @@ class RootQdisc:
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
     def _dump(self) -> _Dump:
-        return _Dump(self._tc.interfaces(), self._tc.qdiscs())
+        dump = _Dump(self._tc.interfaces(), self._tc.qdiscs())
+        # An interface that has gone is owed nothing, and another may get its index.
+        for index in set(self._records.indices()) - {interface.index for interface in dump.interfaces}:
+            self._records.forget(index)
+        return dump
 
     def _own_interface(self) -> Interface:
         return self._interface_of(self._interface)
@@ -199,16 +208,19 @@ class RootQdisc:
         )
 
     def _is_owed_its_own(self, dump: _Dump, interface: Interface) -> bool:
-        original = self._records.load(interface.index)
+        original = self._load(interface)
         if original is None:
             return False
         # With no configured root, somebody has deleted ours.
         return original.restoring or (bool(original.qdiscs) and not tree_of(dump.of(interface)))
 
     def _replay(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> None:
+        # What is there already, from a restoring that was broken off, stays: not every kind can be changed.
+        present = self._dump().of(interface)
         try:
             for qdisc in qdiscs:
-                self._tc.add_qdisc(interface, qdisc, replace=True)
+                if qdisc not in present:
+                    self._tc.add_qdisc(interface, qdisc, replace=True)
         except KernelError as error:
             if not self._force:
                 raise
@@ -223,6 +235,12 @@ class RootQdisc:
     def _record(self, interface: Interface, original: Original) -> None:
         with _recording(interface):
             self._records.write(interface.index, original)
+
+    def _load(self, interface: Interface) -> Original | None:
+        try:
+            return self._records.load(interface.index)
+        except OSError as error:
+            raise KernelError(f"read the record of {interface.name}", error.errno or errno.EIO) from error
 
     def _put_class(self, interface: Interface, minor: int, rate: Rate, *, change: bool) -> None:
         classid, burst, quantum = htb.classid(minor), htb.burst_bytes(rate), htb.quantum_bytes(rate)

@@ -51,6 +51,7 @@ _LOG_LINES: Final = 30
 _ORIGINALS: Final[dict[str, tuple[str, ...]]] = {
     "the kernel's default": (),
     "pfifo": ("qdisc add dev eth0 root handle 5: pfifo limit 1000",),
+    "pfifo_fast": ("qdisc add dev eth0 root handle 6: pfifo_fast",),
     "tbf": (
         "qdisc add dev eth0 root handle 7: tbf rate 500mbit burst 200k latency 50ms",
         "qdisc add dev eth0 parent 7:1 handle 8: bfifo limit 900000",
