@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab import guest
 from mptcp_lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES: Final = 5
+_PATIENCE: Final = 4 if guest.inside() else 1
+"""How much longer than the callers ask for anything may take; a guest's processor is emulated, and that much slower."""
 
 
 def run(
     argv: Sequence[str | Path], *, stdin: str | None = None, timeout: float = 30.0, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, at most `timeout` seconds. Raises LabError if it fails and `check` holds."""
+    timeout *= _PATIENCE
     try:
         # A session of its own: Ctrl-C in the terminal must not reach the commands of our clean-up.
         result = subprocess.run(
@@ -68,6 +72,7 @@ class Process:
 
     def wait(self, timeout: float) -> int:
         """Wait up to `timeout` seconds for the end; the exit status. Raises LabError if it does not come."""
+        timeout *= _PATIENCE
         try:
             return self._popen.wait(timeout)
         except subprocess.TimeoutExpired as error:
@@ -77,7 +82,7 @@ class Process:
         """End the program: SIGTERM, and SIGKILL if it has not ended after `timeout` seconds; the exit status."""
         self._popen.terminate()
         try:
-            return self._popen.wait(timeout)
+            return self._popen.wait(timeout * _PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
             return self._popen.wait()
@@ -96,6 +101,7 @@ class Process:
 
         Raises LabError, with the last lines of the log, if the program ends before or the time is over.
         """
+        timeout *= _PATIENCE
         deadline = time.monotonic() + timeout
         while not condition():
             if self.exit_status is not None:
@@ -111,6 +117,7 @@ class Process:
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
     """Wait up to `timeout` seconds until the condition holds. Raises LabError, naming `what`, if it does not."""
+    timeout *= _PATIENCE
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -1,0 +1,123 @@
+"""Debian's stock kernels: packages that are downloaded and unpacked, never installed, and kept for the next time.
+
+The cloud flavour: it has all we use of the other (MPTCP, qdiscs, netfilter, BPF) in a quarter of the size.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.errors import LabError
+from mptcp_lab.guest.bzimage import Payload
+from mptcp_lab.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CACHE: Final = Path("/var/cache/mptcp-throttle-lab")
+NAMES: Final = {"debian-6.1": "6.1", "debian-6.12": "6.12"}
+"""The kernels there are, and their series."""
+
+_UNFINISHED: Final = ".unfinished-"
+_DOWNLOAD_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An unpacked kernel; `directory` holds `vmlinux` (ELF) and `lib/modules/<version>`."""
+
+    name: str
+    directory: Path
+
+    @property
+    def vmlinux(self) -> Path:
+        """The kernel proper."""
+        return self.directory / "vmlinux"
+
+    @property
+    def modules(self) -> Path:
+        """Its modules, and what depmod(8) wrote about them."""
+        (modules,) = (self.directory / "lib/modules").iterdir()
+        return modules
+
+
+def get(name: str, report: Callable[[str], None], cache: Path = CACHE) -> Kernel:
+    """The kernel of that name (see NAMES), from the cache or else from Debian; `report` gets a line before a download.
+
+    Raises LabError if it cannot be had. A newer package is fetched after its directory in the cache has been removed.
+    """
+    kernel = Kernel(name, cache / name)
+    with _locked(cache):
+        if not kernel.directory.exists():
+            for leftover in cache.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(leftover)
+            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=cache) as scratch:
+                unpacked = _fetch(NAMES[name], Path(scratch), report)
+                unpacked.rename(kernel.directory)
+    return kernel
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / "lock").open("w")
+    except OSError as error:
+        raise LabError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(series: str, scratch: Path, report: Callable[[str], None]) -> Path:
+    run(["apt-get", "update"], timeout=_DOWNLOAD_SECONDS)
+    metapackages = [f"linux-image-{series}-cloud-amd64", "linux-image-cloud-amd64"]
+    # Not every release of Debian has both; apt-cache tells of those it has.
+    package = newest(series, run(["apt-cache", "depends", *metapackages], check=False).stdout)
+    if package is None:
+        raise LabError(f"this Debian has no kernel {series}: neither {' nor '.join(metapackages)} depends on one")
+    report(f"downloading and unpacking {package}")
+    # apt-get downloads to its working directory.
+    run(["env", f"--chdir={scratch}", "apt-get", "download", package], timeout=_DOWNLOAD_SECONDS)
+    (archive,) = scratch.glob("*.deb")
+    run(["dpkg-deb", "--extract", archive, scratch / "package"], timeout=_DOWNLOAD_SECONDS)
+    return _arrange(scratch / "package", scratch / "kernel")
+
+
+def newest(series: str, dependencies: str) -> str | None:
+    """The kernel package of a series that a metapackage depends on, of what `apt-cache depends` printed."""
+    match = re.search(rf"Depends: (linux-image-{re.escape(series)}\.\S+)", dependencies)
+    return None if match is None else match[1]
+
+
+def _arrange(package: Path, kernel: Path) -> Path:
+    """Keep of an unpacked package what the guest needs, laid out as `Kernel` says."""
+    # Debian 13 has /lib in /usr/lib.
+    modules = next(path for path in (package / "lib/modules", package / "usr/lib/modules") if path.is_dir())
+    (kernel / "lib").mkdir(parents=True)
+    modules.rename(kernel / "lib/modules")
+    (version,) = (kernel / "lib/modules").iterdir()
+    run(["depmod", "--basedir", kernel, version.name], timeout=120)
+    image = package / "boot" / f"vmlinuz-{version.name}"
+    try:
+        (kernel / "vmlinux").write_bytes(_decompressed(Payload.of(image.read_bytes())))
+    except ValueError as error:
+        raise LabError(f"{image.name}: {error}") from error
+    return kernel
+
+
+def _decompressed(payload: Payload) -> bytes:
+    try:
+        return subprocess.run(payload.command, input=payload.data, capture_output=True, check=True).stdout
+    except FileNotFoundError as error:
+        raise LabError(f"{payload.command[0]}: not installed") from error
+    except subprocess.CalledProcessError as error:
+        raise LabError(f"{payload.command[0]}: {error.stderr.decode(errors='replace').strip()}") from error
