@@ -181,6 +181,8 @@ class DaemonSection(_Section):
     audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 1.0
     other_traffic: RateText | None = None
     replace_any_qdisc: Flag = False
+    pacing: Flag = True
+    cgroup: Annotated[str, _text(os.path.isabs, "an absolute path, or null")] | None = None
 
 
 class _ServiceFile(_Section):

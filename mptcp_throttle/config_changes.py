@@ -17,7 +17,9 @@ DAEMON: Final = "mptcp-throttled"
 _RELOADED: Final = frozenset({"daemon.linger", "daemon.audit_interval", "daemon.other_traffic"})
 # What only the daemon reads. It needs a restart for the sniffer's own settings too: they are part of what it has
 # validated as a whole, and a restart of both is what makes that whole the one in force.
-_OF_DAEMON: Final = frozenset({"daemon.mark_mask", "daemon.replace_any_qdisc", "state_directory"})
+_OF_DAEMON: Final = frozenset(
+    {"daemon.mark_mask", "daemon.replace_any_qdisc", "daemon.pacing", "daemon.cgroup", "state_directory"}
+)
 
 
 @dataclass(frozen=True, slots=True)

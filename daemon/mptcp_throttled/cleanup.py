@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mptcp-throttled")
 
 
+def release_sockets(kernel: LinuxKernel) -> None:
+    """See that no socket keeps a pace, and say so if one does. Raises KernelError."""
+    paced = kernel.release_sockets()
+    if paced:
+        _log.warning(
+            "%d idle sockets of the proxy keep their pace until they are used while mptcp-throttled runs", paced
+        )
+
+
 def clean_up(kernel: LinuxKernel) -> None:
     """Leave no chain and no qdisc of ours on this host. Raises UserError naming what could not be put back."""
     outcome = Reconciler(kernel).converge(UNTOUCHED)
@@ -24,6 +33,7 @@ def clean_up(kernel: LinuxKernel) -> None:
     if outcome.errors:
         raise UserError("\n".join(outcome.errors))
     try:
+        release_sockets(kernel)
         kernel.forget_stale()
     except KernelError as error:
         raise UserError(str(error)) from error

@@ -11,6 +11,7 @@ from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
+    ChangePaces,
     DeleteClass,
     InstallHtb,
     Operation,
@@ -52,6 +53,11 @@ def as_commands(operation: Operation, interface: str, marking: htb.Marking) -> I
                 yield _mark_command("-D", ends, minor, marking.mask)
             for ends, minor in add.items():
                 yield _mark_command("-A", ends, minor, marking.mask)
+        case ChangePaces(add, remove):
+            for ends, pace in add.items():
+                yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
+            for ends in remove:
+                yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
         case RemoveChain(ip_version):
             yield f"{_IPTABLES[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
             yield f"{_IPTABLES[ip_version]} -t mangle -F {CHAIN}"

@@ -53,8 +53,17 @@ class QdiscState:
 
 
 @dataclass(frozen=True, slots=True)
+class PacingState:
+    """The paces of sockets, in bytes/s; None if they cannot be set, for the `problem`."""
+
+    paces: Mapping[FourTuple, int] | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelState:
     """What is ours in the kernel; `chains` by IP version."""
 
     qdisc: QdiscState = field(default_factory=QdiscState)
     chains: Mapping[int, ChainState] = field(default_factory=dict)
+    pacing: PacingState = field(default_factory=PacingState)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import ConfigError, UserError
@@ -84,7 +85,7 @@ class Methods:
                 }
                 for operation in diff(KernelState(), view.plan)
             ],
-            "in_force": view.in_force == view.plan,
+            "in_force": view.in_force == (view.plan if view.unpaced is None else replace(view.plan, paces={})),
         }
 
     def set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> Json:

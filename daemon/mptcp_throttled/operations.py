@@ -49,6 +49,14 @@ class ChangeMarks:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangePaces:
+    """Take away and give paces, in bytes/s, to the proxy's own sockets."""
+
+    add: Mapping[FourTuple, int]
+    remove: Mapping[FourTuple, int]
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveChain:
     """Remove our chain and the jump to it."""
 
@@ -62,4 +70,4 @@ class RestoreQdisc:
     interface: str | None = None
 
 
-Operation = InstallHtb | AddClass | ChangeClass | DeleteClass | ChangeMarks | RemoveChain | RestoreQdisc
+Operation = InstallHtb | AddClass | ChangeClass | DeleteClass | ChangeMarks | ChangePaces | RemoveChain | RestoreQdisc

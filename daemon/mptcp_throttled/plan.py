@@ -6,6 +6,7 @@ seconds at `DRAIN_RATE`, so that what is queued leaves at once and a client that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 DRAIN_RATE: Final = Rate(10_000_000_000)
 """For a class nobody is marked for any more: faster than any interface an MPTCP proxy has a FIFO on."""
 
+PAYLOAD_PART: Final = 0.94
+"""HTB counts a rate on the wire, the kernel paces TCP's payload: 1428 of 1514 bytes of a full IPv4 frame with time
+stamps and a DSS option, 1408 with IPv6. A little less, so that no queue builds up in HTB."""
+
 OTHER_TRAFFIC_MINOR: Final = 1
 """The class of everything unmarked, if `other_traffic` is configured; shares are numbered after it."""
 
@@ -29,6 +34,7 @@ OTHER_TRAFFIC_MINOR: Final = 1
 class KernelPlan:
     """`classes` maps the minor number of each HTB class to its rate; `marks` each subflow to the minor of its class.
 
+    `paces` are bytes/s of payload, by subflow: what MPTCP's scheduler is told, where the kernel can be told.
     With `default_minor` 0, HTB passes unmarked traffic unshaped (net/sched/sch_htb.c, direct queue).
     """
 
@@ -36,6 +42,7 @@ class KernelPlan:
     default_minor: int = 0
     classes: Mapping[int, Rate] = field(default_factory=dict)
     marks: Mapping[FourTuple, int] = field(default_factory=dict)
+    paces: Mapping[FourTuple, int] = field(default_factory=dict)
 
 
 UNTOUCHED: Final = KernelPlan()
@@ -44,10 +51,15 @@ UNTOUCHED: Final = KernelPlan()
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A class minor held by a share; `idle_since` is the monotonic time at which its last subflow went."""
+    """A class minor held by a share; `idle_since` is the monotonic time at which its last subflow went.
+
+    Until the monotonic time `settling_until`, the pace alone slows its subflows: what their sockets had queued before
+    leaves at the old rate.
+    """
 
     minor: int
     idle_since: float | None = None
+    settling_until: float | None = None
 
 
 Slots = Mapping["Share", Slot]
@@ -55,11 +67,15 @@ Slots = Mapping["Share", Slot]
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """What planning needs of the configuration. `max_minor` is what fits under the mark mask."""
+    """What planning needs of the configuration. `max_minor` is what fits under the mark mask.
+
+    `settle` is how long the pace alone slows the subflows of a new class, in seconds; 0 where there is no pace.
+    """
 
     max_minor: int
     linger: float
     other_traffic: Rate | None
+    settle: float = 0.0
 
 
 def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) -> dict[Share, Slot]:
@@ -68,17 +84,22 @@ def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) 
     A share for which no minor is left gets none. `now` is monotonic seconds.
     """
     wanted = set(shares)
+    settling_until = now + rules.settle if rules.settle else None
     slots = {}
     for share, slot in before.items():
-        idle_since = None if share in wanted else slot.idle_since if slot.idle_since is not None else now
-        if idle_since is None or now - idle_since < rules.linger:
+        idle_since = now if slot.idle_since is None else slot.idle_since
+        if share in wanted:
+            settled = slot.settling_until is None or now >= slot.settling_until or not rules.settle
+            back = slot.idle_since is not None
+            slots[share] = Slot(slot.minor, None, settling_until if back else None if settled else slot.settling_until)
+        elif now - idle_since < rules.linger:
             slots[share] = Slot(slot.minor, idle_since)
     # A minor given up in this step rests until the next: its marks may still be in the kernel.
     taken = {slot.minor for slot in before.values()}
     free = (minor for minor in range(OTHER_TRAFFIC_MINOR + 1, rules.max_minor + 1) if minor not in taken)
     for share in shares:
         if share not in slots and (minor := next(free, None)) is not None:
-            slots[share] = Slot(minor)
+            slots[share] = Slot(minor, None, settling_until)
     return slots
 
 
@@ -86,18 +107,33 @@ def make_plan(treatments: Sequence[Treatment], slots: Slots, rules: PlanRules) -
     """The kernel state for these treatments. Subflows whose share has no slot are left alone."""
     if not slots:
         return UNTOUCHED
-    classes = {slot.minor: DRAIN_RATE for slot in slots.values()}
+    rates: dict[int, Rate] = {}
     marks = {}
     for treatment in treatments:
         if treatment.held is not None and (slot := slots.get(treatment.held.share)) is not None:
-            classes[slot.minor] = treatment.held.rate
+            rates[slot.minor] = treatment.held.rate
             marks[treatment.subflow.ends] = slot.minor
+    paces = _paces(rates, marks)
+    classes = {
+        slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
+        for slot in slots.values()
+    }
     if rules.other_traffic is None:
-        return KernelPlan(True, 0, classes, marks)
+        return KernelPlan(True, 0, classes, marks, paces)
     classes[OTHER_TRAFFIC_MINOR] = rules.other_traffic
-    return KernelPlan(True, OTHER_TRAFFIC_MINOR, classes, marks)
+    return KernelPlan(True, OTHER_TRAFFIC_MINOR, classes, marks, paces)
+
+
+def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[FourTuple, int]:
+    sharers = Counter(marks.values())
+    return {
+        ends: max(int(rates[minor].bytes_per_second * PAYLOAD_PART / sharers[minor]), 1)
+        for ends, minor in marks.items()
+    }
 
 
 def next_expiry(slots: Slots, linger: float) -> float | None:
-    """The monotonic time at which the first idle share has lingered long enough; None if none is idle."""
-    return min((slot.idle_since + linger for slot in slots.values() if slot.idle_since is not None), default=None)
+    """The monotonic time at which the first share has settled, or lingered long enough; None if none does either."""
+    settled = (slot.settling_until for slot in slots.values() if slot.settling_until is not None)
+    gone = (slot.idle_since + linger for slot in slots.values() if slot.idle_since is not None)
+    return min([*settled, *gone], default=None)

@@ -14,6 +14,7 @@ from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
+    ChangePaces,
     DeleteClass,
     InstallHtb,
     Operation,
@@ -49,20 +50,21 @@ class Kernel(Protocol):
 class Outcome:
     """What reconciliation did: `in_force` is the part of the plan that was read back from the kernel.
 
-    `obstacle` says why HTB cannot be put in, whether the plan asks for it or not.
+    `obstacle` says why HTB cannot be put in, `unpaced` why sockets cannot be paced, whatever the plan asks for.
     """
 
     done: tuple[Operation, ...]
     errors: tuple[str, ...]
     in_force: KernelPlan
     obstacle: str | None = None
+    unpaced: str | None = None
 
 
 def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
     """The operations that lead from `actual` to `plan`, in an order that is safe to be interrupted anywhere.
 
-    Capping: qdisc before class before mark. Lifting: mark before class before qdisc. A mark never names a class
-    that is not there.
+    Capping: pace before qdisc before class before mark. Lifting: mark before pace before class before qdisc. A mark
+    never names a class that is not there, and no socket feeds a class faster than it drains.
     """
     return tuple(_diff(actual, plan))
 
@@ -70,13 +72,19 @@ def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
 def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
     for interface in actual.qdisc.unrestored:
         yield RestoreQdisc(interface)
-    htb = actual.qdisc.htb
+    htb, paces = actual.qdisc.htb, actual.pacing.paces or {}
+    freed = {ends: rate for ends, rate in paces.items() if ends not in plan.paces}
     if not plan.htb:
         for version in actual.chains:
             yield RemoveChain(version)
+        if freed:
+            yield ChangePaces({}, freed)
         if htb is not None:
             yield RestoreQdisc()
         return
+    slowed = {ends: rate for ends, rate in plan.paces.items() if paces.get(ends) != rate}
+    if slowed and actual.pacing.paces is not None:
+        yield ChangePaces(slowed, {})
     stray = [version for version, chain in actual.chains.items() if chain.stray]
     for version in stray:
         yield RemoveChain(version)
@@ -99,6 +107,8 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
         remove = {ends: minor for ends, minor in present.items() if wanted.get(ends) != minor}
         if add or remove:
             yield ChangeMarks(version, add, remove)
+    if freed:
+        yield ChangePaces({}, freed)
     for minor in classes:
         if minor not in plan.classes:
             yield DeleteClass(minor)
@@ -121,6 +131,8 @@ class Reconciler:
         try:
             state = self._read()
             obstacle = state.qdisc.obstacle
+            if state.pacing.paces is None:
+                plan = replace(plan, paces={})
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
             state, wanted = self._attempt(state, wanted, done, errors)
             if errors:
@@ -132,7 +144,9 @@ class Reconciler:
                     state = self._read()
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
-        return Outcome(tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle)
+        return Outcome(
+            tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle, state.pacing.problem
+        )
 
     def _attempt(
         self, state: KernelState, wanted: KernelPlan, done: list[Operation], errors: list[str]
@@ -197,10 +211,12 @@ def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:
 
 
 def _without_classes(minors: set[int], plan: KernelPlan) -> KernelPlan:
+    marks = {ends: minor for ends, minor in plan.marks.items() if minor not in minors}
     return replace(
         plan,
         classes={minor: rate for minor, rate in plan.classes.items() if minor not in minors},
-        marks={ends: minor for ends, minor in plan.marks.items() if minor not in minors},
+        marks=marks,
+        paces={ends: rate for ends, rate in plan.paces.items() if ends in marks},
     )
 
 
@@ -233,4 +249,6 @@ def _in_force(state: KernelState, plan: KernelPlan) -> KernelPlan:
     classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
     present = {ends: m for chain in state.chains.values() if not chain.stray for ends, m in chain.marks.items()}
     marks = {ends: m for ends, m in plan.marks.items() if m in classes and present.get(ends) == m}
-    return replace(plan, classes=classes, marks=marks)
+    known = state.pacing.paces or {}
+    paces = {ends: rate for ends, rate in plan.paces.items() if ends in marks and known.get(ends) == rate}
+    return replace(plan, classes=classes, marks=marks, paces=paces)

@@ -30,6 +30,7 @@ class View:
     """One round of the daemon: what was known, decided, planned, and what is in force in the kernel.
 
     `networks` are the `configured` ones with the operator's rates in place of their own.
+    `unpaced` is why no socket can be paced.
     `latency` is, for each subflow held in the kernel, the seconds from the kernel's time stamp of the SYN that made
     it so (the latest of its connection) to the moment the mark was read back.
     """
@@ -42,6 +43,7 @@ class View:
     plan: KernelPlan = UNTOUCHED
     in_force: KernelPlan = UNTOUCHED
     errors: tuple[str, ...] = ()
+    unpaced: str | None = None
     latency: Mapping[FourTuple, float] = field(default_factory=dict)
 
 
@@ -105,6 +107,8 @@ def status(view: View, interface: str, config: Json, now: float) -> Json:
             "classes": len(view.in_force.classes),
             "capped_subflows": rules.count(Rule.CAP),
             "limited_subflows": rules.count(Rule.LIMIT),
+            "paced_subflows": len(view.in_force.paces),
+            "unpaced": view.unpaced,
             "errors": list(view.errors),
         },
         "sniffer": {

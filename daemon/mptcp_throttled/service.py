@@ -19,11 +19,12 @@ from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import report
-from mptcp_throttled.cleanup import clean_up
+from mptcp_throttled.cleanup import clean_up, release_sockets
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel import LinuxKernel
 from mptcp_throttled.kernel.htb import Marking, max_minor
 from mptcp_throttled.kernel.notifications import Notifications
+from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel_state import KernelError
 from mptcp_throttled.methods import Methods
 from mptcp_throttled.overrides import effective
@@ -45,6 +46,8 @@ _log = logging.getLogger("mptcp-throttled")
 _CAP_NET_ADMIN: Final = 12
 _CAP_NET_RAW: Final = 13
 
+_SETTLE_SECONDS: Final = 1.0
+
 
 class Daemon:
     """The service. `run` is the kernel-writing thread; `methods`, SIGHUP and the puller only leave it messages.
@@ -55,7 +58,7 @@ class Daemon:
     def __init__(self, config: Config, load: Callable[[], Config], kernel: LinuxKernel) -> None:
         self._settings = Settings(config, time.time())
         self._reconciler = Reconciler(kernel)
-        self._kernel_port = kernel.port
+        self._kernel = kernel
         self._inbox = Inbox()
         self._wishes = WishStore(config.state_directory / "overrides.json", config.networks)
         self._table = TableView()
@@ -79,7 +82,7 @@ class Daemon:
         server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
         puller = Puller(config.sockets.sniffer, self._deliver)
         puller.start()
-        Notifications(config.proxy.interface, self._kernel_port, self._note_kernel_change).start()
+        Notifications(config.proxy.interface, self._kernel.port, self._note_kernel_change).start()
         systemd.notify("READY=1")
         _log.info("steering %s, networks %s", config.proxy.interface, [n.name for n in config.networks])
         try:
@@ -87,6 +90,7 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             left = self._reconciler.converge(UNTOUCHED).errors
+            release_sockets(self._kernel)
             puller.stop()
             server.close()
         if left:
@@ -117,7 +121,12 @@ class Daemon:
     def _round(self) -> None:
         """Decide and reconcile once; the kernel is looked at only for a reason."""
         before, config, table = self._view, self._settings.config, self._table
-        rules = PlanRules(max_minor(config.daemon.mark_mask), config.daemon.linger, config.daemon.other_traffic)
+        rules = PlanRules(
+            max_minor(config.daemon.mark_mask),
+            config.daemon.linger,
+            config.daemon.other_traffic,
+            _SETTLE_SECONDS if before.unpaced is None and config.daemon.pacing else 0.0,
+        )
         wishes = self._wishes.current(time.time())
         networks = effective(config.networks, wishes.overrides)
         treatments = decide(table.connections.values(), networks, paused=wishes.pause is not None)
@@ -129,14 +138,14 @@ class Daemon:
             for share in shares
             if share not in self._slots
         )
-        in_force, errors = before.in_force, before.errors
+        in_force, errors, unpaced = before.in_force, before.errors, before.unpaced
         used = time.thread_time()
         # What the kernel has just refused waits for its turn, whatever else changes; to let somebody go does not.
         changed = _lets_go(before.in_force, plan) if before.errors else plan != before.plan
         if changed or time.monotonic() >= self._schedule.due:
             outcome = self._reconciler.converge(plan)
             obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
-            in_force, errors = outcome.in_force, exhausted + obstacle + outcome.errors
+            in_force, errors, unpaced = outcome.in_force, exhausted + obstacle + outcome.errors, outcome.unpaced
             repaired = plan == before.plan and not before.errors and bool(outcome.done)
             if repaired:
                 _log.warning("the kernel had been changed; repaired by %d operations", len(outcome.done))
@@ -144,7 +153,11 @@ class Daemon:
             interval = config.daemon.audit_interval
             self._schedule.compared(ended - used, ended, interval, trouble=bool(errors) or repaired)
         latency = report.measure_latency(before, treatments, in_force, time.time())
-        self._view = View(table, config.networks, networks, wishes, treatments, plan, in_force, errors, latency)
+        self._view = View(
+            table, config.networks, networks, wishes, treatments, plan, in_force, errors, unpaced, latency
+        )
+        if unpaced != before.unpaced:
+            _log_pacing(unpaced)
         if table.problem != before.table.problem:
             _log_sniffer(table)
         report.log_decisions(before, self._view)
@@ -164,6 +177,20 @@ def _lets_go(in_force: KernelPlan, plan: KernelPlan) -> bool:
         plan.marks.get(ends) != minor or plan.classes.get(minor) != in_force.classes[minor]
         for ends, minor in in_force.marks.items()
     )
+
+
+def _paced_sockets(config: Config) -> PacedSockets | None:
+    if not config.daemon.pacing:
+        return None
+    cgroup = config.daemon.cgroup
+    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup))
+
+
+def _log_pacing(unpaced: str | None) -> None:
+    if unpaced is None:
+        _log.info("the proxy's sockets can be paced")
+    else:
+        _log.warning("HTB alone holds the rates, which slows whole connections down: %s", unpaced)
 
 
 def _log_sniffer(table: TableView) -> None:
@@ -187,6 +214,7 @@ def _kernel(config: Config) -> LinuxKernel:
         config.proxy.interface,
         Marking(config.daemon.mark_mask, config.proxy.ports),
         config.run_directory,
+        _paced_sockets(config),
         force=config.daemon.replace_any_qdisc,
     )
 

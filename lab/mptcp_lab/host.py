@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mptcp_lab import namespaces
 from mptcp_lab.process import Process, run
 
 if TYPE_CHECKING:
@@ -22,13 +23,19 @@ class Host:
         self._processes: list[Process] = []
         directory.mkdir()
 
-    def run(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. Raises LabError if it fails and `check` holds."""
-        return run([*self._enter(), *argv], check=check, timeout=timeout)
+    def run(
+        self, *argv: str | Path, check: bool = True, timeout: float = 30.0, machine_files: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end. Raises LabError if it fails and `check` holds.
 
-    def start(self, name: str, *argv: str | Path, output: Path | None = None) -> Process:
-        """Start a program in the background; it logs to `name`.log in the host's directory."""
-        process = Process(name, [*self._enter(), *argv], self.directory / f"{name}.log", output)
+        With `machine_files` it sees /sys as the machine does, cgroups included: ip-netns(8) mounts another.
+        """
+        return run([*self._enter(machine_files=machine_files), *argv], check=check, timeout=timeout)
+
+    def start(self, name: str, *argv: str | Path, output: Path | None = None, machine_files: bool = False) -> Process:
+        """Start a program in the background; it logs to `name`.log in the directory. `machine_files`: see `run`."""
+        enter = self._enter(machine_files=machine_files)
+        process = Process(name, [*enter, *argv], self.directory / f"{name}.log", output)
         self._processes.append(process)
         return process
 
@@ -60,5 +67,7 @@ class Host:
         listeners = self.run("ss", "-Hln", "-M" if mptcp else "-t").stdout.splitlines()
         return any(line.split()[3].endswith(f":{port}") for line in listeners)
 
-    def _enter(self) -> list[str]:
+    def _enter(self, *, machine_files: bool = False) -> list[str]:
+        if machine_files:
+            return ["nsenter", f"--net={namespaces.path(self.namespace)}"]
         return ["ip", "netns", "exec", self.namespace]

@@ -34,6 +34,12 @@ def show_status(data: Json) -> None:
         f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
     )
     console.print(
+        f"pacing: {daemon['paced_subflows']} subflows paced"
+        if daemon["unpaced"] is None
+        else f"pacing: none, HTB alone holds the rates: {daemon['unpaced']}",
+        markup=False,
+    )
+    console.print(
         f"sniffer: following {sniffer['connections']} connections, revision {sniffer['revision']}"
         if sniffer["connected"]
         else f"sniffer: not connected: {sniffer['problem']}"

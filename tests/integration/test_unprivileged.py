@@ -1,12 +1,13 @@
 """Both services do all their work as the user and with the rights that their units give them; with less they say so.
 
 User, directories and the lock of iptables(8) are made by systemd's own tools from our `sysusers.d` and `tmpfiles.d`,
-in a directory of the lab; each program has them bound over the machine's, in the mount namespace of `ip netns exec`.
+in a directory of the lab; each program has them bound over the machine's, in a mount namespace of its own.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 SYSTEMD: Final = Path(__file__).parents[2] / "systemd"
-CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}  # include/uapi/linux/capability.h
+CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_BPF": 39}  # include/uapi/linux/capability.h
 INTERFACES: Final = ("eth0", "wlan0")
+
+RESTRICTED: Final = (("mptcp-sniffer", "CAP_NET_ADMIN"), ("mptcp-throttled", "CAP_BPF"))
+"""A service goes on without this capability, and says what it cannot do."""
 
 # $1: the directory that holds what is bound over the machine's files; $2: the umask.
 ENTER: Final = """\
@@ -90,7 +94,7 @@ class InUnits(Services):
 
     def enter(self, *argv: str | Path, umask: str = "022") -> list[str | Path]:
         """The command line that runs `argv` among the users and files of our units."""
-        return ["sh", "-c", ENTER, "sh", self.root, umask, *argv]
+        return ["unshare", "--mount", "sh", "-c", ENTER, "sh", self.root, umask, *argv]
 
     def cli_as(self, groups: str, *arguments: str) -> tuple[int, str, str]:
         """Exit status, stdout and stderr of the CLI, run by somebody without rights in `groups`."""
@@ -100,7 +104,7 @@ class InUnits(Services):
         return result.returncode, result.stdout, result.stderr.strip()
 
     def _start(self, name: str) -> Process:
-        return self.proxy.start(name, *self.command(name))
+        return self.proxy.start(name, *self.command(name), machine_files=True)
 
 
 def _setpriv_names(capabilities: Sequence[str], without: str | None) -> str:
@@ -158,6 +162,7 @@ def test_they_cap_and_restore_with_exactly_what_their_units_grant(work: Bench, s
         (capped,) = work.wait_capped()
         assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
         assert "htb 4d50:" in work.qdisc()
+        assert (services.status()["daemon"]["unpaced"], services.status()["daemon"]["paced_subflows"]) == (None, 1)
         assert len(work.rules()) == 1
         time.sleep(1)  # what was queued before the cap
         began = time.monotonic()
@@ -187,14 +192,19 @@ def test_after_kill_9_the_same_user_cleans_up(work: Bench, services: InUnits) ->
     work.wait_capped()
     services.daemon.kill()
     assert kernel_state(work.lab.proxy) != before
-    work.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"))
+    assert paced(work.lab.proxy) == 1
+    work.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"), machine_files=True)
     assert kernel_state(work.lab.proxy) == before
+    assert paced(work.lab.proxy) == 0
     download.stop()
 
 
-@pytest.mark.parametrize(
-    ("name", "capability"), [pair for pair in GRANTED if pair != ("mptcp-sniffer", "CAP_NET_ADMIN")]
-)
+def paced(proxy: Host) -> int:
+    """Established sockets with a maximum pacing rate."""
+    return len(re.findall(r"pacing_rate \S+/", proxy.run("ss", "-tinH").stdout))
+
+
+@pytest.mark.parametrize(("name", "capability"), [pair for pair in GRANTED if pair not in RESTRICTED])
 def test_without_one_capability_the_service_refuses_in_one_line(
     lab: Lab, services: InUnits, name: str, capability: str
 ) -> None:
@@ -212,6 +222,15 @@ def test_the_sniffer_goes_on_without_the_kernels_list(lab: Lab, services: InUnit
     assert status["capturing"]
     assert status["kernel_view"]["problem"] == "the kernel's list of subflows cannot be read (needs CAP_NET_ADMIN)"
     assert sniffer.stop() == 0
+
+
+def test_the_daemon_goes_on_with_htb_alone(lab: Lab, services: InUnits) -> None:
+    start_squid(lab.proxy)
+    daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
+    daemon.wait_until((services.directory / "run" / "daemon.sock").exists, "answering")
+    assert services.status()["daemon"]["unpaced"] == "bpf map create: EPERM"
+    assert "HTB alone holds the rates" in daemon.log_text()
+    assert daemon.stop() == 0
 
 
 def test_a_lock_of_iptables_that_is_not_ours_to_take_is_one_line_and_caps_nobody(

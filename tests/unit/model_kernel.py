@@ -10,6 +10,7 @@ from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
+    ChangePaces,
     DeleteClass,
     InstallHtb,
     Operation,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 def apply(state: KernelState, operation: Operation) -> KernelState:
     """The state after the operation; fails where the real kernel would, and if a mark is left without its class."""
     htb, unrestored, chains = state.qdisc.htb, state.qdisc.unrestored, dict(state.chains)
+    paces = state.pacing.paces
     match operation:
         case InstallHtb(default_minor):
             assert htb is None
@@ -54,9 +56,12 @@ def apply(state: KernelState, operation: Operation) -> KernelState:
             for gone in remove:
                 del marks[gone]
             chains[ip_version] = ChainState({**marks, **add})
+        case ChangePaces(add, remove):
+            assert paces is not None
+            paces = {ends: pace for ends, pace in paces.items() if ends not in remove} | dict(add)
         case RemoveChain(ip_version):
             del chains[ip_version]
-    return KernelState(QdiscState(htb, state.qdisc.obstacle, unrestored), chains)
+    return KernelState(QdiscState(htb, state.qdisc.obstacle, unrestored), chains, replace(state.pacing, paces=paces))
 
 
 def held(state: KernelState) -> dict[FourTuple, Rate]:

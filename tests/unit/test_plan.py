@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import ETHERNET, WIFI, connection, ends, subflow
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.plan import DRAIN_RATE, UNTOUCHED, PlanRules, Slot, allot, make_plan, next_expiry
+from mptcp_throttled.plan import DRAIN_RATE, PAYLOAD_PART, UNTOUCHED, PlanRules, Slot, allot, make_plan, next_expiry
 from mptcp_throttled.policy import Rule, Share, Treatment, decide
 
 RULES = PlanRules(max_minor=5, linger=10.0, other_traffic=None)
@@ -32,6 +34,32 @@ def test_a_held_subflow_has_a_mark_and_a_class() -> None:
     assert (plan.htb, plan.default_minor) == (True, 0)
     assert plan.classes == {2: ONE_MBIT}
     assert plan.marks == {ends("10.1.0.2"): 2}
+
+
+def test_those_who_share_a_rate_share_its_pace_in_bytes_of_payload() -> None:
+    connections = [connection(n, subflow("10.1.0.2", 4000 + n), subflow("10.2.0.2", 4000 + n)) for n in range(4)]
+    treatments = decide(connections, [WIFI, ETHERNET])
+    plan = make_plan(treatments, allot([t.held.share for t in treatments if t.held], {}, 0.0, RULES), RULES)
+    assert plan.paces == {ends("10.1.0.2", 4000 + n): int(125_000 * PAYLOAD_PART / 4) for n in range(4)}
+
+
+def test_until_a_class_has_settled_the_pace_alone_slows_its_subflows() -> None:
+    treatments = capped()
+    (held,) = (t.held for t in treatments if t.held is not None)
+    rules = replace(RULES, settle=1.0)
+    fresh = allot([held.share], {}, 0.0, rules)
+    assert next_expiry(fresh, rules.linger) == 1.0
+    assert make_plan(treatments, fresh, rules).classes == {2: DRAIN_RATE}
+    assert make_plan(treatments, fresh, rules).paces == {ends("10.1.0.2"): int(125_000 * PAYLOAD_PART)}
+    settled = allot([held.share], fresh, 1.0, rules)
+    assert make_plan(treatments, settled, rules).classes == {2: ONE_MBIT}
+    idle = allot([], settled, 2.0, rules)
+    assert allot([held.share], idle, 3.0, rules) == {held.share: Slot(2, None, 4.0)}
+
+
+def test_where_nothing_can_be_paced_any_more_nothing_settles() -> None:
+    fresh = allot([A], {}, 0.0, replace(RULES, settle=1.0))
+    assert allot([A], fresh, 0.1, RULES) == {A: Slot(2)}
 
 
 def test_other_traffic_has_the_first_class_and_is_the_default() -> None:

@@ -13,11 +13,12 @@ from tables import ends
 
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, QdiscState
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, PacingState, QdiscState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
+    ChangePaces,
     DeleteClass,
     InstallHtb,
     Operation,
@@ -123,12 +124,13 @@ def plans(draw: st.DrawFn) -> KernelPlan:
     if not classes:
         return UNTOUCHED
     marked = draw(st.sets(st.sampled_from([V4, V4B, V6])))
-    return KernelPlan(True, 0, classes, {e: draw(st.sampled_from(sorted(classes))) for e in sorted(marked, key=str)})
+    marks = {e: draw(st.sampled_from(sorted(classes))) for e in sorted(marked, key=str)}
+    return KernelPlan(True, 0, classes, marks, {e: draw(st.sampled_from([1000, 2000])) for e in marks})
 
 
 @given(plans(), plans())
 def test_every_plan_is_reached_from_every_other_and_no_mark_ever_dangles(first: KernelPlan, second: KernelPlan) -> None:
-    kernel = ModelKernel()
+    kernel = ModelKernel(KernelState(pacing=PacingState({})))
     for plan in (first, second, UNTOUCHED):
         outcome = Reconciler(kernel).converge(plan)
         assert outcome.errors == ()
@@ -136,6 +138,34 @@ def test_every_plan_is_reached_from_every_other_and_no_mark_ever_dangles(first: 
         assert diff(kernel.state, plan) == ()
         assert not kernel.dangling
     assert kernel.state.qdisc.htb is None
+
+
+PACED = replace(ONE, paces={V4: 1000})
+
+
+def test_sockets_slow_down_before_they_are_capped_and_speed_up_after() -> None:
+    unpaced = KernelState(pacing=PacingState({}))
+    assert diff(unpaced, PACED) == (
+        ChangePaces({V4: 1000}, {}),
+        InstallHtb(0),
+        AddClass(2, SLOW),
+        ChangeMarks(4, {V4: 2}, {}),
+    )
+    paced = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 1000}))
+    assert diff(paced, PACED) == ()
+    assert diff(paced, UNTOUCHED) == (RemoveChain(4), ChangePaces({}, {V4: 1000}), RestoreQdisc())
+
+
+def test_where_sockets_cannot_be_paced_htb_holds_them_alone() -> None:
+    kernel = ModelKernel(KernelState(pacing=PacingState(None, "no cgroup2")))
+    outcome = Reconciler(kernel).converge(PACED)
+    assert (outcome.errors, outcome.unpaced, outcome.in_force) == ((), "no cgroup2", ONE)
+
+
+def test_a_pace_that_is_refused_is_reported_and_the_cap_holds_all_the_same() -> None:
+    kernel = ModelKernel(KernelState(pacing=PacingState({})), ChangePaces)
+    outcome = Reconciler(kernel).converge(PACED)
+    assert (outcome.errors, outcome.in_force) == (("ChangePaces: EPERM",), ONE)
 
 
 @pytest.mark.parametrize("refused", [InstallHtb, AddClass, ChangeMarks])
@@ -184,6 +214,12 @@ def test_a_refused_class_does_not_keep_others_from_theirs() -> None:
     assert outcome.errors == ("AddClass: EPERM",)
     assert outcome.in_force.marks == {V4B: 3}
     assert kernel.state.chains == {4: ChainState({V4B: 3})}
+
+
+def test_who_cannot_be_marked_is_not_paced_either() -> None:
+    kernel = ModelKernel(KernelState(pacing=PacingState({})), ChangeMarks)
+    outcome = Reconciler(kernel).converge(PACED)
+    assert (outcome.in_force.marks, kernel.state.pacing.paces) == ({}, {})
 
 
 def test_a_refused_mark_costs_nobody_else_his_cap() -> None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel.marks import MarkChains
 from mptcp_throttled.kernel.qdisc import RootQdisc
-from mptcp_throttled.kernel_state import KernelState
+from mptcp_throttled.kernel_state import KernelState, PacingState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
+    ChangePaces,
     DeleteClass,
     InstallHtb,
     Operation,
@@ -22,14 +23,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
+    from mptcp_throttled.kernel.pacing import PacedSockets
 
 
 class LinuxKernel:
     """tc and iptables of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
 
-    def __init__(self, interface: str, marking: Marking, run_directory: Path, *, force: bool = False) -> None:
+    def __init__(
+        self,
+        interface: str,
+        marking: Marking,
+        run_directory: Path,
+        sockets: PacedSockets | None = None,
+        *,
+        force: bool = False,
+    ) -> None:
         self._qdisc = RootQdisc(interface, marking, run_directory, force=force)
         self._chains = MarkChains(marking.mask)
+        self._sockets = sockets
 
     @property
     def port(self) -> int:
@@ -43,7 +54,12 @@ class LinuxKernel:
 
     def read(self) -> KernelState:
         """What is ours in the kernel. Raises KernelError."""
-        return KernelState(self._qdisc.read(), self._chains.read())
+        pacing = PacingState() if self._sockets is None else self._sockets.read()
+        return KernelState(self._qdisc.read(), self._chains.read(), pacing)
+
+    def release_sockets(self) -> int:
+        """Give the sockets that are in use time to lose their paces; how many still have one. Raises KernelError."""
+        return 0 if self._sockets is None else self._sockets.release()
 
     def let_go(self) -> None:
         """Put the root qdisc back if it is ours, whatever the chains hold. Raises KernelError."""
@@ -66,6 +82,8 @@ class LinuxKernel:
                 self._qdisc.delete_class(minor)
             case ChangeMarks(ip_version, add, remove):
                 self._chains.change(ip_version, add, remove)
+            case ChangePaces(add, remove) if self._sockets is not None:
+                self._sockets.change(add, remove)
             case RemoveChain(ip_version):
                 self._chains.remove(ip_version)
             case RestoreQdisc(interface):

@@ -1,0 +1,288 @@
+"""The pace of held subflows: SO_MAX_PACING_RATE of the proxy's own sockets, set by a sock_ops program.
+
+MPTCP's scheduler (net/mptcp/protocol.c, mptcp_subflow_get_send) gives the next data to the subflow that would be done
+with it first: what is queued divided by the socket's pacing rate. It cannot see a qdisc. A subflow that HTB holds to
+1 Mb/s still promises hundreds, is given hundreds of kilobytes, and everybody waits for them. With its pace set to its
+share of the cap, it promises what it can keep.
+
+The sockets are somebody else's, so a program on their cgroup sets it: when a connection to a proxy port is established
+it asks to be called at every RTT sample, and then sets what the map has for the remote end. A socket that has a pace
+and is not in the map loses it: so the next instance frees what one that was killed has left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from ipaddress import IPv4Address
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from mptcp_throttled.kernel import ebpf
+from mptcp_throttled.kernel.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R10
+from mptcp_throttled.kernel.sockets import count_paced, listener_cgroups
+from mptcp_throttled.kernel_state import KernelError, PacingState
+
+if TYPE_CHECKING:
+    from mptcp_throttle.model import FourTuple
+
+# include/uapi/linux/bpf.h
+_PROG_TYPE_SOCK_OPS: Final = 13
+_ATTACH_SOCK_OPS: Final = 3
+_PASSIVE_ESTABLISHED: Final = 5
+_RTT: Final = 12
+_RTT_FLAG: Final = 1 << 3
+_MAP_LOOKUP_ELEM: Final = 1
+_SETSOCKOPT: Final = 49
+_GETSOCKOPT: Final = 57
+_SOCK_OPS_CB_FLAGS_SET: Final = 59
+# Offsets in struct bpf_sock_ops.
+_OP, _FAMILY, _REMOTE_IP4, _REMOTE_IP6, _REMOTE_PORT, _LOCAL_PORT = 0, 20, 24, 32, 64, 68
+_MSS, _RATE_DELIVERED, _RATE_INTERVAL_US = 112, 120, 124
+
+_AF_INET: Final = 2
+# include/uapi/asm-generic/socket.h, of x86 and arm64; include/uapi/linux/tcp.h
+_SOL_SOCKET: Final = 1
+_SO_MAX_PACING_RATE: Final = 47
+_SOL_TCP: Final = 6
+_TCP_NOTSENT_LOWAT: Final = 25
+
+_UNLIMITED: Final = 0xFFFF_FFFF  # net/core/sock.c: ~0 of 32 bits is no limit
+_NOTSENT_BYTES: Final = 16384
+_DECAY_BITS: Final = 4
+_RELEASE_SECONDS: Final = 1.0
+_RELEASE_POLL_SECONDS: Final = 0.02
+_MAX_SUBFLOWS: Final = 65536
+
+_VALUE: Final = Struct("=I")
+# The stack: the key (remote address, remote port, local port), and a word for the options.
+_ADDRESS, _PORTS, _WORD = -32, -16, -8
+_KEY_BYTES: Final = 24
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+
+
+def program(ports: Sequence[int], map_descriptor: int) -> bytes:
+    """The sock_ops program for these local ports.
+
+    A pace comes down from the rate at which the subflow has been delivering by a 16th at every ACK, so that what is
+    queued in the socket when the pace begins still leaves at the old rate: some 100 kB, of which the reader would
+    otherwise wait for the last.
+    """
+    return ebpf.assemble(
+        (
+            ebpf.move(R6, R1),
+            ebpf.load(R3, R6, _LOCAL_PORT),
+            *(ebpf.jump_if_equal(R3, port, "ours") for port in ports),
+            ebpf.jump("done"),
+            "ours",
+            ebpf.load(R2, R6, _OP),
+            ebpf.jump_if_equal(R2, _RTT, "look up"),
+            ebpf.jump_if_equal(R2, _PASSIVE_ESTABLISHED, "established"),
+            ebpf.jump("done"),
+            "established",
+            ebpf.move(R1, R6),
+            ebpf.constant(R2, _RTT_FLAG),
+            ebpf.call(_SOCK_OPS_CB_FLAGS_SET),
+            ebpf.jump("done"),
+            "look up",
+            *_key_on_stack(),
+            *ebpf.load_map(R1, map_descriptor),
+            ebpf.move(R2, R10),
+            ebpf.add(R2, _ADDRESS),
+            ebpf.call(_MAP_LOOKUP_ELEM),
+            # r7 = target, r8 = present pace
+            ebpf.constant32(R7, _UNLIMITED),
+            ebpf.jump_if_equal(R0, 0, "compare"),
+            ebpf.load(R7, R0, 0),
+            "compare",
+            ebpf.constant32(R8, _UNLIMITED),
+            ebpf.store(R10, _WORD, R8),
+            *_option(_GETSOCKOPT, _SOL_SOCKET, _SO_MAX_PACING_RATE),
+            ebpf.load(R8, R10, _WORD),
+            ebpf.jump_if_same(R7, R8, "done"),
+            ebpf.constant32(R3, _UNLIMITED),
+            ebpf.jump_if_same(R7, R3, "set"),
+            # Unpaced so far: from the rate it delivers at.
+            ebpf.jump_unless_same(R8, R3, "lower"),
+            ebpf.load(R8, R6, _RATE_DELIVERED),
+            ebpf.load(R3, R6, _MSS),
+            ebpf.multiply(R8, R3),
+            ebpf.multiply_constant(R8, 1_000_000),
+            ebpf.load(R3, R6, _RATE_INTERVAL_US),
+            ebpf.divide(R8, R3),
+            "lower",
+            ebpf.move(R3, R8),
+            ebpf.shift_right(R3, _DECAY_BITS),
+            ebpf.subtract(R8, R3),
+            # The end of the way is short: below twice the target there are few ACKs.
+            ebpf.move(R3, R7),
+            ebpf.add_register(R3, R7),
+            ebpf.jump_if_at_least(R3, R8, "set"),
+            ebpf.move(R7, R8),
+            "set",
+            ebpf.store(R10, _WORD, R7),
+            *_option(_SETSOCKOPT, _SOL_SOCKET, _SO_MAX_PACING_RATE),
+            # 0 is the default of the network namespace.
+            ebpf.constant32(R3, _UNLIMITED),
+            ebpf.store_constant(R10, _WORD, 0),
+            ebpf.jump_if_same(R7, R3, "lowat"),
+            ebpf.store_constant(R10, _WORD, _NOTSENT_BYTES),
+            "lowat",
+            *_option(_SETSOCKOPT, _SOL_TCP, _TCP_NOTSENT_LOWAT),
+            "done",
+            ebpf.constant(R0, 1),
+            ebpf.leave(),
+        )
+    )
+
+
+def _key_on_stack() -> Sequence[ebpf.Instruction | str]:
+    words = range(0, 16, 4)
+    prefix = [int.from_bytes(_IPV4_MAPPED[at : at + 4], sys.byteorder, signed=True) for at in words[:3]]
+    return (
+        ebpf.load(R3, R6, _REMOTE_PORT),
+        ebpf.store(R10, _PORTS, R3),
+        ebpf.load(R3, R6, _LOCAL_PORT),
+        ebpf.store(R10, _PORTS + 4, R3),
+        ebpf.load(R3, R6, _FAMILY),
+        ebpf.jump_if_equal(R3, _AF_INET, "ipv4"),
+        *(i for at in words for i in (ebpf.load(R3, R6, _REMOTE_IP6 + at), ebpf.store(R10, _ADDRESS + at, R3))),
+        ebpf.jump("key"),
+        "ipv4",
+        *(ebpf.store_constant(R10, _ADDRESS + at, word) for at, word in zip(words[:3], prefix, strict=True)),
+        ebpf.load(R3, R6, _REMOTE_IP4),
+        ebpf.store(R10, _ADDRESS + 12, R3),
+        "key",
+    )
+
+
+def _option(helper: int, level: int, name: int) -> Sequence[ebpf.Instruction]:
+    return (
+        ebpf.move(R1, R6),
+        ebpf.constant(R2, level),
+        ebpf.constant(R3, name),
+        ebpf.move(R4, R10),
+        ebpf.add(R4, _WORD),
+        ebpf.constant(R5, 4),
+        ebpf.call(helper),
+    )
+
+
+class PacedSockets:
+    """The program on the cgroup in which the proxy listens, and its map, until `close` or the end of this process.
+
+    `cgroup` is the one to use; None finds it. All methods raise KernelError, but not for want of the feature.
+    """
+
+    def __init__(self, ports: Sequence[int], cgroup: Path | None = None) -> None:
+        self._ports = ports
+        self._configured = cgroup
+        self._attached: _Attached | None = None
+        self._paces: dict[FourTuple, int] = {}
+
+    def read(self) -> PacingState:
+        """The paces in force; the program is attached first if it is not, or if the proxy has moved."""
+        try:
+            cgroup = self._configured or _listening_cgroup(self._ports)
+            if self._attached is None or self._attached.identity != _identity(cgroup):
+                self.close()
+                self._attached = _Attached(cgroup, self._ports)
+        except KernelError as error:
+            # While the proxy restarts, or cannot be asked for, those that have a pace can still lose it.
+            if self._attached is None:
+                return PacingState(None, str(error))
+        return PacingState(dict(self._paces))
+
+    def change(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
+        """Take paces out and put others in, in bytes/s; a socket notices at its next ACK."""
+        if self._attached is None:
+            raise KernelError("pace", errno.ENODEV)
+        for ends in remove:
+            ebpf.delete_from_map(self._attached.map, _key(ends))
+            del self._paces[ends]
+        for ends, rate in add.items():
+            ebpf.update_map(self._attached.map, _key(ends), _VALUE.pack(min(rate, _UNLIMITED - 1)))
+            self._paces[ends] = rate
+
+    def release(self) -> int:
+        """Wait a moment for the sockets to lose their paces, each at its next ACK; how many still have one then."""
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while self._attached is not None and (paced := count_paced(self._ports)):
+            if time.monotonic() > deadline:
+                return paced
+            time.sleep(_RELEASE_POLL_SECONDS)
+        return 0
+
+    def close(self) -> None:
+        """Detach the program."""
+        if self._attached is not None:
+            self._attached.close()
+        self._attached = None
+        self._paces = {}
+
+
+class _Attached:
+    def __init__(self, cgroup: Path, ports: Sequence[int]) -> None:
+        self.identity = _identity(cgroup)
+        with ExitStack() as stack:
+            target = _descriptor(cgroup)
+            stack.callback(os.close, target)
+            self.map = ebpf.create_hash_map(_KEY_BYTES, _VALUE.size, _MAX_SUBFLOWS)
+            undo = stack.enter_context(ExitStack())
+            undo.callback(os.close, self.map)
+            loaded = ebpf.load_program(_PROG_TYPE_SOCK_OPS, program(ports, self.map))
+            stack.callback(os.close, loaded)
+            self._link = ebpf.link(loaded, target, _ATTACH_SOCK_OPS)
+            undo.pop_all()
+
+    def close(self) -> None:
+        os.close(self._link)
+        os.close(self.map)
+
+
+def _listening_cgroup(ports: Sequence[int]) -> Path:
+    """The cgroup of whoever listens on the ports; of several, the first that holds all."""
+    wanted = listener_cgroups(ports)
+    if not wanted:
+        raise KernelError(f"nobody listens on port {', '.join(map(str, ports))}", errno.ENOENT)
+    root = _cgroup2_mount()
+    directories = [root, *(path for path in sorted(root.rglob("*")) if path.is_dir())]
+    found = [path for path in directories if path.stat().st_ino in wanted]
+    if not found:
+        raise KernelError("the proxy's cgroup is not below ours", errno.ENOENT)
+    return Path(os.path.commonpath(found))
+
+
+def _cgroup2_mount() -> Path:
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields, _, file_system = line.partition(" - ")
+        if file_system.split()[0] == "cgroup2":
+            return Path(fields.split()[4])
+    raise KernelError("no cgroup2 file system is mounted", errno.ENOENT)
+
+
+def _identity(cgroup: Path) -> tuple[int, int]:
+    try:
+        found = cgroup.stat()
+    except OSError as error:
+        raise KernelError(f"cgroup {cgroup}", error.errno or errno.EIO) from error
+    return found.st_dev, found.st_ino
+
+
+def _descriptor(cgroup: Path) -> int:
+    try:
+        return os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise KernelError(f"cgroup {cgroup}", error.errno or errno.EIO) from error
+
+
+def _key(ends: FourTuple) -> bytes:
+    address = ends.client.address
+    packed = _IPV4_MAPPED + address.packed if isinstance(address, IPv4Address) else address.packed
+    # bpf_sock_ops has the remote port as a 32-bit number in network byte order, the local one in that of the host.
+    return packed + ends.client.port.to_bytes(4, "big") + ends.proxy.port.to_bytes(4, sys.byteorder)
