@@ -68,9 +68,10 @@ class Services:
         ports: Sequence[int] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
+        name: str = "throttle",
     ) -> None:
         self.proxy = proxy
-        self.directory = proxy.directory / "throttle"
+        self.directory = proxy.directory / name
         self.config = self.directory / "mptcp-throttle.yaml"
         self.sniffer: Process | None = None
         self.daemon: Process | None = None
@@ -194,6 +195,10 @@ class Services:
             for subflow in connection["subflows"]
         )
 
+    def ask(self, method: str, *params: object) -> Any:  # noqa: ANN401
+        """The daemon's answer, over its socket."""
+        return RpcClient(self.directory / "run" / "daemon.sock").call(method, *params)
+
     def _connected(self) -> bool:
         with contextlib.suppress(RpcError):
             return bool(self.status()["sniffer"]["connected"])
@@ -210,7 +215,7 @@ class Services:
         return RpcClient(self.directory / "run" / socket).call(method)
 
     def _start(self, name: str) -> Process:
-        return self.proxy.start(name, self._executables / name, "--config", self.config)
+        return self.proxy.start(name, self._executables / name, "--config", self.config, machine_files=True)
 
     @staticmethod
     def _write(path: Path, data: dict[str, Any]) -> None:

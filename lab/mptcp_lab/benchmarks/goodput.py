@@ -1,0 +1,299 @@
+"""What a cap costs the user: goodput with no cap, the seed's way (HTB alone) and ours, side by side.
+
+Each transfer is a download through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s). The rates begin in mid-transfer
+and end in mid-transfer. Permitted is the sum of both rates, of which the user gets the payload: 1428 of 1514 bytes of
+every full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS 20).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from mptcp_lab.download import Download
+from mptcp_lab.meter import PathMeter, Series
+from mptcp_lab.origin import Origin, start_origin
+from mptcp_lab.process import run, wait_until
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.squid import start_squid
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_throttle.units import Rate
+
+KERNELS: Final = ("native", "debian-6.1", "debian-6.12")
+CONGESTION_CONTROLS: Final = ("bbr", "cubic", "reno")
+DELAYS: Final = ((0, 0), (5, 15), (15, 50))
+CAPS: Final = ((1.0, 40.0), (4.0, 20.0), (0.25, 10.0))
+VARIANTS: Final = ("none", "seed", "ours")
+
+_PAYLOAD_PART: Final = 1428 / 1514
+_BEFORE_SECONDS: Final = 2.0
+_AFTER_SECONDS: Final = 1.5
+_POLL_SECONDS: Final = 0.004
+# Of others a network namespace cannot choose (net/ipv4/tcp_cong.c); the list belongs to the machine.
+_ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_REPOSITORY: Final = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured: `delay` in ms and `caps` in Mb/s, of Ethernet and Wi-Fi."""
+
+    kernel: str
+    cc: str
+    delay: tuple[int, int]
+    caps: tuple[float, float]
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one transfer; gaps are the longest without delivery to the application, in seconds.
+
+    `percent_of_permitted` is from a second after the rates began to their end. `worst_window` is the capped path's
+    largest rate over 5 s in that time, in parts of its cap; `start_excess` what it carried beyond it in the first
+    second, in bytes.
+    """
+
+    percent_of_permitted: float
+    start_gap: float
+    end_gap: float
+    worst_window: float
+    start_excess: float
+    intact: bool
+
+
+def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> Iterator[tuple[Cell, Figures]]:
+    """The figures of each cell on this kernel, `repeats` times; in random order within a setting."""
+    shuffle = random.Random(seed).shuffle  # noqa: S311
+    settings: dict[tuple[str, tuple[int, int]], list[Cell]] = {}
+    for cell in cells:
+        settings.setdefault((cell.cc, cell.delay), []).append(cell)
+    for (cc, delay), of_setting in settings.items():
+        with _bench(cc, delay) as (lab, origin):
+            order = of_setting * repeats
+            shuffle(order)
+            for number, cell in enumerate(order):
+                yield cell, _transfer(lab, origin, cell, seconds, number)
+
+
+@contextmanager
+def _bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
+    with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
+        lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc})
+        for link, milliseconds in zip((ETHERNET, WIFI), delay, strict=True):
+            if milliseconds:
+                # Below the token bucket, as the bottleneck's queue comes before the distance.
+                lab.client.tc([f"qdisc replace dev {link.interface} root netem delay {milliseconds}ms limit 5000"])
+        start_squid(lab.proxy)
+        yield lab, start_origin(lab.origin)
+
+
+def _transfer(lab: Lab, origin: Origin, cell: Cell, seconds: float, number: int) -> Figures:
+    slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
+    wifi, ethernet = WIFI_FIRST
+    networks = (replace(wifi, limit=fast), replace(ethernet, cap=slow))
+    permitted = sum(cell.caps) * 1e6 * _PAYLOAD_PART
+    links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
+    meanwhile = links if cell.variant == "none" else permitted
+    document = origin.add(int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8)
+    settings = {"pacing": cell.variant == "ours"}
+    services = Services(lab.proxy, networks, name=f"throttle-{number}", linger="300ms", daemon=settings)
+    with services:
+        services.ask("pause", None)
+        with PathMeter(lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
+            download = Download(lab, lab.client, document)
+            wait_until(lambda: len(services.subflows()) == 2, "two subflows")
+            delivered = _Delivery(download)
+            delivered.watch(_BEFORE_SECONDS)
+            if cell.variant != "none":
+                services.ask("resume")
+            began = time.monotonic()
+            delivered.watch(seconds + 1)
+            ended = time.monotonic()
+            if cell.variant != "none":
+                services.ask("pause", None)
+            delivered.watch(_AFTER_SECONDS)
+            result = download.wait(10 * (document.size * 8 / permitted))
+            series = meter.series()
+    carried = delivered.between(began + 1, ended)
+    return Figures(
+        100 * carried * 8 / (ended - began - 1) / permitted,
+        delivered.longest_gap(began, began + 3),
+        delivered.longest_gap(ended, ended + _AFTER_SECONDS),
+        _worst_window(series, began + 1, ended) / slow.bits_per_second,
+        series.received(ETHERNET.interface, began, began + 1) - slow.bytes_per_second,
+        result.intact,
+    )
+
+
+def _worst_window(series: Series, began: float, ended: float) -> float:
+    starts = [began + 0.25 * n for n in range(int(max(ended - began - 5, 0) / 0.25) + 1)]
+    return max(series.rate(ETHERNET.interface, start, min(start + 5, ended)) for start in starts)
+
+
+class _Delivery:
+    """What the application has received, over time."""
+
+    def __init__(self, download: Download) -> None:
+        self._download = download
+        self._samples: list[tuple[float, int]] = []
+
+    def watch(self, seconds: float) -> None:
+        """Sample for so long, or until the download ends."""
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < until and self._download.running:
+            self._samples.append((now, self._download.received))
+            time.sleep(_POLL_SECONDS)
+
+    def between(self, began: float, ended: float) -> int:
+        """The bytes received in that time."""
+        within = [received for at, received in self._samples if began <= at <= ended]
+        return within[-1] - within[0]
+
+    def longest_gap(self, began: float, ended: float) -> float:
+        """The longest time without a byte that touches that time, in seconds."""
+        arrivals = [at for (_, before), (at, received) in pairwise(self._samples) if received > before]
+        return max((b - a for a, b in pairwise(arrivals) if b > began and a < ended), default=ended - began)
+
+
+def _summary(results: Sequence[tuple[Cell, Figures]]) -> list[dict[str, object]]:
+    """A row per cell with the medians of its figures; a download that was not intact counts."""
+    by_cell: dict[Cell, list[Figures]] = {}
+    for cell, figures in results:
+        by_cell.setdefault(cell, []).append(figures)
+    return [
+        {
+            **asdict(cell),
+            "percent_of_permitted": round(median(run.percent_of_permitted for run in runs), 1),
+            "start_gap_seconds": round(median(run.start_gap for run in runs), 3),
+            "end_gap_seconds": round(median(run.end_gap for run in runs), 3),
+            "worst_window_of_cap": round(median(run.worst_window for run in runs), 3),
+            "start_excess_bytes": round(median(run.start_excess for run in runs)),
+            "intact": sum(run.intact for run in runs),
+            "runs": len(runs),
+        }
+        for cell, runs in by_cell.items()
+    ]
+
+
+def _allow_all_congestion_controls() -> None:
+    run(["modprobe", "tcp_bbr"], check=False)
+    _ALLOWED.write_text(" ".join(CONGESTION_CONTROLS), encoding="ascii")
+
+
+def _in_guest(cells: Sequence[Cell], options: argparse.Namespace, directory: Path) -> list[tuple[Cell, Figures]]:
+    kernel, out = cells[0].kernel, directory / f"{cells[0].kernel}.jsonl"
+    selection = ("--kernels", kernel, "--inside", "--raw", out, "--seed", options.seed, "--seconds", options.seconds)
+    matrix = (
+        "--variants",
+        *options.variants,
+        "--cc",
+        *options.cc,
+        "--delays",
+        *map(_text, options.delays),
+        "--caps",
+        *map(_text, options.caps),
+    )
+    command = (_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput", *selection, *matrix)
+    guest = (_REPOSITORY / "lab/guest/run", "--kernel", kernel, "--share", directory, "--timeout", 14400)
+    argv = [str(word) for word in (*guest, "--", *command, "--repeats", options.repeats)]
+    run(argv, timeout=14400)
+    return [_decode(json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def _decode(data: dict[str, dict[str, object]]) -> tuple[Cell, Figures]:
+    cell = {key: tuple(value) if isinstance(value, list) else value for key, value in data["cell"].items()}
+    return Cell(**cell), Figures(**data["figures"])  # type: ignore[arg-type]
+
+
+def _text(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:g}+{pair[1]:g}"
+
+
+def _pair(text: str) -> tuple[float, float]:
+    first, _, second = text.partition("+")
+    return float(first), float(second)
+
+
+def _delay(text: str) -> tuple[int, int]:
+    first, second = _pair(text)
+    return int(first), int(second)
+
+
+def _print(rows: Sequence[dict[str, object]]) -> None:
+    heading = ("kernel", "cc", "delay ms", "caps Mb/s", "variant", "% permitted", "gap start", "gap end", "5 s/cap")
+    print("{:12} {:6} {:9} {:10} {:8} {:>12} {:>10} {:>8} {:>8}".format(*heading))
+    for row in rows:
+        delay, caps = (_text(row[key]) for key in ("delay", "caps"))  # type: ignore[arg-type]
+        print(
+            f"{row['kernel']:12} {row['cc']:6} {delay:9} {caps:10} {row['variant']:8} {row['percent_of_permitted']:12}"
+            f" {row['start_gap_seconds']:10} {row['end_gap_seconds']:8} {row['worst_window_of_cap']:8}"
+        )
+
+
+def main() -> int:
+    """Print a line per cell, and how far ours is from what is permitted."""
+    parser = argparse.ArgumentParser(prog="goodput", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="this kernel only")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
+    parser.add_argument("--cc", nargs="+", choices=CONGESTION_CONTROLS, default=CONGESTION_CONTROLS)
+    parser.add_argument("--delays", nargs="+", type=_delay, default=DELAYS, metavar="MS+MS")
+    parser.add_argument("--caps", nargs="+", type=_pair, default=CAPS, metavar="MBPS+MBPS")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
+    parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    results: list[tuple[Cell, Figures]] = []
+    for kernel in ("native",) if options.quick else options.kernels:
+        # Without netem, no delay.
+        delays = [delay for delay in options.delays if kernel != "native" or delay == (0, 0)]
+        if options.inside:
+            _allow_all_congestion_controls()
+        known = [cc for cc in options.cc if kernel != "native" or cc in _ALLOWED.read_text(encoding="ascii").split()]
+        cells = [Cell(kernel, *rest) for rest in product(known, delays, options.caps, options.variants)]
+        if options.inside or kernel == "native":
+            results += _measure_here(cells, options)
+        else:
+            with tempfile.TemporaryDirectory() as directory:
+                results += _in_guest(cells, options, Path(directory))
+    if options.inside:
+        return 0
+    rows = _summary(results)
+    _print(rows)
+    for variant in options.variants:
+        parts = [float(str(row["percent_of_permitted"])) for row in rows if row["variant"] == variant]
+        print(f"{variant}: {median(parts):.1f} % of the permitted goodput (median), {min(parts):.1f} % (lowest)")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"cells": rows}, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _measure_here(cells: Sequence[Cell], options: argparse.Namespace) -> list[tuple[Cell, Figures]]:
+    results = []
+    for done, (cell, figures) in enumerate(measure(cells, options.seconds, options.repeats, options.seed), 1):
+        results.append((cell, figures))
+        if options.raw is not None:
+            with options.raw.open("a", encoding="utf-8") as raw:
+                raw.write(json.dumps({"cell": asdict(cell), "figures": asdict(figures)}) + "\n")
+        total = len(cells) * options.repeats
+        print(f"{done}/{total} {cell} {figures.percent_of_permitted:.1f} %", file=sys.stderr)
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())
