@@ -11,18 +11,31 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from ipaddress import IPv6Network, ip_network
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Final, TypeGuard, TypeVar, get_args
+from typing import Annotated, Final, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, ConfigDict
 
 from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.model import AccessNetwork, Network, Per, Trust
-from mptcp_throttle.units import Rate, parse_duration, parse_size
+from mptcp_throttle.units import parse_duration, parse_size
+from mptcp_throttle.validation import (
+    DurationText,
+    Flag,
+    Name,
+    RateText,
+    Section,
+    each_once,
+    is_text,
+    list_of,
+    one_of,
+    parsed_by,
+    text_that,
+    validate,
+    whole,
+)
 from mptcp_throttle.yaml_file import YamlFile, dotted, read_yaml
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
@@ -36,17 +49,6 @@ _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
 _T = TypeVar("_T")
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
-def _parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None) -> PlainValidator:
-    def validate(value: object) -> _T:
-        result = parse(str(value))
-        if at_least is not None and result < parse(at_least):  # type: ignore[operator]
-            raise ValueError(f"is too small; allowed: {at_least} or more")
-        return result
-
-    return PlainValidator(validate)
 
 
 def _subnet(text: str) -> Network:
@@ -58,59 +60,6 @@ def _subnet(text: str) -> Network:
         written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
         raise ValueError(f"is IPv4-mapped, which no packet is; allowed: {written}")
     return subnet
-
-
-def _one_of(choices: type[_Choice]) -> PlainValidator:
-    def parse(text: str) -> _Choice:
-        try:
-            return choices(text)
-        except ValueError as error:
-            raise ValueError(f"allowed: {', '.join(choices)}") from error
-
-    return _parsed_by(parse)
-
-
-def _whole(lowest: int, highest: int) -> PlainValidator:
-    def validate(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-            raise ValueError(f"allowed: a whole number from {lowest} to {highest}")
-        return value
-
-    return PlainValidator(validate)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("allowed: true or false")
-    return value
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and value != "" and value.isprintable()
-
-
-def _text(is_allowed: Callable[[str], object], allowed: str) -> PlainValidator:
-    def validate(value: object) -> str:
-        if not _is_text(value) or not is_allowed(value):
-            raise ValueError(f"allowed: {allowed}")
-        return value
-
-    return PlainValidator(validate)
-
-
-def _list_of(noun: str, most: int) -> BeforeValidator:
-    def validate(value: object) -> object:
-        if not isinstance(value, list) or not 1 <= len(value) <= most:
-            raise ValueError(f"allowed: a list of 1 to {most} {noun}")
-        return value
-
-    return BeforeValidator(validate)
-
-
-def _each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError("allowed: each of them once")
-    return values
 
 
 def _holds_sockets(text: str) -> bool:
@@ -133,81 +82,71 @@ def _mark_mask(text: str) -> int:
     return mask
 
 
-RateText = Annotated[Rate, _parsed_by(Rate.parse)]
-DurationText = Annotated[float, _parsed_by(parse_duration)]
-Flag = Annotated[bool, PlainValidator(_flag)]
 RunDirectory = Annotated[
-    str, _text(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
-]
-Name = Annotated[
-    str, _text(re.compile(r"[a-z0-9][a-z0-9_-]{0,31}").fullmatch, "up to 32 of a-z, 0-9, - and _, no - or _ first")
+    str, text_that(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
 ]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ProxySection(_Section):
+class ProxySection(Section):
     """Where the proxy is reached: interface and TCP ports."""
 
-    interface: Annotated[str, _text(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
-    ports: Annotated[tuple[Annotated[int, _whole(1, 65535)], ...], _list_of("ports", 16), AfterValidator(_each_once)]
+    interface: Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
+    ports: Annotated[tuple[Annotated[int, whole(1, 65535)], ...], list_of("ports", 16), AfterValidator(each_once)]
 
 
-class SnifferSection(_Section):
+class SnifferSection(Section):
     """What the sniffer believes, and its bounds: entries in its tables, changes in its history, bytes of buffer.
 
     `audit_interval` and `idle_expiry` are in seconds.
     """
 
-    trust: Annotated[Trust, _one_of(Trust)] = Trust.HANDSHAKE
+    trust: Annotated[Trust, one_of(Trust)] = Trust.HANDSHAKE
     kernel_view: Flag = True
     kernel_events: Flag = False
-    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 1.0
-    idle_expiry: Annotated[float, _parsed_by(parse_duration, at_least="1s")] = 86400.0
+    audit_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
+    idle_expiry: Annotated[float, parsed_by(parse_duration, at_least="1s")] = 86400.0
 
-    max_connections: Annotated[int, _whole(1, 10**7)] = 65536
-    max_half_open: Annotated[int, _whole(1, 10**7)] = 16384
-    history: Annotated[int, _whole(16, 10**6)] = 4096
-    capture_buffer: Annotated[int, _parsed_by(parse_size, at_least="64KiB")] = 8 * 2**20
+    max_connections: Annotated[int, whole(1, 10**7)] = 65536
+    max_half_open: Annotated[int, whole(1, 10**7)] = 16384
+    history: Annotated[int, whole(16, 10**6)] = 4096
+    capture_buffer: Annotated[int, parsed_by(parse_size, at_least="64KiB")] = 8 * 2**20
 
 
-class DaemonSection(_Section):
+class DaemonSection(Section):
     """How the daemon treats the kernel: mark bits, hysteresis and audit period in seconds, the other traffic."""
 
-    mark_mask: Annotated[int, _parsed_by(_mark_mask)] = 0xFFFF_0000
+    mark_mask: Annotated[int, parsed_by(_mark_mask)] = 0xFFFF_0000
     linger: DurationText = 5.0
-    audit_interval: Annotated[float, _parsed_by(parse_duration, at_least="500ms")] = 1.0
+    audit_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
     other_traffic: RateText | None = None
     replace_any_qdisc: Flag = False
     pacing: Flag = True
     cgroup: Annotated[str, _text(os.path.isabs, "an absolute path, or null")] | None = None
 
 
-class _ServiceFile(_Section):
+class _ServiceFile(Section):
     proxy: ProxySection
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
     run_directory: RunDirectory = _RUN_DIRECTORY
-    state_directory: Annotated[str, _text(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
-    socket_group: Annotated[str, _text(bool, "the name of a group, or null")] | None = "mptcp-throttle"
-    networks_directory: Annotated[str, _text(bool, "a path")] = _NETWORKS_DIRECTORY
+    state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
+    socket_group: Annotated[str, text_that(bool, "the name of a group, or null")] | None = "mptcp-throttle"
+    networks_directory: Annotated[str, text_that(bool, "a path")] = _NETWORKS_DIRECTORY
 
 
-class _Whereabouts(_Section):
+class _Whereabouts(Section):
     model_config = ConfigDict(extra="ignore")
 
     run_directory: RunDirectory = _RUN_DIRECTORY
 
 
-class _NetworkFile(_Section):
+class _NetworkFile(Section):
     name: Name
-    subnets: Annotated[tuple[Annotated[Network, _parsed_by(_subnet)], ...], _list_of("subnets", 1000)]
-    preference: Annotated[int, _whole(1, 1000)]
+    subnets: Annotated[tuple[Annotated[Network, parsed_by(_subnet)], ...], list_of("subnets", 1000)]
+    preference: Annotated[int, whole(1, 1000)]
     cap: RateText | None = None
     limit: RateText | None = None
-    per: Annotated[Per, _one_of(Per)] = Per.CLIENT
+    per: Annotated[Per, one_of(Per)] = Per.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +205,7 @@ def load_config(path: Path) -> Config:
     """
     service_file = read_yaml(path)
     problems: list[str] = []
-    service = _attempt(problems, _validate, _ServiceFile, service_file)
+    service = _attempt(problems, validate, _ServiceFile, service_file)
     networks = _attempt(problems, _networks, service_file)
     if service is None or networks is None:
         raise ConfigError(problems)
@@ -287,7 +226,7 @@ def find_sockets(path: Path) -> Sockets:
 
     Raises ConfigError if that cannot be told.
     """
-    return _sockets(Path(_validate(_Whereabouts, read_yaml(path)).run_directory))
+    return _sockets(Path(validate(_Whereabouts, read_yaml(path)).run_directory))
 
 
 def find_run_directory(path: Path) -> Path:
@@ -312,7 +251,7 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
 
 def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
     name = service_file.data.get("networks_directory", _NETWORKS_DIRECTORY)
-    if not _is_text(name):
+    if not is_text(name):
         raise ConfigError([])  # _ServiceFile has the line about it
     directory = service_file.path.parent / name
     prefix = f"{service_file.where(('networks_directory',))}: networks_directory: {directory}:"
@@ -335,7 +274,7 @@ def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
 
 def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
     file = read_yaml(path)
-    raw = _validate(_NetworkFile, file)
+    raw = validate(_NetworkFile, file)
     if raw.cap is not None and raw.limit is not None and raw.cap > raw.limit:
         raise ConfigError([f"{file.where(('cap',))}: cap: {raw.cap}: is more than limit; allowed: up to {raw.limit}"])
     return file, AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per)
@@ -369,38 +308,3 @@ def _conflicts(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
                 f" {first_file.where(('subnets', first_index))}; allowed: subnets that have no address in common"
             )
     return problems
-
-
-_Model = TypeVar("_Model", bound=_Section)
-
-
-def _validate(model: type[_Model], file: YamlFile) -> _Model:
-    try:
-        return model.model_validate(file.data)
-    except ValidationError as error:
-        raise ConfigError([_explain(model, file, detail) for detail in error.errors()]) from error
-
-
-def _explain(model: type[_Section], file: YamlFile, detail: ErrorDetails) -> str:
-    keys = tuple(key for key in detail["loc"] if isinstance(key, str | int))
-    while keys and keys not in file.lines and detail["type"] != "missing":
-        keys = keys[:-1]  # pydantic appends the union member it tried
-    prefix = f"{file.where(keys)}: {dotted(keys)}:"
-    if detail["type"] == "missing":
-        return f"{prefix} is required"
-    value = detail["input"]
-    # A mask is written in hexadecimal, and what is no text to YAML may have been meant as text.
-    quoted = shown(value) if isinstance(value, str) or keys not in file.scalars else file.scalars[keys][:60] or "null"
-    if detail["type"] == "extra_forbidden":
-        return f"{prefix} {quoted}: unknown key; allowed: {', '.join(_keys_beside(model, keys))}"
-    if detail["type"] == "model_type":
-        return f"{prefix} {quoted}: is not a mapping; allowed: lines of the form `option: value`"
-    return f"{prefix} {quoted}: {detail['ctx']['error']}"
-
-
-def _keys_beside(model: type[_Section], keys: tuple[str | int, ...]) -> list[str]:
-    for key in keys[:-1]:
-        annotation = model.model_fields[str(key)].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, _Section))
-    return sorted(model.model_fields)

@@ -54,20 +54,21 @@ class Rate:
     @classmethod
     def parse(cls, text: str) -> Rate:
         """Read `1mbit`, `1.5 mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed."""
-        return cls(round(_parse(text, _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
+        return cls(round(parse_quantity(text, _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
 
 
 def parse_duration(text: str) -> float:
     """Read `250ms`, `5s`, `10m`, `2h`, `1d` into seconds. Raises ValueError with what is allowed."""
-    return _parse(text, _DURATION_UNITS, MAX_DURATION, "duration", DURATION_SYNTAX)
+    return parse_quantity(text, _DURATION_UNITS, MAX_DURATION, "duration", DURATION_SYNTAX)
 
 
 def parse_size(text: str) -> int:
     """Read `8MiB` into bytes. Raises ValueError with what is allowed."""
-    return round(_parse(text, _SIZE_UNITS, _MAX_SIZE, "size", SIZE_SYNTAX))
+    return round(parse_quantity(text, _SIZE_UNITS, _MAX_SIZE, "size", SIZE_SYNTAX))
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, float], most: float, noun: str, syntax: str) -> float:
+def parse_quantity(text: str, units: dict[str, int] | dict[str, float], most: float, noun: str, syntax: str) -> float:
+    """Read a number and its unit. Raises ValueError, with the `syntax` that is allowed, for anything else."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units:
         raise ValueError(f"is not a {noun}; allowed: {syntax}")
