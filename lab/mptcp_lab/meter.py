@@ -100,7 +100,7 @@ class PathMeter:
 
     def _sample(self) -> None:
         # Only this thread enters the namespace; /proc/thread-self follows it there, /proc/net would not.
-        _enter(self._namespace)
+        enter(self._namespace)
         with open("/proc/thread-self/net/dev", encoding="ascii") as counters:
             due = time.monotonic()
             while True:
@@ -114,7 +114,8 @@ class PathMeter:
                     return
 
 
-def _enter(namespace: str) -> None:
+def enter(namespace: str) -> None:
+    """Move this thread into a network namespace. Raises OSError."""
     descriptor = os.open(namespaces.path(namespace), os.O_RDONLY | os.O_CLOEXEC)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -12,14 +12,17 @@ import re
 import shutil
 import signal
 import tempfile
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.errors import LabError
+from mptcp_lab.interrupts import postponed
 from mptcp_lab.process import run, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _PREFIX: Final = "mptl"
 _NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-")
@@ -27,9 +30,23 @@ _NAMESPACES: Final = Path("/run/netns")  # where ip-netns(8) keeps them
 _serial: Final = itertools.count()
 
 
-def new_prefix() -> str:
-    """A prefix for the names of one lab, such as `mptl-4711-0-`."""
-    return f"{_PREFIX}-{os.getpid()}-{next(_serial)}-"
+@contextmanager
+def owned() -> Iterator[str]:
+    """A prefix for the names of one lab; at the end of the block all that has it is removed, whatever happened.
+
+    Raises LabError if this machine cannot have a lab.
+    """
+    if os.geteuid() != 0:
+        raise LabError("the lab must be run as root: it builds network namespaces", os.EX_NOPERM)
+    if not Path("/proc/sys/net/mptcp").is_dir():
+        raise LabError("this kernel has no MPTCP (CONFIG_MPTCP)", os.EX_OSERR)
+    remove_stale()
+    prefix = f"{_PREFIX}-{os.getpid()}-{next(_serial)}-"
+    try:
+        yield prefix
+    finally:
+        with postponed():
+            remove(prefix)
 
 
 def path(namespace: str) -> Path:

@@ -66,6 +66,13 @@ class Origin:
                 file.write(chunk)
         return Document(name, size, digest.hexdigest())
 
+    def add_zeros(self, size: int) -> str:
+        """The name of a new document of `size` zeros, which takes no room and no time."""
+        name = f"{size}-{len(list(self.documents.iterdir()))}.zero"
+        with (self.documents / name).open("wb") as file:
+            file.truncate(size)
+        return name
+
 
 def start_origin(host: Host) -> Origin:
     """Start the origin server, v4 and v6; returns once it listens. Raises LabError if it does not."""

@@ -64,6 +64,7 @@ class Services:
         proxy: Host,
         networks: Sequence[AccessNetwork] = WIFI_FIRST,
         *,
+        interface: str = "eth0",
         linger: str = "2s",
         ports: Sequence[int] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
@@ -80,7 +81,7 @@ class Services:
         self._write(
             self.config,
             {
-                "proxy": {"interface": "eth0", "ports": list(ports)},
+                "proxy": {"interface": interface, "ports": list(ports)},
                 "sniffer": dict(sniffer or {}),
                 "daemon": {"linger": linger, **(daemon or {})},
                 "run_directory": str(self.directory / "run"),

@@ -11,15 +11,12 @@ n of the subnet is the router for n = 1, else the only host (2) or client number
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from mptcp_lab import namespaces
-from mptcp_lab.errors import LabError
 from mptcp_lab.host import Host
 from mptcp_lab.interrupts import postponed
 from mptcp_lab.process import run
@@ -27,6 +24,7 @@ from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 Family = Literal[4, 6]
 Network = IPv4Network | IPv6Network
@@ -168,22 +166,15 @@ def build(topology: Topology) -> Iterator[Lab]:
 
     Raises LabError if this machine cannot have them.
     """
-    if os.geteuid() != 0:
-        raise LabError("the lab must be run as root: it builds network namespaces", os.EX_NOPERM)
-    if not Path("/proc/sys/net/mptcp").is_dir():
-        raise LabError("this kernel has no MPTCP (CONFIG_MPTCP)", os.EX_OSERR)
-    namespaces.remove_stale()
-    prefix = namespaces.new_prefix()
-    lab = None
-    try:
+    with namespaces.owned() as prefix:
         lab = _add_hosts(topology, prefix)
-        _connect_hosts(lab)
-        yield lab
-    finally:
-        with postponed():
-            for host in () if lab is None else (*lab.clients.values(), lab.proxy, lab.origin, lab.router):
-                host.stop()
-            namespaces.remove(prefix)
+        try:
+            _connect_hosts(lab)
+            yield lab
+        finally:
+            with postponed():
+                for host in (*lab.clients.values(), lab.proxy, lab.origin, lab.router):
+                    host.stop()
 
 
 def _add_hosts(topology: Topology, prefix: str) -> Lab:
@@ -208,7 +199,7 @@ def _add_hosts(topology: Topology, prefix: str) -> Lab:
 
 def _connect_hosts(lab: Lab) -> None:
     for host in (lab.router, lab.proxy, lab.origin, *lab.clients.values()):
-        host.sysctl(_sysctls(forwarding=host is lab.router))
+        host.sysctl(kernel_parameters(forwarding=host is lab.router))
         host.ip(["link set lo up"])
     _build_servers(lab)
     for link in (lab.topology.ethernet, lab.topology.wifi):
@@ -217,7 +208,8 @@ def _connect_hosts(lab: Lab) -> None:
         host.ip(["mptcp limits set subflow 4 add_addr_accepted 4"])
 
 
-def _sysctls(*, forwarding: bool) -> dict[str, str]:
+def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
+    """What every host of a lab sets, by path below /proc/sys."""
     return {
         # What a new namespace inherits from the machine must not change what the lab measures.
         "net/ipv4/conf/all/rp_filter": "0",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.demo.recording import INTERFACES, Event, Observation, Recording
 from mptcp_lab.download import Download
 from mptcp_lab.errors import LabError
 from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.logs import kept
 from mptcp_lab.meter import PathMeter
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import Services
@@ -18,7 +18,7 @@ from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ClientSpec, Lab, Topology, build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from mptcp_lab.demo.display import Display
@@ -103,7 +103,7 @@ def perform(situation: Situation, size: int, display: Display, logs: Path) -> Re
     The logs of all programs are left in the directory `logs`.
     """
     topology = Topology(clients=(ClientSpec(wifi=situation.wifi),))
-    with build(topology) as lab, _keeping_logs(lab, logs):
+    with build(topology) as lab, kept(lab.directory, logs):
         origin = start_origin(lab.origin)
         document = origin.add(size)
         start_squid(lab.proxy)
@@ -124,14 +124,3 @@ def perform(situation: Situation, size: int, display: Display, logs: Path) -> Re
         if services is not None:
             restored = kernel_state(lab.proxy) == before and services.exit_statuses == (0, 0)
         return Recording(stage.began, series, tuple(stage.events), tuple(stage.observations), result, restored)
-
-
-@contextmanager
-def _keeping_logs(lab: Lab, directory: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        for log in lab.directory.glob("*/*.log"):
-            shutil.copyfile(log, directory / log.name)

@@ -1,0 +1,245 @@
+"""Command line of the scenarios: run, list, show, compare, report."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from mptcp_lab.errors import LabError
+from mptcp_lab.scenario.display import Display
+from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.judge import judge
+from mptcp_lab.scenario.kernels import choose
+from mptcp_lab.scenario.plan import event_commands, make_plan, reshape
+from mptcp_lab.scenario.report import as_html, as_markdown, make_report
+from mptcp_lab.scenario.results import Result, read_results
+from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
+from mptcp_lab.scenario.schema import Kernel
+from mptcp_lab.scenario.stage import describe
+from mptcp_lab.scenario.tables import compare_table, summary_table, verdict_table
+from mptcp_throttle.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WIDTH: Final = 120
+_OUT: Final = Path("lab-results")
+_STATUSES: Final = (
+    "exit status: 0 done, and every expectation held; 1 one did not, or a run failed; 2 wrong command line;"
+    " 78 a scenario file is not valid; 77 not root; 130 interrupted"
+)
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description="Experiments with MPTCP from YAML files, on real kernels. See docs/lab.md.",
+        epilog=_STATUSES,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run scenarios", epilog=_STATUSES)
+    run.add_argument(
+        "scenarios", nargs="+", metavar="SCENARIO", help="s0 (all of a set), s0/NAME, s0/NAME:VARIANT, or a .yaml file"
+    )
+    run.add_argument(
+        "--kernel", type=Kernel, choices=list(Kernel), help="default: this machine's if it has all it takes"
+    )
+    run.add_argument("--repeat", type=_count, metavar="N", help="runs of each; default: as the scenario says")
+    run.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of the moments flows begin; default: %(default)s"
+    )
+    run.add_argument(
+        "--time-scale", type=_factor, default=1.0, metavar="X", help="multiply all times and file sizes by X"
+    )
+    run.add_argument("--out", type=Path, default=_OUT, metavar="DIR", help="where results go; default: %(default)s")
+    run.add_argument("--inside", type=Kernel, choices=list(Kernel), help=argparse.SUPPRESS)
+
+    commands.add_parser("list", help="list the scenarios")
+
+    show = commands.add_parser("show", help="show what a scenario does: its text, commands and events")
+    show.add_argument("scenarios", nargs="+", metavar="SCENARIO")
+
+    compare = commands.add_parser("compare", help="two directories of results side by side")
+    compare.add_argument("one", type=Path, metavar="A")
+    compare.add_argument("other", type=Path, metavar="B")
+
+    report = commands.add_parser("report", help="a document of all results in a directory")
+    report.add_argument("directory", type=Path, metavar="DIR")
+    report.add_argument(
+        "--output", type=Path, metavar="FILE", help="Markdown, to this file; default: report.md and report.html in DIR"
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a whole number from 1 to 100")
+    return int(text)
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.001 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a number from 0.001 to 1000")
+    return value
+
+
+def run(program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Raises UserError if it cannot be done, Interrupted at a signal."""
+    options = _parser(program).parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    match options.command:
+        case "run":
+            return _run(options, console)
+        case "list":
+            return _list(console)
+        case "show":
+            return _show(options.scenarios)
+        case "compare":
+            return _compare(options.one, options.other, console)
+        case _:
+            return _report(options.directory, options.output, console)
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    experiments = chosen(options.scenarios)
+    if options.inside is not None:
+        planned = [(experiment, options.inside) for experiment in experiments]
+    else:
+        planned = []
+        for experiment in experiments:
+            kernel, reason = choose(experiment.scenario, options.kernel)
+            console.print(f"{experiment.name}: {kernel}, {reason}", highlight=False, soft_wrap=True)
+            planned.append((experiment, kernel))
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    how = Options(options.repeat, options.seed, options.time_scale, options.out)
+    total = sum(
+        expected_seconds(scaled(experiment.scenario, how.time_scale)) * how.repeats(experiment.scenario)
+        for experiment, _ in planned
+    )
+    directories = run_all(planned, how, Display(console, total), options.inside)
+    if options.inside is not None:
+        return 0
+    results = [read_results(directory)[0] for directory in directories]
+    return _conclude(list(zip(experiments, results, strict=True)), options.out, console)
+
+
+def _conclude(pairs: Sequence[tuple[Experiment, Result]], out: Path, console: Console) -> int:
+    verdicts = judge([e for e, _ in pairs], {e.name: result.statistics for e, result in pairs})
+    console.print(summary_table(pairs))
+    if any(verdicts.values()):
+        console.print(verdict_table(verdicts))
+    _draw(pairs, out)
+    console.print(f"samples, logs and pictures: {out}", highlight=False, soft_wrap=True)
+    failed = sum(len(result.errors) for _, result in pairs)
+    broken = sum(not verdict.held for listed in verdicts.values() for verdict in listed)
+    if failed or broken:
+        raise UserError(f"{failed} runs failed, {broken} expectations did not hold")
+    return 0
+
+
+def _draw(pairs: Sequence[tuple[Experiment, Result]], out: Path) -> None:
+    # Not at the top: matplotlib takes a second, which --help and errors do not have.
+    from mptcp_lab.scenario.plots import draw_bars, draw_time_line
+
+    families = defaultdict(list)
+    for experiment, result in pairs:
+        draw_time_line(experiment.scenario, result)
+        families[experiment.family, result.kernel].append((experiment, result))
+    for (family, kernel), members in families.items():
+        draw_bars(members, out / kernel / family / "bars.png")
+
+
+def _list(console: Console) -> int:
+    table = Table(title="Scenarios")
+    for heading in ("scenario", "variants", "minutes", "what"):
+        table.add_column(heading, justify="right" if heading == "minutes" else "left")
+    for name, path in available().items():
+        experiments = load(name, path)
+        variants = ", ".join(e.variant for e in experiments if e.variant is not None)
+        seconds = sum(expected_seconds(e.scenario) * e.scenario.repeat for e in experiments)
+        table.add_row(name, variants, f"{seconds / 60:.1f}", experiments[0].family_title)
+    console.print(table)
+    return 0
+
+
+def _show(names: Sequence[str]) -> int:
+    for experiment in chosen(names):
+        scenario = experiment.scenario
+        print(f"# {experiment.name}: {scenario.title}\n# {scenario.seed}\n{make_plan(scenario)}", end="")
+        for name, flow in scenario.flows.items():
+            print(f"at {flow.start:g} s: flow {name} ({flow.protocol}) from {flow.sender} to {flow.receiver}")
+        for event in sorted(scenario.events, key=lambda event: event.at):
+            print(f"at {event.at:g} s: {describe(event)}")
+            for command in event_commands(scenario, event):
+                print(f"    {command}")
+            scenario = reshape(scenario, event)
+    return 0
+
+
+def _found(directory: Path) -> list[tuple[Experiment, Result]]:
+    """The results below a directory with the experiments they are of, as the files have them now."""
+    pairs = []
+    loaded: dict[str, dict[str, Experiment]] = {}
+    for result in read_results(directory):
+        if result.file not in loaded:
+            loaded[result.file] = {e.name: e for e in load(result.name.split(":")[0], Path(result.file))}
+        experiment = loaded[result.file].get(result.name)
+        if experiment is None:
+            raise LabError(f"{result.directory}: {result.file} has no {result.name} any more")
+        pairs.append((experiment, result))
+    order = {name: number for number, name in enumerate(e for found in loaded.values() for e in found)}
+    return sorted(pairs, key=lambda pair: (pair[0].family, order[pair[0].name], pair[1].kernel != Kernel.NATIVE))
+
+
+def _compare(one: Path, other: Path, console: Console) -> int:
+    left, right = ({(e.name, r.kernel): (e, r) for e, r in _found(directory)} for directory in (one, other))
+    by_kernel = set(left) & set(right)
+    if not by_kernel:
+        # Then the kernel may be what is to be compared.
+        left, right = ({(name, ""): pair for (name, _), pair in side.items()} for side in (left, right))
+    rows = [
+        (
+            " ".join(key).strip(),
+            figure,
+            section.unit,
+            result.statistics.get(figure),
+            right[key][1].statistics.get(figure),
+        )
+        for key, (experiment, result) in left.items()
+        if key in right
+        for figure, section in experiment.scenario.report.items()
+    ]
+    if not rows:
+        raise LabError(f"{one} and {other}: have no scenario in common")
+    console.print(compare_table((str(one), str(other)), rows))
+    return 0
+
+
+def _report(directory: Path, output: Path | None, console: Console) -> int:
+    pairs = _found(directory)
+    command = f"lab/mptcp-lab report {directory}" + ("" if output is None else f" --output {output}")
+    blocks = make_report(pairs, command, pictures=output is None)
+    target = output or directory / "report.md"
+    try:
+        target.write_text(as_markdown(blocks, target.parent), encoding="utf-8")
+        if output is None:
+            target.with_suffix(".html").write_text(as_html(blocks, target.parent), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    console.print(f"written: {target}", highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,67 @@
+"""Live progress: a bar with the expected duration on a terminal, and a line per run everywhere."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from mptcp_lab.scenario.results import Run
+    from mptcp_lab.scenario.schema import Scenario
+
+
+class Display:
+    """Shows how a set of runs gets on; `total` is the number of seconds that all of them are expected to take."""
+
+    def __init__(self, console: Console, total: float) -> None:
+        self._console = console
+        self._total = total
+        self._done = 0.0
+        self._expected = 0.0
+        self._bar: tuple[Progress, TaskID] | None = None
+
+    @contextmanager
+    def run(self, name: str, expected: float) -> Iterator[None]:
+        """While a run of so many expected seconds goes on."""
+        self._console.print(name, highlight=False, soft_wrap=True)
+        self._expected = expected
+        progress = Progress(
+            BarColumn(bar_width=30),
+            TextColumn("{task.completed:.0f} of about {task.total:.0f} s of measurements,"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        with progress:
+            self._bar = progress, progress.add_task(name, total=self._total)
+            yield
+        self._done += expected
+
+    def progress(self, seconds: float) -> None:
+        """The run is this old."""
+        if self._bar is not None:
+            progress, task = self._bar
+            progress.update(task, completed=self._done + min(seconds, self._expected))
+
+    def figures(self, scenario: Scenario, run: Run) -> None:
+        """What came of a run."""
+        if run.error is not None:
+            self.line(f"  [bold red]failed[/]: {run.error}")
+            return
+        texts = [
+            f"{name} {'-' if value is None else f'{value:.3g}'} {scenario.report[name].unit}".rstrip()
+            for name, value in run.figures.items()
+        ]
+        self.line(f"  {run.seconds:.1f} s, idle {run.idle:.0%}: {', '.join(texts)}")
+
+    def line(self, text: str) -> None:
+        """A line to stay."""
+        self._console.print(text, highlight=False, soft_wrap=True)

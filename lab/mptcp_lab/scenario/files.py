@@ -1,0 +1,249 @@
+"""Scenario files: finding them, laying one over another, and their variants.
+
+`base: FILE` lays a file over another one, `vary: {NAME: ...}` makes variants by laying something over the file.
+Mappings are merged, everything else is replaced, and null takes a key away.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from mptcp_lab.scenario.schema import Scenario, problems
+from mptcp_throttle.errors import ConfigError, shown
+from mptcp_throttle.validation import validate
+from mptcp_throttle.yaml_file import KeyPath, YamlFile, dotted, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+DIRECTORY: Final = Path(__file__).parents[2] / "scenarios"
+"""Where the scenarios of the project are."""
+
+_BASES: Final = "bases"
+_MAX_BASES: Final = 10
+_VARIANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A scenario, or a variant of one, under its name `SET/FILE` or `SET/FILE:VARIANT`."""
+
+    family: str
+    variant: str | None
+    scenario: Scenario
+    file: Path
+    family_title: str
+
+    @property
+    def name(self) -> str:
+        """`s0/throttle-sizes:50kB`."""
+        return self.family if self.variant is None else f"{self.family}:{self.variant}"
+
+    @property
+    def argument(self) -> str:
+        """What `chosen` finds it by, from any directory: its path, which need not be one of the project's."""
+        return str(self.file) if self.variant is None else f"{self.file}:{self.variant}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Several YAML files as one document; every key knows the place of its value."""
+
+    data: dict[str, object] = field(default_factory=dict)
+    lines: dict[KeyPath, str] = field(default_factory=dict)
+    scalars: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, keys: KeyPath) -> str:
+        """`FILE:LINE` of the innermost of these nested keys that is there."""
+        while keys and keys not in self.lines:
+            keys = keys[:-1]
+        return self.lines[keys]
+
+    def under(self, file: YamlFile, prefix: KeyPath = ()) -> Self:
+        """These with another layer: what `file` has at `prefix`."""
+        over: Any = file.data
+        for key in prefix:
+            over = over[key]
+        data, lines, scalars = dict(self.data), dict(self.lines), dict(self.scalars)
+        _lay(data, over)
+        for keys in file.lines:
+            if keys[: len(prefix)] == prefix:
+                # A list replaces the one below it, items and all.
+                lines[keys[len(prefix) :]] = file.where(keys)
+                if keys in file.scalars:
+                    scalars[keys[len(prefix) :]] = file.scalars[keys]
+                else:
+                    scalars.pop(keys[len(prefix) :], None)
+        return type(self)(data, lines, scalars)
+
+
+def _lay(under: dict[str, object], over: Mapping[str, object]) -> None:
+    for key, value in over.items():
+        below = under.get(key)
+        if value is None:
+            under.pop(key, None)
+        elif isinstance(below, dict) and isinstance(value, dict):
+            under[key] = merged = dict(below)
+            _lay(merged, value)
+        else:
+            under[key] = _without_nulls(value)
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def available(directory: Path = DIRECTORY) -> dict[str, Path]:
+    """The scenario files by name (`s0/throttle-1mbit`), sorted."""
+    paths = (path for path in directory.glob("*/*.yaml") if path.parent.name != _BASES)
+    return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths)}
+
+
+def load(name: str, path: Path) -> tuple[Experiment, ...]:
+    """The scenario of that file, or all its variants. Raises ConfigError with all problems, one line each."""
+    file = read_yaml(path)
+    layers = _stack(file, _MAX_BASES)
+    variants = layers.data.pop("vary", None)
+    layers.data.pop("base", None)
+    if variants is None:
+        return (Experiment(name, None, _scenario(layers), path.resolve(), _title(layers)),)
+    if "vary" not in file.data:
+        raise ConfigError([f"{layers.where(('vary',))}: vary: is not allowed in a base"])
+    _check_variants(file, variants)
+    found: list[str] = []
+    experiments = []
+    for variant in file.data["vary"]:  # type: ignore[attr-defined]
+        try:
+            experiments.append(
+                Experiment(
+                    name, variant, _scenario(layers.under(file, ("vary", variant))), path.resolve(), _title(layers)
+                )
+            )
+        except ConfigError as error:
+            found += [problem for problem in error.problems if problem not in found]
+    found += list(_reference_problems(file, experiments))
+    if found:
+        raise ConfigError(found)
+    return tuple(experiments)
+
+
+def _stack(file: YamlFile, depth: int) -> _Layers:
+    base = file.data.get("base")
+    if base is None:
+        return _Layers().under(file)
+    place = f"{file.where(('base',))}: base: {shown(base)}"
+    if not isinstance(base, str):
+        raise ConfigError([f"{place}: allowed: the path of a file, from here"])
+    if depth == 0:
+        raise ConfigError([f"{place}: is one base too many; allowed: up to {_MAX_BASES}, and no circle"])
+    return _stack(read_yaml(file.path.parent / base), depth - 1).under(file)
+
+
+def _title(layers: _Layers) -> str:
+    """Of the file, whatever variants call themselves."""
+    return str(layers.data.get("title", ""))
+
+
+def _check_variants(file: YamlFile, variants: object) -> None:
+    place = f"{file.where(('vary',))}: vary"
+    if not isinstance(variants, dict) or not variants:
+        raise ConfigError([f"{place}: {shown(variants)}: allowed: a mapping of variants, NAME: what it changes"])
+    for name, changes in variants.items():
+        if not _VARIANT.fullmatch(name):
+            allowed = "letters, digits and . + _ -, a letter or digit first"
+            raise ConfigError([f"{file.where(('vary', name))}: vary: {shown(name)}: allowed: {allowed}"])
+        if not isinstance(changes, dict) or "vary" in changes or "base" in changes:
+            allowed = "a mapping of what it changes, without base and vary"
+            raise ConfigError([f"{file.where(('vary', name))}: vary.{name}: {shown(changes)}: allowed: {allowed}"])
+
+
+def _scenario(layers: _Layers) -> Scenario:
+    scenario = validate(Scenario, layers)
+    found = [
+        f"{layers.where(keys)}: {dotted(keys)}: {_quoted(layers, keys)}{text}" for keys, text in problems(scenario)
+    ]
+    if found:
+        raise ConfigError(found)
+    return scenario
+
+
+def _quoted(layers: _Layers, keys: KeyPath) -> str:
+    return f"{shown(layers.scalars[keys])}: " if keys in layers.scalars else ""
+
+
+def _reference_problems(file: YamlFile, experiments: Sequence[Experiment]) -> Iterator[str]:
+    figures = {f"{e.variant}/{figure}" for e in experiments for figure in e.scenario.report}
+    reported = set()
+    for experiment in experiments:
+        for name, expectation in experiment.scenario.expect.items():
+            for key, reference in (("of", expectation.of), ("to", expectation.to)):
+                if isinstance(reference, str) and "/" in reference and reference not in figures:
+                    keys = ("expect", name, key)
+                    inner: KeyPath = ("vary", experiment.variant or "", *keys)
+                    where = file.where(inner if inner in file.lines else keys)
+                    reported.add(f"{where}: {dotted(keys)}: {shown(reference)}: no variant has such a figure")
+    yield from sorted(reported)
+
+
+def chosen(names: Iterable[str], directory: Path = DIRECTORY) -> tuple[Experiment, ...]:
+    """The experiments of these names: a set (`s0`), a scenario, a variant of one, or the path of a file.
+
+    Raises ConfigError for a name that does not exist and for a file that is not valid.
+    """
+    known = available(directory)
+    experiments: dict[str, Experiment] = {}
+    found: list[str] = []
+    for name in names:
+        family, _, variant = name.partition(":")  # so no path may contain a colon
+        if family.endswith(".yaml"):
+            path = Path(family)
+            files = {f"{path.resolve().parent.name}/{path.stem}": path}
+        else:
+            files = {known_: path for known_, path in known.items() if family in (known_, known_.split("/")[0])}
+        if not files:
+            sets = ", ".join(sorted({known_.split("/")[0] for known_ in known}))
+            found.append(
+                f"{name}: no such scenario; allowed: a set ({sets}), one of `list`, or the path of a .yaml file"
+            )
+        for known_, path in files.items():
+            try:
+                loaded = load(known_, path)
+            except ConfigError as error:
+                found += error.problems
+                continue
+            wanted = [e for e in loaded if variant in ("", e.variant)]
+            if not wanted:
+                allowed = ", ".join(str(e.variant) for e in loaded if e.variant) or "no variant, it has none"
+                found.append(f"{name}: no such variant; allowed: {allowed}")
+            experiments |= {e.name: e for e in wanted}
+    if found:
+        raise ConfigError(found)
+    return tuple(experiments.values())
+
+
+def scaled(scenario: Scenario, factor: float) -> Scenario:
+    """The scenario with all its times and file sizes multiplied; rates, delays and queues stay as they are."""
+
+    def times(section: Any, *names: str) -> Any:  # noqa: ANN401
+        values = {name: getattr(section, name) for name in names}
+        return section.model_copy(update={k: v * factor for k, v in values.items() if v is not None})
+
+    flows = {
+        name: times(flow, "start", "duration").model_copy(
+            update={} if flow.size is None else {"size": max(round(flow.size * factor), 1)}
+        )
+        for name, flow in scenario.flows.items()
+    }
+    return scenario.model_copy(
+        update={
+            "duration": scenario.duration * factor,
+            "flows": flows,
+            "events": tuple(times(event, "at") for event in scenario.events),
+            "report": {name: times(figure, "begin", "end") for name, figure in scenario.report.items()},
+        }
+    )

@@ -1,0 +1,123 @@
+"""Numbers from repeats, and what they are worth: beside the seed's, and against the expectations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from mptcp_lab.scenario.files import Experiment
+    from mptcp_lab.scenario.schema import ExpectationSection, FigureSection, Scenario
+
+
+class Statistic(NamedTuple):
+    """A figure over all runs that had it."""
+
+    median: float
+    least: float
+    most: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A figure beside the seed's, both in the scenario's scale; `same` is None where there is nothing to compare."""
+
+    figure: str
+    unit: str
+    ours: Statistic | None
+    seed: float | None
+    same: bool | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was expected, what was seen, and whether it held."""
+
+    expected: str
+    seen: str
+    held: bool
+
+
+def summarise(values: Iterable[float | None]) -> Statistic | None:
+    """Median and range; None if no run had the figure."""
+    present = [value for value in values if value is not None]
+    return Statistic(median(present), min(present), max(present), len(present)) if present else None
+
+
+def compare(scenario: Scenario, statistics: Mapping[str, Statistic | None]) -> list[Comparison]:
+    """All figures of the report beside the seed's."""
+    return [_compare(scenario, name, figure, statistics.get(name)) for name, figure in scenario.report.items()]
+
+
+def _compare(scenario: Scenario, name: str, figure: FigureSection, ours: Statistic | None) -> Comparison:
+    seed = figure.seed
+    if seed is not None and figure.unit == "Mb/s":
+        seed /= scenario.scale
+    same = None
+    if ours is not None and seed is not None:
+        same = abs(ours.median - seed) <= seed * figure.within / 100
+    why = "" if same is not False else figure.why or scenario.why or ""
+    return Comparison(name, figure.unit, ours, seed, same, why)
+
+
+def judge(
+    experiments: Sequence[Experiment], statistics: Mapping[str, Mapping[str, Statistic | None]]
+) -> dict[str, list[Verdict]]:
+    """The verdicts per experiment. What refers to a variant that did not run is left out."""
+    known = {
+        f"{experiment.family}:{experiment.variant}/{name}": statistic
+        for experiment in experiments
+        for name, statistic in statistics.get(experiment.name, {}).items()
+    }
+    return {e.name: list(_verdicts(e, known)) for e in experiments if e.name in statistics}
+
+
+def _verdicts(experiment: Experiment, known: Mapping[str, Statistic | None]) -> Iterator[Verdict]:
+    for text, expectation in experiment.scenario.expect.items():
+        keys = [_key(experiment, reference) for reference in (expectation.of, expectation.to)]
+        if any(isinstance(key, str) and key not in known for key in keys):
+            continue
+        above, below = (_value(key, known) for key in keys)
+        expected = f"{text}: {_range(expectation)}"
+        if above is None or below is None:
+            yield Verdict(expected, "was not measured", held=False)
+        elif below == 0:
+            yield Verdict(expected, f"{above:.3g} of nothing", held=expectation.at_most is None and above > 0)
+        else:
+            ratio = above / below
+            low, high = expectation.at_least, expectation.at_most
+            held = (low is None or ratio >= low) and (high is None or ratio <= high)
+            yield Verdict(expected, f"{ratio:.3g}", held)
+
+
+def _key(experiment: Experiment, reference: float | str) -> float | str:
+    if not isinstance(reference, str):
+        return reference
+    if "/" in reference:
+        return f"{experiment.family}:{reference}"
+    return f"{experiment.family}:{experiment.variant}/{reference}"
+
+
+def _value(key: float | str, known: Mapping[str, Statistic | None]) -> float | None:
+    if not isinstance(key, str):
+        return key
+    statistic = known[key]
+    return None if statistic is None else statistic.median
+
+
+def _range(expectation: ExpectationSection) -> str:
+    subject = str(expectation.of) if expectation.to == 1 else f"{expectation.of} / {_short(expectation.to)}"
+    if expectation.at_most is None:
+        return f"{subject} is {expectation.at_least:g} or more"
+    if expectation.at_least is None:
+        return f"{subject} is {expectation.at_most:g} or less"
+    return f"{subject} is {expectation.at_least:g} to {expectation.at_most:g}"
+
+
+def _short(reference: float | str) -> str:
+    return reference if isinstance(reference, str) else f"{reference:g}"

@@ -1,0 +1,63 @@
+"""Which kernel a scenario needs, and whether this machine's has it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.process import run
+from mptcp_lab.scenario.schema import LATEST_KERNEL, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_lab.scenario.schema import Scenario
+
+CONGESTION_CONTROL: Final = "net.ipv4.tcp_congestion_control"
+_ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+
+
+def needs(scenario: Scenario) -> tuple[str, ...]:
+    """What not every kernel has: `netem`, and congestion controls."""
+    return tuple(dict.fromkeys(_needs(scenario)))
+
+
+def _needs(scenario: Scenario) -> Iterator[str]:
+    changes = ((event.delay, event.jitter, event.loss) for event in scenario.events)
+    if any(link.emulated for link in scenario.links.values()) or any(any(change) for change in changes):
+        yield "netem"
+    for host in scenario.hosts.values():
+        if CONGESTION_CONTROL in host.sysctls:
+            yield host.sysctls[CONGESTION_CONTROL]
+
+
+def choose(scenario: Scenario, forced: Kernel | None) -> tuple[Kernel, str]:
+    """The kernel to run the scenario on, and why in a few words."""
+    if forced is not None:
+        return forced, "as the command line says"
+    if scenario.kernel is not None:
+        return scenario.kernel, "as the scenario says"
+    missing = [need for need in needs(scenario) if not _native_has(need)]
+    if missing:
+        return Kernel(LATEST_KERNEL), f"this machine's kernel has no {', '.join(missing)} for network namespaces"
+    return Kernel.NATIVE, "this machine's kernel has all it needs"
+
+
+@cache
+def _native_has(need: str) -> bool:
+    if need != "netem":
+        # A namespace may choose among these only (net/ipv4/tcp_cong.c, tcp_set_default_congestion_control).
+        return need in _ALLOWED.read_text(encoding="ascii").split()
+    if os.geteuid() != 0:
+        return False
+    probe = "tc qdisc add dev lo root netem delay 1ms"
+    return run(["unshare", "--net", *probe.split()], check=False).returncode == 0
+
+
+def allow_congestion_controls(names: set[str]) -> None:
+    """Let network namespaces choose these, for as long as this kernel runs: for a guest's, which is ours alone."""
+    for name in names:
+        run(["modprobe", f"tcp_{name}"], check=False)
+    _ALLOWED.write_text(" ".join({*_ALLOWED.read_text(encoding="ascii").split(), *names}), encoding="ascii")

@@ -1,0 +1,98 @@
+"""Results as pictures: the rate of every link over time, and figures as bars beside the seed's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.figure import Figure
+
+from mptcp_lab.scenario.figures import busiest
+from mptcp_lab.scenario.judge import compare
+from mptcp_lab.scenario.recording import Curve
+from mptcp_lab.scenario.results import read_interfaces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from mptcp_lab.scenario.files import Experiment
+    from mptcp_lab.scenario.judge import Comparison
+    from mptcp_lab.scenario.results import Result
+    from mptcp_lab.scenario.schema import Scenario
+
+_STEPS: Final = 400
+_LEAST_WINDOW: Final = 0.2
+_DPI: Final = 100
+
+
+def draw_time_line(scenario: Scenario, result: Result) -> Path | None:
+    """`timeline.png` of the first run, in the result's directory; None if it has no samples."""
+    rows = read_interfaces(result.directory)
+    if not rows or not result.runs:
+        return None
+    run = result.runs[0]
+    points = defaultdict(list)
+    for row in rows:
+        points[f"{row['host']}.{row['interface']}"].append((float(row["at_s"]), float(row["received_bytes"])))
+    curves = [(port, Curve(at)) for port, at in points.items()]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots()
+    window = max(_LEAST_WINDOW, 5 * scenario.interval)
+    times = [run.seconds * step / _STEPS for step in range(1, _STEPS + 1)]
+    for link in scenario.links:
+        curve = busiest(scenario, curves, link)
+        if curve is not None:
+            axes.plot(times, [curve.mbps(max(at - window, 0), at) for at in times], label=link, linewidth=1.1)
+    top = axes.get_ylim()[1]
+    for event in run.events:
+        axes.axvline(event.at, color="grey", linewidth=0.8, linestyle=":")
+        axes.text(event.at, top, f" {event.text} ", rotation=90, fontsize=7, va="top", ha="left")
+    axes.set(xlabel="seconds", ylabel="Mb/s", xlim=(0, run.seconds), ylim=(0, top))
+    axes.set_title(f"{result.name}: {scenario.title} ({result.release})", loc="left", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    path = result.directory / "timeline.png"
+    figure.savefig(path, dpi=_DPI)
+    return path
+
+
+def draw_bars(pairs: Sequence[tuple[Experiment, Result]], path: Path) -> Path | None:
+    """All figures of a scenario that have a unit, by variant, beside the seed's; None if there is nothing to draw."""
+    by_figure: dict[tuple[str, str], list[tuple[str, Comparison]]] = defaultdict(list)
+    for experiment, result in pairs:
+        for row in compare(experiment.scenario, result.statistics):
+            if row.ours is not None and row.unit:
+                by_figure[row.figure, row.unit].append((experiment.variant or "", row))
+    if not by_figure:
+        return None
+    figure = Figure(figsize=(max(4.0, 0.7 * len(pairs) + 2) * len(by_figure), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(by_figure), squeeze=False)[0]
+    for axes, ((name, unit), rows) in zip(panels, by_figure.items(), strict=True):
+        _draw_panel(axes, rows)
+        axes.set_title(name, loc="left", fontsize=9)
+        axes.set_ylabel(unit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.suptitle(pairs[0][0].family, fontsize=10)
+    figure.savefig(path, dpi=_DPI)
+    return path
+
+
+def _draw_panel(axes: Axes, rows: Sequence[tuple[str, Comparison]]) -> None:
+    places = range(len(rows))
+    ours = [row.ours for _, row in rows]
+    bars = [s.median if s is not None else 0.0 for s in ours]
+    errors = [
+        [bar - (s.least if s else bar) for bar, s in zip(bars, ours, strict=True)],
+        [(s.most if s else bar) - bar for bar, s in zip(bars, ours, strict=True)],
+    ]
+    width = 0.4
+    axes.bar([p - width / 2 for p in places], bars, width, yerr=errors, label="ours", color="tab:blue")
+    with_seed = [(p + width / 2, row.seed) for p, (_, row) in zip(places, rows, strict=True) if row.seed is not None]
+    if with_seed:
+        axes.bar([p for p, _ in with_seed], [s for _, s in with_seed], width, label="seed", color="tab:grey")
+    axes.set_xticks(list(places), [variant for variant, _ in rows], rotation=45, ha="right", fontsize=8)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=7)

@@ -1,0 +1,110 @@
+"""What happened in one run of a scenario: measured, not yet judged. All times are in seconds since the start."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mptcp_lab.scenario.inet_diag import TcpSocket
+    from mptcp_lab.scenario.schema import Port
+
+MEGA = 1e6
+
+
+class InterfaceSample(NamedTuple):
+    """The byte counters of an interface at a time."""
+
+    at: float
+    port: Port
+    received: int
+    sent: int
+
+
+class SubflowSample(NamedTuple):
+    """A TCP socket or MPTCP subflow of a host at a time."""
+
+    at: float
+    host: str
+    socket: TcpSocket
+
+
+class Event(NamedTuple):
+    """Something that was done."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlowResult:
+    """What the flow's program said: seconds it took, bytes that arrived; None where it did not finish."""
+
+    seconds: float | None
+    size: int | None
+
+    @property
+    def goodput(self) -> float | None:
+        """In Mb/s."""
+        return self.size * 8 / self.seconds / MEGA if self.seconds and self.size is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Measurements of one run.
+
+    `counters` are the increases of what nstat(8) shows, per host; `idle` is the share of the processors' time in which
+    they had nothing to do; `join_to_cap` is the time from JOIN to cap per throttled network.
+    """
+
+    duration: float
+    interfaces: Sequence[InterfaceSample]
+    subflows: Sequence[SubflowSample]
+    counters: Mapping[str, Mapping[str, int]]
+    flows: Mapping[str, FlowResult]
+    events: Sequence[Event]
+    idle: float
+    join_to_cap: Mapping[str, float] = field(default_factory=dict)
+
+
+class Curve:
+    """A counter over time; between its points it grows evenly."""
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        self.points = sorted(points)
+        self._times = [at for at, _ in self.points]
+
+    def at(self, time: float) -> float:
+        """Its value at a time."""
+        after = bisect_right(self._times, time)
+        if after == 0 or after == len(self.points):
+            return self.points[max(after - 1, 0)][1] if self.points else 0.0
+        (start, low), (end, high) = self.points[after - 1], self.points[after]
+        return low + (high - low) * (time - start) / (end - start)
+
+    def mbps(self, start: float, end: float) -> float:
+        """A counter of bytes as a mean rate in Mb/s."""
+        return (self.at(end) - self.at(start)) * 8 / (end - start) / MEGA if end > start else 0.0
+
+
+def interface_curves(samples: Iterable[InterfaceSample]) -> dict[Port, tuple[Curve, Curve]]:
+    """Bytes received and bytes sent, per interface."""
+    received, sent = defaultdict(list), defaultdict(list)
+    for sample in samples:
+        received[sample.port].append((sample.at, sample.received))
+        sent[sample.port].append((sample.at, sample.sent))
+    return {port: (Curve(received[port]), Curve(sent[port])) for port in received}
+
+
+def received_curve(samples: Iterable[SubflowSample]) -> Curve:
+    """Payload bytes that these sockets have received together. What a socket had when it was last seen stays."""
+    last: dict[int, int] = {}
+    points: dict[float, float] = {}
+    for sample in sorted(samples, key=lambda sample: sample.at):
+        last[sample.socket.cookie] = sample.socket.received
+        points[sample.at] = sum(last.values())
+    return Curve(points.items())

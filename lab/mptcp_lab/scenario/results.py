@@ -1,0 +1,176 @@
+"""What an experiment leaves in its directory: result.json, and per run CSV files of all samples."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mptcp_lab.errors import LabError
+from mptcp_lab.scenario.judge import Statistic, summarise
+from mptcp_lab.scenario.plan import Addresses
+from mptcp_lab.scenario.recording import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mptcp_lab.scenario.recording import Recording
+    from mptcp_lab.scenario.schema import Scenario
+
+_FILE: Final = "result.json"
+_SUBFLOW_COLUMNS: Final = (
+    *("at_s", "host", "link", "local", "remote", "acked_bytes", "received_bytes", "cwnd_segments", "rtt_ms"),
+    *("pacing_bps", "retransmits", "out_of_order"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: its figures, how long it took, the idle share of the processors, what was done; or why it failed."""
+
+    figures: Mapping[str, float | None]
+    seconds: float
+    idle: float
+    events: Sequence[Event]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An experiment's runs on one kernel (`kernel` as asked for, `release` as uname(1) says)."""
+
+    name: str
+    file: str
+    kernel: str
+    release: str
+    congestion_control: str
+    processors: int
+    time_scale: float
+    seed: int
+    runs: Sequence[Run]
+    directory: Path
+
+    @property
+    def statistics(self) -> dict[str, Statistic | None]:
+        """Every figure over all runs."""
+        names = dict.fromkeys(name for run in self.runs for name in run.figures)
+        return {name: summarise(run.figures.get(name) for run in self.runs) for name in names}
+
+    @property
+    def idle(self) -> Statistic | None:
+        """The idle share of the processors in percent."""
+        return summarise(run.idle * 100 for run in self.runs if run.error is None)
+
+    @property
+    def errors(self) -> list[str]:
+        """Of the runs that failed."""
+        return [run.error for run in self.runs if run.error is not None]
+
+
+def directory_of(out: Path, kernel: str, name: str) -> Path:
+    """Where an experiment's results are: `OUT/KERNEL/SET/SCENARIO[/VARIANT]`."""
+    return out.joinpath(kernel, *name.replace(":", "/").split("/"))
+
+
+def environment() -> dict[str, Any]:
+    """What numbers depend on: kernel, its default congestion control, number of processors."""
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
+    return {"release": platform.release(), "congestion_control": control, "processors": os.cpu_count() or 1}
+
+
+def write_samples(directory: Path, number: int, scenario: Scenario, recording: Recording) -> None:
+    """`interfaces-N.csv`, `subflows-N.csv` and `counters-N.csv` of run number N."""
+    link_of = Addresses(scenario).links()
+    _write(
+        directory / f"interfaces-{number}.csv",
+        ("at_s", "host", "interface", "link", "received_bytes", "sent_bytes"),
+        (
+            (f"{s.at:.3f}", s.port.host, s.port.interface, scenario.link_of(s.port), s.received, s.sent)
+            for s in recording.interfaces
+        ),
+    )
+    _write(
+        directory / f"subflows-{number}.csv",
+        _SUBFLOW_COLUMNS,
+        (
+            (
+                *(f"{at:.3f}", host, link_of.get(s.local, "")),
+                *(f"{s.local} {s.local_port}", f"{s.remote} {s.remote_port}"),
+                *(s.acked, s.received, s.cwnd, f"{s.rtt * 1000:.3f}", s.pacing, s.retransmits, s.out_of_order),
+            )
+            for at, host, s in recording.subflows
+        ),
+    )
+    _write(
+        directory / f"counters-{number}.csv",
+        ("host", "counter", "increase"),
+        ((host, name, n) for host, counters in recording.counters.items() for name, n in counters.items() if n),
+    )
+
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def read_interfaces(directory: Path, number: int = 1) -> list[dict[str, str]]:
+    """The rows of `interfaces-N.csv`; none if there is no such file."""
+    try:
+        with (directory / f"interfaces-{number}.csv").open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+
+
+def write_result(result: Result) -> None:
+    """`result.json`."""
+    fields = ("name", "file", "kernel", "release", "congestion_control", "processors", "time_scale", "seed")
+    data: dict[str, Any] = {field: getattr(result, field) for field in fields}
+    data["figures"] = {
+        name: None if statistic is None else {key: round(value, 4) for key, value in statistic._asdict().items()}
+        for name, statistic in result.statistics.items()
+    }
+    data["runs"] = [
+        {
+            "figures": {name: None if v is None else round(v, 4) for name, v in run.figures.items()},
+            "seconds": round(run.seconds, 3),
+            "idle": round(run.idle, 4),
+            "events": [{"at_s": round(event.at, 3), "text": event.text} for event in run.events],
+            "error": run.error,
+        }
+        for run in result.runs
+    ]
+    (result.directory / _FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def read_results(directory: Path) -> list[Result]:
+    """All results below a directory, sorted by kernel and name. Raises LabError if there is none or one is unusable."""
+    paths = sorted(directory.rglob(_FILE))
+    if not paths:
+        raise LabError(f"{directory}: has no results; allowed: a directory that `mptcp-lab run --out` has written")
+    return [_read(path) for path in paths]
+
+
+def _read(path: Path) -> Result:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        del data["figures"]
+        runs = [
+            Run(
+                figures=run["figures"],
+                seconds=run["seconds"],
+                idle=run["idle"],
+                events=[Event(event["at_s"], event["text"]) for event in run["events"]],
+                error=run["error"],
+            )
+            for run in data.pop("runs")
+        ]
+        return Result(**data, runs=runs, directory=path.parent)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(f"{path}: is not a result of mptcp-lab: {error}") from error

@@ -1,0 +1,452 @@
+"""What a scenario file may say. Every key is explained in docs/lab.md.
+
+Times are in seconds, amounts of data in bytes, shares in percent, rates of figures in Mb/s.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from mptcp_lab.scenario.quantities import Amount, Percent, Queue, QueueText, number
+from mptcp_throttle.model import Per
+from mptcp_throttle.validation import (
+    DurationText,
+    Flag,
+    Name,
+    RateText,
+    Section,
+    each_once,
+    list_of,
+    one_of,
+    text_that,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_throttle.yaml_file import KeyPath
+
+MAX_LINKS: Final = 50
+MAX_ENDS: Final = 9
+LATEST_KERNEL: Final = "debian-6.12"
+"""The guest's kernel where this machine's does not do."""
+
+
+class Kernel(StrEnum):
+    """Where a scenario runs: on this machine's kernel, or on a stock one in the guest."""
+
+    NATIVE = "native"
+    DEBIAN_6_1 = "debian-6.1"
+    DEBIAN_6_12 = LATEST_KERNEL
+
+
+class Program(StrEnum):
+    """What a host of the S0 topology runs."""
+
+    SQUID = "squid"
+    THROTTLE = "throttle"
+    ORIGIN = "origin"
+
+
+class Protocol(StrEnum):
+    """How a flow is carried."""
+
+    MPTCP = "mptcp"
+    TCP = "tcp"
+    UDP = "udp"
+
+
+class EndpointFlag(StrEnum):
+    """Flags of `ip mptcp endpoint add`."""
+
+    SUBFLOW = "subflow"
+    SIGNAL = "signal"
+    BACKUP = "backup"
+    FULLMESH = "fullmesh"
+
+
+class Port(NamedTuple):
+    """An end of a link: an interface of a host."""
+
+    host: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{self.host}.{self.interface}"
+
+
+# IFNAMSIZ is 16 with the terminating zero; the ports of a switch are called "<host>-<interface>".
+_PORT: Final = re.compile(r"([a-z][a-z0-9]{0,6})\.([a-z][a-z0-9]{0,6})")
+_HOST: Final = re.compile(r"[a-z][a-z0-9]{0,6}")
+_SYSCTL: Final = re.compile(r"net(\.[a-z0-9_]+){2,}")
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?")
+_FIGURE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9.+_-]*/)?[a-z0-9][a-z0-9_-]*")
+
+
+def _port(value: object) -> Port:
+    match = _PORT.fullmatch(str(value))
+    if match is None:
+        raise ValueError("allowed: HOST.INTERFACE, each up to 7 of a-z and 0-9, a letter first")
+    return Port(match[1], match[2])
+
+
+def _sysctl_value(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).isprintable():
+        raise ValueError("allowed: a number or a text")
+    return str(value)
+
+
+def _figure(value: object) -> float | str:
+    text = str(value)
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not _FIGURE.fullmatch(text):
+        raise ValueError("allowed: a figure of this file, VARIANT/FIGURE, or a number")
+    return text
+
+
+Text = Annotated[str, text_that(bool, "text in one line")]
+HostName = Annotated[str, text_that(_HOST.fullmatch, "up to 7 of a-z and 0-9, a letter first")]
+PortText = Annotated[Port, PlainValidator(_port)]
+Number = Annotated[float, number(0, 10**9)]
+Links = Annotated[tuple[Name, ...], list_of("links", MAX_LINKS), AfterValidator(each_once)]
+
+
+class Limits(Section):
+    """`ip mptcp limits` of a host."""
+
+    subflows: Annotated[int, whole(0, 8)] = 8
+    add_addr_accepted: Annotated[int, whole(0, 8)] = 8
+
+
+class HostSection(Section):
+    """A host: what it runs, whether it forwards, its MPTCP and its kernel parameters."""
+
+    forward: Flag = False
+    run: Annotated[
+        tuple[Annotated[Program, one_of(Program)], ...], list_of("programs", len(Program)), AfterValidator(each_once)
+    ] = ()
+    sysctls: dict[
+        Annotated[str, text_that(_SYSCTL.fullmatch, "a parameter below net, such as net.ipv4.tcp_dsack")],
+        Annotated[str, PlainValidator(_sysctl_value)],
+    ] = Field(default_factory=dict)
+    endpoints: dict[
+        Name, Annotated[tuple[Annotated[EndpointFlag, one_of(EndpointFlag)], ...], list_of("flags", len(EndpointFlag))]
+    ] = Field(default_factory=dict)
+    limits: Limits = Limits()
+
+
+class LinkSection(Section):
+    """A link: two ends, or more with a switch between; what it does to packets, the same in all directions."""
+
+    ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
+    rate: RateText | None = None
+    delay: DurationText = 0.0
+    jitter: DurationText = 0.0
+    loss: Percent = 0.0
+    queue: QueueText = Queue(0.05, None)
+    mtu: Annotated[int, whole(1280, 9000)] = 1500
+    families: Annotated[
+        tuple[Annotated[int, whole(4, 6)], ...], list_of("address families", 2), AfterValidator(each_once)
+    ] = (4, 6)
+
+    @property
+    def switched(self) -> bool:
+        """Whether a switch is between the ends."""
+        return len(self.ends) > 2
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it takes netem to make it."""
+        return bool(self.delay or self.jitter or self.loss)
+
+
+class ThrottledNetwork(Section):
+    """An access network of our services: the subnets of one link."""
+
+    link: Name
+    preference: Annotated[int, whole(1, 1000)]
+    cap: RateText | None = None
+    limit: RateText | None = None
+    per: Annotated[Per, one_of(Per)] = Per.CLIENT
+
+
+class ThrottleSection(Section):
+    """The configuration of our services."""
+
+    networks: dict[Name, ThrottledNetwork]
+    linger: Text = "2s"
+
+
+class FlowSection(Section):
+    """Data from `sender` to `receiver`: a file through Squid and `via`, or as much as goes through by iperf3."""
+
+    sender: HostName = Field(alias="from")
+    receiver: HostName = Field(alias="to")
+    via: HostName | None = None
+    protocol: Annotated[Protocol, one_of(Protocol)] = Protocol.MPTCP
+    family: Annotated[int, whole(4, 6)] = 4
+    over: Name | None = None
+    size: Amount | None = None
+    start: DurationText = 0.0
+    duration: DurationText | None = None
+    rate: RateText | None = None
+
+
+class EventSection(Section):
+    """Something that happens at a time: one of down, up, leave, join, link, endpoint, throttle."""
+
+    at: DurationText
+    down: PortText | None = None
+    up: PortText | None = None
+    leave: PortText | None = None
+    join: PortText | None = None
+    link: Name | None = None
+    rate: RateText | None = None
+    delay: DurationText | None = None
+    jitter: DurationText | None = None
+    loss: Percent | None = None
+    queue: QueueText | None = None
+    endpoint: PortText | None = None
+    backup: Flag | None = None
+    throttle: Text | None = None
+
+
+class FigureSection(Section):
+    """A figure to report: one of rate, volume, received, goodput, seconds, gap, join_to_cap, counter."""
+
+    rate: Links | None = None
+    volume: Links | None = None
+    received: Name | None = None
+    over: Links | None = None
+    goodput: Name | None = None
+    seconds: Name | None = None
+    gap: Name | None = None
+    join_to_cap: Name | None = None
+    counter: Text | None = None
+    begin: DurationText = Field(default=0.0, alias="from")
+    end: DurationText | None = Field(default=None, alias="to")
+    seed: Number | None = None
+    within: Percent = 25.0
+    why: Text | None = None
+
+    @property
+    def kind(self) -> str:
+        """What is measured."""
+        return next(kind for kind in UNITS if getattr(self, kind) is not None)
+
+    @property
+    def unit(self) -> str:
+        """Of its number."""
+        return UNITS[self.kind]
+
+
+UNITS: Final = {
+    "rate": "Mb/s",
+    "volume": "MB",
+    "received": "Mb/s",
+    "goodput": "Mb/s",
+    "seconds": "s",
+    "gap": "s",
+    "join_to_cap": "ms",
+    "counter": "",
+}
+"""What a figure can measure, and in what."""
+
+_ACTIONS: Final = ("down", "up", "leave", "join", "link", "endpoint", "throttle")
+_SHAPE: Final = ("rate", "delay", "jitter", "loss", "queue")
+
+
+class ExpectationSection(Section):
+    """What must hold: a figure, divided by another one or by a number, is in a range."""
+
+    of: Annotated[float | str, PlainValidator(_figure)]
+    to: Annotated[float | str, PlainValidator(_figure)] = 1.0
+    at_least: Number | None = None
+    at_most: Number | None = None
+
+
+class Scenario(Section):
+    """A scenario, or one variant of it."""
+
+    title: Text
+    seed: Text
+    why: Text | None = None
+    kernel: Annotated[Kernel, one_of(Kernel)] | None = None
+    scale: Annotated[float, number(0.001, 10**6)] = 1.0
+    duration: DurationText
+    interval: DurationText = 0.1
+    repeat: Annotated[int, whole(1, 100)] = 1
+    hosts: dict[HostName, HostSection]
+    links: dict[Name, LinkSection]
+    throttle: ThrottleSection | None = None
+    flows: dict[Name, FlowSection]
+    events: Annotated[tuple[EventSection, ...], list_of("events", 1000)] = ()
+    report: dict[Name, FigureSection]
+    expect: dict[Text, ExpectationSection] = Field(default_factory=dict)
+
+    def link_of(self, port: Port) -> str:
+        """The name of the link that ends there."""
+        return next(name for name, link in self.links.items() if port in link.ends)
+
+    def ports(self, host: str) -> Iterator[tuple[Port, str]]:
+        """The interfaces of a host, in the order of the links, and the link of each."""
+        for name, link in self.links.items():
+            for port in link.ends:
+                if port.host == host:
+                    yield port, name
+
+    def host_running(self, program: Program) -> str | None:
+        """The host that runs the program."""
+        return next((name for name, host in self.hosts.items() if program in host.run), None)
+
+
+def problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """What the sections cannot see one by one: where, and what is wrong there and allowed."""
+    yield from _link_problems(scenario)
+    yield from _host_problems(scenario)
+    yield from _throttle_problems(scenario)
+    yield from _flow_problems(scenario)
+    yield from _event_problems(scenario)
+    yield from _figure_problems(scenario)
+
+
+def _one_of_these(names: object) -> str:
+    return f"allowed: {', '.join(map(str, names)) or 'none, there is none'}"  # type: ignore[call-overload]
+
+
+def _ports(scenario: Scenario) -> list[Port]:
+    return [port for link in scenario.links.values() for port in link.ends]
+
+
+def _link_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    if len(scenario.links) > MAX_LINKS:
+        yield ("links",), f"allowed: up to {MAX_LINKS}"
+    seen: set[Port] = set()
+    for name, link in scenario.links.items():
+        keys: KeyPath = ("links", name)
+        if len(link.ends) < 2:
+            yield (*keys, "ends"), f"allowed: 2 to {MAX_ENDS} ends"
+        for number_, port in enumerate(link.ends):
+            if port.host not in scenario.hosts:
+                yield (*keys, "ends", number_), f"there is no such host; {_one_of_these(scenario.hosts)}"
+            if port in seen:
+                yield (*keys, "ends", number_), "is an end of another link; allowed: an interface of its own"
+            seen.add(port)
+        if set(link.families) - {4, 6}:
+            yield (*keys, "families"), "allowed: 4, 6 or both"
+        if link.jitter and link.rate is None:
+            yield (*keys, "jitter"), "needs a rate: without it packets overtake each other"
+        if link.jitter > link.delay:
+            yield (*keys, "jitter"), "is more than delay"
+
+
+def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    forwarding = [name for name, host in scenario.hosts.items() if host.forward]
+    if len(forwarding) > 1:
+        yield ("hosts", forwarding[1], "forward"), f"allowed: one host that forwards, which is {forwarding[0]}"
+    for name, host in scenario.hosts.items():
+        interfaces = [port.interface for port, _ in scenario.ports(name)]
+        if not interfaces:
+            yield ("hosts", name), "is at no link; allowed: hosts that links connect"
+        for interface in host.endpoints:
+            if interface not in interfaces:
+                yield ("hosts", name, "endpoints", interface), f"no such interface; {_one_of_these(interfaces)}"
+
+
+def _throttle_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    host = scenario.host_running(Program.THROTTLE)
+    if (host is None) != (scenario.throttle is None):
+        yield ("throttle",), "allowed: if and only if a host runs throttle"
+    if host is not None and len(list(scenario.ports(host))) != 1:
+        yield ("hosts", host, "run"), "throttle needs a host with one interface"
+    for name, network in () if scenario.throttle is None else scenario.throttle.networks.items():
+        if network.link not in scenario.links:
+            yield ("throttle", "networks", name, "link"), f"no such link; {_one_of_these(scenario.links)}"
+
+
+def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    for name, flow in scenario.flows.items():
+        keys: KeyPath = ("flows", name)
+        for key, host in (("from", flow.sender), ("to", flow.receiver), ("via", flow.via)):
+            if host is not None and host not in scenario.hosts:
+                yield (*keys, key), f"no such host; {_one_of_these(scenario.hosts)}"
+                return
+        if flow.over is not None and flow.over not in scenario.links:
+            yield (*keys, "over"), f"no such link; {_one_of_these(scenario.links)}"
+        if flow.family not in {4, 6}:
+            yield (*keys, "family"), "allowed: 4 or 6"
+        if flow.via is not None:
+            if Program.SQUID not in scenario.hosts[flow.via].run:
+                yield (*keys, "via"), "this host does not run squid"
+            if Program.ORIGIN not in scenario.hosts[flow.sender].run:
+                yield (*keys, "from"), "this host does not run origin"
+            if flow.size is None:
+                yield (*keys, "size"), "is required of a flow with via"
+            if flow.protocol is Protocol.UDP:
+                yield (*keys, "protocol"), "allowed with via: mptcp, tcp"
+        elif flow.size is not None:
+            yield (*keys, "size"), "needs via; allowed without: duration"
+        if (flow.rate is None) != (flow.protocol is not Protocol.UDP):
+            yield (*keys, "rate"), "is for udp, which needs it"
+        if flow.start >= scenario.duration:
+            yield (*keys, "start"), "is not before the end of the scenario (duration)"
+
+
+def _event_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    ports = _ports(scenario)
+    for number_, event in enumerate(scenario.events):
+        keys: KeyPath = ("events", number_)
+        actions = [action for action in _ACTIONS if getattr(event, action) is not None]
+        if len(actions) != 1:
+            yield keys, f"allowed: exactly one of {', '.join(_ACTIONS)}"
+            continue
+        subject = getattr(event, actions[0])
+        if isinstance(subject, Port) and subject not in ports:
+            yield (*keys, actions[0]), f"no such end of a link; {_one_of_these(ports)}"
+        shape = [key for key in _SHAPE if getattr(event, key) is not None]
+        if event.link is not None and (event.link not in scenario.links or not shape):
+            yield (*keys, "link"), f"allowed: a link ({', '.join(scenario.links)}), with one of {', '.join(_SHAPE)}"
+        if event.link is None and shape:
+            yield (*keys, shape[0]), "needs link"
+        if (event.endpoint is None) != (event.backup is None):
+            yield keys, "allowed: endpoint and backup together"
+        if event.throttle is not None and scenario.throttle is None:
+            yield (*keys, "throttle"), "no host runs throttle"
+
+
+def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    for name, figure in scenario.report.items():
+        keys: KeyPath = ("report", name)
+        kinds = [kind for kind in UNITS if getattr(figure, kind) is not None]
+        if len(kinds) != 1:
+            yield keys, f"allowed: exactly one of {', '.join(UNITS)}"
+            continue
+        known: object = scenario.flows
+        if kinds[0] == "join_to_cap":
+            known = {} if scenario.throttle is None else scenario.throttle.networks
+        wanted = getattr(figure, kinds[0])
+        if kinds[0] == "counter":
+            if wanted.split(".")[0] not in scenario.hosts or wanted.count(".") != 1:
+                yield (*keys, "counter"), "allowed: HOST.COUNTER, such as proxy.TcpRetransSegs"
+        elif isinstance(wanted, str) and wanted not in known:  # type: ignore[operator]
+            yield (*keys, kinds[0]), f"no such name; {_one_of_these(known)}"
+        for key in ("rate", "volume", "over"):
+            for link in getattr(figure, key) or ():
+                if link not in scenario.links:
+                    yield (*keys, key), f"no such link: {link}; {_one_of_these(scenario.links)}"
+        if figure.over is not None and figure.received is None:
+            yield (*keys, "over"), "needs received"
+        if figure.end is not None and figure.end <= figure.begin:
+            yield (*keys, "to"), "is not after from"
+    for name, expectation in scenario.expect.items():
+        for key, reference in (("of", expectation.of), ("to", expectation.to)):
+            if isinstance(reference, str) and "/" not in reference and reference not in scenario.report:
+                yield ("expect", name, key), f"no such figure; {_one_of_these(scenario.report)}"
+        if expectation.at_least is None and expectation.at_most is None:
+            yield ("expect", name), "allowed: at_least, at_most or both"

@@ -1,0 +1,94 @@
+"""Results as tables for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from mptcp_lab.scenario.judge import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mptcp_lab.scenario.files import Experiment
+    from mptcp_lab.scenario.judge import Statistic, Verdict
+    from mptcp_lab.scenario.results import Result
+
+_SAME = {True: "[green]same[/]", False: "[yellow]different[/]", None: ""}
+
+
+def number(value: float | None) -> str:
+    """Three figures, without an exponent."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.3g}"
+
+
+def spread(statistic: Statistic | None) -> str:
+    """The median, and the range if there were several runs."""
+    if statistic is None:
+        return "-"
+    if statistic.runs == 1:
+        return number(statistic.median)
+    return f"{number(statistic.median)} ({number(statistic.least)}-{number(statistic.most)})"
+
+
+def summary_table(pairs: Iterable[tuple[Experiment, Result]]) -> Table:
+    """Every figure beside the seed's."""
+    table = Table(title="Figures: median (range) of all runs, beside the seed's")
+    table.add_column("scenario")
+    table.add_column("kernel")
+    table.add_column("figure")
+    for heading in ("ours", "seed", "unit", "idle %"):
+        table.add_column(heading, justify="left" if heading == "unit" else "right")
+    table.add_column("")
+    for experiment, result in pairs:
+        name, kernel, idle = experiment.name, result.release, number(None if not result.idle else result.idle.median)
+        for error in result.errors:
+            table.add_row(name, kernel, f"[bold red]failed[/]: {error}")
+            name = kernel = ""
+        for row in compare(experiment.scenario, result.statistics) if result.statistics else ():
+            table.add_row(
+                name,
+                kernel,
+                row.figure,
+                spread(row.ours),
+                "" if row.seed is None else number(row.seed),
+                row.unit,
+                idle,
+                _SAME[row.same],
+            )
+            name = kernel = ""
+        table.add_section()
+    return table
+
+
+def verdict_table(verdicts: Mapping[str, Sequence[Verdict]]) -> Table:
+    """What was expected, what was seen, and whether it held."""
+    table = Table(title="Expectations")
+    for heading in ("scenario", "expected", "seen", "held"):
+        table.add_column(heading)
+    for name, listed in verdicts.items():
+        shown = name
+        for verdict in listed:
+            table.add_row(shown, verdict.expected, verdict.seen, "[green]yes[/]" if verdict.held else "[bold red]NO[/]")
+            shown = ""
+        if listed:
+            table.add_section()
+    return table
+
+
+def compare_table(
+    names: tuple[str, str], rows: Iterable[tuple[str, str, str, Statistic | None, Statistic | None]]
+) -> Table:
+    """Two sets of results side by side."""
+    table = Table(title="Figures of two sets of results")
+    for heading in ("scenario", "figure", *names, "unit", "ratio"):
+        table.add_column(heading, justify="right" if heading in (*names, "ratio") else "left")
+    last = ""
+    for scenario, figure, unit, one, other in rows:
+        ratio = "-" if one is None or other is None or not one.median else f"{other.median / one.median:.2f}"
+        table.add_row("" if scenario == last else scenario, figure, spread(one), spread(other), unit, ratio)
+        last = scenario
+    return table
