@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.recording import Curve, Recording, SubflowSample
     from mptcp_lab.scenario.schema import FigureSection, Scenario
 
+_SLOW: Final = 0.1
+
 
 def measure(scenario: Scenario, recording: Recording) -> dict[str, float | None]:
     """Every figure of the report by its name; None where the run did not have it."""
@@ -82,15 +84,18 @@ def _seconds(_scenario: Scenario, recording: Recording, figure: FigureSection) -
 
 
 def _gap(scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    """The longest time in which nothing arrived; as fine as the sampling interval."""
+    """The longest time in which the flow was slower than a tenth of its mean; as fine as the sampling interval."""
     start, end = _window(recording, figure)
     curve = received_curve(_samples_of(scenario, recording, figure.gap or ""))
-    points = [(start, curve.at(start)), *(p for p in curve.points if start < p[0] < end), (end, curve.at(end))]
+    if end <= start:
+        return None
+    least = curve.mbps(0, recording.duration) * _SLOW
+    points = [start, *(at for at, _ in curve.points if start < at < end), end]
     longest, since = 0.0, start
-    for (before, low), (at, high) in pairwise(points):
-        if high > low:
+    for before, at in pairwise(points):
+        if curve.mbps(before, at) > least:
             longest, since = max(longest, before - since), at
-    return max(longest, end - since) if end > start else None
+    return max(longest, end - since)
 
 
 def _join_to_cap(_scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:

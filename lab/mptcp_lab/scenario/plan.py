@@ -360,7 +360,7 @@ def origin_url(scenario: Scenario, name: str, document: str) -> str:
 
 
 def _preload(flow: FlowSection) -> list[str]:
-    return ["mptcpize", "run"] if flow.protocol is Protocol.MPTCP else []
+    return ["mptcpize", "run"] if flow.protocol in {Protocol.MPTCP, Protocol.FALLBACK} else []
 
 
 def _in_url(address: str) -> str:

@@ -42,7 +42,8 @@ def draw_time_line(scenario: Scenario, result: Result) -> Path | None:
     axes = figure.subplots()
     window = max(_LEAST_WINDOW, 5 * scenario.interval)
     times = [run.seconds * step / _STEPS for step in range(1, _STEPS + 1)]
-    for link in scenario.links:
+    limited = [name for name, link in scenario.links.items() if link.rate is not None]
+    for link in limited or scenario.links:
         curve = busiest(scenario, curves, link)
         if curve is not None:
             axes.plot(times, [curve.mbps(max(at - window, 0), at) for at in times], label=link, linewidth=1.1)

@@ -54,10 +54,11 @@ class Program(StrEnum):
 
 
 class Protocol(StrEnum):
-    """How a flow is carried."""
+    """How a flow is carried; `fallback`: by MPTCP to a server that speaks TCP only."""
 
     MPTCP = "mptcp"
     TCP = "tcp"
+    FALLBACK = "fallback"
     UDP = "udp"
 
 
@@ -150,7 +151,7 @@ class LinkSection(Section):
     jitter: DurationText = 0.0
     loss: Percent = 0.0
     queue: QueueText = Queue(0.05, None)
-    mtu: Annotated[int, whole(1280, 9000)] = 1500
+    mtu: Annotated[int, whole(576, 9000)] = 1500
     families: Annotated[
         tuple[Annotated[int, whole(4, 6)], ...], list_of("address families", 2), AfterValidator(each_once)
     ] = (4, 6)
@@ -340,6 +341,8 @@ def _link_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             seen.add(port)
         if set(link.families) - {4, 6}:
             yield (*keys, "families"), "allowed: 4, 6 or both"
+        if link.mtu < 1280 and 6 in link.families:
+            yield (*keys, "mtu"), "is too small for IPv6; allowed: 1280 or more, or families: [4]"
         if link.jitter and link.rate is None:
             yield (*keys, "jitter"), "needs a rate: without it packets overtake each other"
         if link.jitter > link.delay:
@@ -388,7 +391,7 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield (*keys, "from"), "this host does not run origin"
             if flow.size is None:
                 yield (*keys, "size"), "is required of a flow with via"
-            if flow.protocol is Protocol.UDP:
+            if flow.protocol not in {Protocol.MPTCP, Protocol.TCP}:
                 yield (*keys, "protocol"), "allowed with via: mptcp, tcp"
         elif flow.size is not None:
             yield (*keys, "size"), "needs via; allowed without: duration"
