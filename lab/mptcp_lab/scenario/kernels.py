@@ -25,8 +25,7 @@ def needs(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _needs(scenario: Scenario) -> Iterator[str]:
-    changes = ((event.delay, event.jitter, event.loss) for event in scenario.events)
-    if any(link.emulated for link in scenario.links.values()) or any(any(change) for change in changes):
+    if scenario.emulated:
         yield "netem"
     for host in scenario.hosts.values():
         if CONGESTION_CONTROL in host.sysctls:

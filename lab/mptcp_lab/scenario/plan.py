@@ -153,7 +153,7 @@ def _configure(scenario: Scenario, host: str) -> Iterator[Command]:
     for port, name in scenario.ports(host):
         link = scenario.links[name]
         # netem delays what it is given: packets of the size of the link, instead of the 64 kB that TCP would hand on.
-        segments = " gso_max_segs 1" if any(each.emulated for each in scenario.links.values()) else ""
+        segments = " gso_max_segs 1" if scenario.emulated else ""
         yield Command(host, "ip", f"link set {port.interface} mtu {link.mtu}{segments} up")
     limits = section.limits
     line = f"mptcp limits set subflow {limits.subflows} add_addr_accepted {limits.add_addr_accepted}"

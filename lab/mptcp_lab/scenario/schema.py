@@ -291,6 +291,12 @@ class Scenario(Section):
     report: dict[Name, FigureSection]
     expect: dict[Text, ExpectationSection] = Field(default_factory=dict)
 
+    @property
+    def emulated(self) -> bool:
+        """Whether it takes netem, from the start or after an event."""
+        changes = ((event.delay, event.jitter, event.loss) for event in self.events)
+        return any(link.emulated for link in self.links.values()) or any(any(change) for change in changes)
+
     def link_of(self, port: Port) -> str:
         """The name of the link that ends there."""
         return next(name for name, link in self.links.items() if port in link.ends)

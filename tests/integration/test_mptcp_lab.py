@@ -1,0 +1,117 @@
+"""The command line of the scenarios, from a file to figures, on this machine's kernel."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from bench import EXECUTABLES, eventually
+
+SCENARIO = """\
+title: two small links, one of which goes down
+seed: none; this is a test
+duration: 4s
+hosts:
+  a: {}
+  b: {endpoints: {eth1: [signal]}}
+links:
+  one: {ends: [a.eth0, b.eth0], rate: 5mbit}
+  two: {ends: [a.eth1, b.eth1], rate: 5mbit}
+flows:
+  mptcp: {from: a, to: b}
+events:
+  - {at: 2500ms, down: a.eth1}
+report:
+  both: {rate: [one, two], from: 1s, to: 2500ms, seed: 10}
+  payload: {received: mptcp, from: 1s, to: 2500ms}
+expect:
+  both links are used: {of: both, to: 10, at_least: 0.7}
+"""
+NETNS = Path("/run/netns")
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    command: list[str | Path] = [EXECUTABLES / "mptcp-lab", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lab(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, output and errors of the program, which has left no namespace."""
+    with start(*arguments) as process:
+        output, errors = process.communicate(timeout=60)
+    assert not namespaces(process.pid)
+    return process.returncode, output, errors
+
+
+def scenario(directory: Path, text: str = SCENARIO) -> Path:
+    path = directory / "small.yaml"
+    path.write_text(text)
+    return path
+
+
+def namespaces(pid: int) -> list[str]:
+    return [path.name for path in NETNS.glob(f"mptl-{pid}-*")]
+
+
+def test_a_scenario_runs_and_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    status, output, errors = lab("run", scenario(tmp_path), "--kernel", "native", "--out", out)
+    assert status == 0, output + errors
+    assert "both links are used" in output
+
+    (path,) = out.rglob("result.json")
+    result = json.loads(path.read_text())
+    assert result["kernel"] == "native"
+    assert 7 <= result["figures"]["both"]["median"] <= 10.5
+    assert 6 <= result["figures"]["payload"]["median"] <= 10.5
+    assert [event["text"] for event in result["runs"][0]["events"]] == ["down a.eth1"]
+    subflows = (path.parent / "subflows-1.csv").read_text().splitlines()
+    assert {line.split(",")[2] for line in subflows[1:]} == {"one", "two"}
+    assert (path.parent / "interfaces-1.csv").read_text().count("b,eth1,two") > 20
+    assert (path.parent / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+    assert lab("report", out)[0] == 0
+    report = (out / "report.md").read_text()
+    assert "|  | both | native | 10 |" in report
+    assert "both links are used: both / 10 is 0.7 or more" in report
+
+
+def test_an_expectation_that_does_not_hold_is_exit_status_1(tmp_path: Path) -> None:
+    path = scenario(tmp_path, SCENARIO.replace("at_least: 0.7", "at_least: 7"))
+    status, _, errors = lab("run", path, "--kernel", "native", "--time-scale", "0.5", "--out", tmp_path / "out")
+    assert status == 1
+    assert "1 expectations did not hold" in errors
+
+
+def test_a_scenario_that_is_not_valid_is_exit_status_78_and_a_line(tmp_path: Path) -> None:
+    status, _, errors = lab("run", scenario(tmp_path, SCENARIO.replace("5mbit", "5mbps", 1)))
+    assert status == os.EX_CONFIG
+    assert "small.yaml:8: links.one.rate: '5mbps': is not a rate" in errors
+    assert errors.count("\n") == 1
+
+
+def test_what_a_killed_runner_leaves_is_gone_after_the_next_start(tmp_path: Path) -> None:
+    path = scenario(tmp_path, SCENARIO.replace("duration: 4s", "duration: 60s"))
+    with start("run", path, "--kernel", "native", "--out", tmp_path / "out") as runner:
+
+        def flows() -> bool:
+            pids = [subprocess.check_output(["ip", "netns", "pids", name]) for name in namespaces(runner.pid)]
+            return sum(len(found.split()) for found in pids) >= 2
+
+        eventually(flows, "both ends of the flow running")
+        runner.kill()
+    assert len(namespaces(runner.pid)) == 2
+    lab("run", scenario(tmp_path), "--time-scale", "0.25", "--kernel", "native", "--out", tmp_path)
+    assert not namespaces(runner.pid)
+
+
+def test_a_terminated_runner_cleans_up_itself(tmp_path: Path) -> None:
+    path = scenario(tmp_path, SCENARIO.replace("duration: 4s", "duration: 60s"))
+    with start("run", path, "--kernel", "native", "--out", tmp_path / "out") as runner:
+        eventually(lambda: len(namespaces(runner.pid)) == 2, "built")
+        runner.terminate()
+        _, errors = runner.communicate(timeout=20)
+    assert runner.returncode == 128 + signal.SIGTERM
+    assert errors == "mptcp-lab: interrupted by SIGTERM; everything is cleaned up\n"
+    assert not namespaces(runner.pid)

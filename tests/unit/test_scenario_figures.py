@@ -1,0 +1,143 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mptcp_lab.scenario.figures import measure
+from mptcp_lab.scenario.files import Experiment, load
+from mptcp_lab.scenario.inet_diag import TcpSocket
+from mptcp_lab.scenario.judge import Statistic, compare, judge, summarise
+from mptcp_lab.scenario.recording import Curve, Event, FlowResult, InterfaceSample, Recording, SubflowSample
+from mptcp_lab.scenario.results import Result, Run, read_results, write_result
+from mptcp_lab.scenario.schema import Port
+
+HEAD = """\
+title: two links
+seed: what the seed found
+why: the world has changed
+scale: 10
+duration: 10s
+hosts: {a: {}, b: {}}
+links:
+  one: {ends: [a.eth0, b.eth0]}
+  two: {ends: [a.eth1, b.eth1]}
+flows:
+  x: {from: a, to: b}
+"""
+
+
+def scenario_of(directory: Path, text: str) -> list[Experiment]:
+    path = directory / "x.yaml"
+    path.write_text(HEAD + text)
+    return list(load("s/x", path))
+
+
+def interface(at: float, port: str, received: int) -> InterfaceSample:
+    host, _, name = port.partition(".")
+    return InterfaceSample(at, Port(host, name), received, 0)
+
+
+def subflow(at: float, cookie: int, local: str, received: int) -> SubflowSample:
+    return SubflowSample(at, "b", TcpSocket(cookie, local, 5201, "10.1.0.1", 40000, 0, received, 10, 0.01, 0, 0, 0))
+
+
+# 1 MB/s over link one in 10 s; over link two 1 MB in the first 2 s, whose socket is closed then.
+RECORDING = Recording(
+    duration=10.0,
+    interfaces=[
+        *(interface(at, "b.eth0", at * 1_000_000) for at in range(11)),
+        *(interface(at, "a.eth0", at * 10_000) for at in range(11)),
+        *(interface(at, "b.eth1", min(at, 2) * 500_000) for at in range(11)),
+    ],
+    subflows=[
+        *(subflow(at, 1, "10.1.0.2", 1_000_000 * (at if at < 4 else max(at, 7) - 4 + 1)) for at in range(11)),
+        *(subflow(at, 2, "10.2.0.2", 500_000 * at) for at in range(3)),
+    ],
+    counters={"b": {"TcpRetransSegs": 7}},
+    flows={"x": FlowResult(8.0, 10_000_000)},
+    events=[Event(4.0, "down a.eth0")],
+    idle=0.5,
+)
+
+
+@pytest.mark.parametrize(
+    ("figure", "value"),
+    [
+        ("{rate: [one]}", 8.0),
+        ("{rate: [one, two], to: 2s}", 12.0),
+        ("{rate: [two], from: 2s}", 0.0),
+        ("{rate: [one], from: 11s}", None),
+        ("{volume: [one, two]}", 11.0),
+        ("{volume: [two], from: 1s}", 0.5),
+        ("{received: x, to: 2s}", 12.0),
+        ("{received: x, over: [two]}", 0.8),
+        ("{goodput: x}", 10.0),
+        ("{seconds: x}", 8.0),
+        ("{counter: b.TcpRetransSegs}", 7.0),
+        ("{gap: x}", 3.0),
+        ("{gap: x, to: 3s}", 0.0),
+    ],
+)
+def test_a_figure_is_read_from_a_recording(tmp_path: Path, figure: str, value: float | None) -> None:
+    (experiment,) = scenario_of(tmp_path, f"report:\n  f: {figure}\n")
+    assert measure(experiment.scenario, RECORDING)["f"] == pytest.approx(value)
+
+
+def test_a_curve_grows_evenly_between_its_points_and_not_beyond_them() -> None:
+    curve = Curve([(1.0, 10.0), (3.0, 30.0)])
+    assert [curve.at(time) for time in (0.0, 1.0, 2.0, 3.0, 9.0)] == [10.0, 10.0, 20.0, 30.0, 30.0]
+
+
+def test_repeats_become_a_median_and_a_range() -> None:
+    assert summarise([3.0, None, 1.0, 8.0]) == Statistic(3.0, 1.0, 8.0, 3)
+    assert summarise([None]) is None
+
+
+def numbers(**medians: float | None) -> Mapping[str, Statistic | None]:
+    return {name: None if value is None else Statistic(value, value, value, 1) for name, value in medians.items()}
+
+
+def test_rates_of_the_seed_are_scaled_and_compared_within_the_tolerance(tmp_path: Path) -> None:
+    report = "report:\n  f: {rate: [one], seed: 100, within: 10%}\n  g: {seconds: x, seed: 2}\n  h: {seconds: x}\n"
+    (experiment,) = scenario_of(tmp_path, report)
+    rows = compare(experiment.scenario, numbers(f=10.9, g=3.0, h=1.0))
+    assert [(row.figure, row.seed, row.same, row.why) for row in rows] == [
+        ("f", 10.0, True, ""),
+        ("g", 2.0, False, "the world has changed"),
+        ("h", None, None, ""),
+    ]
+
+
+def test_expectations_are_ratios_of_figures_of_this_and_other_variants(tmp_path: Path) -> None:
+    text = """\
+report:
+  f: {rate: [one]}
+  g: {rate: [two]}
+expect:
+  enough: {of: f, to: g, at_least: 2}
+vary:
+  slow: {}
+  fast:
+    expect:
+      faster: {of: f, to: slow/f, at_least: 3, at_most: 5}
+"""
+    experiments = scenario_of(tmp_path, text)
+    verdicts = judge(experiments, {"s/x:slow": numbers(f=2, g=1), "s/x:fast": numbers(f=8, g=5)})
+    assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:slow"]] == [("enough: f / g is 2 or more", "2", True)]
+    assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:fast"]] == [
+        ("enough: f / g is 2 or more", "1.6", False),
+        ("faster: f / slow/f is 3 to 5", "4", True),
+    ]
+    assert len(judge(experiments, {"s/x:fast": numbers(f=8, g=5)})["s/x:fast"]) == 1
+    assert not judge(experiments, {"s/x:slow": numbers(f=2, g=None)})["s/x:slow"][0].held
+    assert not judge(experiments, {"s/x:slow": numbers(f=0, g=0)})["s/x:slow"][0].held
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    runs = [Run({"f": 1.5, "g": None}, 10.0, 0.75, (Event(4.0, "down a.eth0"),)), Run({}, 0.0, 0.0, (), "no luck")]
+    result = Result("s/x", "/x.yaml", "native", "6.1", "cubic", 2, 1.0, 1, runs, tmp_path)
+    write_result(result)
+    (again,) = read_results(tmp_path)
+    assert again.statistics == {"f": Statistic(1.5, 1.5, 1.5, 1), "g": None}
+    assert again.errors == ["no luck"]
+    assert again.idle == Statistic(75.0, 75.0, 75.0, 1)

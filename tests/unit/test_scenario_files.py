@@ -1,0 +1,192 @@
+from pathlib import Path
+
+import pytest
+
+from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.schema import Kernel
+from mptcp_throttle.errors import ConfigError
+
+GOOD = """\
+title: two links
+seed: what the seed found
+duration: 10s
+hosts:
+  a: {}
+  b: {endpoints: {eth1: [signal]}}
+links:
+  one: {ends: [a.eth0, b.eth0], rate: 5mbit}
+  two: {ends: [a.eth1, b.eth1], rate: 5mbit}
+flows:
+  mptcp: {from: a, to: b}
+report:
+  total: {rate: [one, two], from: 2s, seed: 9.8}
+"""
+
+
+def written(directory: Path, text: str, name: str = "x.yaml") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def loaded(directory: Path, text: str) -> tuple[Experiment, ...]:
+    return load("set/x", written(directory, text))
+
+
+def problems(directory: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(directory, text)
+    return [problem.replace(f"{directory}/", "") for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_scenario_of_the_project_is_valid_and_says_what_the_seed_found(name: str) -> None:
+    experiments = load(name, available()[name])
+    assert all(len(experiment.scenario.seed) > 40 for experiment in experiments)
+    assert all(experiment.scenario.report for experiment in experiments)
+
+
+def test_the_project_has_all_three_sets() -> None:
+    assert {name.split("/")[0] for name in available()} == {"s0", "s1", "s2"}
+
+
+def test_a_scenario_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
+    (experiment,) = loaded(tmp_path, GOOD)
+    assert experiment.name == "set/x"
+    assert experiment.scenario.links["one"].mtu == 1500
+    assert experiment.scenario.report["total"].seed == 9.8
+    assert experiment.scenario.report["total"].unit == "Mb/s"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "rate: 5mbit}\n  two",
+            "rate: 5mbps}\n  two",
+            "x.yaml:8: links.one.rate: '5mbps': is not a rate; allowed: a number",
+        ),
+        (
+            "  a: {}",
+            "  a: {forwards: true}",
+            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: endpoints, forward",
+        ),
+        (
+            "to: b}",
+            "to: b, form: a}",
+            "x.yaml:11: flows.mptcp.form: 'a': unknown key; allowed: duration, family, from, over",
+        ),
+        ("to: b}", "to: d}", "x.yaml:11: flows.mptcp.to: 'd': no such host; allowed: a, b"),
+        (
+            "eth1: [signal]",
+            "eth7: [signal]",
+            "x.yaml:6: hosts.b.endpoints.eth7: no such interface; allowed: eth0, eth1",
+        ),
+        ("[signal]", "[signal, loud]", "x.yaml:6: hosts.b.endpoints.eth1[1]: 'loud': allowed: subflow, signal, backup"),
+        ("a.eth1", "a.eth0", "x.yaml:9: links.two.ends[0]: 'a.eth0': is an end of another link; allowed:"),
+        ("a.eth1", "a", "x.yaml:9: links.two.ends[0]: 'a': allowed: HOST.INTERFACE, each up to 7"),
+        ("[one, two]", "[one, three]", "x.yaml:13: report.total.rate: no such link: three; allowed: one, two"),
+        ("seed: 9.8", "seed: a lot", "x.yaml:13: report.total.seed: 'a lot': allowed: a number from 0"),
+        ("total: {rate: [one, two],", "total: {", "x.yaml:13: report.total: allowed: exactly one of rate, volume"),
+        ("duration: 10s", "duration: 10", "x.yaml:3: duration: 10: is not a duration; allowed: a number with ms"),
+        ("title: two links\n", "", "x.yaml:1: title: is required"),
+        ("flows:\n  mptcp: {from: a, to: b}", "flows: [a]", "x.yaml:10: flows: ['a']: is not a mapping; allowed:"),
+        ("rate: 5mbit}\nflows", "jitter: 1ms, delay: 2ms}\nflows", "x.yaml:9: links.two.jitter: '1ms': needs a rate"),
+        (
+            "rate: 5mbit}\nflows",
+            "mtu: 1000}\nflows",
+            "x.yaml:9: links.two.mtu: '1000': is too small for IPv6; allowed:",
+        ),
+        ("to: b}", "to: b, size: 1MB}", "x.yaml:11: flows.mptcp.size: '1MB': needs via; allowed without: duration"),
+        ("to: b}", "to: b, protocol: udp}", "x.yaml:11: flows.mptcp.rate: is for udp, which needs it"),
+    ],
+)
+def test_a_wrong_scenario_is_refused_with_file_line_and_reason(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    assert old in GOOD
+    (found,) = problems(tmp_path, GOOD.replace(old, new))
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("events:\n  - {at: 1s}\n", "x.yaml:15: events[0]: allowed: exactly one of down, up, leave"),
+        (
+            "events:\n  - {at: 1s, down: c.eth0}\n",
+            "x.yaml:15: events[0].down: 'c.eth0': no such end of a link; allowed:",
+        ),
+        (
+            "events:\n  - {at: 1s, link: one}\n",
+            "x.yaml:15: events[0].link: 'one': allowed: a link (one, two), with one",
+        ),
+        ("events:\n  - {at: 1s, throttle: pause}\n", "x.yaml:15: events[0].throttle: 'pause': no host runs throttle"),
+        (
+            "expect:\n  more: {of: sum, at_least: 1}\n",
+            "x.yaml:15: expect.more.of: 'sum': no such figure; allowed: total",
+        ),
+        ("expect:\n  more: {of: total}\n", "x.yaml:15: expect.more: allowed: at_least, at_most or both"),
+        ("vary: {}\n", "x.yaml:14: vary: {}: allowed: a mapping of variants"),
+        ("vary:\n  a b: {}\n", "x.yaml:15: vary: 'a b': allowed: letters, digits"),
+        ("vary:\n  one:\n    links: {one: {rate: 1}}\n", "x.yaml:16: links.one.rate: 1: is not a rate; allowed:"),
+        ("base: nowhere.yaml\n", "nowhere.yaml: cannot be read: No such file or directory"),
+    ],
+)
+def test_events_expectations_variants_and_bases_are_checked_too(tmp_path: Path, text: str, problem: str) -> None:
+    (found,) = problems(tmp_path, GOOD + text)
+    assert found.startswith(problem)
+
+
+def test_an_expectation_of_a_variant_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    text = GOOD + "vary:\n  slow:\n    expect:\n      half: {of: total, to: fast/total, at_most: 1}\n"
+    assert problems(tmp_path, text) == ["x.yaml:17: expect.half.to: 'fast/total': no variant has such a figure"]
+
+
+def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "base: x.yaml\n" + GOOD)
+    assert "is one base too many" in problem
+
+
+def test_variants_are_laid_over_the_file_and_the_file_over_its_base(tmp_path: Path) -> None:
+    written(tmp_path, GOOD, "base.yaml")
+    text = "base: base.yaml\ntitle: mine\nvary:\n  slow:\n    links: {one: {rate: 1mbit}, two: null}\n"
+    text += "    hosts: {b: {endpoints: null}}\n    report: {total: {rate: [one]}}\n  fast: {}\n"
+    slow, fast = loaded(tmp_path, text)
+    assert (slow.name, fast.name) == ("set/x:slow", "set/x:fast")
+    assert slow.scenario.title == "mine"
+    assert list(slow.scenario.links) == ["one"]
+    assert str(slow.scenario.links["one"].rate) == "1mbit"
+    assert slow.scenario.report["total"].seed == 9.8
+    assert list(fast.scenario.links) == ["one", "two"]
+
+
+def test_a_mistake_in_a_base_is_reported_there(tmp_path: Path) -> None:
+    written(tmp_path, GOOD.replace("5mbit}\n  two", "fast}\n  two"), "base.yaml")
+    (problem,) = problems(tmp_path, "base: base.yaml\ntitle: mine\n")
+    assert problem.startswith("base.yaml:8: links.one.rate: 'fast'")
+
+
+def test_scenarios_are_chosen_by_set_name_variant_and_file(tmp_path: Path) -> None:
+    (tmp_path / "s9").mkdir()
+    written(tmp_path / "s9", GOOD + "vary: {a: {}, b: {}}\n", "one.yaml")
+    path = written(tmp_path / "s9", GOOD + "kernel: debian-6.1\n", "two.yaml")
+
+    def names(*wanted: str) -> list[str]:
+        return [experiment.name for experiment in chosen(wanted, tmp_path)]
+
+    assert names("s9") == ["s9/one:a", "s9/one:b", "s9/two"]
+    assert names("s9/one:b", "s9/one:b") == ["s9/one:b"]
+    assert chosen([str(path)], tmp_path)[0].scenario.kernel is Kernel.DEBIAN_6_1
+    with pytest.raises(ConfigError, match=r"s8: no such scenario; allowed: a set \(s9\)"):
+        names("s8")
+    with pytest.raises(ConfigError, match="s9/one:c: no such variant; allowed: a, b"):
+        names("s9/one:c")
+
+
+def test_scaling_changes_times_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+    text = GOOD.replace("to: b}", "to: b, start: 4s}") + "events:\n  - {at: 6s, link: one, delay: 100ms}\n"
+    scenario = scaled(loaded(tmp_path, text)[0].scenario, 0.5)
+    assert (scenario.duration, scenario.flows["mptcp"].start, scenario.events[0].at) == (5.0, 2.0, 3.0)
+    assert (scenario.report["total"].begin, scenario.report["total"].end) == (1.0, None)
+    assert (scenario.events[0].delay, scenario.interval) == (0.1, 0.1)

@@ -1,0 +1,76 @@
+"""Golden: a scenario in `plans/`, and beside it the commands that build it and that its events are.
+
+After a wanted change, `python tests/unit/test_scenario_plan.py` writes the commands anew: read the difference before it
+is committed.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from mptcp_lab.scenario.files import load
+from mptcp_lab.scenario.plan import curl_arguments, event_commands, iperf_arguments, make_plan, reshape
+from mptcp_lab.scenario.stage import describe
+from mptcp_lab.topology import kernel_parameters
+
+SCENARIOS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
+HEAD = """\
+title: flows
+seed: none
+duration: 10s
+hosts: {a: {run: [origin]}, b: {run: [squid]}, c: {}}
+links:
+  one: {ends: [a.eth0, b.eth0, c.eth0]}
+  two: {ends: [a.eth1, b.eth1, c.eth1]}
+report: {}
+flows:
+"""
+
+
+def planned(path: Path) -> str:
+    scenario = load("plans/x", path)[0].scenario
+    common = {f" {key} = {value}" for key, value in kernel_parameters(forwarding=False).items()}
+    lines = [line for line in str(make_plan(scenario)).splitlines() if line.partition(":")[2] not in common]
+    for event in scenario.events:
+        lines += ["", f"at {event.at:g} s: {describe(event)}", *map(str, event_commands(scenario, event))]
+        scenario = reshape(scenario, event)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_becomes_these_commands(path: Path) -> None:
+    assert planned(path) == path.with_suffix(".txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flow", "command"),
+    [
+        ("{from: a, to: b}", "mptcpize run iperf3 --client 10.1.0.2 --port 5201 --time 8 --json"),
+        (
+            "{from: a, to: b, protocol: tcp, over: two}",
+            "iperf3 --client 10.2.0.2 --port 5201 --bind 10.2.0.1 --time 8 --json",
+        ),
+        ("{from: a, to: b, family: 6}", "mptcpize run iperf3 --client fd00:1::2 --port 5201 --time 8 --json"),
+        (
+            "{from: a, to: c, protocol: udp, rate: 9mbit}",
+            "iperf3 --client 10.1.0.3 --port 5201 --udp --bitrate 9000000 --time 8 --json",
+        ),
+    ],
+)
+def test_a_direct_flow_becomes_this_command(tmp_path: Path, flow: str, command: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{HEAD}  x: {flow}\n")
+    assert " ".join(iperf_arguments(load("x", path)[0].scenario, "x", 8.0)) == command
+
+
+def test_a_flow_through_squid_binds_to_the_receivers_address_on_its_link(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{HEAD}  x: {{from: a, to: c, via: b, over: two, size: 1MB}}\n")
+    arguments = " ".join(curl_arguments(load("x", path)[0].scenario, "x", "http://10.1.0.1/f", 8080))
+    assert arguments.startswith("mptcpize run curl ")
+    assert arguments.endswith(" --interface 10.2.0.3 --proxy http://10.1.0.2:8080 http://10.1.0.1/f")
+
+
+if __name__ == "__main__":
+    for scenario_path in SCENARIOS:
+        scenario_path.with_suffix(".txt").write_text(planned(scenario_path))
