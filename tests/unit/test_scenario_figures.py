@@ -122,15 +122,22 @@ vary:
       faster: {of: f, to: slow/f, at_least: 3, at_most: 5}
 """
     experiments = scenario_of(tmp_path, text)
-    verdicts = judge(experiments, {"s/x:slow": numbers(f=2, g=1), "s/x:fast": numbers(f=8, g=5)})
+    verdicts = judge(experiments, "native", {"s/x:slow": numbers(f=2, g=1), "s/x:fast": numbers(f=8, g=5)})
     assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:slow"]] == [("enough: f / g is 2 or more", "2", True)]
     assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:fast"]] == [
         ("enough: f / g is 2 or more", "1.6", False),
         ("faster: f / slow/f is 3 to 5", "4", True),
     ]
-    assert len(judge(experiments, {"s/x:fast": numbers(f=8, g=5)})["s/x:fast"]) == 1
-    assert not judge(experiments, {"s/x:slow": numbers(f=2, g=None)})["s/x:slow"][0].held
-    assert not judge(experiments, {"s/x:slow": numbers(f=0, g=0)})["s/x:slow"][0].held
+    assert len(judge(experiments, "native", {"s/x:fast": numbers(f=8, g=5)})["s/x:fast"]) == 1
+    assert not judge(experiments, "native", {"s/x:slow": numbers(f=2, g=None)})["s/x:slow"][0].held
+    assert not judge(experiments, "native", {"s/x:slow": numbers(f=0, g=0)})["s/x:slow"][0].held
+
+
+def test_an_expectation_of_one_kernel_is_not_one_of_another(tmp_path: Path) -> None:
+    text = "report:\n  f: {seconds: x}\nexpect:\n  soon: {of: f, at_most: 1, kernel: native}\n"
+    experiments = scenario_of(tmp_path, text)
+    assert len(judge(experiments, "native", {"s/x": numbers(f=2)})["s/x"]) == 1
+    assert judge(experiments, "debian-6.1", {"s/x": numbers(f=2)})["s/x"] == []
 
 
 def test_a_result_survives_its_file(tmp_path: Path) -> None:

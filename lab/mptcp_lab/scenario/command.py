@@ -15,10 +15,9 @@ from rich.table import Table
 from mptcp_lab.errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
-from mptcp_lab.scenario.judge import judge
 from mptcp_lab.scenario.kernels import choose
 from mptcp_lab.scenario.plan import event_commands, make_plan, reshape
-from mptcp_lab.scenario.report import as_html, as_markdown, make_report
+from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
 from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
 from mptcp_lab.scenario.schema import Kernel
@@ -139,14 +138,14 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _conclude(pairs: Sequence[tuple[Experiment, Result]], out: Path, console: Console) -> int:
-    verdicts = judge([e for e, _ in pairs], {e.name: result.statistics for e, result in pairs})
+    verdicts = list(verdicts_of(pairs))
     console.print(summary_table(pairs))
-    if any(verdicts.values()):
+    if verdicts:
         console.print(verdict_table(verdicts))
     _draw(pairs, out)
     console.print(f"samples, logs and pictures: {out}", highlight=False, soft_wrap=True)
     failed = sum(len(result.errors) for _, result in pairs)
-    broken = sum(not verdict.held for listed in verdicts.values() for verdict in listed)
+    broken = sum(not verdict.held for _, _, verdict in verdicts)
     if failed or broken:
         raise UserError(f"{failed} runs failed, {broken} expectations did not hold")
     return 0

@@ -66,21 +66,22 @@ def _compare(scenario: Scenario, name: str, figure: FigureSection, ours: Statist
 
 
 def judge(
-    experiments: Sequence[Experiment], statistics: Mapping[str, Mapping[str, Statistic | None]]
+    experiments: Sequence[Experiment], kernel: str, statistics: Mapping[str, Mapping[str, Statistic | None]]
 ) -> dict[str, list[Verdict]]:
-    """The verdicts per experiment. What refers to a variant that did not run is left out."""
+    """The verdicts per experiment, all on one kernel. What refers to a variant that did not run is left out."""
     known = {
         f"{experiment.family}:{experiment.variant}/{name}": statistic
         for experiment in experiments
         for name, statistic in statistics.get(experiment.name, {}).items()
     }
-    return {e.name: list(_verdicts(e, known)) for e in experiments if e.name in statistics}
+    return {e.name: list(_verdicts(e, kernel, known)) for e in experiments if e.name in statistics}
 
 
-def _verdicts(experiment: Experiment, known: Mapping[str, Statistic | None]) -> Iterator[Verdict]:
+def _verdicts(experiment: Experiment, kernel: str, known: Mapping[str, Statistic | None]) -> Iterator[Verdict]:
     for text, expectation in experiment.scenario.expect.items():
         keys = [_key(experiment, reference) for reference in (expectation.of, expectation.to)]
-        if any(isinstance(key, str) and key not in known for key in keys):
+        elsewhere = expectation.kernel not in (None, kernel)
+        if elsewhere or any(isinstance(key, str) and key not in known for key in keys):
             continue
         above, below = (_value(key, known) for key in keys)
         expected = f"{text}: {_range(expectation)}"

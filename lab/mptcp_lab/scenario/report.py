@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mptcp_lab.scenario.files import Experiment
+    from mptcp_lab.scenario.judge import Verdict
     from mptcp_lab.scenario.results import Result
 
 _HEADINGS: Final = ("variant", "figure", "kernel", "seed", "ours", "unit", "idle %", "")
@@ -177,15 +178,21 @@ def _rows(experiment: Experiment, result: Result) -> Iterator[list[str]]:
         ]
 
 
-def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
+def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:
+    """All verdicts, each with its experiment and kernel; variants are compared with those on the same kernel."""
     for kernel in dict.fromkeys(result.kernel for _, result in pairs):
-        chosen = [(experiment, result) for experiment, result in pairs if result.kernel == kernel]
-        statistics = {experiment.name: result.statistics for experiment, result in chosen}
-        for experiment in (experiment for experiment, _ in chosen):
-            for verdict in judge([e for e, _ in chosen], statistics)[experiment.name]:
-                variant = f"{experiment.variant}, " if experiment.variant else ""
-                held = "held" if verdict.held else "DID NOT HOLD"
-                yield f"Expected ({variant}{kernel}): {verdict.expected}; seen {verdict.seen}: {held}."
+        chosen = {experiment.name: (experiment, result) for experiment, result in pairs if result.kernel == kernel}
+        statistics = {name: result.statistics for name, (_, result) in chosen.items()}
+        verdicts = judge([experiment for experiment, _ in chosen.values()], kernel, statistics)
+        for name, listed in verdicts.items():
+            yield from ((chosen[name][0], kernel, verdict) for verdict in listed)
+
+
+def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
+    for experiment, kernel, verdict in verdicts_of(pairs):
+        variant = f"{experiment.variant}, " if experiment.variant else ""
+        held = "held" if verdict.held else "DID NOT HOLD"
+        yield f"Expected ({variant}{kernel}): {verdict.expected}; seen {verdict.seen}: {held}."
 
 
 def as_markdown(blocks: Sequence[Block], relative_to: Path) -> str:

@@ -264,12 +264,13 @@ _SHAPE: Final = ("rate", "delay", "jitter", "loss", "queue")
 
 
 class ExpectationSection(Section):
-    """What must hold: a figure, divided by another one or by a number, is in a range."""
+    """What must hold, perhaps on one kernel only: a figure, divided by another one or by a number, is in a range."""
 
     of: Annotated[float | str, PlainValidator(_figure)]
     to: Annotated[float | str, PlainValidator(_figure)] = 1.0
     at_least: Number | None = None
     at_most: Number | None = None
+    kernel: Annotated[Kernel, one_of(Kernel)] | None = None
 
 
 class Scenario(Section):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,6 @@ from mptcp_lab.scenario.world import World, build
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
 from mptcp_throttle.model import AccessNetwork
-from mptcp_throttle.rpc import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.schema import EventSection, Scenario
 
 _POLL_SECONDS: Final = 0.05
+_CAP: Final = re.compile(r"^([\d:.]+) INFO cap .* network=(\S+) .* after_ms=([\d.]+)", re.MULTILINE)
 
 
 class Stage:
@@ -36,8 +37,8 @@ class Stage:
 
     def __init__(self, scenario: Scenario, world: World, flows: list[Flow], services: Services | None) -> None:
         self.began = time.monotonic()
+        self.began_at = _seconds_of_day(time.strftime("%H:%M:%S")) + time.time() % 1
         self.events: list[Event] = []
-        self.join_to_cap: dict[str, float] = {}
         self._scenario = scenario
         self._world = world
         self._flows = flows
@@ -67,7 +68,6 @@ class Stage:
                     item.start()
                 else:
                     self._act(item)
-            self._look()
             if limited and all(flow.ended for flow in limited):
                 return
             if self.now >= self._scenario.duration:
@@ -83,20 +83,6 @@ class Stage:
         self._world.execute(event_commands(self._scenario, event))
         self._scenario = reshape(self._scenario, event)
         self.events.append(Event(self.now, describe(event)))
-
-    def _look(self) -> None:
-        """Until every network that has a cap has been seen capped."""
-        if self._services is None or self._scenario.throttle is None:
-            return
-        wanted = {name for name, network in self._scenario.throttle.networks.items() if network.cap is not None}
-        if wanted <= self.join_to_cap.keys():
-            return
-        with suppress(RpcError):
-            for subflow in self._services.subflows():
-                known = subflow.network in self.join_to_cap
-                if subflow.rule == "cap" and subflow.join_to_cap is not None and not known:
-                    self.join_to_cap[subflow.network] = subflow.join_to_cap
-                    self.events.append(Event(self.now, f"cap in force on {subflow.network}"))
 
 
 def describe(event: EventSection) -> str:
@@ -142,16 +128,34 @@ def perform(
             limited = any(flow.limited for flow in flows)
             results = {flow.name: flow.result(wait=flow.limited or not limited) for flow in flows}
         idle_after, total_after = processor_times()
+        caps = {} if services is None else _caps(services)
+        events = [*stage.events, *(Event(at - stage.began_at, f"cap on {name}") for name, (at, _) in caps.items())]
         return Recording(
             duration=duration,
             interfaces=sampler.interfaces,
             subflows=sampler.subflows,
             counters=sampler.counters,
             flows=results,
-            events=stage.events,
+            events=sorted(events),
             idle=(idle_after - idle) / max(total_after - total, 1),
-            join_to_cap=stage.join_to_cap,
+            join_to_cap={name: seconds for name, (_, seconds) in caps.items()},
         )
+
+
+def _caps(services: Services) -> dict[str, tuple[float, float]]:
+    """Per network when its first cap was in force (seconds of the day), and how long after the JOIN.
+
+    From the daemon's log: asking it during the run would cost it, in the guest, the time that is measured.
+    """
+    caps: dict[str, tuple[float, float]] = {}
+    for at, network, milliseconds in _CAP.findall("" if services.daemon is None else services.daemon.log_text()):
+        caps.setdefault(network, (_seconds_of_day(at), float(milliseconds) / 1000))
+    return caps
+
+
+def _seconds_of_day(text: str) -> float:
+    hours, minutes, seconds = text.split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
 def _start_services(scenario: Scenario, world: World, stack: ExitStack) -> Services | None:

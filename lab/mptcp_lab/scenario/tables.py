@@ -9,7 +9,7 @@ from rich.table import Table
 from mptcp_lab.scenario.judge import compare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.judge import Statistic, Verdict
@@ -64,18 +64,14 @@ def summary_table(pairs: Iterable[tuple[Experiment, Result]]) -> Table:
     return table
 
 
-def verdict_table(verdicts: Mapping[str, Sequence[Verdict]]) -> Table:
-    """What was expected, what was seen, and whether it held."""
+def verdict_table(verdicts: Iterable[tuple[Experiment, str, Verdict]]) -> Table:
+    """What was expected, on which kernel, what was seen, and whether it held."""
     table = Table(title="Expectations")
-    for heading in ("scenario", "expected", "seen", "held"):
+    for heading in ("scenario", "kernel", "expected", "seen", "held"):
         table.add_column(heading)
-    for name, listed in verdicts.items():
-        shown = name
-        for verdict in listed:
-            table.add_row(shown, verdict.expected, verdict.seen, "[green]yes[/]" if verdict.held else "[bold red]NO[/]")
-            shown = ""
-        if listed:
-            table.add_section()
+    for experiment, kernel, verdict in verdicts:
+        held = "[green]yes[/]" if verdict.held else "[bold red]NO[/]"
+        table.add_row(experiment.name, kernel, verdict.expected, verdict.seen, held)
     return table
 
 
