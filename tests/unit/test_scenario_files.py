@@ -1,10 +1,15 @@
+import re
 from pathlib import Path
 
 import pytest
 
+from mptcp_lab.scenario import schema
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
 from mptcp_lab.scenario.schema import Kernel
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.validation import Section
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/lab.md").read_text()
 
 GOOD = """\
 title: two links
@@ -190,3 +195,17 @@ def test_scaling_changes_times_and_sizes_and_nothing_else(tmp_path: Path) -> Non
     assert (scenario.duration, scenario.flows["mptcp"].start, scenario.events[0].at) == (5.0, 2.0, 3.0)
     assert (scenario.report["total"].begin, scenario.report["total"].end) == (1.0, None)
     assert (scenario.events[0].delay, scenario.interval) == (0.1, 0.1)
+
+
+def test_the_example_of_the_document_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    (experiment,) = loaded(tmp_path, example)
+    assert experiment.scenario.events[0].down == ("a", "eth1")
+
+
+def test_every_key_is_in_the_document() -> None:
+    sections = [item for item in vars(schema).values() if isinstance(item, type) and issubclass(item, Section)]
+    keys = {field.alias or name for section in sections for name, field in section.model_fields.items()}
+    words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]+`", DOCUMENT))))
+    assert keys - words == set()
+    assert len(keys) > 50

@@ -49,7 +49,10 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "scenarios", nargs="+", metavar="SCENARIO", help="s0 (all of a set), s0/NAME, s0/NAME:VARIANT, or a .yaml file"
     )
     run.add_argument(
-        "--kernel", type=Kernel, choices=list(Kernel), help="default: this machine's if it has all it takes"
+        "--kernel",
+        type=_kernel,
+        metavar="KERNEL",
+        help="native, debian-6.1 or debian-6.12; default: native if that has all it takes",
     )
     run.add_argument("--repeat", type=_count, metavar="N", help="runs of each; default: as the scenario says")
     run.add_argument(
@@ -59,7 +62,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--time-scale", type=_factor, default=1.0, metavar="X", help="multiply all times and file sizes by X"
     )
     run.add_argument("--out", type=Path, default=_OUT, metavar="DIR", help="where results go; default: %(default)s")
-    run.add_argument("--inside", type=Kernel, choices=list(Kernel), help=argparse.SUPPRESS)
+    run.add_argument("--inside", type=_kernel, help=argparse.SUPPRESS)
 
     commands.add_parser("list", help="list the scenarios")
 
@@ -76,6 +79,13 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="Markdown, to this file; default: report.md and report.html in DIR"
     )
     return parser
+
+
+def _kernel(text: str) -> Kernel:
+    try:
+        return Kernel(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: {', '.join(Kernel)}") from error
 
 
 def _count(text: str) -> int:

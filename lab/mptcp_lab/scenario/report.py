@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.judge import Verdict
     from mptcp_lab.scenario.results import Result
 
-_HEADINGS: Final = ("variant", "figure", "kernel", "seed", "ours", "unit", "idle %", "")
-_SAME: Final = {True: "same", False: "different", None: ""}
+_HEADINGS: Final = ("variant", "figure", "kernel", "seed", "ours", "unit", "idle %", "same")
+_SAME: Final = {True: "yes", False: "no", None: ""}
 _SETS: Final = {
     "s0": "S0: the MPTCP proxy with throttling (diploma thesis, NTUA, about 2014)",
     "s1": "S1: MPTCP hands-on (SARA / University of Amsterdam, 2012)",
