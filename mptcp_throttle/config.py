@@ -121,7 +121,7 @@ class DaemonSection(Section):
     other_traffic: RateText | None = None
     replace_any_qdisc: Flag = False
     pacing: Flag = True
-    cgroup: Annotated[str, _text(os.path.isabs, "an absolute path, or null")] | None = None
+    cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 
 
 class _ServiceFile(Section):
