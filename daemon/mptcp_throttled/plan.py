@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.units import Rate
+from mptcp_throttled.policy import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,9 @@ OTHER_TRAFFIC_MINOR: Final = 1
 class KernelPlan:
     """`classes` maps the minor number of each HTB class to its rate; `marks` each subflow to the minor of its class.
 
-    `paces` are bytes/s of payload, by subflow: what MPTCP's scheduler is told, where the kernel can be told.
+    `paces` are bytes/s of payload, by capped subflow: what MPTCP's scheduler is told, where the kernel can be told. One
+    that is limited fills its congestion window, and its rate is known by that; a pace would keep the connection's send
+    buffer from growing.
     With `default_minor` 0, HTB passes unmarked traffic unshaped (net/sched/sch_htb.c, direct queue).
     """
 
@@ -84,14 +87,14 @@ def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) 
     A share for which no minor is left gets none. `now` is monotonic seconds.
     """
     wanted = set(shares)
-    settling_until = now + rules.settle if rules.settle else None
     slots = {}
     for share, slot in before.items():
         idle_since = now if slot.idle_since is None else slot.idle_since
         if share in wanted:
             settled = slot.settling_until is None or now >= slot.settling_until or not rules.settle
             back = slot.idle_since is not None
-            slots[share] = Slot(slot.minor, None, settling_until if back else None if settled else slot.settling_until)
+            until = _settling_until(share, now, rules) if back else None if settled else slot.settling_until
+            slots[share] = Slot(slot.minor, None, until)
         elif now - idle_since < rules.linger:
             slots[share] = Slot(slot.minor, idle_since)
     # A minor given up in this step rests until the next: its marks may still be in the kernel.
@@ -99,8 +102,13 @@ def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) 
     free = (minor for minor in range(OTHER_TRAFFIC_MINOR + 1, rules.max_minor + 1) if minor not in taken)
     for share in shares:
         if share not in slots and (minor := next(free, None)) is not None:
-            slots[share] = Slot(minor, None, settling_until)
+            slots[share] = Slot(minor, None, _settling_until(share, now, rules))
     return slots
+
+
+def _settling_until(share: Share, now: float, rules: PlanRules) -> float | None:
+    # Only what is paced is slowed by a pace.
+    return now + rules.settle if rules.settle and share.rule is Rule.CAP else None
 
 
 def make_plan(treatments: Sequence[Treatment], slots: Slots, rules: PlanRules) -> KernelPlan:
@@ -108,12 +116,13 @@ def make_plan(treatments: Sequence[Treatment], slots: Slots, rules: PlanRules) -
     if not slots:
         return UNTOUCHED
     rates: dict[int, Rate] = {}
+    capped = {slot.minor for share, slot in slots.items() if share.rule is Rule.CAP}
     marks = {}
     for treatment in treatments:
         if treatment.held is not None and (slot := slots.get(treatment.held.share)) is not None:
             rates[slot.minor] = treatment.held.rate
             marks[treatment.subflow.ends] = slot.minor
-    paces = _paces(rates, marks)
+    paces = _paces(rates, {ends: minor for ends, minor in marks.items() if minor in capped})
     classes = {
         slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
         for slot in slots.values()

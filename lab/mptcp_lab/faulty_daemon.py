@@ -26,12 +26,14 @@ class _Injector:
         self._doomed = False
 
     def __call__(self, call: str) -> None:
-        if self._doomed:
-            os.kill(os.getpid(), signal.SIGKILL)
         number, planned = self._faults.planned()
         if number != self._number:
+            # What was planned before strikes no more, not even a kill that waits for the next call.
             self._number = number
             self._counts.clear()
+            self._doomed = False
+        if self._doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
         self._faults.record(call)
         for fault in planned:
             if call.startswith(fault.call):

@@ -43,6 +43,13 @@ def test_those_who_share_a_rate_share_its_pace_in_bytes_of_payload() -> None:
     assert plan.paces == {ends("10.1.0.2", 4000 + n): int(125_000 * PAYLOAD_PART / 4) for n in range(4)}
 
 
+def test_who_is_limited_is_not_paced_and_held_by_htb_at_once() -> None:
+    treatments = decide([connection(1, subflow("10.2.0.2"))], [replace(WIFI, limit=ONE_MBIT), ETHERNET])
+    rules = replace(RULES, settle=1.0)
+    plan = make_plan(treatments, allot([t.held.share for t in treatments if t.held], {}, 0.0, rules), rules)
+    assert (len(plan.marks), plan.classes, plan.paces) == (1, {2: ONE_MBIT}, {})
+
+
 def test_until_a_class_has_settled_the_pace_alone_slows_its_subflows() -> None:
     treatments = capped()
     (held,) = (t.held for t in treatments if t.held is not None)

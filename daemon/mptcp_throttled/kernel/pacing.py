@@ -53,7 +53,9 @@ _SOL_TCP: Final = 6
 _TCP_NOTSENT_LOWAT: Final = 25
 
 _UNLIMITED: Final = 0xFFFF_FFFF  # net/core/sock.c: ~0 of 32 bits is no limit
-_NOTSENT_BYTES: Final = 16384
+# What waits in a socket: 16 ms of its pace, and a segment.
+_NOTSENT_BITS: Final = 6
+_NOTSENT_BYTES: Final = 1448
 _DECAY_BITS: Final = 4
 _RELEASE_SECONDS: Final = 1.0
 _RELEASE_POLL_SECONDS: Final = 0.02
@@ -128,10 +130,12 @@ def program(ports: Sequence[int], map_descriptor: int) -> bytes:
             ebpf.store(R10, _WORD, R7),
             *_option(_SETSOCKOPT, _SOL_SOCKET, _SO_MAX_PACING_RATE),
             # 0 is the default of the network namespace.
-            ebpf.constant32(R3, _UNLIMITED),
             ebpf.store_constant(R10, _WORD, 0),
+            ebpf.constant32(R3, _UNLIMITED),
             ebpf.jump_if_same(R7, R3, "lowat"),
-            ebpf.store_constant(R10, _WORD, _NOTSENT_BYTES),
+            ebpf.shift_right(R7, _NOTSENT_BITS),
+            ebpf.add(R7, _NOTSENT_BYTES),
+            ebpf.store(R10, _WORD, R7),
             "lowat",
             *_option(_SETSOCKOPT, _SOL_TCP, _TCP_NOTSENT_LOWAT),
             "done",
