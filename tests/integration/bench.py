@@ -51,6 +51,15 @@ class Bench:
         eventually(lambda: len(self.capped()) == count, f"{count} subflows capped")
         return self.capped()
 
+    def wait_settled(self, count: int = 1) -> list[SubflowStatus]:
+        """As `wait_capped`, and no class drains any more what was queued before its cap began."""
+        capped = self.wait_capped(count)
+        eventually(lambda: "rate 10Gbit" not in self.classes(), "settled")
+        return capped
+
+    def classes(self) -> str:
+        return self.lab.proxy.run("tc", "class", "show", "dev", "eth0").stdout
+
     def qdisc(self) -> str:
         """The qdiscs of the proxy's interface, without HTB's packet counter."""
         return re.sub(r"direct_packets_stat \d+ ", "", self.lab.proxy.run("tc", "qdisc", "show", "dev", "eth0").stdout)

@@ -69,7 +69,7 @@ def with_cap(rate: str, network: AccessNetwork = ETHERNET) -> AccessNetwork:
 @pytest.mark.parametrize("reload", [hang_up, lambda work: work.services.cli("reload")], ids=["SIGHUP", "cli"])
 def test_a_reload_changes_the_rate_of_a_running_transfer_in_place(work: Bench, reload: Callable[[Bench], None]) -> None:
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     (before,) = classes(work).items()
     qdiscs, rules = work.qdisc(), work.rules()
     work.services.configure([WIFI, with_cap("8mbit")])
@@ -96,7 +96,7 @@ def test_a_reload_does_not_touch_what_has_not_changed() -> None:
     with bench(Topology(clients=clients), (WIFI, first, second)) as work:
         for host in work.lab.clients.values():
             work.download(200 * MEGABYTE, host)
-        work.wait_capped(2)
+        work.wait_settled(2)
         subflows = {subflow["network"]: subflow for subflow in every_subflow(work) if subflow["class"]}
         changed, other = subflows["first"]["class"], subflows["second"]["class"]
         monitor = Monitor(work)

@@ -133,7 +133,7 @@ def stop_and_compare(work: Bench, before: dict[str, str]) -> None:
 def test_what_somebody_deletes_or_changes_is_put_in_place_again(work: Bench) -> None:
     before = kernel_state(work.lab.proxy)
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     planned = in_kernel(work)
     for command in BY_HAND:
         work.lab.proxy.run("sh", "-c", command)
@@ -147,7 +147,7 @@ def test_an_interface_that_goes_down_and_up_is_as_planned_again(work: Bench) -> 
     proxy = work.lab.proxy
     before = kernel_state(proxy)
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     proxy.ip(["link set eth0 down"])
     eventually(lambda: nobody_held(work), "nobody held", WITHIN)
     proxy.ip(UP_AGAIN)
@@ -161,7 +161,7 @@ def test_an_interface_that_is_deleted_and_made_again_is_as_planned_again(work: B
     proxy, router = work.lab.proxy, work.lab.router
     before = kernel_state(proxy)
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     router.ip(["link delete proxy"])
     eventually(lambda: nobody_held(work), "nobody held", WITHIN)
     eventually(lambda: errors(work) == ["interface eth0 does not exist"], "the operator told", WITHIN)
@@ -187,7 +187,7 @@ def test_an_interface_that_is_deleted_and_made_again_is_as_planned_again(work: B
 def test_an_interface_made_again_with_another_qdisc_keeps_that_one(work: Bench) -> None:
     proxy, router = work.lab.proxy, work.lab.router
     work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     router.ip(["link delete proxy"])
     eventually(lambda: nobody_held(work), "nobody held", WITHIN)
     router.ip([f"link add proxy type veth peer name eth0 netns {proxy.namespace}", "link set proxy up"])
@@ -202,7 +202,7 @@ def test_an_interface_renamed_away_gets_its_qdisc_back_and_is_as_planned_when_it
     proxy = work.lab.proxy
     before = kernel_state(proxy)
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     renaming = "link set eth0 name eth9"
     if how == "live" and proxy.run("ip", *renaming.split(), check=False).returncode != 0:
         pytest.skip("this kernel renames no interface that is up (Linux 6.2)")
@@ -223,7 +223,7 @@ def test_under_a_new_address_of_the_proxy_new_subflows_are_capped_and_old_ones_f
     proxy, client = work.lab.proxy, work.lab.client
     before = kernel_state(proxy)
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     proxy.ip(
         [
             "address del 10.3.0.2/24 dev eth0",
@@ -245,7 +245,7 @@ def test_under_a_new_address_of_the_proxy_new_subflows_are_capped_and_old_ones_f
 def test_a_foreign_qdisc_in_the_place_of_ours_stays_and_is_told_and_when_it_goes_we_are_back(work: Bench) -> None:
     proxy = work.lab.proxy
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     planned = in_kernel(work)
     proxy.tc(
         [
@@ -268,7 +268,7 @@ def test_a_foreign_qdisc_in_the_place_of_ours_stays_and_is_told_and_when_it_goes
 
 def test_a_qdisc_that_somebody_puts_in_the_place_of_ours_is_the_one_that_comes_back(work: Bench) -> None:
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     planned = in_kernel(work)
     work.lab.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
     eventually(lambda: in_kernel(work) == planned, "as planned", WITHIN)
@@ -315,7 +315,7 @@ def test_in_a_fight_over_the_root_qdisc_we_keep_calm_and_have_the_last_word(
 ) -> None:
     proxy, daemon = work.lab.proxy, the_daemon(work)
     work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     planned = in_kernel(work)
     monitor = proxy.start("monitor", "tc", "monitor")
     fighter = proxy.start("fighter", "sh", "-c", f"while true; do {theirs}; sleep 0.1; done")
