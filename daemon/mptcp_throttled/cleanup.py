@@ -17,8 +17,12 @@ _log = logging.getLogger("mptcp-throttled")
 
 
 def release_sockets(kernel: LinuxKernel) -> None:
-    """See that no socket keeps a pace, and say so if one does. Raises KernelError."""
-    paced = kernel.release_sockets()
+    """See that no socket keeps a pace, and say so if one does, or if that cannot be told."""
+    try:
+        paced = kernel.release_sockets()
+    except KernelError as error:
+        _log.warning("sockets of the proxy may keep their pace: %s", error)
+        return
     if paced:
         _log.warning(
             "%d idle sockets of the proxy keep their pace until they are used while mptcp-throttled runs", paced
@@ -32,8 +36,8 @@ def clean_up(kernel: LinuxKernel) -> None:
         _log.info("cleanup: %s", operation)
     if outcome.errors:
         raise UserError("\n".join(outcome.errors))
+    release_sockets(kernel)
     try:
-        release_sockets(kernel)
         kernel.forget_stale()
     except KernelError as error:
         raise UserError(str(error)) from error

@@ -91,10 +91,9 @@ def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) 
     for share, slot in before.items():
         idle_since = now if slot.idle_since is None else slot.idle_since
         if share in wanted:
-            settled = slot.settling_until is None or now >= slot.settling_until or not rules.settle
-            back = slot.idle_since is not None
-            until = _settling_until(share, now, rules) if back else None if settled else slot.settling_until
-            slots[share] = Slot(slot.minor, None, until)
+            until = slot.settling_until if slot.idle_since is None else _settling_until(share, now, rules)
+            settling = until is not None and now < until and rules.settle > 0
+            slots[share] = Slot(slot.minor, None, until if settling else None)
         elif now - idle_since < rules.linger:
             slots[share] = Slot(slot.minor, idle_since)
     # A minor given up in this step rests until the next: its marks may still be in the kernel.

@@ -125,7 +125,7 @@ class Daemon:
             max_minor(config.daemon.mark_mask),
             config.daemon.linger,
             config.daemon.other_traffic,
-            _SETTLE_SECONDS if before.unpaced is None and config.daemon.pacing else 0.0,
+            _SETTLE_SECONDS if before.unpaced is None else 0.0,
         )
         wishes = self._wishes.current(time.time())
         networks = effective(config.networks, wishes.overrides)

@@ -54,7 +54,7 @@ class LinuxKernel:
 
     def read(self) -> KernelState:
         """What is ours in the kernel. Raises KernelError."""
-        pacing = PacingState() if self._sockets is None else self._sockets.read()
+        pacing = PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
         return KernelState(self._qdisc.read(), self._chains.read(), pacing)
 
     def release_sockets(self) -> int:

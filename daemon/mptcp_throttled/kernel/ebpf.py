@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mptcp_throttled.kernel.fault_point import fault_point
+from mptcp_throttled.kernel.fault_point import fault_point, os_errors
 from mptcp_throttled.kernel_state import KernelError
 
 if TYPE_CHECKING:
@@ -244,15 +243,13 @@ def _in_memory(*values: bytes) -> Iterator[tuple[int, ...]]:
 
 
 def _bpf(what: str, command: int, attributes: bytes) -> int:
-    try:
+    number = _SYSCALL.get(platform.machine())
+    if number is None:
+        raise KernelError(what, errno.ENOSYS)
+    with os_errors(what):
         fault_point(what)
-        number = _SYSCALL.get(platform.machine())
-        if number is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        buffer = ctypes.create_string_buffer(attributes, _ATTRIBUTE_BYTES)
-        result = int(_libc.syscall(number, command, buffer, _ATTRIBUTE_BYTES))
-        if result < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    except OSError as error:
-        raise KernelError(what, error.errno or errno.EIO) from error
+    buffer = ctypes.create_string_buffer(attributes, _ATTRIBUTE_BYTES)
+    result = int(_libc.syscall(number, command, buffer, _ATTRIBUTE_BYTES))
+    if result < 0:
+        raise KernelError(what, ctypes.get_errno())
     return result

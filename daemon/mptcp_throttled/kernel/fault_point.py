@@ -1,11 +1,18 @@
-"""Where the lab makes calls into the kernel fail or end the process; in production nothing is ever set here."""
+"""The edge of the kernel: what the system refuses becomes KernelError, and the lab makes it refuse.
+
+In production no faults are ever set.
+"""
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from mptcp_throttled.kernel_state import KernelError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _inject: Callable[[str], None] | None = None
 
@@ -23,3 +30,12 @@ def fault_point(what: str) -> None:
     """A call into the kernel, named as an operator would type it, is about to be made."""
     if _inject is not None:
         _inject(what)
+
+
+@contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into KernelError, which says `what` was tried."""
+    try:
+        yield
+    except OSError as error:
+        raise KernelError(what, error.errno or errno.EIO) from error

@@ -35,7 +35,7 @@ from pyroute2.netlink.rtnl import (
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.fault_point import fault_point
+from mptcp_throttled.kernel.fault_point import fault_point, os_errors
 from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK
@@ -80,15 +80,15 @@ class HtbClass(NamedTuple):
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def netlink_call(what: str) -> Iterator[None]:
+    """Turn what netlink refuses into KernelError, which says `what` was tried."""
     try:
-        fault_point(what)
-        yield
+        with os_errors(what):
+            fault_point(what)
+            yield
     except NetlinkError as error:
         detail = error.args[1] if len(error.args) > 1 and isinstance(error.args[1], str) else ""
         raise KernelError(what, error.code, detail) from error
-    except OSError as error:
-        raise KernelError(what, error.errno or errno.EIO) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class TrafficControl:
     def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
         """Add a qdisc, or `replace` the one at its parent."""
         flags = _DO | NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
-        with _translated(f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"):
+        with netlink_call(f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"):
             list(
                 self._request(
                     RTM_NEWQDISC, flags, interface.index, qdisc.kind, qdisc.options, qdisc.handle, qdisc.parent
@@ -140,7 +140,7 @@ class TrafficControl:
 
     def delete_root(self, interface: Interface) -> None:
         """Delete the root qdisc; the kernel puts its default there."""
-        with _translated(f"tc qdisc del dev {interface.name} root"):
+        with netlink_call(f"tc qdisc del dev {interface.name} root"):
             list(self._request(RTM_DELQDISC, _DO, interface.index, parent=TC_H_ROOT))
 
     def filters(self, interface: Interface, parent: int) -> list[Filter]:
@@ -155,7 +155,7 @@ class TrafficControl:
 
     def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
         """Add a filter to a qdisc."""
-        with _translated(f"tc filter add dev {interface.name} {filter_.kind}"):
+        with netlink_call(f"tc filter add dev {interface.name} {filter_.kind}"):
             list(
                 self._request(
                     RTM_NEWTFILTER,
@@ -171,7 +171,7 @@ class TrafficControl:
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""
-        with _translated(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
+        with netlink_call(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
             list(self._request(RTM_DELTFILTER, _DO, interface.index, parent=parent))
 
     def htb_classes(self, interface: Interface) -> list[HtbClass]:
@@ -189,7 +189,7 @@ class TrafficControl:
     ) -> None:
         """Add or `change` a class directly below the root, with its ceil at its rate: a cap is a cap."""
         verb = "change" if change else "add"
-        with _translated(f"tc class {verb} dev {interface.name} classid {format_classid(classid)} rate {rate}"):
+        with netlink_call(f"tc class {verb} dev {interface.name} classid {format_classid(classid)} rate {rate}"):
             self._ip.tc(
                 f"{verb}-class",
                 "htb",
@@ -205,7 +205,7 @@ class TrafficControl:
 
     def delete_class(self, interface: Interface, classid: int) -> None:
         """Delete a class and its leaf qdisc with all that is queued in it."""
-        with _translated(f"tc class del dev {interface.name} classid {format_classid(classid)}"):
+        with netlink_call(f"tc class del dev {interface.name} classid {format_classid(classid)}"):
             # Naming the kind makes pyroute2 encode options that the request must not have.
             self._ip.tc("del-class", index=interface.index, handle=classid)
 
@@ -215,7 +215,7 @@ class TrafficControl:
         A request without options makes qdisc_create (net/sched/sch_api.c) load the kind, and HTB refuse it.
         """
         flags = _DO | NLM_F_CREATE | NLM_F_REPLACE
-        with _translated(f"look for qdisc {kind}"):
+        with netlink_call(f"look for qdisc {kind}"):
             try:
                 list(self._request(RTM_NEWQDISC, flags, interface.index, kind, None, 0, TC_H_ROOT))
             except NetlinkError as error:
@@ -224,7 +224,7 @@ class TrafficControl:
 
     def _dump(self, what: str, read: Callable[[], Iterable[nlmsg]]) -> list[nlmsg]:
         for _ in range(_DUMP_ATTEMPTS):
-            with _translated(what), suppress(NetlinkDumpInterrupted):
+            with netlink_call(what), suppress(NetlinkDumpInterrupted):
                 return list(read())
         raise KernelError(what, errno.EINTR, "others keep changing what is read")
 

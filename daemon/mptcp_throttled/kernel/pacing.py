@@ -13,6 +13,7 @@ and is not in the map loses it: so the next instance frees what one that was kil
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_throttled.kernel import ebpf
 from mptcp_throttled.kernel.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R10
+from mptcp_throttled.kernel.fault_point import os_errors
 from mptcp_throttled.kernel.sockets import count_paced, listener_cgroups
 from mptcp_throttled.kernel_state import KernelError, PacingState
 
@@ -57,6 +59,8 @@ _UNLIMITED: Final = 0xFFFF_FFFF  # net/core/sock.c: ~0 of 32 bits is no limit
 _NOTSENT_BITS: Final = 6
 _NOTSENT_BYTES: Final = 1448
 _DECAY_BITS: Final = 4
+# Finding the proxy's cgroup takes a listing of sockets and of directories: not at every subflow.
+_LOOK_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 1.0
 _RELEASE_POLL_SECONDS: Final = 0.02
 _MAX_SUBFLOWS: Final = 65536
@@ -188,19 +192,26 @@ class PacedSockets:
         self._configured = cgroup
         self._attached: _Attached | None = None
         self._paces: dict[FourTuple, int] = {}
+        self._look_at = -math.inf
+        self._problem = ""
 
     def read(self) -> PacingState:
         """The paces in force; the program is attached first if it is not, or if the proxy has moved."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._look()
+        # While the proxy restarts, or cannot be asked for, those that have a pace can still lose it.
+        return PacingState(None, self._problem) if self._attached is None else PacingState(dict(self._paces))
+
+    def _look(self) -> None:
         try:
             cgroup = self._configured or _listening_cgroup(self._ports)
             if self._attached is None or self._attached.identity != _identity(cgroup):
                 self.close()
                 self._attached = _Attached(cgroup, self._ports)
         except KernelError as error:
-            # While the proxy restarts, or cannot be asked for, those that have a pace can still lose it.
-            if self._attached is None:
-                return PacingState(None, str(error))
-        return PacingState(dict(self._paces))
+            self._problem = str(error)
 
     def change(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
         """Take paces out and put others in, in bytes/s; a socket notices at its next ACK."""
@@ -234,7 +245,8 @@ class _Attached:
     def __init__(self, cgroup: Path, ports: Sequence[int]) -> None:
         self.identity = _identity(cgroup)
         with ExitStack() as stack:
-            target = _descriptor(cgroup)
+            with os_errors(f"cgroup {cgroup}"):
+                target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, target)
             self.map = ebpf.create_hash_map(_KEY_BYTES, _VALUE.size, _MAX_SUBFLOWS)
             undo = stack.enter_context(ExitStack())
@@ -254,12 +266,20 @@ def _listening_cgroup(ports: Sequence[int]) -> Path:
     wanted = listener_cgroups(ports)
     if not wanted:
         raise KernelError(f"nobody listens on port {', '.join(map(str, ports))}", errno.ENOENT)
-    root = _cgroup2_mount()
-    directories = [root, *(path for path in sorted(root.rglob("*")) if path.is_dir())]
-    found = [path for path in directories if path.stat().st_ino in wanted]
+    # os.walk passes over directories that go away meanwhile, as cgroups do.
+    with os_errors("look for the proxy's cgroup"):
+        directories = (directory for directory, _, _ in os.walk(_cgroup2_mount()))
+        found = [directory for directory in directories if _inode(directory) in wanted]
     if not found:
         raise KernelError("the proxy's cgroup is not below ours", errno.ENOENT)
     return Path(os.path.commonpath(found))
+
+
+def _inode(directory: str) -> int | None:
+    try:
+        return os.stat(directory).st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _cgroup2_mount() -> Path:
@@ -271,18 +291,9 @@ def _cgroup2_mount() -> Path:
 
 
 def _identity(cgroup: Path) -> tuple[int, int]:
-    try:
+    with os_errors(f"cgroup {cgroup}"):
         found = cgroup.stat()
-    except OSError as error:
-        raise KernelError(f"cgroup {cgroup}", error.errno or errno.EIO) from error
-    return found.st_dev, found.st_ino
-
-
-def _descriptor(cgroup: Path) -> int:
-    try:
-        return os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise KernelError(f"cgroup {cgroup}", error.errno or errno.EIO) from error
+        return found.st_dev, found.st_ino
 
 
 def _key(ends: FourTuple) -> bytes:

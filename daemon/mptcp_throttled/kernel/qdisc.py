@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from socket import if_nametoindex
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,13 +14,12 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.fault_point import fault_point
+from mptcp_throttled.kernel.fault_point import fault_point, os_errors
 from mptcp_throttled.kernel.netlink import HtbClass, Interface, Qdisc, TrafficControl, format_handle
 from mptcp_throttled.kernel.original import Original, OriginalRecords, tree_of, what_cannot_be_put_back
 from mptcp_throttled.kernel_state import HtbState, KernelError, QdiscState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
@@ -233,28 +232,18 @@ class RootQdisc:
             _log.warning("%s: qdiscs were %s, are now %s", interface.name, qdiscs, now)
 
     def _record(self, interface: Interface, original: Original) -> None:
-        with _recording(interface):
+        what = f"record the root qdisc of {interface.name}"
+        with os_errors(what):
+            fault_point(what)
             self._records.write(interface.index, original)
 
     def _load(self, interface: Interface) -> Original | None:
-        try:
+        with os_errors(f"read the record of {interface.name}"):
             return self._records.load(interface.index)
-        except OSError as error:
-            raise KernelError(f"read the record of {interface.name}", error.errno or errno.EIO) from error
 
     def _put_class(self, interface: Interface, minor: int, rate: Rate, *, change: bool) -> None:
         classid, burst, quantum = htb.classid(minor), htb.burst_bytes(rate), htb.quantum_bytes(rate)
         self._tc.put_htb_class(interface, classid, rate, burst, quantum, change=change)
-
-
-@contextmanager
-def _recording(interface: Interface) -> Iterator[None]:
-    what = f"record the root qdisc of {interface.name}"
-    try:
-        fault_point(what)
-        yield
-    except OSError as error:
-        raise KernelError(what, error.errno or errno.EIO) from error
 
 
 def _is_under_ours(qdiscs: Sequence[Qdisc]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from socket import AF_INET, AF_INET6
 from struct import Struct
@@ -10,10 +9,8 @@ from typing import Final
 
 from pyroute2 import DiagSocket
 from pyroute2.netlink.diag import SS_ESTABLISHED, SS_LISTEN, MarshalDiag, inet_diag_msg
-from pyroute2.netlink.exceptions import NetlinkError
 
-from mptcp_throttled.kernel.fault_point import fault_point
-from mptcp_throttled.kernel_state import KernelError
+from mptcp_throttled.kernel.netlink import netlink_call
 
 _EXT_INFO: Final = 1 << 1  # INET_DIAG_INFO - 1
 _UNLIMITED: Final = 2**64 - 1
@@ -43,19 +40,12 @@ def count_paced(ports: Sequence[int]) -> int:
 
 
 def _list(ports: Sequence[int], state: int) -> list[_Message]:
-    what = "ss -t"
-    try:
-        fault_point(what)
-        with DiagSocket() as diag:
-            diag.set_marshal(_Marshal())
-            diag.bind()
-            return [
-                message
-                for family in (AF_INET, AF_INET6)
-                for port in ports
-                for message in diag.get_sock_stats(family=family, states=1 << state, extensions=_EXT_INFO, sport=port)
-            ]
-    except NetlinkError as error:
-        raise KernelError(what, error.code) from error
-    except OSError as error:
-        raise KernelError(what, error.errno or errno.EIO) from error
+    with netlink_call("ss -t"), DiagSocket() as diag:
+        diag.set_marshal(_Marshal())
+        diag.bind()
+        return [
+            message
+            for family in (AF_INET, AF_INET6)
+            for port in ports
+            for message in diag.get_sock_stats(family=family, states=1 << state, extensions=_EXT_INFO, sport=port)
+        ]
