@@ -175,11 +175,11 @@ class Services:
 
     def status(self) -> Any:  # noqa: ANN401
         """The daemon's status, over its socket: too often wanted for a start of the CLI each time."""
-        return self._call("daemon.sock", "status")
+        return self.ask("status")
 
     def subflows(self) -> tuple[SubflowStatus, ...]:
         """Every live subflow the daemon knows, over its socket."""
-        connections = self._call("daemon.sock", "connections")["connections"]
+        connections = self.ask("connections")["connections"]
         return tuple(
             SubflowStatus(
                 token=connection["token"],
@@ -198,7 +198,7 @@ class Services:
 
     def ask(self, method: str, *params: object) -> Any:  # noqa: ANN401
         """The daemon's answer, over its socket."""
-        return RpcClient(self.directory / "run" / "daemon.sock").call(method, *params)
+        return self._call("daemon.sock", method, *params)
 
     def _connected(self) -> bool:
         with contextlib.suppress(RpcError):
@@ -211,9 +211,9 @@ class Services:
             return True
         return False
 
-    def _call(self, socket: str, method: str) -> Any:  # noqa: ANN401
+    def _call(self, socket: str, method: str, *params: object) -> Any:  # noqa: ANN401
         # A Unix socket is a file: the namespace of the network does not matter.
-        return RpcClient(self.directory / "run" / socket).call(method)
+        return RpcClient(self.directory / "run" / socket).call(method, *params)
 
     def _start(self, name: str) -> Process:
         return self.proxy.start(name, self._executables / name, "--config", self.config, machine_files=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from ipaddress import IPv6Address, ip_address
-from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from pyroute2 import DiagSocket, GenericNetlinkSocket
+from pyroute2 import GenericNetlinkSocket
 from pyroute2.netlink import genlmsg, nla
-from pyroute2.netlink.diag import SS_ESTABLISHED, MarshalDiag, inet_diag_msg
+from pyroute2.netlink.diag import SS_ESTABLISHED, inet_diag_msg
 from pyroute2.netlink.exceptions import NetlinkError
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
+from mptcp_throttle.inet_diag import list_tcp
 from mptcp_throttle.model import Token
 from mptcp_throttle.service import missing_capabilities
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
-_EXT_INFO: Final = 1 << 1  # INET_DIAG_INFO - 1; without it the kernel leaves out INET_DIAG_ULP_INFO too
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
 _STALLED_RETRANSMITS: Final = 2
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
@@ -75,10 +74,6 @@ class _Message(inet_diag_msg):  # type: ignore[misc]
             )
 
 
-class _Marshal(MarshalDiag):  # type: ignore[misc]
-    msg_map = {AF_INET: _Message, AF_INET6: _Message}  # noqa: RUF012
-
-
 def list_subflows(ports: Sequence[int]) -> KernelView:
     """The established MPTCP subflows of this host's sockets on `ports`. Raises KernelViewUnavailable."""
     if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
@@ -86,17 +81,7 @@ def list_subflows(ports: Sequence[int]) -> KernelView:
         raise KernelViewUnavailable("needs CAP_NET_ADMIN")
     at = time.time()
     try:
-        with DiagSocket() as diag:
-            diag.set_marshal(_Marshal())
-            diag.bind()
-            messages = [
-                message
-                for family in (AF_INET, AF_INET6)
-                for port in ports
-                for message in diag.get_sock_stats(
-                    family=family, states=1 << SS_ESTABLISHED, extensions=_EXT_INFO, sport=port
-                )
-            ]
+        messages = list_tcp(_Message, ports, SS_ESTABLISHED)
     except (OSError, NetlinkError) as error:
         raise KernelViewUnavailable(str(error)) from error
     return KernelView(at, dict(_subflows(messages)))

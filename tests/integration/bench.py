@@ -72,7 +72,11 @@ class Bench:
         return re.sub(r"direct_packets_stat \d+ | \b[89a-f][0-9a-f]{3}:", "", dump).splitlines()
 
     def clean_up(self) -> None:
-        self.lab.proxy.run(EXECUTABLES / "mptcp-throttled", "--config", self.services.config, "--cleanup")
+        self.services.clean_up()
+
+    def paced(self) -> int:
+        """The proxy's established sockets with a maximum pacing rate."""
+        return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
 
     def rules(self, tool: str = "iptables-legacy") -> list[str]:
         lines = self.lab.proxy.run(tool, "-t", "mangle", "-S").stdout.splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -14,11 +13,6 @@ from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import WIFI
 
 PAYLOAD_PART = 1428 / 1514
-
-
-def paced(work: Bench) -> int:
-    """Established sockets of the proxy with a maximum pacing rate."""
-    return len(re.findall(r"pacing_rate \S+/", work.lab.proxy.run("ss", "-tinH").stdout))
 
 
 def watch(download: Download, seconds: float) -> list[tuple[float, int]]:
@@ -38,7 +32,7 @@ def longest_gap(samples: list[tuple[float, int]]) -> float:
 def test_under_a_cap_the_user_gets_nearly_all_that_is_permitted(work: Bench) -> None:
     download = work.download(200 * MEGABYTE)
     work.wait_capped()
-    assert paced(work) == 1
+    assert work.paced() == 1
     time.sleep(1)
     samples = watch(download, 6)
     (began, before), (ended, after) = samples[0], samples[-1]
@@ -56,7 +50,7 @@ def test_a_cap_that_begins_and_ends_in_mid_transfer_is_hardly_felt(work: Bench) 
     work.wait_capped()
     assert longest_gap(watch(download, 2.5)) < 1.0
     work.services.ask("pause", None)
-    eventually(lambda: paced(work) == 0, "free", within=1)
+    eventually(lambda: work.paced() == 0, "free", within=1)
     result = download.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
@@ -64,23 +58,23 @@ def test_a_cap_that_begins_and_ends_in_mid_transfer_is_hardly_felt(work: Bench) 
 def test_sockets_that_a_killed_daemon_has_left_paced_are_freed_by_the_next(work: Bench) -> None:
     download = work.download(200 * MEGABYTE)
     work.wait_capped()
-    eventually(lambda: paced(work) == 1, "paced")
+    eventually(lambda: work.paced() == 1, "paced")
     assert work.services.daemon is not None
     work.services.daemon.kill()
-    assert paced(work) == 1
+    assert work.paced() == 1
     wifi, ethernet = WIFI_FIRST
     work.services.configure([wifi, replace(ethernet, cap=None)])
     work.services.start_daemon()
     work.services.wait_ready()
-    eventually(lambda: paced(work) == 0, "free", within=2)
+    eventually(lambda: work.paced() == 0, "free", within=2)
     work.abort(download)
 
 
 def test_a_daemon_that_stops_leaves_no_socket_paced(work: Bench) -> None:
     download = work.download(20 * MEGABYTE)
     work.wait_capped()
-    eventually(lambda: paced(work) == 1, "paced")
+    eventually(lambda: work.paced() == 1, "paced")
     assert work.services.daemon is not None
     assert work.services.daemon.stop() == 0
-    assert paced(work) == 0
+    assert work.paced() == 0
     assert download.wait().intact

@@ -6,17 +6,16 @@ interface are told by netlink; those of rules, which nobody tells, are found by 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 import yaml
 from bench import EXECUTABLES, MEGABYTE, Bench, eventually
 
+from mptcp_lab.benchmarks.measure import cpu_seconds
 from mptcp_lab.kernel_state import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import Services
@@ -319,9 +318,9 @@ def test_in_a_fight_over_the_root_qdisc_we_keep_calm_and_have_the_last_word(
     planned = in_kernel(work)
     monitor = proxy.start("monitor", "tc", "monitor")
     fighter = proxy.start("fighter", "sh", "-c", f"while true; do {theirs}; sleep 0.1; done")
-    cpu, lines, began = cpu_seconds(daemon), len(daemon.log_text().splitlines()), time.monotonic()
+    cpu, lines, began = cpu_seconds(daemon.pid), len(daemon.log_text().splitlines()), time.monotonic()
     time.sleep(FIGHT_SECONDS)
-    assert (cpu_seconds(daemon) - cpu) / (time.monotonic() - began) < 0.2
+    assert (cpu_seconds(daemon.pid) - cpu) / (time.monotonic() - began) < 0.2
     assert len(daemon.log_text().splitlines()) - lines <= 6 * FIGHT_SECONDS
     told = monitor.log_text()
     assert told.count(f"\nqdisc {kind} 9: ") > 3 * FIGHT_SECONDS
@@ -334,9 +333,3 @@ def test_in_a_fight_over_the_root_qdisc_we_keep_calm_and_have_the_last_word(
     assert daemon.stop() == 0
     assert (root_qdisc(work), work.rules()) == (left, [])
     assert "Traceback" not in daemon.log_text()
-
-
-def cpu_seconds(process: Process) -> float:
-    """User and system time so far (proc_pid_stat(5), fields 14 and 15)."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

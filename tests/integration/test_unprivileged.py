@@ -7,7 +7,6 @@ in a directory of the lab; each program has them bound over the machine's, in a 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -192,16 +191,11 @@ def test_after_kill_9_the_same_user_cleans_up(work: Bench, services: InUnits) ->
     work.wait_capped()
     services.daemon.kill()
     assert kernel_state(work.lab.proxy) != before
-    assert paced(work.lab.proxy) == 1
+    assert work.paced() == 1
     work.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"), machine_files=True)
     assert kernel_state(work.lab.proxy) == before
-    assert paced(work.lab.proxy) == 0
+    assert work.paced() == 0
     download.stop()
-
-
-def paced(proxy: Host) -> int:
-    """Established sockets with a maximum pacing rate."""
-    return len(re.findall(r"pacing_rate \S+/", proxy.run("ss", "-tinH").stdout))
 
 
 @pytest.mark.parametrize(("name", "capability"), [pair for pair in GRANTED if pair not in RESTRICTED])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from socket import AF_INET, AF_INET6
 from struct import Struct
 from typing import Final
 
-from pyroute2 import DiagSocket
-from pyroute2.netlink.diag import SS_ESTABLISHED, SS_LISTEN, MarshalDiag, inet_diag_msg
+from pyroute2.netlink.diag import SS_ESTABLISHED, SS_LISTEN, inet_diag_msg
 
+from mptcp_throttle.inet_diag import list_tcp
 from mptcp_throttled.kernel.netlink import netlink_call
 
-_EXT_INFO: Final = 1 << 1  # INET_DIAG_INFO - 1
 _UNLIMITED: Final = 2**64 - 1
 # struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate
 _MAX_PACING_RATE: Final = Struct("=112xQ")
@@ -22,10 +20,6 @@ class _Message(inet_diag_msg):  # type: ignore[misc]
     """inet_diag_msg with two attributes (include/uapi/linux/inet_diag.h)."""
 
     nla_map = ((2, "INET_DIAG_INFO", "cdata"), (21, "INET_DIAG_CGROUP_ID", "uint64"))
-
-
-class _Marshal(MarshalDiag):  # type: ignore[misc]
-    msg_map = {AF_INET: _Message, AF_INET6: _Message}  # noqa: RUF012
 
 
 def listener_cgroups(ports: Sequence[int]) -> set[int]:
@@ -40,12 +34,5 @@ def count_paced(ports: Sequence[int]) -> int:
 
 
 def _list(ports: Sequence[int], state: int) -> list[_Message]:
-    with netlink_call("ss -t"), DiagSocket() as diag:
-        diag.set_marshal(_Marshal())
-        diag.bind()
-        return [
-            message
-            for family in (AF_INET, AF_INET6)
-            for port in ports
-            for message in diag.get_sock_stats(family=family, states=1 << state, extensions=_EXT_INFO, sport=port)
-        ]
+    with netlink_call("ss -t"):
+        return list_tcp(_Message, ports, state)

@@ -25,6 +25,7 @@ from mptcp_lab.download import Download
 from mptcp_lab.meter import PathMeter, Series
 from mptcp_lab.origin import Origin, start_origin
 from mptcp_lab.process import run, wait_until
+from mptcp_lab.scenario.kernels import allow_congestion_controls, native_has
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
@@ -40,8 +41,6 @@ _PAYLOAD_PART: Final = 1428 / 1514
 _BEFORE_SECONDS: Final = 2.0
 _AFTER_SECONDS: Final = 1.5
 _POLL_SECONDS: Final = 0.004
-# Of others a network namespace cannot choose (net/ipv4/tcp_cong.c); the list belongs to the machine.
-_ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _REPOSITORY: Final = Path(__file__).parents[3]
 
 
@@ -187,11 +186,6 @@ def _summary(results: Sequence[tuple[Cell, Figures]]) -> list[dict[str, object]]
     ]
 
 
-def _allow_all_congestion_controls() -> None:
-    run(["modprobe", "tcp_bbr"], check=False)
-    _ALLOWED.write_text(" ".join(CONGESTION_CONTROLS), encoding="ascii")
-
-
 def _in_guest(cells: Sequence[Cell], options: argparse.Namespace, directory: Path) -> list[tuple[Cell, Figures]]:
     kernel, out = cells[0].kernel, directory / f"{cells[0].kernel}.jsonl"
     selection = ("--kernels", kernel, "--inside", "--raw", out, "--seed", options.seed, "--seconds", options.seconds)
@@ -263,8 +257,8 @@ def main() -> int:
         # Without netem, no delay.
         delays = [delay for delay in options.delays if kernel != "native" or delay == (0, 0)]
         if options.inside:
-            _allow_all_congestion_controls()
-        known = [cc for cc in options.cc if kernel != "native" or cc in _ALLOWED.read_text(encoding="ascii").split()]
+            allow_congestion_controls(set(CONGESTION_CONTROLS))
+        known = [cc for cc in options.cc if kernel != "native" or native_has(cc)]
         cells = [Cell(kernel, *rest) for rest in product(known, delays, options.caps, options.variants)]
         if options.inside or kernel == "native":
             results += _measure_here(cells, options)

@@ -38,14 +38,15 @@ def choose(scenario: Scenario, forced: Kernel | None) -> tuple[Kernel, str]:
         return forced, "as the command line says"
     if scenario.kernel is not None:
         return scenario.kernel, "as the scenario says"
-    missing = [need for need in needs(scenario) if not _native_has(need)]
+    missing = [need for need in needs(scenario) if not native_has(need)]
     if missing:
         return Kernel(LATEST_KERNEL), f"this machine's kernel has no {', '.join(missing)} for network namespaces"
     return Kernel.NATIVE, "this machine's kernel has all it needs"
 
 
 @cache
-def _native_has(need: str) -> bool:
+def native_has(need: str) -> bool:
+    """Whether network namespaces of this kernel have `netem`, or that congestion control."""
     if need != "netem":
         # A namespace may choose among these only (net/ipv4/tcp_cong.c, tcp_set_default_congestion_control).
         return need in _ALLOWED.read_text(encoding="ascii").split()
