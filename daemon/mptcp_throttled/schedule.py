@@ -17,7 +17,7 @@ class Schedule:
 
     def __init__(self, now: float) -> None:
         self._delay = _SHORTEST_SECONDS
-        self._soonest = self._due = now
+        self._soonest = self._due = self._calm = now
 
     @property
     def due(self) -> float:
@@ -31,9 +31,14 @@ class Schedule:
     def compared(self, began: float, ended: float, interval: float, *, trouble: bool) -> None:
         """It was compared; `trouble`: an error, or something had to be repaired that was in force before.
 
-        The next audit comes after `interval`, which is the longest delay between attempts too.
+        The next audit comes after `interval`, which is the longest delay between attempts too. What is in order right
+        after a repair may be undone a moment later: only a comparison after the whole delay ends the back-off.
         """
-        self._delay = min(self._delay * 2, interval) if trouble else _SHORTEST_SECONDS
+        if trouble:
+            self._delay = min(self._delay * 2, interval)
+            self._calm = ended + self._delay
+        elif began >= self._calm:
+            self._delay = _SHORTEST_SECONDS
         rest = (ended - began) / _LARGEST_PART
         self._soonest = ended + max(self._delay, rest)
         self._due = ended + max(interval, rest)

@@ -58,6 +58,16 @@ def test_one_clean_comparison_ends_the_delays() -> None:
     assert schedule.due == pytest.approx(20.1)
 
 
+def test_a_clean_comparison_right_after_a_repair_does_not_end_them() -> None:
+    schedule = Schedule(0.0)
+    for _ in range(5):
+        compared_at(schedule, schedule.due, trouble=True)
+    soon = schedule.due - 3.2 + 0.01
+    compared_at(schedule, soon)
+    schedule.changed()
+    assert schedule.due == pytest.approx(soon + 3.2)
+
+
 @pytest.mark.parametrize("trouble", [False, True])
 def test_a_look_that_takes_long_is_not_taken_often(trouble: bool) -> None:
     schedule = Schedule(0.0)
