@@ -6,13 +6,24 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
-from bench import MEGABYTE, Bench, eventually
+from bench import EXECUTABLES, MEGABYTE, Bench, eventually
 
 from mptcp_lab.download import Download
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import WIFI
 
 PAYLOAD_PART = 1428 / 1514
+
+NEIGHBOUR = """
+import subprocess
+import time
+from pathlib import Path
+from mptcp_throttled.kernel.pacing import PacedSockets
+mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout
+sockets = PacedSockets((8080,), Path(mounts.split()[0]))
+print(sockets.read(), flush=True)
+time.sleep(60)
+"""
 
 
 def watch(download: Download, seconds: float) -> list[tuple[float, int]]:
@@ -67,6 +78,19 @@ def test_sockets_that_a_killed_daemon_has_left_paced_are_freed_by_the_next(work:
     work.services.start_daemon()
     work.services.wait_ready()
     eventually(lambda: work.paced() == 0, "free", within=2)
+    work.abort(download)
+
+
+def test_a_daemon_of_another_network_namespace_on_the_same_cgroup_takes_no_pace_away(work: Bench) -> None:
+    download = work.download(200 * MEGABYTE)
+    work.wait_capped()
+    eventually(lambda: work.paced() == 1, "paced")
+    neighbour = work.lab.origin.start("neighbour", EXECUTABLES / "python", "-c", NEIGHBOUR, machine_files=True)
+    eventually(lambda: "PacingState(paces={}" in neighbour.log_text(), "attached")
+    for _ in range(20):
+        assert work.paced() == 1
+        time.sleep(0.05)
+    neighbour.stop()
     work.abort(download)
 
 

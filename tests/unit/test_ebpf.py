@@ -35,3 +35,7 @@ def test_a_jump_counts_the_instructions_it_skips_in_either_direction() -> None:
 
 def test_a_map_takes_two_slots() -> None:
     assert ebpf.assemble(ebpf.load_map(R1, 7)).hex() == "1811000007000000" + "00" * 8
+
+
+def test_a_constant_of_64_bits_takes_two_slots() -> None:
+    assert ebpf.assemble(ebpf.constant64(R1, 0x8765432101234567)).hex() == "1801000067452301" + "0000000021436587"

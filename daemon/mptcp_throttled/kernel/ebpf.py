@@ -90,6 +90,12 @@ def constant32(dst: int, value: int) -> Instruction:
     return Instruction(_MOV32_K, dst, immediate=value - (1 << 32) if value >> 31 else value)
 
 
+def constant64(dst: int, value: int) -> Sequence[Instruction]:
+    """`dst = value`, up to 64 bits: two instruction slots."""
+    low, high = Struct("=ii").unpack(Struct("=Q").pack(value))
+    return Instruction(_LD_DW, dst, immediate=low), Instruction(0, immediate=high)
+
+
 def add(dst: int, value: int) -> Instruction:
     """`dst += value`."""
     return Instruction(_ADD64_K, dst, immediate=value)

@@ -7,7 +7,8 @@ share of the cap, it promises what it can keep.
 
 The sockets are somebody else's, so a program on their cgroup sets it: when a connection to a proxy port is established
 it asks to be called at every RTT sample, and then sets what the map has for the remote end. A socket that has a pace
-and is not in the map loses it: so the next instance frees what one that was killed has left.
+and is not in the map loses it: so the next instance frees what one that was killed has left. A cgroup may hold the
+sockets of several network namespaces, each with a daemon of its own: the program leaves those of others alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import socket
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -43,6 +45,7 @@ _MAP_LOOKUP_ELEM: Final = 1
 _SETSOCKOPT: Final = 49
 _GETSOCKOPT: Final = 57
 _SOCK_OPS_CB_FLAGS_SET: Final = 59
+_GET_NETNS_COOKIE: Final = 122
 # Offsets in struct bpf_sock_ops.
 _OP, _FAMILY, _REMOTE_IP4, _REMOTE_IP6, _REMOTE_PORT, _LOCAL_PORT = 0, 20, 24, 32, 64, 68
 _MSS, _RATE_DELIVERED, _RATE_INTERVAL_US = 112, 120, 124
@@ -51,6 +54,7 @@ _AF_INET: Final = 2
 # include/uapi/asm-generic/socket.h, of x86 and arm64; include/uapi/linux/tcp.h
 _SOL_SOCKET: Final = 1
 _SO_MAX_PACING_RATE: Final = 47
+_SO_NETNS_COOKIE: Final = 71
 _SOL_TCP: Final = 6
 _TCP_NOTSENT_LOWAT: Final = 25
 
@@ -66,14 +70,15 @@ _RELEASE_POLL_SECONDS: Final = 0.02
 _MAX_SUBFLOWS: Final = 65536
 
 _VALUE: Final = Struct("=I")
+_COOKIE: Final = Struct("=Q")
 # The stack: the key (remote address, remote port, local port), and a word for the options.
 _ADDRESS, _PORTS, _WORD = -32, -16, -8
 _KEY_BYTES: Final = 24
 _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
-def program(ports: Sequence[int], map_descriptor: int) -> bytes:
-    """The sock_ops program for these local ports.
+def program(ports: Sequence[int], network_namespace: int, map_descriptor: int) -> bytes:
+    """The sock_ops program for these local ports, in the network namespace that has this cookie.
 
     A pace comes down from the rate at which the subflow has been delivering by a 16th at every ACK, so that what is
     queued in the socket when the pace begins still leaves at the old rate: some 100 kB, of which the reader would
@@ -86,6 +91,10 @@ def program(ports: Sequence[int], map_descriptor: int) -> bytes:
             *(ebpf.jump_if_equal(R3, port, "ours") for port in ports),
             ebpf.jump("done"),
             "ours",
+            ebpf.move(R1, R6),
+            ebpf.call(_GET_NETNS_COOKIE),
+            *ebpf.constant64(R1, network_namespace),
+            ebpf.jump_unless_same(R0, R1, "done"),
             ebpf.load(R2, R6, _OP),
             ebpf.jump_if_equal(R2, _RTT, "look up"),
             ebpf.jump_if_equal(R2, _PASSIVE_ESTABLISHED, "established"),
@@ -251,7 +260,7 @@ class _Attached:
             self.map = ebpf.create_hash_map(_KEY_BYTES, _VALUE.size, _MAX_SUBFLOWS)
             undo = stack.enter_context(ExitStack())
             undo.callback(os.close, self.map)
-            loaded = ebpf.load_program(_PROG_TYPE_SOCK_OPS, program(ports, self.map))
+            loaded = ebpf.load_program(_PROG_TYPE_SOCK_OPS, program(ports, _network_namespace(), self.map))
             stack.callback(os.close, loaded)
             self._link = ebpf.link(loaded, target, _ATTACH_SOCK_OPS)
             undo.pop_all()
@@ -288,6 +297,13 @@ def _cgroup2_mount() -> Path:
         if file_system.split()[0] == "cgroup2":
             return Path(fields.split()[4])
     raise KernelError("no cgroup2 file system is mounted", errno.ENOENT)
+
+
+def _network_namespace() -> int:
+    """The cookie of ours (Linux 5.14)."""
+    with os_errors("getsockopt SO_NETNS_COOKIE"), socket.socket(socket.AF_UNIX) as any_socket:
+        (cookie,) = _COOKIE.unpack(any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, _COOKIE.size))
+    return int(cookie)
 
 
 def _identity(cgroup: Path) -> tuple[int, int]:
