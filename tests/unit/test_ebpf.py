@@ -13,6 +13,8 @@ from mptcp_throttled.kernel.ebpf import R0, R1, R3, R6, R10
     [
         (ebpf.load(R3, R6, 68), "61 63 44 00 00000000"),
         (ebpf.store(R10, -16, R3), "63 3a f0 ff 00000000"),
+        (ebpf.load64(R3, R6, 8), "79 63 08 00 00000000"),
+        (ebpf.store64(R10, -8, R3), "7b 3a f8 ff 00000000"),
         (ebpf.store_constant(R10, -8, 16384), "62 0a f8 ff 00400000"),
         (ebpf.move(R6, R1), "bf 16 00 00 00000000"),
         (ebpf.constant(R0, 1), "b7 00 00 00 01000000"),

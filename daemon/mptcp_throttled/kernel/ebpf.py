@@ -19,19 +19,20 @@ from mptcp_throttled.kernel_state import KernelError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Registers (include/uapi/linux/bpf.h): a result, arguments that a call destroys, three that survive it, the stack.
-R0, R1, R2, R3, R4, R5, R6, R7, R8, R10 = 0, 1, 2, 3, 4, 5, 6, 7, 8, 10
+# Registers (include/uapi/linux/bpf.h): a result, arguments that a call destroys, four that survive it, the stack.
+R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = range(11)
 
 # Opcodes (Documentation/bpf/standardization/instruction-set.rst): class | source | operation.
 _LDX_W: Final = 0x61
+_LDX_DW: Final = 0x79
 _STX_W: Final = 0x63
+_STX_DW: Final = 0x7B
 _ST_W: Final = 0x62
 _LD_DW: Final = 0x18
 _MOV64_X: Final = 0xBF
 _MOV64_K: Final = 0xB7
 _MOV32_K: Final = 0xB4
 _ADD64_K: Final = 0x07
-_ADD64_X: Final = 0x0F
 _SUB64_X: Final = 0x1F
 _MUL64_X: Final = 0x2F
 _DIV64_X: Final = 0x3F
@@ -39,6 +40,8 @@ _RSH64_K: Final = 0x77
 _MUL64_K: Final = 0x27
 _JEQ_K: Final = 0x15
 _JEQ_X: Final = 0x1D
+_JNE_K: Final = 0x55
+_JGE_K: Final = 0x35
 _JGE_X: Final = 0x3D
 _JNE_X: Final = 0x5D
 _JA: Final = 0x05
@@ -65,9 +68,19 @@ def load(dst: int, src: int, offset: int) -> Instruction:
     return Instruction(_LDX_W, dst, src, offset)
 
 
+def load64(dst: int, src: int, offset: int) -> Instruction:
+    """`dst = *(u64 *)(src + offset)`."""
+    return Instruction(_LDX_DW, dst, src, offset)
+
+
 def store(dst: int, offset: int, src: int) -> Instruction:
     """`*(u32 *)(dst + offset) = src`."""
     return Instruction(_STX_W, dst, src, offset)
+
+
+def store64(dst: int, offset: int, src: int) -> Instruction:
+    """`*(u64 *)(dst + offset) = src`."""
+    return Instruction(_STX_DW, dst, src, offset)
 
 
 def store_constant(dst: int, offset: int, value: int) -> Instruction:
@@ -99,11 +112,6 @@ def constant64(dst: int, value: int) -> Sequence[Instruction]:
 def add(dst: int, value: int) -> Instruction:
     """`dst += value`."""
     return Instruction(_ADD64_K, dst, immediate=value)
-
-
-def add_register(dst: int, src: int) -> Instruction:
-    """`dst += src`."""
-    return Instruction(_ADD64_X, dst, src)
 
 
 def subtract(dst: int, src: int) -> Instruction:
@@ -149,6 +157,16 @@ def jump_if_at_least(dst: int, src: int, to: str) -> Instruction:
 def jump_if_equal(register: int, value: int, to: str) -> Instruction:
     """`if (register == value) goto to`."""
     return Instruction(_JEQ_K, register, immediate=value, to=to)
+
+
+def jump_unless_equal(register: int, value: int, to: str) -> Instruction:
+    """`if (register != value) goto to`."""
+    return Instruction(_JNE_K, register, immediate=value, to=to)
+
+
+def jump_from(register: int, value: int, to: str) -> Instruction:
+    """`if (register >= value) goto to`, unsigned."""
+    return Instruction(_JGE_K, register, immediate=value, to=to)
 
 
 def jump(to: str) -> Instruction:

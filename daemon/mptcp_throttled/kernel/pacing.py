@@ -27,7 +27,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttled.kernel import ebpf
-from mptcp_throttled.kernel.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R10
+from mptcp_throttled.kernel.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10
 from mptcp_throttled.kernel.fault_point import os_errors
 from mptcp_throttled.kernel.sockets import count_paced, listener_cgroups
 from mptcp_throttled.kernel_state import KernelError, PacingState
@@ -45,6 +45,7 @@ _MAP_LOOKUP_ELEM: Final = 1
 _SETSOCKOPT: Final = 49
 _GETSOCKOPT: Final = 57
 _SOCK_OPS_CB_FLAGS_SET: Final = 59
+_KTIME_GET_NS: Final = 5
 _GET_NETNS_COOKIE: Final = 122
 # Offsets in struct bpf_sock_ops.
 _OP, _FAMILY, _REMOTE_IP4, _REMOTE_IP6, _REMOTE_PORT, _LOCAL_PORT = 0, 20, 24, 32, 64, 68
@@ -62,14 +63,18 @@ _UNLIMITED: Final = 0xFFFF_FFFF  # net/core/sock.c: ~0 of 32 bits is no limit
 # What waits in a socket: 16 ms of its pace, and a segment.
 _NOTSENT_BITS: Final = 6
 _NOTSENT_BYTES: Final = 1448
-_DECAY_BITS: Final = 4
+# The descent takes 2^9 ticks of 2^20 ns: 0.54 s.
+_TICK_BITS: Final = 20
+_DESCENT_BITS: Final = 9
 # Finding the proxy's cgroup takes a listing of sockets and of directories: not at every subflow.
 _LOOK_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 1.0
 _RELEASE_POLL_SECONDS: Final = 0.02
 _MAX_SUBFLOWS: Final = 65536
 
-_VALUE: Final = Struct("=I")
+# What the map holds of a subflow: the pace, and, noted by the program, from which rate and when it began to come down.
+_VALUE: Final = Struct("=IIQ")
+_TARGET, _INITIAL, _BEGAN = 0, 4, 8
 _COOKIE: Final = Struct("=Q")
 # The stack: the key (remote address, remote port, local port), and a word for the options.
 _ADDRESS, _PORTS, _WORD = -32, -16, -8
@@ -80,9 +85,9 @@ _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 def program(ports: Sequence[int], network_namespace: int, map_descriptor: int) -> bytes:
     """The sock_ops program for these local ports, in the network namespace that has this cookie.
 
-    A pace comes down from the rate at which the subflow has been delivering by a 16th at every ACK, so that what is
-    queued in the socket when the pace begins still leaves at the old rate: some 100 kB, of which the reader would
-    otherwise wait for the last.
+    A pace comes down in half a second from the rate at which the subflow has been delivering, so that what is queued in
+    the socket when the pace begins still leaves: some 200 kB, of which the reader would otherwise wait for the last.
+    The program is called once in a round-trip time.
     """
     return ebpf.assemble(
         (
@@ -110,36 +115,18 @@ def program(ports: Sequence[int], network_namespace: int, map_descriptor: int) -
             ebpf.move(R2, R10),
             ebpf.add(R2, _ADDRESS),
             ebpf.call(_MAP_LOOKUP_ELEM),
-            # r7 = target, r8 = present pace
+            # r7 = the pace to have, r9 = what the map holds
             ebpf.constant32(R7, _UNLIMITED),
             ebpf.jump_if_equal(R0, 0, "compare"),
-            ebpf.load(R7, R0, 0),
+            ebpf.move(R9, R0),
+            ebpf.load(R7, R9, _TARGET),
+            *_descent(),
             "compare",
             ebpf.constant32(R8, _UNLIMITED),
             ebpf.store(R10, _WORD, R8),
             *_option(_GETSOCKOPT, _SOL_SOCKET, _SO_MAX_PACING_RATE),
             ebpf.load(R8, R10, _WORD),
             ebpf.jump_if_same(R7, R8, "done"),
-            ebpf.constant32(R3, _UNLIMITED),
-            ebpf.jump_if_same(R7, R3, "set"),
-            # Unpaced so far: from the rate it delivers at.
-            ebpf.jump_unless_same(R8, R3, "lower"),
-            ebpf.load(R8, R6, _RATE_DELIVERED),
-            ebpf.load(R3, R6, _MSS),
-            ebpf.multiply(R8, R3),
-            ebpf.multiply_constant(R8, 1_000_000),
-            ebpf.load(R3, R6, _RATE_INTERVAL_US),
-            ebpf.divide(R8, R3),
-            "lower",
-            ebpf.move(R3, R8),
-            ebpf.shift_right(R3, _DECAY_BITS),
-            ebpf.subtract(R8, R3),
-            # The end of the way is short: below twice the target there are few ACKs.
-            ebpf.move(R3, R7),
-            ebpf.add_register(R3, R7),
-            ebpf.jump_if_at_least(R3, R8, "set"),
-            ebpf.move(R7, R8),
-            "set",
             ebpf.store(R10, _WORD, R7),
             *_option(_SETSOCKOPT, _SOL_SOCKET, _SO_MAX_PACING_RATE),
             # 0 is the default of the network namespace.
@@ -175,6 +162,40 @@ def _key_on_stack() -> Sequence[ebpf.Instruction | str]:
         ebpf.load(R3, R6, _REMOTE_IP4),
         ebpf.store(R10, _ADDRESS + 12, R3),
         "key",
+    )
+
+
+def _descent() -> Sequence[ebpf.Instruction | str]:
+    """r7 = max(r7, initial * (1 - elapsed / duration)); the first call notes the time and the initial rate."""
+    return (
+        ebpf.load64(R3, R9, _BEGAN),
+        ebpf.jump_unless_equal(R3, 0, "descend"),
+        ebpf.call(_KTIME_GET_NS),
+        ebpf.store64(R9, _BEGAN, R0),
+        ebpf.load(R8, R6, _RATE_DELIVERED),
+        ebpf.load(R3, R6, _MSS),
+        ebpf.multiply(R8, R3),
+        ebpf.multiply_constant(R8, 1_000_000),
+        ebpf.load(R3, R6, _RATE_INTERVAL_US),
+        ebpf.divide(R8, R3),
+        # ACKs that arrive together make more than 32 bits of it.
+        ebpf.constant32(R3, _UNLIMITED),
+        ebpf.jump_if_at_least(R3, R8, "initial"),
+        ebpf.move(R8, R3),
+        "initial",
+        ebpf.store(R9, _INITIAL, R8),
+        "descend",
+        ebpf.call(_KTIME_GET_NS),
+        ebpf.load64(R3, R9, _BEGAN),
+        ebpf.subtract(R0, R3),
+        ebpf.shift_right(R0, _TICK_BITS),
+        ebpf.jump_from(R0, 1 << _DESCENT_BITS, "compare"),
+        ebpf.load(R8, R9, _INITIAL),
+        ebpf.multiply(R0, R8),
+        ebpf.shift_right(R0, _DESCENT_BITS),
+        ebpf.subtract(R8, R0),
+        ebpf.jump_if_at_least(R7, R8, "compare"),
+        ebpf.move(R7, R8),
     )
 
 
@@ -230,7 +251,7 @@ class PacedSockets:
             ebpf.delete_from_map(self._attached.map, _key(ends))
             del self._paces[ends]
         for ends, rate in add.items():
-            ebpf.update_map(self._attached.map, _key(ends), _VALUE.pack(min(rate, _UNLIMITED - 1)))
+            ebpf.update_map(self._attached.map, _key(ends), _VALUE.pack(min(rate, _UNLIMITED - 1), 0, 0))
             self._paces[ends] = rate
 
     def release(self) -> int:
