@@ -1,0 +1,105 @@
+"""What another client's cap costs a client that is not capped: throughput and round-trip time, with us and without.
+
+Both download through the same Squid at the same time: a plain TCP client over its Ethernet (10 Mb/s), and an MPTCP
+client whose Ethernet is capped while our services run: the proxy's interface has HTB, and its cgroup our program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.download import Download
+from mptcp_lab.origin import start_origin
+from mptcp_lab.process import wait_until
+from mptcp_lab.scenario.sampler import Sampler
+from mptcp_lab.services import Services
+from mptcp_lab.squid import start_squid
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptcp_lab.origin import Document
+
+_SETTLE_SECONDS: Final = 3.0
+_SAMPLE_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of the bystander's socket at the proxy: acknowledged bits per second, and the mean smoothed RTT in seconds."""
+
+    throughput: float
+    rtt: float
+
+
+def measure(seconds: float, repeats: int) -> dict[str, list[Figures]]:
+    """Without us and with us in turn, `repeats` times."""
+    results: dict[str, list[Figures]] = {"without": [], "with": []}
+    clients = (ClientSpec("ue", families=(4,)), ClientSpec("other", families=(4,), wifi=None))
+    with build(Topology(clients=clients)) as lab:
+        start_squid(lab.proxy)
+        origin = start_origin(lab.origin)
+        links = ETHERNET.rate.bytes_per_second + WIFI.rate.bytes_per_second
+        document = origin.add(int(links * 2 * (seconds + _SETTLE_SECONDS)))
+        for number in range(repeats):
+            results["without"].append(_run(lab, document, seconds, None))
+            results["with"].append(_run(lab, document, seconds, Services(lab.proxy, name=f"throttle-{number}")))
+    return results
+
+
+def _run(lab: Lab, document: Document, seconds: float, services: Services | None) -> Figures:
+    capped, bystander = lab.clients.values()
+    with ExitStack() as stack:
+        if services is not None:
+            stack.enter_context(services)
+        downloads = [Download(lab, capped, document), Download(lab, bystander, document, mptcp=False)]
+        for download in downloads:
+            stack.callback(download.stop)
+        if services is not None:
+            wait_until(lambda: any(subflow.rule == "cap" for subflow in services.subflows()), "capped")
+        time.sleep(_SETTLE_SECONDS)
+        with Sampler({"proxy": lab.proxy.namespace}, (), _SAMPLE_SECONDS, time.monotonic()) as sampler:
+            time.sleep(seconds)
+    address = str(bystander.address(ETHERNET, 4))
+    samples = [sample for sample in sampler.subflows if sample.socket.remote == address]
+    first, last = samples[0], samples[-1]
+    carried = (last.socket.acked - first.socket.acked) * 8
+    return Figures(carried / (last.at - first.at), fmean(sample.socket.rtt for sample in samples))
+
+
+def _ratio(results: dict[str, list[Figures]], name: str) -> float:
+    with_us, without = (median(getattr(figures, name) for figures in results[way]) for way in ("with", "without"))
+    return float(with_us / without)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the medians and the ratios."""
+    parser = argparse.ArgumentParser(prog="bystander", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement; default: %(default)g")
+    parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    options = parser.parse_args(arguments)
+    results = measure(options.seconds, options.repeats)
+    print(f"{'':8} {'Mb/s':>7} {'RTT ms':>7}")
+    for way, runs in results.items():
+        throughput, rtt = median(run.throughput for run in runs), median(run.rtt for run in runs)
+        print(f"{way:8} {throughput / 1e6:7.3f} {rtt * 1e3:7.2f}")
+    ratios = {name: _ratio(results, name) for name in ("throughput", "rtt")}
+    print(f"{'ratio':8} {ratios['throughput']:7.3f} {ratios['rtt']:7.3f}")
+    if options.json is not None:
+        data = {way: [asdict(run) for run in found] for way, found in results.items()}
+        options.json.write_text(json.dumps({"runs": data, "ratios": ratios}, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
