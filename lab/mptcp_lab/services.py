@@ -56,7 +56,8 @@ class SubflowStatus:
 class Services:
     """`mptcp-sniffer`, `mptcp-throttled` and `mptcp-throttle` on the host `proxy`, with a configuration of their own.
 
-    As a context manager: both services run and are connected inside the block, and have ended after it.
+    As a context manager: both services run and are connected inside the block, and have ended after it. `tuning` gives
+    constants of the daemon other values (`mptcp_lab.tuned_daemon`).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Services:
         ports: Sequence[int] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
+        tuning: Mapping[str, float] | None = None,
         name: str = "throttle",
     ) -> None:
         self.proxy = proxy
@@ -76,6 +78,7 @@ class Services:
         self.config = self.directory / "mptcp-throttle.yaml"
         self.sniffer: Process | None = None
         self.daemon: Process | None = None
+        self._tuning = tuning
         self._executables = Path(sys.executable).parent
         (self.directory / "networks.d").mkdir(parents=True)
         self._write(
@@ -130,11 +133,14 @@ class Services:
 
     def start_daemon(self, faults: Faults | None = None) -> Process:
         """Start `mptcp-throttled`, with calls into the kernel that go wrong if there are `faults`."""
-        if faults is None:
+        if self._tuning is not None:
+            program = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
+            self.daemon = self.proxy.start("mptcp-throttled", *program, "--config", self.config, machine_files=True)
+        elif faults is None:
             self.daemon = self._start("mptcp-throttled")
         else:
-            program = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
-            self.daemon = self.proxy.start("mptcp-throttled", *program, "--config", self.config)
+            faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
+            self.daemon = self.proxy.start("mptcp-throttled", *faulty, "--config", self.config)
         return self.daemon
 
     def clean_up(self) -> None:

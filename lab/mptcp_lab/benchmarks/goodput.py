@@ -13,7 +13,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
@@ -79,15 +79,16 @@ def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> I
     for cell in cells:
         settings.setdefault((cell.cc, cell.delay), []).append(cell)
     for (cc, delay), of_setting in settings.items():
-        with _bench(cc, delay) as (lab, origin):
+        with bench(cc, delay) as (lab, origin):
             order = of_setting * repeats
             shuffle(order)
             for number, cell in enumerate(order):
-                yield cell, _transfer(lab, origin, cell, seconds, number)
+                yield cell, transfer(lab, origin, cell, seconds, number)
 
 
 @contextmanager
-def _bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
+def bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
+    """The hosts with that congestion control and those delays; Squid and the origin run."""
     with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
         lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc})
         for link, milliseconds in zip((ETHERNET, WIFI), delay, strict=True):
@@ -98,7 +99,10 @@ def _bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
         yield lab, start_origin(lab.origin)
 
 
-def _transfer(lab: Lab, origin: Origin, cell: Cell, seconds: float, number: int) -> Figures:
+def transfer(
+    lab: Lab, origin: Origin, cell: Cell, seconds: float, number: int, tuning: Mapping[str, float] | None = None
+) -> Figures:
+    """One download, number `number` of the lab, perhaps with other constants in the daemon."""
     slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
     wifi, ethernet = WIFI_FIRST
     networks = (replace(wifi, limit=fast), replace(ethernet, cap=slow))
@@ -107,7 +111,7 @@ def _transfer(lab: Lab, origin: Origin, cell: Cell, seconds: float, number: int)
     meanwhile = links if cell.variant == "none" else permitted
     document = origin.add(int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8)
     settings = {"pacing": cell.variant == "ours"}
-    services = Services(lab.proxy, networks, name=f"throttle-{number}", linger="300ms", daemon=settings)
+    services = Services(lab.proxy, networks, name=f"throttle-{number}", linger="300ms", daemon=settings, tuning=tuning)
     with services:
         services.ask("pause", None)
         with PathMeter(lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:

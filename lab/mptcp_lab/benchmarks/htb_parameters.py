@@ -1,0 +1,83 @@
+"""What each choice behind a cap is worth: goodput, gaps and excess with it and with others, side by side.
+
+One cell of the goodput benchmark: 1 + 40 Mb/s without delay; the daemon runs with one constant changed at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from dataclasses import fields
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from mptcp_lab.benchmarks.goodput import Cell, Figures, bench, transfer
+
+_LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
+_BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
+_PAYLOAD: Final = "mptcp_throttled.plan:PAYLOAD_PART"
+_SETTLE: Final = "mptcp_throttled.service:_SETTLE_SECONDS"
+_DESCENT: Final = "mptcp_throttled.kernel.pacing:_DESCENT_BITS"
+_NOTSENT: Final = "mptcp_throttled.kernel.pacing:_NOTSENT_BITS"
+
+CHOICES: Final[dict[str, dict[str, float]]] = {
+    "as it is": {},
+    "leaf of 10 packets": {_LEAF: 10},
+    "leaf of 100 packets": {_LEAF: 100},
+    "burst of 32 kB": {_BURST: 32768},
+    "burst of 1 frame": {_BURST: 1514},
+    "pace 0.85 of the rate": {_PAYLOAD: 0.85},
+    "pace 1.0 of the rate": {_PAYLOAD: 1.0},
+    "pace 2.0 of the rate": {_PAYLOAD: 2.0},
+    "HTB at once": {_SETTLE: 0.001},
+    "pace at once": {_DESCENT: 0},
+    "pace in 0.27 s": {_DESCENT: 8},
+    "64 ms of pace unsent": {_NOTSENT: 4},
+    "4 ms of pace unsent": {_NOTSENT: 8},
+}
+
+
+def measure(cc: str, seconds: float, repeats: int, seed: int) -> dict[str, list[Figures]]:
+    """Every choice `repeats` times, in random order."""
+    results: dict[str, list[Figures]] = {choice: [] for choice in CHOICES}
+    cell = Cell("native", cc, (0, 0), (1.0, 40.0), "ours")
+    order = list(CHOICES) * repeats
+    random.Random(seed).shuffle(order)  # noqa: S311
+    with bench(cc, (0, 0)) as (lab, origin):
+        for number, choice in enumerate(order):
+            results[choice].append(transfer(lab, origin, cell, seconds, number, CHOICES[choice]))
+            print(f"{number + 1}/{len(order)} {choice}", file=sys.stderr)
+    return results
+
+
+def main() -> int:
+    """Print a line per choice."""
+    parser = argparse.ArgumentParser(prog="htb-parameters", description=__doc__)
+    parser.add_argument("--cc", default="bbr", help="congestion control of the proxy; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=7.0, help="of each cap; default: %(default)g")
+    parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians to FILE too")
+    options = parser.parse_args()
+    results = measure(options.cc, options.seconds, options.repeats, options.seed)
+    names = [field.name for field in fields(Figures)]
+    medians = {
+        choice: {name: median(float(getattr(run, name)) for run in runs) for name in names}
+        for choice, runs in results.items()
+    }
+    print(f"{'':22} {'% permitted':>11} {'gap start':>9} {'gap end':>8} {'5 s/cap':>8} {'excess kB':>10}")
+    for choice, found in medians.items():
+        print(
+            f"{choice:22} {found['percent_of_permitted']:11.1f} {found['start_gap']:9.3f} {found['end_gap']:8.3f}"
+            f" {found['worst_window']:8.3f} {found['start_excess'] / 1e3:10.0f}"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps(medians, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
