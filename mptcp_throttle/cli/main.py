@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import tables
+from mptcp_throttle.cli import doctor, tables
 from mptcp_throttle.config import DEFAULT_PATH, find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", _status, "networks, rates, and what is in force in the kernel")
     add("connections", _connections, "every connection, and how each subflow is treated and why")
     add("plan", _plan, "the kernel operations behind the present state, as tc and iptables commands")
+    add("doctor", _doctor, "look for what keeps the services from doing their work")
     add("check-config", _check_config, "validate the configuration; touches nothing, needs no service")
     set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")
     set_rate.add_argument("network", metavar="NETWORK")
@@ -138,6 +139,14 @@ def _reload(options: argparse.Namespace) -> None:
     if answer["problems"]:
         raise UserError("\n".join(answer["problems"]), EX_FAILURE if answer["valid"] else os.EX_CONFIG)
     _print(options, answer, tables.show_reload)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    findings = doctor.examine(load_config(options.config), _TIMEOUT_SECONDS)
+    _print(options, [finding._asdict() for finding in findings], tables.show_findings)
+    harms = sum(finding.problem is not None and finding.harm for finding in findings)
+    if harms:
+        raise UserError(f"{harms} of {len(findings)} findings keep clients from being capped")
 
 
 def _check_config(options: argparse.Namespace) -> None:

@@ -80,6 +80,18 @@ def show_reload(data: Json) -> None:
     _console().print(f"reloaded: {'; '.join(lines)}" if lines else "reloaded: nothing changed", markup=False)
 
 
+def show_findings(data: Json) -> None:
+    """What `doctor` has found."""
+    console = _console()
+    for finding in data:
+        if finding["problem"] is None:
+            console.print(f"ok       {finding['subject']}", style="green", markup=False)
+        elif finding["harm"]:
+            console.print(f"problem  {finding['subject']}: {finding['problem']}", style="red", markup=False)
+        else:
+            console.print(f"note     {finding['subject']}: {finding['problem']}", style="yellow", markup=False)
+
+
 def show_network(data: Json) -> None:
     """The answer to `set_rate` and `reset_rate`."""
     _show_networks(_console(), [data])

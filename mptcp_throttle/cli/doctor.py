@@ -1,0 +1,103 @@
+"""`mptcp-throttle doctor`: what keeps the services from doing their work, from the kernel up, each with a remedy."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mptcp_throttle.rpc import Json, RpcClient, RpcError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mptcp_throttle.config import Config
+
+_ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
+_INTERFACES: Final = Path("/sys/class/net")
+
+
+class Finding(NamedTuple):
+    """What was looked at, and what is wrong with it, if anything; `harm`: it keeps clients from being capped."""
+
+    subject: str
+    problem: str | None = None
+    harm: bool = True
+
+
+def examine(config: Config, timeout: float) -> list[Finding]:
+    """Look at this host and ask both services, each for at most `timeout` seconds."""
+    return [
+        _kernel(),
+        _interface(config.proxy.interface),
+        *_listeners(config.proxy.ports),
+        *_sniffer(_ask(config.sockets.sniffer, timeout)),
+        *_daemon(_ask(config.sockets.daemon, timeout)),
+    ]
+
+
+def _kernel() -> Finding:
+    try:
+        enabled = _ENABLED.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return Finding("kernel", "has no MPTCP (CONFIG_MPTCP)")
+    return Finding("kernel", None if enabled == "1" else "MPTCP is off; `sysctl net.mptcp.enabled=1`")
+
+
+def _interface(name: str) -> Finding:
+    known = (_INTERFACES / name).exists()
+    return Finding("interface", None if known else f"{name} does not exist; allowed: one of {_names(_INTERFACES)}")
+
+
+def _names(directory: Path) -> str:
+    return ", ".join(sorted(entry.name for entry in directory.iterdir()))
+
+
+def _listeners(ports: Sequence[int]) -> Iterator[Finding]:
+    for port in ports:
+        subject = f"proxy port {port}"
+        if _listens("-M", port):
+            yield Finding(subject)
+        elif _listens("-t", port):
+            yield Finding(subject, "is listened on without MPTCP; start the proxy with `mptcpize run`")
+        else:
+            yield Finding(subject, "nobody listens on it")
+
+
+def _listens(protocol: str, port: int) -> bool:
+    command = ["ss", "-H", "-l", "-n", protocol, "sport", "=", f":{port}"]
+    return bool(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip())
+
+
+def _ask(socket: Path, timeout: float) -> Json | str:
+    try:
+        return RpcClient(socket, timeout).call("status")
+    except RpcError as error:
+        return str(error)
+
+
+def _sniffer(status: Json | str) -> Iterator[Finding]:
+    if isinstance(status, str):
+        yield Finding("mptcp-sniffer", status)
+        return
+    yield Finding("mptcp-sniffer")
+    dropped, view = status["dropped"], status["kernel_view"]
+    if dropped:
+        yield Finding("capture", f"{dropped} frames dropped since its start: the host has no time for it", harm=False)
+    if view["enabled"] and view["problem"]:
+        yield Finding("kernel's list", view["problem"], harm=False)
+
+
+def _daemon(status: Json | str) -> Iterator[Finding]:
+    if isinstance(status, str):
+        yield Finding("mptcp-throttled", status)
+        return
+    daemon, sniffer = status["daemon"], status["sniffer"]
+    problems = [] if sniffer["connected"] else [f"has no table of connections: {sniffer['problem']}"]
+    problems += [*daemon["errors"], *(f"reload refused: {problem}" for problem in daemon["config"]["problems"])]
+    if daemon["pause"] is not None:
+        problems.append("is paused; `mptcp-throttle resume`")
+    yield from [Finding("mptcp-throttled", problem) for problem in problems] or [Finding("mptcp-throttled")]
+    unpaced = daemon["unpaced"]
+    cost = None if unpaced is None else f"none, so that a cap costs users more than it takes: {unpaced}"
+    yield Finding("pacing", cost, harm=False)
