@@ -1,30 +1,21 @@
-"""`python -m mptcp_lab.demo`: ends with one line and an exit status, whatever happens."""
+"""`python -m mptcp_lab.demo`: the exit status is described in `--help`."""
 
 from __future__ import annotations
 
 import sys
-from typing import Final
 
-from mptcp_lab.interrupts import Interrupted, raise_on_signals
-from mptcp_throttle.errors import UserError
-
-_PROGRAM: Final = "run-demo"
+from mptcp_lab.program import run_program
 
 
 def main() -> int:
-    """Run the demo; the exit status is described in `--help`."""
-    raise_on_signals()
-    try:
-        # Not at the top: these imports take a moment, in which Ctrl-C would show a traceback.
+    """Run the demo."""
+
+    def work() -> int:
         from mptcp_lab.demo.command import run
 
-        return run(_PROGRAM)
-    except Interrupted as signal:
-        sys.stderr.write(f"{_PROGRAM}: interrupted by {signal}; everything is cleaned up\n")
-        return 128 + signal.number
-    except UserError as error:
-        sys.stderr.write(f"{_PROGRAM}: {error}\n")
-        return error.status
+        return run("run-demo")
+
+    return run_program("run-demo", work)
 
 
 if __name__ == "__main__":
