@@ -19,7 +19,7 @@ from typing import Annotated, Final, TypeVar
 from pydantic import AfterValidator, ConfigDict
 
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import AccessNetwork, Network, Per, Trust
+from mptcp_throttle.model import AccessNetwork, MarkBackEnd, Network, Per, Trust
 from mptcp_throttle.units import parse_duration, parse_size
 from mptcp_throttle.validation import (
     DurationText,
@@ -113,9 +113,10 @@ class SnifferSection(Section):
 
 
 class DaemonSection(Section):
-    """How the daemon treats the kernel: mark bits, hysteresis and audit period in seconds, the other traffic."""
+    """How the daemon treats the kernel: marks, hysteresis and audit period in seconds, the other traffic."""
 
     mark_mask: Annotated[int, parsed_by(_mark_mask)] = 0xFFFF_0000
+    marks: Annotated[MarkBackEnd, one_of(MarkBackEnd)] = MarkBackEnd.AUTO
     linger: DurationText = 5.0
     audit_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
     other_traffic: RateText | None = None

@@ -18,7 +18,14 @@ _RELOADED: Final = frozenset({"daemon.linger", "daemon.audit_interval", "daemon.
 # What only the daemon reads. It needs a restart for the sniffer's own settings too: they are part of what it has
 # validated as a whole, and a restart of both is what makes that whole the one in force.
 _OF_DAEMON: Final = frozenset(
-    {"daemon.mark_mask", "daemon.replace_any_qdisc", "daemon.pacing", "daemon.cgroup", "state_directory"}
+    {
+        "daemon.mark_mask",
+        "daemon.marks",
+        "daemon.replace_any_qdisc",
+        "daemon.pacing",
+        "daemon.cgroup",
+        "state_directory",
+    }
 )
 
 

@@ -81,6 +81,14 @@ class Trust(StrEnum):
     TOKEN = "token"  # noqa: S105
 
 
+class MarkBackEnd(StrEnum):
+    """What marks the packets of held subflows: sets, one rule for each subflow, or sets where the kernel has them."""
+
+    AUTO = "auto"
+    IPSET = "ipset"
+    RULES = "rules"
+
+
 class Per(StrEnum):
     """What shares one cap and one limit of an access network."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.marks import CHAIN
+from mptcp_throttled.kernel.chain import CHAIN, TOOLS
+from mptcp_throttled.kernel.ipset import MAX_MARKS, SET_TYPE, OwnSet
+from mptcp_throttled.kernel.mark_sets import LOOKED_UP
 from mptcp_throttled.kernel.netlink import format_classid, format_handle
 from mptcp_throttled.operations import (
     AddClass,
@@ -14,6 +16,7 @@ from mptcp_throttled.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
+    MakeChain,
     Operation,
     RemoveChain,
     RestoreQdisc,
@@ -25,12 +28,11 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
 
-_IPTABLES = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 _ROOT = format_handle(htb.HANDLE)
 
 
-def as_commands(operation: Operation, interface: str, marking: htb.Marking) -> Iterator[str]:
-    """The commands of one operation, in order."""
+def as_commands(operation: Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
+    """The commands of one operation, in order; `marks` is the back end that marks packets, `ipset` or `rules`."""
     match operation:
         case InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
@@ -46,22 +48,31 @@ def as_commands(operation: Operation, interface: str, marking: htb.Marking) -> I
             yield _class_command("change", interface, minor, rate)
         case DeleteClass(minor):
             yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
+        case MakeChain(ip_version, made):
+            yield f"{TOOLS[ip_version]} -t mangle -N {CHAIN}  # or -F, if it exists"
+            yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
+            if marks == "ipset":
+                for port in marking.ports:
+                    yield from _set_commands(OwnSet(ip_version, port))
+            for ends, minor in made.items():
+                yield _mark_command(marks, ends, minor, marking.mask, add=True)
         case ChangeMarks(ip_version, add, remove):
-            yield f"{_IPTABLES[ip_version]} -t mangle -N {CHAIN}  # unless it exists"
-            yield f"{_IPTABLES[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
             for ends, minor in remove.items():
-                yield _mark_command("-D", ends, minor, marking.mask)
+                yield _mark_command(marks, ends, minor, marking.mask, add=False)
             for ends, minor in add.items():
-                yield _mark_command("-A", ends, minor, marking.mask)
+                yield _mark_command(marks, ends, minor, marking.mask, add=True)
         case ChangePaces(add, remove):
             for ends, pace in add.items():
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
             for ends in remove:
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
         case RemoveChain(ip_version):
-            yield f"{_IPTABLES[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
-            yield f"{_IPTABLES[ip_version]} -t mangle -F {CHAIN}"
-            yield f"{_IPTABLES[ip_version]} -t mangle -X {CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -F {CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -X {CHAIN}"
+            if marks == "ipset":
+                for port in marking.ports:
+                    yield f"ipset destroy {OwnSet(ip_version, port).name}"
         case RestoreQdisc(other):
             yield f"tc qdisc del dev {other or interface} root  # then the recorded one, if any"
 
@@ -74,9 +85,24 @@ def _class_command(verb: str, interface: str, minor: int, rate: Rate) -> str:
     )
 
 
-def _mark_command(verb: str, ends: FourTuple, minor: int, mask: int) -> str:
+def _set_commands(own: OwnSet) -> Iterator[str]:
+    family = {4: "inet", 6: "inet6"}[own.ip_version]
+    yield f"ipset create {own.name} {SET_TYPE} family {family} maxelem {MAX_MARKS} skbinfo"
+    yield (
+        f"{TOOLS[own.ip_version]} -t mangle -A {CHAIN} -p tcp -m tcp --sport {own.port}"
+        f" -j SET --map-set {own.name} {LOOKED_UP} --map-mark"
+    )
+
+
+def _mark_command(marks: str, ends: FourTuple, minor: int, mask: int, *, add: bool) -> str:
+    mark = f"{minor << htb.mark_shift(mask):#x}/{mask:#x}"
+    version = ends.client.address.version
+    if marks == "ipset":
+        subflow = f"{ends.client.address},{ends.client.port},{ends.proxy.address}"
+        element = f"{OwnSet(version, ends.proxy.port).name} {subflow}"
+        return f"ipset add {element} skbmark {mark}" if add else f"ipset del {element}"
     return (
-        f"{_IPTABLES[ends.client.address.version]} -t mangle {verb} {CHAIN} -s {ends.proxy.address}"
+        f"{TOOLS[version]} -t mangle {'-A' if add else '-D'} {CHAIN} -s {ends.proxy.address}"
         f" -d {ends.client.address} -p tcp -m tcp --sport {ends.proxy.port} --dport {ends.client.port}"
-        f" -j MARK --set-xmark {minor << htb.mark_shift(mask):#x}/{mask:#x}"
+        f" -j MARK --set-xmark {mark}"
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
+
+
+IP_VERSIONS: Final = (4, 6)
 
 
 class KernelError(Exception):
@@ -32,7 +35,10 @@ class HtbState:
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """Our chain as it is in the kernel: `stray` if it holds anything we did not write, or is not jumped to once."""
+    """Our chain, and its sets, as they are in the kernel.
+
+    `stray`: they are not wholly as we make them, or the chain is not jumped to once.
+    """
 
     marks: Mapping[FourTuple, int]
     stray: bool = False

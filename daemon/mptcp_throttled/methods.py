@@ -33,7 +33,8 @@ _log = logging.getLogger("mptcp-throttled")
 class Methods:
     """The methods, for any thread: what they change, they change through `inbox`, in the kernel-writing thread.
 
-    `view` is the last round; `load` reads the configuration files again and raises ConfigError.
+    `view` is the last round; `load` reads the configuration files again and raises ConfigError; `marks` names the
+    back end that marks packets.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Methods:
         inbox: Inbox,
         view: Callable[[], View],
         load: Callable[[], Config],
+        marks: str,
     ) -> None:
         self._settings = settings
         self._wishes = wishes
         self._inbox = inbox
         self._view = view
         self._load = load
+        self._marks = marks
         self._reloading = threading.Lock()
 
     def table(self) -> dict[str, Callable[..., Json]]:
@@ -67,7 +70,8 @@ class Methods:
     def status(self) -> Json:
         """Networks with their rates, what is in the kernel, and whether the sniffer answers."""
         settings = self._settings
-        return report.status(self._view(), settings.config.proxy.interface, settings.status(), time.time())
+        interface = settings.config.proxy.interface
+        return report.status(self._view(), interface, self._marks, settings.status(), time.time())
 
     def connections(self) -> Json:
         """Every connection, and what is done with each subflow and why."""
@@ -81,7 +85,7 @@ class Methods:
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interface, marking)),
+                    "commands": list(as_commands(operation, config.proxy.interface, marking, self._marks)),
                 }
                 for operation in diff(KernelState(), view.plan)
             ],

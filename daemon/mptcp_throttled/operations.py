@@ -40,8 +40,16 @@ class DeleteClass:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeChain:
+    """Make our chain of one IP version with these marks alone, in place of whatever is there."""
+
+    ip_version: int
+    marks: Mapping[FourTuple, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeMarks:
-    """Remove and add mark rules of one IP version in one commit; the chain and its jump are made if missing."""
+    """Remove and add marks of one IP version, in a chain that is there."""
 
     ip_version: int
     add: Mapping[FourTuple, int]
@@ -58,7 +66,7 @@ class ChangePaces:
 
 @dataclass(frozen=True, slots=True)
 class RemoveChain:
-    """Remove our chain and the jump to it."""
+    """Remove our chain, the jump to it, and its sets."""
 
     ip_version: int
 
@@ -70,4 +78,14 @@ class RestoreQdisc:
     interface: str | None = None
 
 
-Operation = InstallHtb | AddClass | ChangeClass | DeleteClass | ChangeMarks | ChangePaces | RemoveChain | RestoreQdisc
+Operation = (
+    InstallHtb
+    | AddClass
+    | ChangeClass
+    | DeleteClass
+    | MakeChain
+    | ChangeMarks
+    | ChangePaces
+    | RemoveChain
+    | RestoreQdisc
+)

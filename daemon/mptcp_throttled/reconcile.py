@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mptcp_throttled.kernel_state import KernelError, KernelState
+from mptcp_throttled.kernel_state import IP_VERSIONS, KernelError, KernelState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -17,6 +17,7 @@ from mptcp_throttled.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
+    MakeChain,
     Operation,
     RemoveChain,
     RestoreQdisc,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
 
-_IP_VERSIONS: Final = (4, 6)
 _READ_ATTEMPTS: Final = 3
 
 
@@ -85,10 +85,11 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
     slowed = {ends: rate for ends, rate in plan.paces.items() if paces.get(ends) != rate}
     if slowed and actual.pacing.paces is not None:
         yield ChangePaces(slowed, {})
-    stray = [version for version, chain in actual.chains.items() if chain.stray]
-    for version in stray:
-        yield RemoveChain(version)
-    chains = {version: chain for version, chain in actual.chains.items() if version not in stray}
+    marks = {version: _of_version(plan.marks, version) for version in IP_VERSIONS}
+    for version, chain in actual.chains.items():
+        if chain.stray and not marks[version]:
+            yield RemoveChain(version)
+    chains = {version: chain for version, chain in actual.chains.items() if not chain.stray}
     if htb is not None and (htb.default_minor != plan.default_minor or not htb.filtered):
         yield RestoreQdisc()
         htb = None
@@ -100,9 +101,12 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
             yield AddClass(minor, rate)
         elif classes[minor] != rate:
             yield ChangeClass(minor, rate)
-    for version in _IP_VERSIONS:
-        wanted = _of_version(plan.marks, version)
-        present = chains[version].marks if version in chains else {}
+    for version, wanted in marks.items():
+        if version not in chains:
+            if wanted:
+                yield MakeChain(version, wanted)
+            continue
+        present = chains[version].marks
         add = {ends: minor for ends, minor in wanted.items() if present.get(ends) != minor}
         remove = {ends: minor for ends, minor in present.items() if wanted.get(ends) != minor}
         if add or remove:
@@ -199,15 +203,21 @@ def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:
     match failed:
         case AddClass(minor=minor) | ChangeClass(minor=minor):
             return _without_classes({minor}, plan)
+        case MakeChain(marks=add):
+            return _without_marks(add, plan)
         case ChangeMarks(add=add, remove=remove) if not remove:
-            marks = {ends: minor for ends, minor in plan.marks.items() if ends not in add}
-            return _without_classes(set(add.values()) - set(marks.values()), replace(plan, marks=marks))
+            return _without_marks(add, plan)
         case ChangeMarks(ip_version=version, remove=remove):
             return _without_classes({*_of_version(plan.marks, version).values(), *remove.values()}, plan)
         case RemoveChain(ip_version=version):
             return _without_classes(set(_of_version(plan.marks, version).values()), plan)
         case _:
             return plan
+
+
+def _without_marks(refused: Mapping[FourTuple, int], plan: KernelPlan) -> KernelPlan:
+    marks = {ends: minor for ends, minor in plan.marks.items() if ends not in refused}
+    return _without_classes(set(refused.values()) - set(marks.values()), replace(plan, marks=marks))
 
 
 def _without_classes(minors: set[int], plan: KernelPlan) -> KernelPlan:
@@ -221,9 +231,13 @@ def _without_classes(minors: set[int], plan: KernelPlan) -> KernelPlan:
 
 
 def _without_unplanned(operation: Operation, plan: KernelPlan) -> Operation:
-    if isinstance(operation, ChangeMarks):
-        return replace(operation, add={ends: m for ends, m in operation.add.items() if ends in plan.marks})
-    return operation
+    match operation:
+        case MakeChain(marks=marks):
+            return replace(operation, marks={ends: m for ends, m in marks.items() if ends in plan.marks})
+        case ChangeMarks(add=add):
+            return replace(operation, add={ends: m for ends, m in add.items() if ends in plan.marks})
+        case _:
+            return operation
 
 
 def _of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:

@@ -95,14 +95,18 @@ def _identify(treatment: Treatment) -> str:
     return f"token={format_token(treatment.token)} client={treatment.subflow.ends.client} network={treatment.network}"
 
 
-def status(view: View, interface: str, config: Json, now: float) -> Json:
-    """The answer to `status`; `config` is its part about the configuration, `now` in seconds since the epoch."""
+def status(view: View, interface: str, marks: str, config: Json, now: float) -> Json:
+    """The answer to `status`; `marks` is what marks packets, `config` its part about the configuration.
+
+    `now` is in seconds since the epoch.
+    """
     rules = [treatment.held.share.rule for treatment in _in_force(view) if treatment.held is not None]
     return {
         "daemon": {
             "interface": interface,
             "config": config,
             "pause": pause_status(view.wishes.pause, now),
+            "marks": marks,
             "qdisc": "htb" if view.in_force.htb else "original",
             "classes": len(view.in_force.classes),
             "capped_subflows": rules.count(Rule.CAP),

@@ -23,6 +23,8 @@ from mptcp_throttled.cleanup import clean_up, release_sockets
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel import LinuxKernel
 from mptcp_throttled.kernel.htb import Marking, max_minor
+from mptcp_throttled.kernel.mark_rules import MarkRules
+from mptcp_throttled.kernel.marks import choose_marks
 from mptcp_throttled.kernel.notifications import Notifications
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel_state import KernelError
@@ -39,6 +41,8 @@ from mptcp_throttled.wishes import WishStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mptcp_throttled.kernel.marks import Marks
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -68,7 +72,7 @@ class Daemon:
         self._stopping = False
         self._watchdog = Watchdog()
         self._view = View()
-        self.methods = Methods(self._settings, self._wishes, self._inbox, lambda: self._view, load)
+        self.methods = Methods(self._settings, self._wishes, self._inbox, self._look, load, kernel.mark_back_end)
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""
@@ -84,7 +88,12 @@ class Daemon:
         puller.start()
         Notifications(config.proxy.interface, self._kernel.port, self._note_kernel_change).start()
         systemd.notify("READY=1")
-        _log.info("steering %s, networks %s", config.proxy.interface, [n.name for n in config.networks])
+        _log.info(
+            "steering %s, networks %s, marks through %s",
+            config.proxy.interface,
+            [n.name for n in config.networks],
+            self._kernel.mark_back_end,
+        )
         try:
             self._loop()
         finally:
@@ -166,6 +175,9 @@ class Daemon:
         self._kernel_changed.set()
         self._inbox.wake()
 
+    def _look(self) -> View:
+        return self._view
+
     def _deliver(self, table: TableView) -> None:
         self._table = table
         self._inbox.wake()
@@ -209,28 +221,34 @@ def _check_kernel(kernel: LinuxKernel) -> None:
         raise UserError(str(error), os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else status) from error
 
 
-def _kernel(config: Config) -> LinuxKernel:
+def _kernel(config: Config, marks: Marks) -> LinuxKernel:
     return LinuxKernel(
         config.proxy.interface,
-        Marking(config.daemon.mark_mask, config.proxy.ports),
+        _marking(config),
+        marks,
         config.run_directory,
         _paced_sockets(config),
         force=config.daemon.replace_any_qdisc,
     )
 
 
+def _marking(config: Config) -> Marking:
+    return Marking(config.daemon.mark_mask, config.proxy.ports)
+
+
 def _clean_up(path: Path) -> None:
     """Put everything back, whatever is wrong with the configuration: what is ours can be told without it."""
     service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
     group = None
+    marks = MarkRules(1)  # it removes what is ours, sets too, and needs no kernel that has them
     try:
         config = load_config(path)
-        run_directory, kernel, group = config.run_directory, _kernel(config), config.socket_group
+        run_directory, kernel, group = config.run_directory, _kernel(config, marks), config.socket_group
     except ConfigError as error:
         for problem in error.problems:
             _log.warning("%s", problem)
         run_directory = find_run_directory(path)
-        kernel = LinuxKernel("", Marking(1, ()), run_directory)
+        kernel = LinuxKernel("", Marking(1, ()), marks, run_directory)
     with service.single_instance(run_directory, "mptcp-throttled", group):
         clean_up(kernel)
 
@@ -256,7 +274,7 @@ def _main(arguments: Sequence[str] | None) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        kernel = _kernel(config)
+        kernel = _kernel(config, choose_marks(config.daemon.marks, _marking(config)))
         service.require_writable(config.state_directory)
         _check_kernel(kernel)
         daemon = Daemon(config, lambda: load_config(options.config), kernel)

@@ -13,6 +13,7 @@ from mptcp_throttled.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
+    MakeChain,
     Operation,
     RemoveChain,
     RestoreQdisc,
@@ -51,8 +52,10 @@ def apply(state: KernelState, operation: Operation) -> KernelState:
         case DeleteClass(minor):
             assert htb is not None
             htb = replace(htb, classes={m: rate for m, rate in htb.classes.items() if m != minor})
+        case MakeChain(ip_version, made):
+            chains[ip_version] = ChainState(dict(made))
         case ChangeMarks(ip_version, add, remove):
-            marks = dict(chains.get(ip_version, ChainState({})).marks)
+            marks = dict(chains[ip_version].marks)
             for gone in remove:
                 del marks[gone]
             chains[ip_version] = ChainState({**marks, **add})

@@ -1,21 +1,27 @@
 """Golden: a plan in, the exact commands out."""
 
+from collections.abc import Sequence
+
 from tables import ends
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.commands import as_commands
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel_state import KernelState
-from mptcp_throttled.operations import ChangeMarks, DeleteClass, Operation, RemoveChain, RestoreQdisc
+from mptcp_throttled.operations import ChangeMarks, DeleteClass, MakeChain, Operation, RemoveChain, RestoreQdisc
 from mptcp_throttled.plan import KernelPlan
 from mptcp_throttled.reconcile import diff
 
 MARKING = htb.Marking(0xFFFF0000, (8080,))
 
 
+def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:
+    return [line for operation in operations for line in as_commands(operation, "eth0", MARKING, marks)]
+
+
 def test_capping_one_subflow() -> None:
     plan = KernelPlan(True, 0, {2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
-    commands = [line for operation in diff(KernelState(), plan) for line in as_commands(operation, "eth0", MARKING)]
+    commands = commands_of(diff(KernelState(), plan), "rules")
     assert commands == [
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
         "tc filter add dev eth0 parent 4d50: protocol all prio 1 handle 1 bpf bytecode"
@@ -25,7 +31,7 @@ def test_capping_one_subflow() -> None:
         "tc class add dev eth0 parent 4d50: classid 4d50:2 htb"
         " rate 1mbit ceil 1mbit burst 3028 cburst 3028 quantum 12500",
         "tc qdisc add dev eth0 parent 4d50:2 pfifo limit 1000",
-        "iptables-legacy -t mangle -N MPTCP-THROTTLE  # unless it exists",
+        "iptables-legacy -t mangle -N MPTCP-THROTTLE  # or -F, if it exists",
         "iptables-legacy -t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
         "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.2 -p tcp -m tcp"
         " --sport 8080 --dport 40000 -j MARK --set-xmark 0x20000/0xffff0000",
@@ -39,8 +45,8 @@ def test_lifting_and_other_versions() -> None:
         RemoveChain(6),
         RestoreQdisc(),
     ]
-    commands = [line for operation in operations for line in as_commands(operation, "eth0", MARKING)]
-    assert commands[2:] == [
+    commands = commands_of(operations, "rules")
+    assert commands == [
         "ip6tables-legacy -t mangle -D MPTCP-THROTTLE -s fd00:3::2 -d fd00:1::2 -p tcp -m tcp"
         " --sport 8080 --dport 40000 -j MARK --set-xmark 0x30000/0xffff0000",
         "tc class del dev eth0 classid 4d50:3",
@@ -48,6 +54,28 @@ def test_lifting_and_other_versions() -> None:
         "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
         "tc qdisc del dev eth0 root  # then the recorded one, if any",
+    ]
+
+
+def test_marks_in_sets() -> None:
+    operations: list[Operation] = [
+        MakeChain(4, {ends("10.1.0.2"): 2}),
+        ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
+        RemoveChain(6),
+    ]
+    assert commands_of(operations, "ipset") == [
+        "iptables-legacy -t mangle -N MPTCP-THROTTLE  # or -F, if it exists",
+        "iptables-legacy -t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
+        "ipset create mptcp-throttle-4-8080 hash:ip,port,ip family inet maxelem 1048576 skbinfo",
+        "iptables-legacy -t mangle -A MPTCP-THROTTLE -p tcp -m tcp --sport 8080"
+        " -j SET --map-set mptcp-throttle-4-8080 dst,dst,src --map-mark",
+        "ipset add mptcp-throttle-4-8080 10.1.0.2,40000,10.3.0.2 skbmark 0x20000/0xffff0000",
+        "ipset del mptcp-throttle-4-8080 10.1.0.2,40000,10.3.0.2",
+        "ipset add mptcp-throttle-4-8080 10.1.0.3,40000,10.3.0.2 skbmark 0x30000/0xffff0000",
+        "ip6tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
+        "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
+        "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
+        "ipset destroy mptcp-throttle-6-8080",
     ]
 
 

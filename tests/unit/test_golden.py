@@ -115,7 +115,7 @@ def _play(story: Story, step: Sequence[str]) -> Iterator[str]:
     kernel = RecordingKernel(story.kernel)
     outcome = Reconciler(kernel).converge(plan)
     for operation in kernel.applied:
-        for command in as_commands(operation, "eth0", story.marking):
+        for command in as_commands(operation, "eth0", story.marking, "rules"):
             yield command.replace(filter_bytecode(story.marking), "FILTER")
     for share in shares:
         if share not in story.slots:

@@ -21,6 +21,7 @@ from mptcp_throttled.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
+    MakeChain,
     Operation,
     RemoveChain,
     RestoreQdisc,
@@ -78,13 +79,13 @@ class ModelKernel:
     [
         (KernelState(), UNTOUCHED, ()),
         (ONE_IN_KERNEL, ONE, ()),
-        (KernelState(), ONE, (InstallHtb(0), AddClass(2, SLOW), ChangeMarks(4, {V4: 2}, {}))),
+        (KernelState(), ONE, (InstallHtb(0), AddClass(2, SLOW), MakeChain(4, {V4: 2}))),
         (ONE_IN_KERNEL, UNTOUCHED, (RemoveChain(4), RestoreQdisc())),
         (ONE_IN_KERNEL, replace(ONE, classes={2: FAST}), (ChangeClass(2, FAST),)),
         (
             ONE_IN_KERNEL,
             KernelPlan(True, 0, {2: SLOW, 3: SLOW}, {V4: 2, V6: 3}),
-            (AddClass(3, SLOW), ChangeMarks(6, {V6: 3}, {})),
+            (AddClass(3, SLOW), MakeChain(6, {V6: 3})),
         ),
         (
             ONE_IN_KERNEL,
@@ -105,8 +106,14 @@ class ModelKernel:
         (
             replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}),
             ONE,
-            (RemoveChain(4), ChangeMarks(4, {V4: 2}, {})),
+            (MakeChain(4, {V4: 2}),),
         ),
+        (
+            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}),
+            replace(ONE, marks={}),
+            (RemoveChain(4),),
+        ),
+        (ONE_IN_KERNEL, replace(ONE, marks={V4: 2, V4B: 2}), (ChangeMarks(4, {V4B: 2}, {}),)),
     ],
 )
 def test_the_operations_from_one_state_to_another(
@@ -149,7 +156,7 @@ def test_sockets_slow_down_before_they_are_capped_and_speed_up_after() -> None:
         ChangePaces({V4: 1000}, {}),
         InstallHtb(0),
         AddClass(2, SLOW),
-        ChangeMarks(4, {V4: 2}, {}),
+        MakeChain(4, {V4: 2}),
     )
     paced = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 1000}))
     assert diff(paced, PACED) == ()
@@ -168,7 +175,7 @@ def test_a_pace_that_is_refused_is_reported_and_the_cap_holds_all_the_same() -> 
     assert (outcome.errors, outcome.in_force) == (("ChangePaces: EPERM",), ONE)
 
 
-@pytest.mark.parametrize("refused", [InstallHtb, AddClass, ChangeMarks])
+@pytest.mark.parametrize("refused", [InstallHtb, AddClass, MakeChain])
 def test_what_the_kernel_refuses_leaves_its_subflows_uncapped_and_reported(refused: type[Operation]) -> None:
     kernel = ModelKernel(None, refused)
     outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {2: SLOW}, {V4: 2, V6: 2}))
@@ -217,7 +224,7 @@ def test_a_refused_class_does_not_keep_others_from_theirs() -> None:
 
 
 def test_who_cannot_be_marked_is_not_paced_either() -> None:
-    kernel = ModelKernel(KernelState(pacing=PacingState({})), ChangeMarks)
+    kernel = ModelKernel(KernelState(pacing=PacingState({})), MakeChain)
     outcome = Reconciler(kernel).converge(PACED)
     assert (outcome.in_force.marks, kernel.state.pacing.paces) == ({}, {})
 
@@ -227,6 +234,13 @@ def test_a_refused_mark_costs_nobody_else_his_cap() -> None:
     outcome = Reconciler(kernel).converge(KernelPlan(True, 0, {2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
     assert kernel.held == {V4: SLOW}
     assert (outcome.errors, outcome.in_force.marks) == (("ChangeMarks: EPERM",), {V4: 2})
+
+
+def test_a_stray_chain_that_cannot_be_made_anew_goes() -> None:
+    kernel = ModelKernel(replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}), MakeChain)
+    outcome = Reconciler(kernel).converge(ONE)
+    assert kernel.state.chains == {}
+    assert (kernel.held, outcome.errors, outcome.in_force.marks) == ({}, ("MakeChain: EPERM",), {})
 
 
 def test_a_class_that_cannot_be_deleted_and_holds_nobody_disturbs_nobody() -> None:

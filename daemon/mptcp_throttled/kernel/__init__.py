@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mptcp_throttled.kernel.marks import MarkChains
 from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttled.kernel_state import KernelState, PacingState
 from mptcp_throttled.operations import (
@@ -14,6 +13,7 @@ from mptcp_throttled.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
+    MakeChain,
     Operation,
     RemoveChain,
     RestoreQdisc,
@@ -23,24 +23,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
+    from mptcp_throttled.kernel.marks import Marks
     from mptcp_throttled.kernel.pacing import PacedSockets
 
 
 class LinuxKernel:
-    """tc and iptables of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
+    """tc, iptables and ipset of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
 
     def __init__(
         self,
         interface: str,
         marking: Marking,
+        marks: Marks,
         run_directory: Path,
         sockets: PacedSockets | None = None,
         *,
         force: bool = False,
     ) -> None:
         self._qdisc = RootQdisc(interface, marking, run_directory, force=force)
-        self._chains = MarkChains(marking.mask)
+        self._marks = marks
         self._sockets = sockets
+
+    @property
+    def mark_back_end(self) -> str:
+        """What marks packets: `ipset` or `rules`."""
+        return self._marks.kind
 
     @property
     def port(self) -> int:
@@ -48,14 +55,14 @@ class LinuxKernel:
         return self._qdisc.port
 
     def check(self) -> None:
-        """Raise KernelError if the interface, HTB, or the mangle table of IPv4 is missing."""
+        """Raise KernelError if the interface, HTB, or what it takes to mark packets is missing."""
         self._qdisc.require_htb()
-        self._chains.require_table(4)
+        self._marks.require()
 
     def read(self) -> KernelState:
         """What is ours in the kernel. Raises KernelError."""
         pacing = PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
-        return KernelState(self._qdisc.read(), self._chains.read(), pacing)
+        return KernelState(self._qdisc.read(), self._marks.read(), pacing)
 
     def release_sockets(self) -> int:
         """Give the sockets that are in use time to lose their paces; how many still have one. Raises KernelError."""
@@ -80,11 +87,13 @@ class LinuxKernel:
                 self._qdisc.change_class(minor, rate)
             case DeleteClass(minor):
                 self._qdisc.delete_class(minor)
+            case MakeChain(ip_version, marks):
+                self._marks.make(ip_version, marks)
             case ChangeMarks(ip_version, add, remove):
-                self._chains.change(ip_version, add, remove)
+                self._marks.change(ip_version, add, remove)
             case ChangePaces(add, remove) if self._sockets is not None:
                 self._sockets.change(add, remove)
             case RemoveChain(ip_version):
-                self._chains.remove(ip_version)
+                self._marks.remove(ip_version)
             case RestoreQdisc(interface):
                 self._qdisc.restore(interface)

@@ -1,0 +1,222 @@
+"""Our sets of ipset(8), through pyroute2; sets of others are not looked into, let alone touched.
+
+A set maps subflows of one IP version and one proxy port to packet marks: `hash:ip,port,ip` with `skbinfo`.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from pyroute2 import IPSet
+from pyroute2.netlink import NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, nfgen_msg
+from pyroute2.netlink.nfnetlink.ipset import (
+    IPSET_CMD_ADD,
+    IPSET_CMD_DEL,
+    IPSET_CMD_LIST,
+    IPSET_ERR_BUSY,
+    IPSET_ERR_FIND_TYPE,
+    IPSET_ERR_MAX_SETS,
+    IPSET_ERR_TYPE_SPECIFIC,
+    IPSET_FLAG_LIST_HEADER,
+    IPSET_FLAG_WITH_SKBINFO,
+    ipset_msg,
+)
+
+from mptcp_throttled.kernel.netlink import netlink_call
+from mptcp_throttled.kernel_state import KernelError
+
+MAX_MARKS: Final = 2**20
+"""Elements of one set. Those of ours take 32 (IPv4) or 56 bytes each in the kernel, and as much again for growth."""
+
+SET_TYPE: Final = "hash:ip,port,ip"
+_PROTOCOL: Final = 6  # IPSET_PROTOCOL_MIN: what every kernel speaks (include/uapi/linux/netfilter/ipset/ip_set.h)
+_MIN_REVISION: Final = 5  # skbinfo (net/netfilter/ipset/ip_set_hash_ipportip.c)
+_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
+_NAME: Final = re.compile(r"mptcp-throttle-([46])-(\d{1,5})(-new)?")
+_NO_IPSET: Final = frozenset({errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP})
+_ELEMENTS_BYTES: Final = 60_000  # the length of an attribute has 16 bits
+_IPSET_ERR_HASH_FULL: Final = IPSET_ERR_TYPE_SPECIFIC  # include/uapi/linux/netfilter/ipset/ip_set_hash.h
+_ERRORS: Final = {
+    IPSET_ERR_BUSY: (errno.EBUSY, "somebody else's rule refers to it"),
+    IPSET_ERR_FIND_TYPE: (errno.ENOENT, "CONFIG_IP_SET_HASH_IPPORTIP"),
+    IPSET_ERR_MAX_SETS: (errno.ENOSPC, "the kernel holds no more sets"),
+    _IPSET_ERR_HASH_FULL: (errno.ENOSPC, f"a set holds at most {MAX_MARKS} subflows"),
+}
+
+
+class _SetMessage(nfgen_msg):  # type: ignore[misc]
+    """pyroute2's ipset_msg as `IPSET_CMD_LIST` answers with it, but its elements as raw bytes.
+
+    Not derived from it: what pyroute2 has made of its `nla_map` is inherited.
+    """
+
+    cadt_data = ipset_msg.cadt_data
+    nla_map = (
+        (1, "IPSET_ATTR_PROTOCOL", "uint8"),
+        (2, "IPSET_ATTR_SETNAME", "asciiz"),
+        (3, "IPSET_ATTR_TYPENAME", "asciiz"),
+        (5, "IPSET_ATTR_FAMILY", "uint8"),
+        (6, "IPSET_ATTR_FLAGS", "be32"),
+        (7, "IPSET_ATTR_DATA", "cadt_data"),
+        (8, "IPSET_ATTR_ADT", "cdata", NLA_F_NESTED),
+        (9, "IPSET_ATTR_LINENO", "be32"),
+    )
+
+
+class OwnSet(NamedTuple):
+    """One of our sets, by what it is for; `new` while it is filled to take the place of another."""
+
+    ip_version: int
+    port: int
+    new: bool = False
+
+    @property
+    def name(self) -> str:
+        """As ipset(8) has it: at most 31 characters."""
+        return f"mptcp-throttle-{self.ip_version}-{self.port}{'-new' if self.new else ''}"
+
+    @classmethod
+    def parse(cls, name: str) -> OwnSet | None:
+        """The inverse of `name`; None if a set of that name is not ours."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(int(match[1]), int(match[2]), match[3] is not None)
+
+
+class OwnSets:
+    """Our sets in the kernel. For one thread only; all methods raise KernelError."""
+
+    def __init__(self, max_marks: int = MAX_MARKS) -> None:
+        self._max_marks = max_marks
+        self._opened: IPSet | None = None
+        self._absent = False
+
+    def require(self) -> None:
+        """Raise KernelError if the kernel has no such sets."""
+        with _call(f"look for {SET_TYPE} of ipset"):
+            _, newest = self._ipset().get_supported_revisions(SET_TYPE)
+        if newest < _MIN_REVISION:
+            raise KernelError(f"the kernel's {SET_TYPE} has no skbinfo (Linux 3.19)", errno.ENOENT)
+
+    def present(self) -> dict[OwnSet, bool]:
+        """Our sets, and whether they are as we make them; none, if the kernel has no ipset."""
+        if self._absent:
+            return {}
+        try:
+            with _call("ipset list -terse"):
+                headers = list(self._list(("IPSET_ATTR_FLAGS", IPSET_FLAG_LIST_HEADER)))
+        except _NoIpsetError:
+            # To ask again would make the kernel look for the module again.
+            self._absent = True
+            return {}
+        named = ((OwnSet.parse(header.get_attr("IPSET_ATTR_SETNAME")), header) for header in headers)
+        return {own: self._is_as_made(own, header) for own, header in named if own is not None}
+
+    def elements(self, own: OwnSet) -> Iterator[bytes]:
+        """The elements of a set, as they come: some hundreds in a row at a time."""
+        with _call(f"ipset list {own.name}"):
+            for message in self._list(("IPSET_ATTR_SETNAME", own.name)):
+                yield message.get_attr("IPSET_ATTR_ADT") or b""
+
+    def create(self, own: OwnSet) -> None:
+        """Make an empty set."""
+        with _call(f"ipset create {own.name} {SET_TYPE}"):
+            family = _FAMILIES[own.ip_version]
+            self._ipset().create(own.name, SET_TYPE, family, maxelem=self._max_marks, skbinfo=True)
+
+    def add(self, own: OwnSet, elements: Sequence[bytes]) -> None:
+        """Add elements, or give those that are there another mark. If one is refused, those before it stay."""
+        self._alter("add", IPSET_CMD_ADD, own, elements)
+
+    def delete(self, own: OwnSet, elements: Sequence[bytes]) -> None:
+        """Delete elements, if they are there."""
+        self._alter("del", IPSET_CMD_DEL, own, elements)
+
+    def rename(self, own: OwnSet, other: OwnSet) -> None:
+        """Give a set that nothing refers to a name that is not taken."""
+        with _call(f"ipset rename {own.name} {other.name}"):
+            self._ipset().rename(own.name, other.name)
+
+    def swap(self, own: OwnSet, other: OwnSet) -> None:
+        """Let two sets change places, for rules that refer to them too."""
+        with _call(f"ipset swap {own.name} {other.name}"):
+            self._ipset().swap(own.name, other.name)
+
+    def destroy(self, *sets: OwnSet) -> None:
+        """Destroy sets."""
+        for own in sets:
+            with _call(f"ipset destroy {own.name}"):
+                self._ipset().destroy(own.name)
+
+    def destroy_all(self, ip_version: int) -> None:
+        """Destroy all our sets of that IP version."""
+        self.destroy(*(own for own in self.present() if own.ip_version == ip_version))
+
+    def _is_as_made(self, own: OwnSet, header: nlmsg) -> bool:
+        made_with = header.get_attr("IPSET_ATTR_DATA")
+        return (
+            made_with is not None
+            and header.get_attr("IPSET_ATTR_TYPENAME") == SET_TYPE
+            and header.get_attr("IPSET_ATTR_FAMILY") == _FAMILIES[own.ip_version]
+            and made_with.get_attr("IPSET_ATTR_MAXELEM") == self._max_marks
+            and made_with.get_attr("IPSET_ATTR_CADT_FLAGS") == IPSET_FLAG_WITH_SKBINFO
+            and made_with.get_attr("IPSET_ATTR_TIMEOUT") is None
+        )
+
+    def _list(self, attribute: tuple[str, object]) -> Iterator[nlmsg]:
+        return self._request(IPSET_CMD_LIST, NLM_F_REQUEST | NLM_F_DUMP, [attribute])
+
+    def _alter(self, verb: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> None:
+        if not elements:
+            return
+        step = _ELEMENTS_BYTES // len(elements[0])
+        for begin in range(0, len(elements), step):
+            some = elements[begin : begin + step]
+            with _call(f"ipset {verb} {own.name}: {len(some)} marks"):
+                attributes = [
+                    ("IPSET_ATTR_SETNAME", own.name),
+                    ("IPSET_ATTR_LINENO", 1),
+                    ("IPSET_ATTR_ADT", b"".join(some)),
+                ]
+                list(self._request(command, NLM_F_REQUEST | NLM_F_ACK, attributes))
+
+    def _request(self, command: int, flags: int, attributes: Sequence[tuple[str, object]]) -> Iterator[nlmsg]:
+        message = _SetMessage()
+        message["nfgen_family"] = socket.AF_INET
+        message["attrs"] = [("IPSET_ATTR_PROTOCOL", _PROTOCOL), *attributes]
+        yield from self._ipset().nlm_request(message, NFNL_SUBSYS_IPSET << 8 | command, flags)
+
+    def _ipset(self) -> IPSet:
+        if self._opened is None:
+            try:
+                self._opened = IPSet()
+            except (NetlinkError, OSError) as error:
+                number = error.code if isinstance(error, NetlinkError) else error.errno
+                if number in _NO_IPSET:
+                    raise _NoIpsetError from error
+                raise
+            self._opened.register_policy(NFNL_SUBSYS_IPSET << 8 | IPSET_CMD_LIST, _SetMessage)
+        return self._opened
+
+
+class _NoIpsetError(KernelError):
+    def __init__(self) -> None:
+        super().__init__("the kernel has no ipset (CONFIG_IP_SET)", errno.ENOENT)
+
+
+@contextmanager
+def _call(what: str) -> Iterator[None]:
+    try:
+        with netlink_call(what):
+            yield
+    except KernelError as error:
+        if error.number not in _ERRORS:
+            raise
+        number, remedy = _ERRORS[error.number]
+        raise KernelError(what, number, remedy) from error

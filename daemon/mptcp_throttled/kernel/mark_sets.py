@@ -1,0 +1,174 @@
+"""Marks in sets: a packet is looked up once, whatever the number of subflows.
+
+In our chain one rule per proxy port, `-p tcp --sport PORT -j SET --map-set mptcp-throttle-4-PORT dst,dst,src
+--map-mark`, and for each of them a set that maps client address, client port and proxy address to a mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.chain import OwnChain
+from mptcp_throttled.kernel.htb import Marking, mark_shift
+from mptcp_throttled.kernel.ipset import MAX_MARKS, OwnSet, OwnSets
+from mptcp_throttled.kernel.set_elements import ELEMENT_BYTES, Element, decode_element, encode_element
+from mptcp_throttled.kernel_state import IP_VERSIONS, ChainState, KernelError
+
+LOOKED_UP = "dst,dst,src"
+
+
+class MarkSets:
+    """The back end `ipset`. For one thread only; all methods raise KernelError."""
+
+    kind = "ipset"
+
+    def __init__(self, marking: Marking, max_marks: int = MAX_MARKS) -> None:
+        self._marking = marking
+        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
+        self._sets = OwnSets(max_marks)
+        self._last: dict[OwnSet, _Contents] = {}
+
+    def require(self) -> None:
+        """Raise KernelError if the kernel has no mangle table for IPv4, no sets, or no target that looks into them."""
+        self._chains[4].require_table()
+        self._sets.require()
+        self._chains[4].require_target("SET")
+
+    def read(self) -> dict[int, ChainState]:
+        """Our chains by IP version, with the marks of their sets."""
+        present = self._sets.present()
+        states = {
+            version: self._read(version, {own: made for own, made in present.items() if own.ip_version == version})
+            for version in self._chains
+        }
+        return {version: state for version, state in states.items() if state is not None}
+
+    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+        """Make our chain and sets with these marks alone; where there are such sets, in one step for each."""
+        present = self._sets.present()
+        wanted = self._own_sets(ip_version)
+        elements = self._elements(ip_version, marks)
+        new = [own._replace(new=True) for own in wanted]
+        self._sets.destroy(*(own for own in new if own in present))
+        for own, filled in zip(wanted, new, strict=True):
+            self._sets.create(filled)
+            self._sets.add(filled, elements[own])
+        if any(not made for own, made in present.items() if own in wanted):
+            # They cannot be swapped with those that are, nor destroyed while a rule refers to them.
+            self._chains[ip_version].remove()
+        for own, filled in zip(wanted, new, strict=True):
+            self._put_in_place(filled, own, present)
+        chain = self._chains[ip_version]
+        chain.make(lambda: [self._rule(chain, own) for own in wanted])
+        self._sets.destroy(*(own for own in present if own.ip_version == ip_version and own not in (*wanted, *new)))
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add marks; one that is only another than before is changed in place."""
+        gone = self._elements(ip_version, {ends: minor for ends, minor in remove.items() if ends not in add})
+        came = self._elements(ip_version, add)
+        for own, elements in gone.items():
+            self._sets.delete(own, elements)
+        try:
+            for own, elements in came.items():
+                self._sets.add(own, elements)
+        except KernelError:
+            fresh = self._elements(ip_version, {ends: minor for ends, minor in add.items() if ends not in remove})
+            with suppress(KernelError):
+                for own, elements in fresh.items():
+                    self._sets.delete(own, elements)
+            raise
+
+    def remove(self, ip_version: int) -> None:
+        """Remove our chain, the jumps to it, and our sets."""
+        self._chains[ip_version].remove()
+        self._sets.destroy_all(ip_version)
+
+    def _own_sets(self, ip_version: int) -> list[OwnSet]:
+        return [OwnSet(ip_version, port) for port in self._marking.ports]
+
+    def _read(self, ip_version: int, present: Mapping[OwnSet, bool]) -> ChainState | None:
+        chain = self._chains[ip_version]
+        state = chain.read(lambda rules: ChainState({}, not self._are_ours(ip_version, rules, present)))
+        if state is None:
+            return ChainState({}, stray=True) if present else None
+        if state.stray or not all(present.values()) or present.keys() != set(self._own_sets(ip_version)):
+            return ChainState({}, stray=True)
+        contents = [self._contents(own) for own in present]
+        if len(contents) == 1:
+            return contents[0].state
+        marks = {ends: minor for one in contents for ends, minor in one.state.marks.items()}
+        return ChainState(marks, any(one.state.stray for one in contents))
+
+    def _contents(self, own: OwnSet) -> _Contents:
+        self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._marking.mask)
+        return contents
+
+    def _put_in_place(self, filled: OwnSet, own: OwnSet, present: Mapping[OwnSet, bool]) -> None:
+        if present.get(own, False):
+            self._sets.swap(filled, own)
+            self._sets.destroy(filled)
+        else:
+            if own in present:
+                self._sets.destroy(own)
+            self._sets.rename(filled, own)
+
+    def _are_ours(self, ip_version: int, rules: Sequence[Any], present: Mapping[OwnSet, bool]) -> bool:
+        wanted = self._own_sets(ip_version)
+        # A rule about a set that is not there cannot even be made.
+        if len(rules) != len(wanted) or not present.keys() >= set(wanted):
+            return False
+        chain = self._chains[ip_version]
+        return all(rule == self._rule(chain, own) for rule, own in zip(rules, wanted, strict=True))
+
+    def _rule(self, chain: OwnChain, own: OwnSet) -> Any:
+        rule = chain.new_rule()
+        rule.create_match("tcp").sport = str(own.port)
+        target = rule.create_target("SET")
+        target.map_set = [own.name, LOOKED_UP]
+        target.map_mark = ""
+        return rule
+
+    def _elements(self, ip_version: int, marks: Mapping[FourTuple, int]) -> dict[OwnSet, list[bytes]]:
+        shift = mark_shift(self._marking.mask)
+        elements: dict[OwnSet, list[bytes]] = {own: [] for own in self._own_sets(ip_version)}
+        for ends, minor in marks.items():
+            element = Element(
+                ends.client.address, ends.client.port, ends.proxy.address, minor << shift, self._marking.mask
+            )
+            elements[OwnSet(ip_version, ends.proxy.port)].append(encode_element(element))
+        return elements
+
+
+class _Contents(NamedTuple):
+    """A set as it was read: its elements, raw, each with its meaning; None for what is nothing of ours."""
+
+    elements: Mapping[bytes, FourTuple | None]
+    state: ChainState
+
+
+def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: int) -> _Contents:
+    """The contents of a set. What it held `last` too is taken over from there, as its bytes say the same."""
+    size = ELEMENT_BYTES[own.ip_version]
+    raw = {row[begin : begin + size] for row in rows for begin in range(0, len(row), size)}
+    if last is not None and raw == last.elements.keys():
+        return last
+    elements: dict[bytes, FourTuple | None] = {}
+    marks: dict[FourTuple, int] = {}
+    if last is not None:
+        elements, marks = dict(last.elements), dict(last.state.marks)
+        for gone in last.elements.keys() - raw:
+            ends = elements.pop(gone)
+            if ends is not None:
+                del marks[ends]
+    for came in raw - elements.keys():
+        element = decode_element(came, own.ip_version)
+        if element is None or element.mask != mask or element.mark & ~mask:
+            elements[came] = None
+        else:
+            ends = FourTuple(Endpoint(element.client, element.port), Endpoint(element.proxy, own.port))
+            elements[came] = ends
+            marks[ends] = element.mark >> mark_shift(mask)
+    return _Contents(elements, ChainState(marks, stray=None in elements.values()))
