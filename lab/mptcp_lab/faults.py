@@ -17,7 +17,7 @@ KILL: Final = "KILL"
 KILL_AFTER: Final = "KILL-AFTER"
 FOREVER: Final = 10**9
 
-_READS: Final = re.compile(r" show\b| -S\b|^look for |^the kernel has no ")
+_READS: Final = re.compile(r" show\b| -S\b|^ipset list |^look for |^the kernel has no ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,20 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab import oracle
+from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.topology import AccessLink
 
-_CHAIN: Final = "MPTCP-THROTTLE"
 # One process for all: it is asked for often.
-_SHOW: Final = """\
-iptables-legacy -t mangle -S
-echo ---
-ip6tables-legacy -t mangle -S
+_SHOW: Final = f"""\
+{SHOW_MARKS}
 echo ---
 tc class show dev eth0
 tc filter show dev eth0 parent 4d50: 2>&1
 true"""
-_RULE: Final = re.compile(rf"^-A {_CHAIN} .*-d (\S+)/\d+ .*--dport (\d+) -j MARK --set-xmark (0x\w+)/(0x\w+)$", re.M)
 _CLASS: Final = re.compile(r"^class htb 4d50:(\w+) .*\brate (\d+)([KMG]?)bit\b", re.M)
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _NO_BOUND: Final = 10**9  # faster than any link of the lab
@@ -39,18 +36,15 @@ class Client(NamedTuple):
 def held(proxy: Host) -> dict[Client, int]:
     """The subflows that are held to a rate, and the rate in bits per second.
 
-    That takes all of it: the jump, the rule, the filter, and the class that the mark leads to.
+    That takes all of it: the jump, the rule and its set, the filter, and the class that the mark leads to.
     """
-    *tables, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
+    shown, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
     if " bpf " not in qdisc:
         return {}
     rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
-    found = {}
-    for table in tables:
-        if f"-j {_CHAIN}\n" in table:
-            for address, port, mark, mask in _RULE.findall(table):
-                bits = int(mask, 16)
-                found[Client(address, int(port))] = rates.get(int(mark, 16) // (bits & -bits), _NO_BOUND)
+    found = {
+        Client(m.client, m.client_port): rates.get(m.mark // (m.mask & -m.mask), _NO_BOUND) for m in parse_marks(shown)
+    }
     return {client: rate for client, rate in found.items() if rate < _NO_BOUND}
 
 

@@ -23,4 +23,6 @@ def kernel_state(host: Host, interface: str = "eth0") -> dict[str, str]:
         # A table appears in the dump once anybody has looked at it: look first, always.
         host.run(tool, "-t", "mangle", "-S")
         state[f"{tool}-save"] = _VOLATILE.sub("", host.run(f"{tool}-save").stdout)
+    # It fails where the kernel has none.
+    state["ipset save"] = host.run("ipset", "save", check=False).stdout
     return state

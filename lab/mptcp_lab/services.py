@@ -113,6 +113,12 @@ class Services:
                 },
             )
 
+    def configure_daemon(self, **settings: object) -> None:
+        """Change settings of the section `daemon`; what runs does not notice before a reload or a restart."""
+        config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        config["daemon"].update(settings)
+        self._write(self.config, config)
+
     def __enter__(self) -> Self:
         self.start_sniffer()
         self.start_daemon()

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptcp_lab.download import Download
+from mptcp_lab.marks import CHAIN, SHOW_MARKS, Mark, parse_marks
 from mptcp_lab.origin import Origin, start_origin
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mptcp_throttle.model import AccessNetwork
 
 MEGABYTE = 10**6
+BACK_ENDS = ("ipset", "rules")
 EXECUTABLES = Path(sys.executable).parent
 
 
@@ -78,18 +80,30 @@ class Bench:
         """The proxy's established sockets with a maximum pacing rate."""
         return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
 
-    def rules(self, tool: str = "iptables-legacy") -> list[str]:
-        lines = self.lab.proxy.run(tool, "-t", "mangle", "-S").stdout.splitlines()
-        return [line for line in lines if line.startswith("-A MPTCP-THROTTLE")]
+    def marks(self) -> list[Mark]:
+        """The marks in force, whatever sets them."""
+        return parse_marks(self._shown_marks())
+
+    def chain(self) -> str:
+        """Our chain, the jumps to it and our sets, line by line, without what changes when a set is made anew."""
+        lines = [line for line in self._shown_marks().splitlines() if CHAIN in line or "mptcp-throttle-" in line]
+        return re.sub(r"(hashsize|initval) \S+", "", "\n".join(sorted(lines)))
+
+    def _shown_marks(self) -> str:
+        return self.lab.proxy.run("sh", "-c", SHOW_MARKS).stdout
 
 
 @contextmanager
-def bench(topology: Topology | None = None, networks: Sequence[AccessNetwork] = WIFI_FIRST) -> Iterator[Bench]:
-    """All running and connected."""
+def bench(
+    topology: Topology | None = None,
+    networks: Sequence[AccessNetwork] = WIFI_FIRST,
+    daemon: Mapping[str, object] | None = None,
+) -> Iterator[Bench]:
+    """All running and connected; `daemon` is what its section of the configuration says beside the usual."""
     with build(topology or Topology()) as lab:
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
-        with Services(lab.proxy, networks) as services:
+        with Services(lab.proxy, networks, daemon=daemon) as services:
             yield Bench(lab, origin, services)
 
 

@@ -5,6 +5,7 @@ from bench import Bench, bench
 
 
 @pytest.fixture
-def work() -> Iterator[Bench]:
-    with bench() as running:
+def work(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """With an indirect parameter, that is the back end that marks packets."""
+    with bench(daemon={"marks": getattr(request, "param", "auto")}) as running:
         yield running

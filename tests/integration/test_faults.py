@@ -32,10 +32,13 @@ STEPS = (
     "record the root qdisc",
     "tc qdisc replace dev eth0 htb",
     "tc class add",
-    "iptables-legacy: 1 marks added",
+    "ipset create",
+    "ipset add",
+    "iptables-legacy -t mangle -A",
     "tc class change",
-    "iptables-legacy: 0 marks added, 1 removed",
+    "ipset del",
     "iptables-legacy -t mangle -X",
+    "ipset destroy",
     "tc qdisc replace dev eth0 tbf",
     "tc qdisc replace dev eth0 bfifo",
 )
@@ -281,12 +284,13 @@ def test_a_call_that_fails_while_lifting_holds_nobody(toggled: Toggled) -> None:
 @pytest.mark.parametrize(
     "calls",
     [
-        ("iptables-legacy: ", "tc class"),
-        ("iptables-legacy: ", "iptables-legacy -t mangle -F", "tc class"),
+        ("ipset del", "tc class"),
+        ("ipset", "tc class"),
+        ("ipset del", "iptables-legacy -t mangle -F", "tc class"),
         ("iptables-legacy -t mangle -S", "tc class", "tc filter show"),
-        ("iptables-legacy -t mangle -S", "iptables-legacy: ", "iptables-legacy -t mangle -F", "record"),
-        ("iptables-legacy: ", "iptables-legacy -t mangle -F", "tc qdisc replace"),
-        ("iptables-legacy: ", "iptables-legacy -t mangle -F", "tc class", "record"),
+        ("iptables-legacy -t mangle -S", "ipset del", "iptables-legacy -t mangle -F", "record"),
+        ("ipset del", "iptables-legacy -t mangle -F", "tc qdisc replace"),
+        ("ipset del", "iptables-legacy -t mangle -F", "tc class", "record"),
     ],
 )
 def test_several_calls_that_fail_while_lifting_hold_nobody(toggled: Toggled, calls: tuple[str, ...]) -> None:

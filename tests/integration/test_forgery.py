@@ -36,14 +36,14 @@ def test_forged_joins_change_nothing_for_anybody() -> None:
         )
         download = work.download(100 * MEGABYTE)
         work.wait_capped()
-        connections, rules = sniffer(work, "snapshot")["connections"], work.rules()
+        connections, marks = sniffer(work, "snapshot")["connections"], work.marks()
         (victim,) = {subflow.token for subflow in work.services.subflows()}
         guesses = [f"{random.randrange(2**32):08x}" for _ in range(5)]  # noqa: S311
         assert forge(work, "joins", *guesses, victim) == "answered\n"
         counters = sniffer(work, "status")["counters"]
         assert (counters["unknown_token"], counters["wrong_hmac"]) == (5, 1)
         assert sniffer(work, "snapshot")["connections"] == connections
-        assert work.rules() == rules
+        assert work.marks() == marks
         assert download.running
         work.abort(download)
 

@@ -71,7 +71,7 @@ def test_a_reload_changes_the_rate_of_a_running_transfer_in_place(work: Bench, r
     download = work.download(200 * MEGABYTE)
     work.wait_settled()
     (before,) = classes(work).items()
-    qdiscs, rules = work.qdisc(), work.rules()
+    qdiscs, marks = work.qdisc(), work.marks()
     work.services.configure([WIFI, with_cap("8mbit")])
     reload(work)
     logged(work, "reloaded: network ethernet: cap 1mbit -> 8mbit")
@@ -79,7 +79,7 @@ def test_a_reload_changes_the_rate_of_a_running_transfer_in_place(work: Bench, r
     (after,) = classes(work).items()
     assert after == (before[0], replace(before[1], rate=8_000_000, bytes=after[1].bytes, drops=after[1].drops))
     assert after[1].bytes >= before[1].bytes > 0
-    assert (work.qdisc(), work.rules()) == (qdiscs, rules)
+    assert (work.qdisc(), work.marks()) == (qdiscs, marks)
     sent = classes(work)[before[0]].bytes
     # 3 MB take 3 s at the new rate, 24 s at the old one.
     eventually(lambda: classes(work)[before[0]].bytes > sent + 3 * MEGABYTE, "the transfer is faster", within=15)
@@ -100,7 +100,7 @@ def test_a_reload_does_not_touch_what_has_not_changed() -> None:
         subflows = {subflow["network"]: subflow for subflow in every_subflow(work) if subflow["class"]}
         changed, other = subflows["first"]["class"], subflows["second"]["class"]
         monitor = Monitor(work)
-        before, rules, qdiscs = classes(work), work.rules(), work.qdisc()
+        before, marks, qdiscs = classes(work), work.marks(), work.qdisc()
         dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 3, Rate.parse("1mbit"), None, Per.CLIENT)
         work.services.configure([WIFI, with_cap("1mbit", first), second, dsl])
         answer = work.services.cli("reload").stdout
@@ -112,7 +112,7 @@ def test_a_reload_does_not_touch_what_has_not_changed() -> None:
             assert counters.leaf == before[name].leaf
             assert counters.bytes >= before[name].bytes
         assert after[other].drops == before[other].drops
-        assert (work.rules(), work.qdisc()) == (rules, qdiscs)
+        assert (work.marks(), work.qdisc()) == (marks, qdiscs)
         sent = after[other].bytes
         eventually(lambda: classes(work)[other].bytes > sent + MEGABYTE, "the other transfer goes on", within=20)
         assert {s["network"]: s["class"] for s in every_subflow(work) if s["class"]} == {
@@ -155,7 +155,7 @@ def every_subflow(work: Bench) -> list[dict[str, str]]:
 def test_an_invalid_file_changes_nothing_until_a_good_one_comes(work: Bench) -> None:
     download = work.download(200 * MEGABYTE)
     work.wait_capped()
-    plan, rules = work.qdisc_kinds(), work.rules()
+    plan, marks = work.qdisc_kinds(), work.marks()
     loaded_at = work.services.status()["daemon"]["config"]["loaded_at"]
     file = work.services.directory / "networks.d" / "ethernet.yaml"
     work.services.configure([replace(WIFI, per=Per.SUBFLOW), ETHERNET])
@@ -172,7 +172,7 @@ def test_an_invalid_file_changes_nothing_until_a_good_one_comes(work: Bench) -> 
     assert config["loaded_at"] == loaded_at
     assert [problem.startswith(line) for problem in config["problems"]] == [True]
     assert f"reload refused: {line}" in work.services.cli("status").stdout
-    assert (work.qdisc_kinds(), work.rules(), work.capped()[0].rate) == (plan, rules, 1_000_000)
+    assert (work.qdisc_kinds(), work.marks(), work.capped()[0].rate) == (plan, marks, 1_000_000)
     assert work.services.status()["networks"][0]["per"] == "client"
 
     file.write_text(good)
@@ -275,7 +275,7 @@ def test_a_pause_frees_everybody_until_resumed_and_survives_a_crash(work: Bench)
     eventually(lambda: {s.rule for s in work.services.subflows()} == {"cap", "limit"}, "held")
     for _ in range(2):
         assert work.services.cli("pause").stdout == "paused by the operator, until resumed: nobody is held\n"
-        assert work.rules() == []
+        assert work.marks() == []
         assert {s.reason for s in work.services.subflows()} == {"paused by the operator"}
     eventually(lambda: kernel_state(work.lab.proxy) == before, "the interface as it was")
 

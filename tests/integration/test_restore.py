@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from bench import MEGABYTE, Bench, eventually
+from bench import BACK_ENDS, MEGABYTE, Bench, eventually
 
 from mptcp_lab.kernel_state import kernel_state
 
@@ -16,6 +16,8 @@ FOREIGN_RULES = (
     ("iptables-legacy", "-t", "mangle", "-N", "SOMEBODY"),
     ("iptables-legacy", "-t", "mangle", "-A", "SOMEBODY", "-j", "RETURN"),
     ("ip6tables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "ACCEPT"),
+    ("ipset", "create", "mptcp-throttle-somebody", "hash:ip,port,ip", "skbinfo"),
+    ("ipset", "add", "mptcp-throttle-somebody", "10.1.0.2,8080,10.3.0.2", "skbmark", "0x7/0xff"),
 )
 
 
@@ -25,6 +27,7 @@ def with_foreign_rules(work: Bench) -> dict[str, str]:
     return kernel_state(work.lab.proxy)
 
 
+@pytest.mark.parametrize("work", BACK_ENDS, indirect=True)
 def test_sigterm_in_mid_transfer_leaves_everything_as_it_was_and_the_download_unharmed(work: Bench) -> None:
     before = with_foreign_rules(work)
     download = work.download(10 * MEGABYTE)
@@ -37,6 +40,7 @@ def test_sigterm_in_mid_transfer_leaves_everything_as_it_was_and_the_download_un
     assert (result.exit_status, result.intact) == (0, True)
 
 
+@pytest.mark.parametrize("work", BACK_ENDS, indirect=True)
 def test_after_kill_9_cleanup_puts_everything_back(work: Bench) -> None:
     before = with_foreign_rules(work)
     download = work.download()
@@ -64,16 +68,23 @@ def test_after_kill_9_an_invalid_configuration_does_not_keep_anybody_capped(work
     download.stop()
 
 
-def test_after_kill_9_the_next_start_takes_over_what_it_finds(work: Bench) -> None:
+@pytest.mark.parametrize(
+    ("work", "after"), [("ipset", "ipset"), ("ipset", "rules"), ("rules", "auto")], indirect=["work"]
+)
+def test_after_kill_9_the_next_start_takes_over_what_it_finds(work: Bench, after: str) -> None:
     before = with_foreign_rules(work)
     download = work.download(200 * MEGABYTE)
     work.wait_capped()
     assert work.services.daemon is not None
     work.services.daemon.kill()
+    work.services.configure_daemon(marks=after)
     work.services.start_daemon()
     work.services.wait_ready()
     work.wait_capped()
-    assert len(work.rules()) == 1
+    assert len(work.marks()) == 1
+    assert work.services.status()["daemon"]["marks"] == after.replace("auto", "ipset")
+    assert ("--set-xmark" in work.chain()) == (after == "rules")
+    assert ("--map-set" in work.chain()) == ("create mptcp-throttle-4-8080" in work.chain()) == (after != "rules")
     work.abort(download)
     eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
     work.services.daemon.stop()
@@ -110,7 +121,7 @@ def test_a_qdisc_that_could_not_be_put_back_is_left_alone_and_the_operator_told(
     eventually(lambda: bool(work.services.status()["daemon"]["errors"]), "the error reported")
     (error,) = work.services.status()["daemon"]["errors"]
     assert error.startswith(f"eth0: root qdisc {what} cannot be put back as it is; remove it, replace it by")
-    assert (work.capped(), work.rules(), work.qdisc_kinds()) == ([], [], before)
+    assert (work.capped(), work.marks(), work.qdisc_kinds()) == ([], [], before)
     assert download.wait().intact
 
 
@@ -163,11 +174,11 @@ def test_a_hang_up_is_no_end(work: Bench) -> None:
     before = kernel_state(work.lab.proxy)
     work.download(200 * MEGABYTE)
     work.wait_capped()
-    capping, rules = work.qdisc_kinds(), work.rules()
+    capping, marks = work.qdisc_kinds(), work.marks()
     daemon = work.services.daemon
     assert daemon is not None
     os.kill(daemon.pid, signal.SIGHUP)
     eventually(lambda: "reloaded: nothing changed" in daemon.log_text(), "the configuration loaded again")
-    assert (work.qdisc_kinds(), work.rules(), len(work.capped())) == (capping, rules, 1)
+    assert (work.qdisc_kinds(), work.marks(), len(work.capped())) == (capping, marks, 1)
     assert daemon.stop() == 0
     assert kernel_state(work.lab.proxy) == before

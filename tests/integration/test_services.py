@@ -48,7 +48,7 @@ def test_each_service_survives_the_others_restart(work: Bench) -> None:
     before = work.wait_capped()
 
     services.sniffer.kill()
-    eventually(lambda: not work.rules(), "caps lifted without a sniffer", within=1.5)
+    eventually(lambda: not work.marks(), "caps lifted without a sniffer", within=1.5)
     services.start_sniffer()
     services.wait_ready()
     (again,) = work.wait_capped()
@@ -73,7 +73,7 @@ def test_a_sniffer_that_stops_in_order_lifts_all_caps_too(lab: Lab) -> None:
     download = work.download()
     work.wait_capped()
     sniffer.stop()
-    eventually(lambda: not work.rules(), "caps lifted without a sniffer", within=1.5)
+    eventually(lambda: not work.marks(), "caps lifted without a sniffer", within=1.5)
     download.stop()
     services.__exit__(None, None, None)
 

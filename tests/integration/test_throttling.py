@@ -62,7 +62,7 @@ def test_when_wifi_ends_the_cap_is_lifted_within_a_second_and_the_download_compl
         left = time.monotonic()
         work.lab.client.leave(WIFI)
         eventually(lambda: not work.capped(), "cap lifted", within=1)
-        assert work.rules() == []
+        assert work.marks() == []
         result = download.wait()
         assert (result.exit_status, result.intact) == (0, True)
         assert meter.series().rate("eth0", left + 3, left + 6) > 5e6
@@ -101,11 +101,11 @@ def test_a_plain_tcp_download_of_a_capped_client_is_not_touched(per: Per) -> Non
         mptcp = work.download()
         (capped,) = work.wait_capped()
         plain = work.download(3 * MEGABYTE, mptcp=False)
-        (rule,) = work.rules()
-        assert f"--dport {capped.client_port} " in rule
+        (mark,) = work.marks()
+        assert (mark.client, mark.client_port) == (capped.client, capped.client_port)
         result = plain.wait()
         assert result.local_port != capped.client_port
-        assert work.rules() == [rule]
+        assert work.marks() == [mark]
         assert result.goodput > 3e6
         mptcp.stop()
 
@@ -128,8 +128,7 @@ def test_each_client_is_treated_by_its_own_connection() -> None:
         }
         assert {subflow.client for subflow in work.capped()} == {ethernet["active"], ethernet["six"]}
         assert len({subflow.token for subflow in work.services.subflows()}) == 4
-        assert [line for line in work.rules("ip6tables-legacy") if ethernet["six"] in line]
-        assert [line for line in work.rules() if ethernet["active"] in line]
+        assert {mark.client for mark in work.marks()} == {ethernet["active"], ethernet["six"]}
         work.abort(downloads[0], hosts["active"])
         work.wait_capped(1)
         for download in downloads[1:]:

@@ -162,7 +162,7 @@ def test_they_cap_and_restore_with_exactly_what_their_units_grant(work: Bench, s
         assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
         assert "htb 4d50:" in work.qdisc()
         assert (services.status()["daemon"]["unpaced"], services.status()["daemon"]["paced_subflows"]) == (None, 1)
-        assert len(work.rules()) == 1
+        assert len(work.marks()) == 1
         time.sleep(1)  # what was queued before the cap
         began = time.monotonic()
         time.sleep(3)
@@ -237,7 +237,7 @@ def test_a_lock_of_iptables_that_is_not_ours_to_take_is_one_line_and_caps_nobody
     (error,) = services.status()["daemon"]["errors"]
     assert error == "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for our group)"
     assert "\n" not in error
-    assert (work.capped(), work.rules()) == ([], [])
+    assert (work.capped(), work.marks()) == ([], [])
     work.abort(download)
     assert services.daemon is not None
     assert services.daemon.stop() == 0

@@ -97,6 +97,12 @@ class OwnSets:
         self._opened: IPSet | None = None
         self._absent = False
 
+    def close(self) -> None:
+        """Close the netlink socket; it is opened again when it is needed."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
     def require(self) -> None:
         """Raise KernelError if the kernel has no such sets."""
         with _call(f"look for {SET_TYPE} of ipset"):

@@ -26,6 +26,10 @@ class MarkRules:
         self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
         self._sets = OwnSets()
 
+    def close(self) -> None:
+        """Close the netlink socket."""
+        self._sets.close()
+
     def require(self) -> None:
         """Raise KernelError if the kernel has no mangle table for IPv4."""
         self._chains[4].require_table()

@@ -6,6 +6,7 @@ In our chain one rule per proxy port, `-p tcp --sport PORT -j SET --map-set mptc
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -31,6 +32,10 @@ class MarkSets:
         self._sets = OwnSets(max_marks)
         self._last: dict[OwnSet, _Contents] = {}
 
+    def close(self) -> None:
+        """Close the netlink socket."""
+        self._sets.close()
+
     def require(self) -> None:
         """Raise KernelError if the kernel has no mangle table for IPv4, no sets, or no target that looks into them."""
         self._chains[4].require_table()
@@ -48,22 +53,24 @@ class MarkSets:
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain and sets with these marks alone; where there are such sets, in one step for each."""
-        present = self._sets.present()
-        wanted = self._own_sets(ip_version)
         elements = self._elements(ip_version, marks)
-        new = [own._replace(new=True) for own in wanted]
-        self._sets.destroy(*(own for own in new if own in present))
-        for own, filled in zip(wanted, new, strict=True):
-            self._sets.create(filled)
-            self._sets.add(filled, elements[own])
-        if any(not made for own, made in present.items() if own in wanted):
-            # They cannot be swapped with those that are, nor destroyed while a rule refers to them.
+        wanted, present = list(elements), self._sets.present()
+        filled = {own: own._replace(new=own in present) for own in wanted}
+        self._sets.destroy(*(own for own in filled.values() if own in present))
+        for own, new in filled.items():
+            self._sets.create(new)
+            self._sets.add(new, elements[own])
+        if not all(present.get(own, True) for own in wanted):
+            # One that is not as we make them cannot be swapped, nor destroyed while a rule refers to it.
             self._chains[ip_version].remove()
-        for own, filled in zip(wanted, new, strict=True):
-            self._put_in_place(filled, own, present)
+        for own, new in filled.items():
+            if new.new:
+                self._put_in_place(new, own, is_as_made=present[own])
         chain = self._chains[ip_version]
         chain.make(lambda: [self._rule(chain, own) for own in wanted])
-        self._sets.destroy(*(own for own in present if own.ip_version == ip_version and own not in (*wanted, *new)))
+        self._sets.destroy(
+            *(own for own in present if own.ip_version == ip_version and own not in (*wanted, *filled.values()))
+        )
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
         """Remove and add marks; one that is only another than before is changed in place."""
@@ -75,10 +82,11 @@ class MarkSets:
             for own, elements in came.items():
                 self._sets.add(own, elements)
         except KernelError:
-            fresh = self._elements(ip_version, {ends: minor for ends, minor in add.items() if ends not in remove})
             with suppress(KernelError):
-                for own, elements in fresh.items():
+                for own, elements in came.items():
                     self._sets.delete(own, elements)
+                for own, elements in self._elements(ip_version, remove).items():
+                    self._sets.add(own, elements)
             raise
 
     def remove(self, ip_version: int) -> None:
@@ -106,14 +114,13 @@ class MarkSets:
         self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._marking.mask)
         return contents
 
-    def _put_in_place(self, filled: OwnSet, own: OwnSet, present: Mapping[OwnSet, bool]) -> None:
-        if present.get(own, False):
-            self._sets.swap(filled, own)
-            self._sets.destroy(filled)
+    def _put_in_place(self, new: OwnSet, own: OwnSet, *, is_as_made: bool) -> None:
+        if is_as_made:
+            self._sets.swap(new, own)
+            self._sets.destroy(new)
         else:
-            if own in present:
-                self._sets.destroy(own)
-            self._sets.rename(filled, own)
+            self._sets.destroy(own)
+            self._sets.rename(new, own)
 
     def _are_ours(self, ip_version: int, rules: Sequence[Any], present: Mapping[OwnSet, bool]) -> bool:
         wanted = self._own_sets(ip_version)
@@ -135,6 +142,8 @@ class MarkSets:
         shift = mark_shift(self._marking.mask)
         elements: dict[OwnSet, list[bytes]] = {own: [] for own in self._own_sets(ip_version)}
         for ends, minor in marks.items():
+            if ends.proxy.port not in self._marking.ports:
+                raise KernelError(f"port {ends.proxy.port} is not among proxy.ports", errno.EINVAL)
             element = Element(
                 ends.client.address, ends.client.port, ends.proxy.address, minor << shift, self._marking.mask
             )

@@ -29,6 +29,9 @@ class Marks(Protocol):
     def kind(self) -> str:
         """`ipset` or `rules`."""
 
+    def close(self) -> None:
+        """Close the netlink socket."""
+
     def require(self) -> None:
         """Raise KernelError if the kernel has not what it takes."""
 
@@ -55,5 +58,6 @@ def choose_marks(wanted: MarkBackEnd, marking: Marking) -> Marks:
             sets.require()
         except KernelError as error:
             _log.warning("marks: one rule per subflow, for want of sets: %s", error)
+            sets.close()
             return MarkRules(marking.mask)
     return sets

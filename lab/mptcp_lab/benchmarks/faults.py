@@ -28,6 +28,7 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_throttle.errors import EX_INTERRUPTED
+from mptcp_throttle.model import MarkBackEnd
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import Rate
 
@@ -76,8 +77,16 @@ _CALLS: Final = (
     "tc filter add",
     "iptables-legacy",
     "iptables-legacy: ",
+    "iptables-legacy -t mangle -A",
     "iptables-legacy -t mangle -F",
     "iptables-legacy -t mangle -X",
+    "ipset",
+    "ipset list",
+    "ipset create",
+    "ipset add",
+    "ipset del",
+    "ipset swap",
+    "ipset destroy",
     "ip6tables-legacy",
     "ip6tables-legacy: ",
 )
@@ -89,6 +98,8 @@ _DELETIONS: Final = {
     "class deleted": "tc class del dev eth0 classid 4d50:2",
     "mangle flushed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F",
     "chain flushed": "iptables-legacy -t mangle -F MPTCP-THROTTLE; ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
+    "sets flushed": "ipset flush mptcp-throttle-4-8080; ipset flush mptcp-throttle-6-8080",
+    "rules flushed, sets destroyed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F; ipset destroy",
     "jump deleted": "iptables-legacy -t mangle -F POSTROUTING; ip6tables-legacy -t mangle -F POSTROUTING",
 }
 _DAEMON_KILLED: Final = "daemon killed"
@@ -117,6 +128,7 @@ class Scenario:
     A daemon that has ended is followed by a clean-up, as its unit does, or by its next start, or by both.
     """
 
+    marks: MarkBackEnd
     family: Family
     original: str
     faults: tuple[Fault, ...]
@@ -137,7 +149,9 @@ class Scenario:
             )
             if wanted
         ]
-        return f"IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {', '.join(then)}"
+        return (
+            f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {', '.join(then)}"
+        )
 
 
 def scenario(seed: int) -> Scenario:
@@ -150,6 +164,7 @@ def scenario(seed: int) -> Scenario:
     events += [Event(chance.uniform(0.2, 0.9), _WIFI_LOST)] * chance.choice((0, 1))
     clean_up = chance.random() < 0.5
     return Scenario(
+        marks=chance.choice((MarkBackEnd.IPSET, MarkBackEnd.RULES)),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
         faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
@@ -196,6 +211,7 @@ class _Run:
         self._recovered = 0.0
         self._may_end = any(fault.kind in (KILL, KILL_AFTER) for fault in plan.faults)
         _wipe(lab, services, _ORIGINALS[plan.original])
+        services.configure_daemon(marks=str(plan.marks))
         self._original = kernel_state(self._proxy)
 
     def carry_out(self, seed: int) -> Result:
@@ -351,6 +367,7 @@ def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         lab.proxy.run(tool, "-t", "mangle", "-F")
         lab.proxy.run(tool, "-t", "mangle", "-X")
+    lab.proxy.run("ipset", "destroy")
     shutil.rmtree(services.directory / "state", ignore_errors=True)
     if original:
         lab.proxy.tc(original)

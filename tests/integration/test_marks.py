@@ -1,0 +1,211 @@
+"""Both back ends for marks keep the same contract with the kernel, and go from one to the other."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from ipaddress import ip_address
+from typing import Final, Protocol, TypeVar
+
+import pytest
+from bench import BACK_ENDS
+from pyroute2 import netns
+
+from mptcp_lab.host import Host
+from mptcp_lab.marks import SHOW_MARKS, parse_marks
+from mptcp_lab.topology import Topology, build
+from mptcp_throttle.model import Endpoint, FourTuple, MarkBackEnd
+from mptcp_throttled.kernel.fault_point import set_faults
+from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.ipset import MAX_MARKS
+from mptcp_throttled.kernel.mark_rules import MarkRules
+from mptcp_throttled.kernel.mark_sets import MarkSets
+from mptcp_throttled.kernel.marks import Marks, choose_marks
+from mptcp_throttled.kernel_state import ChainState, KernelError
+
+AnyMarks = TypeVar("AnyMarks", bound=Marks)
+
+MASK: Final = 0x00FF_0000
+MARKING: Final = Marking(MASK, (8080, 3128))
+PROXY: Final = {4: "10.3.0.2", 6: "fd00:3::2"}
+
+
+def ends(client: str, port: int = 40000, proxy_port: int = 8080) -> FourTuple:
+    address = ip_address(client)
+    return FourTuple(Endpoint(address, port), Endpoint(ip_address(PROXY[address.version]), proxy_port))
+
+
+ONE, TWO, OTHER_PORT = ends("10.1.0.2"), ends("10.1.0.2", 40001), ends("10.1.0.2", proxy_port=3128)
+SIX: Final = ends("fd00:1::2")
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with build(Topology()) as lab:
+        netns.pushns(lab.proxy.namespace)
+        try:
+            yield lab.proxy
+        finally:
+            netns.popns()
+
+
+class Use(Protocol):
+    def __call__(self, back_end: AnyMarks) -> AnyMarks: ...
+
+
+@pytest.fixture
+def use(host: Host) -> Iterator[Use]:
+    """Takes a back end; in the end it is closed, and has left nothing behind."""
+    with ExitStack() as stack:
+        yield lambda back_end: stack.enter_context(closing(back_end))
+    assert left(host) == ""
+
+
+@pytest.fixture(params=BACK_ENDS)
+def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Marks]:
+    back_end: Marks = use(MarkSets(MARKING)) if request.param == "ipset" else use(MarkRules(MASK))
+    yield back_end
+    for version in (4, 6):
+        back_end.remove(version)
+
+
+def left(host: Host) -> str:
+    shown = host.run("sh", "-c", SHOW_MARKS).stdout
+    return "\n".join(line for line in shown.splitlines() if re.search("mptcp-throttle", line, re.IGNORECASE))
+
+
+def in_kernel(host: Host) -> dict[FourTuple, int]:
+    found = parse_marks(host.run("sh", "-c", SHOW_MARKS).stdout)
+    assert {mark.mask for mark in found} <= {MASK}
+    return {
+        FourTuple(Endpoint(ip_address(m.client), m.client_port), Endpoint(ip_address(m.proxy), m.proxy_port)): m.mark
+        >> 16
+        for m in found
+    }
+
+
+def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: Marks, host: Host) -> None:
+    marks.require()
+    assert marks.read() == {}
+
+    marks.make(4, {ONE: 2, OTHER_PORT: 255})
+    marks.make(6, {SIX: 3})
+    assert marks.read() == {4: ChainState({ONE: 2, OTHER_PORT: 255}), 6: ChainState({SIX: 3})}
+    assert in_kernel(host) == {ONE: 2, OTHER_PORT: 255, SIX: 3}
+
+    marks.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
+    assert marks.read()[4] == ChainState({TWO: 4, ONE: 5})
+    assert in_kernel(host) == {TWO: 4, ONE: 5, SIX: 3}
+
+    marks.change(4, {}, {TWO: 4, ONE: 5})
+    assert marks.read()[4] == ChainState({})
+
+    marks.remove(4)
+    assert marks.read() == {6: ChainState({SIX: 3})}
+
+
+def test_made_anew_it_holds_those_marks_alone(marks: Marks, host: Host) -> None:
+    marks.make(4, {ONE: 2, OTHER_PORT: 3})
+    host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
+    host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
+    assert marks.read()[4].stray
+    marks.make(4, {TWO: 4})
+    assert marks.read() == {4: ChainState({TWO: 4})}
+    assert in_kernel(host) == {TWO: 4}
+
+
+def test_marks_by_the_thousand(marks: Marks) -> None:
+    many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(1500)}
+    some = dict(list(many.items())[:100])
+    more = {end: minor for end, minor in many.items() if end not in some}
+    marks.make(4, some)
+    marks.change(4, more, {})
+    assert marks.read() == {4: ChainState(many)}
+    marks.change(4, {}, more)
+    assert marks.read() == {4: ChainState(some)}
+
+
+def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: Marks, host: Host, use: Use) -> None:
+    other: Marks = use(MarkRules(MASK)) if marks.kind == "ipset" else use(MarkSets(MARKING))
+    other.make(4, {ONE: 2})
+    other.make(6, {SIX: 2})
+    assert [(version, chain.stray) for version, chain in marks.read().items()] == [(4, True), (6, True)]
+    marks.make(4, {TWO: 3})
+    marks.remove(6)
+    assert marks.read() == {4: ChainState({TWO: 3})}
+    assert in_kernel(host) == {TWO: 3}
+    assert ("create mptcp-throttle-4-8080 " in left(host)) == (marks.kind == "ipset")
+
+
+@pytest.mark.parametrize(
+    ("marking", "max_marks"),
+    [
+        (MARKING._replace(ports=(8080, 9999)), MAX_MARKS),
+        (MARKING._replace(mask=0xFF00_0000), MAX_MARKS),
+        (MARKING, 7),
+    ],
+)
+def test_sets_of_another_configuration_are_made_anew(host: Host, use: Use, marking: Marking, max_marks: int) -> None:
+    use(MarkSets(marking, max_marks)).make(4, {ONE: 2})
+    marks = use(MarkSets(MARKING))
+    assert marks.read()[4].stray
+    marks.make(4, {ONE: 2})
+    assert marks.read() == {4: ChainState({ONE: 2})}
+    assert in_kernel(host) == {ONE: 2}
+    marks.remove(4)
+
+
+def test_a_full_set_refuses_a_change_as_a_whole(use: Use) -> None:
+    marks = use(MarkSets(MARKING, max_marks=4))
+    marks.make(4, {ONE: 2, TWO: 3})
+    many = {ends("10.1.0.9", port): 2 for port in range(1, 9)}
+    with pytest.raises(KernelError, match=r"^ipset add mptcp-throttle-4-8080: 9 marks: ENOSPC \(a set holds at most "):
+        marks.change(4, {ONE: 5, **many}, {ONE: 2, TWO: 3})
+    assert marks.read() == {4: ChainState({ONE: 2, TWO: 3})}
+    with pytest.raises(KernelError, match="ENOSPC"):
+        marks.make(4, many)
+    marks.make(4, {ONE: 2})
+    assert marks.read() == {4: ChainState({ONE: 2})}
+    marks.remove(4)
+
+
+def test_a_set_that_somebody_else_refers_to_is_said_and_goes_when_he_does(host: Host, use: Use) -> None:
+    marks = use(MarkSets(MARKING))
+    marks.make(4, {ONE: 2})
+    rule = ("OUTPUT", "-m", "set", "--match-set", "mptcp-throttle-4-8080", "dst,dst,src")
+    host.run("iptables-legacy", "-A", *rule)
+    marks.make(4, {TWO: 2})
+    assert marks.read() == {4: ChainState({TWO: 2})}
+    with pytest.raises(KernelError, match=r"^ipset destroy mptcp-throttle-4-8080: EBUSY \(somebody else's rule"):
+        marks.remove(4)
+    assert in_kernel(host) == {}
+    host.run("iptables-legacy", "-D", *rule)
+    marks.remove(4)
+
+
+def test_a_subflow_to_a_port_that_is_not_the_proxys_is_refused(use: Use) -> None:
+    marks = use(MarkSets(MARKING))
+    with pytest.raises(KernelError, match=r"^port 9999 is not among proxy\.ports: EINVAL$"):
+        marks.make(4, {ends("10.1.0.2", proxy_port=9999): 2})
+    assert marks.read() == {}
+
+
+@pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
+def test_without_sets_in_the_kernel_auto_means_rules(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
+    assert use(choose_marks(MarkBackEnd.AUTO, MARKING)).kind == "ipset"
+
+    def refuse(what: str) -> None:
+        if what.startswith(call):
+            raise OSError(errno.ENOENT, call)
+
+    set_faults(refuse)
+    try:
+        assert use(choose_marks(MarkBackEnd.AUTO, MARKING)).kind == "rules"
+        with pytest.raises(KernelError, match=call):
+            use(choose_marks(MarkBackEnd.IPSET, MARKING)).require()
+    finally:
+        set_faults(None)
+    (line,) = caplog.messages
+    assert line.startswith("marks: one rule per subflow, for want of sets: ")
