@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add("status", _status, "networks, rates, and what is in force in the kernel")
     add("connections", _connections, "every connection, and how each subflow is treated and why")
-    add("plan", _plan, "the kernel operations behind the present state, as tc and iptables commands")
+    add("plan", _plan, "the kernel operations behind the present state, as tc, iptables and ipset commands")
     add("doctor", _doctor, "look for what keeps the services from doing their work")
     add("check-config", _check_config, "validate the configuration; touches nothing, needs no service")
     set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")

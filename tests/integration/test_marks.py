@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
 from typing import Final, Protocol, TypeVar
 
@@ -84,6 +84,21 @@ def in_kernel(host: Host) -> dict[FourTuple, int]:
         >> 16
         for m in found
     }
+
+
+@contextmanager
+def refused(call: str) -> Iterator[None]:
+    """The kernel does not do what is named so."""
+
+    def refuse(what: str) -> None:
+        if what.startswith(call):
+            raise OSError(errno.ENOENT, call)
+
+    set_faults(refuse)
+    try:
+        yield
+    finally:
+        set_faults(None)
 
 
 def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: Marks, host: Host) -> None:
@@ -171,6 +186,14 @@ def test_a_full_set_refuses_a_change_as_a_whole(use: Use) -> None:
     marks.remove(4)
 
 
+@pytest.mark.parametrize("call", ["ipset add", "iptables-legacy -t mangle -A"])
+def test_what_cannot_be_made_wholly_leaves_nothing(use: Use, call: str) -> None:
+    marks = use(MarkSets(MARKING))
+    with refused(call), pytest.raises(KernelError, match=call):
+        marks.make(4, {ONE: 2})
+    assert marks.read() == {}
+
+
 def test_a_set_that_somebody_else_refers_to_is_said_and_goes_when_he_does(host: Host, use: Use) -> None:
     marks = use(MarkSets(MARKING))
     marks.make(4, {ONE: 2})
@@ -195,17 +218,9 @@ def test_a_subflow_to_a_port_that_is_not_the_proxys_is_refused(use: Use) -> None
 @pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
 def test_without_sets_in_the_kernel_auto_means_rules(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
     assert use(choose_marks(MarkBackEnd.AUTO, MARKING)).kind == "ipset"
-
-    def refuse(what: str) -> None:
-        if what.startswith(call):
-            raise OSError(errno.ENOENT, call)
-
-    set_faults(refuse)
-    try:
+    with refused(call):
         assert use(choose_marks(MarkBackEnd.AUTO, MARKING)).kind == "rules"
         with pytest.raises(KernelError, match=call):
             use(choose_marks(MarkBackEnd.IPSET, MARKING)).require()
-    finally:
-        set_faults(None)
     (line,) = caplog.messages
     assert line.startswith("marks: one rule per subflow, for want of sets: ")

@@ -128,6 +128,9 @@ class OwnChain:
             if table.is_chain(CHAIN):
                 table.delete_chain(CHAIN)
 
+        # To look takes no lock, which may not be ours to take.
+        if self.read(lambda _: ChainState({})) is None:
+            return
         self._commit(f"{self._tool} -t mangle -F {CHAIN}", empty)
         self._commit(f"{self._tool} -t mangle -X {CHAIN}", delete)
 

@@ -57,20 +57,15 @@ class MarkSets:
         wanted, present = list(elements), self._sets.present()
         filled = {own: own._replace(new=own in present) for own in wanted}
         self._sets.destroy(*(own for own in filled.values() if own in present))
-        for own, new in filled.items():
-            self._sets.create(new)
-            self._sets.add(new, elements[own])
-        if not all(present.get(own, True) for own in wanted):
-            # One that is not as we make them cannot be swapped, nor destroyed while a rule refers to it.
-            self._chains[ip_version].remove()
-        for own, new in filled.items():
-            if new.new:
-                self._put_in_place(new, own, is_as_made=present[own])
-        chain = self._chains[ip_version]
-        chain.make(lambda: [self._rule(chain, own) for own in wanted])
-        self._sets.destroy(
-            *(own for own in present if own.ip_version == ip_version and own not in (*wanted, *filled.values()))
-        )
+        try:
+            self._make(ip_version, filled, elements, present)
+        except KernelError:
+            for new in filled.values():
+                with suppress(KernelError):
+                    self._sets.destroy(new)
+            raise
+        kept = {*wanted, *filled.values()}
+        self._sets.destroy(*(own for own in present if own.ip_version == ip_version and own not in kept))
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
         """Remove and add marks; one that is only another than before is changed in place."""
@@ -93,6 +88,25 @@ class MarkSets:
         """Remove our chain, the jumps to it, and our sets."""
         self._chains[ip_version].remove()
         self._sets.destroy_all(ip_version)
+
+    def _make(
+        self,
+        ip_version: int,
+        filled: Mapping[OwnSet, OwnSet],
+        elements: Mapping[OwnSet, Sequence[bytes]],
+        present: Mapping[OwnSet, bool],
+    ) -> None:
+        chain = self._chains[ip_version]
+        for own, new in filled.items():
+            self._sets.create(new)
+            self._sets.add(new, elements[own])
+        if not all(present.get(own, True) for own in filled):
+            # One that is not as we make them cannot be swapped, nor destroyed while a rule refers to it.
+            chain.remove()
+        for own, new in filled.items():
+            if new.new:
+                self._put_in_place(new, own, is_as_made=present[own])
+        chain.make(lambda: [self._rule(chain, own) for own in filled])
 
     def _own_sets(self, ip_version: int) -> list[OwnSet]:
         return [OwnSet(ip_version, port) for port in self._marking.ports]

@@ -1,6 +1,6 @@
 """What the kernel tells about our interface: somebody has changed its qdiscs, classes, filters, addresses or itself.
 
-Rules have no such notification (iptables-legacy has no netlink); their changes are found by the audit.
+Rules have no such notification (iptables-legacy has no netlink), nor have sets; their changes are found by the audit.
 """
 
 from __future__ import annotations
