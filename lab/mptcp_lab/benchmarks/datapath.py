@@ -126,8 +126,8 @@ def main() -> int:
     """Print a table per load, and the ratios."""
     parser = argparse.ArgumentParser(prog="datapath", description=__doc__)
     parser.add_argument("--subflows", type=int, nargs="+", default=_SUBFLOWS, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement; default: %(default)g")
-    parser.add_argument("--repeats", type=int, default=9, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=0.05, help="of each measurement; default: %(default)g")
+    parser.add_argument("--repeats", type=int, default=21, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     found = measure(options.subflows, options.seconds, options.repeats)
