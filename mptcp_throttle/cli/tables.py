@@ -30,7 +30,8 @@ def show_status(data: Json) -> None:
     console = _console()
     daemon, sniffer = data["daemon"], data["sniffer"]
     console.print(
-        f"interface {daemon['interface']}: {daemon['qdisc']} qdisc, {daemon['classes']} classes, {daemon['marks']},"
+        f"interface {daemon['interface']}: {daemon['qdisc']} qdisc, {daemon['classes']} classes,"
+        f" marks by {daemon['marks']},"
         f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
     )
     console.print(

@@ -171,11 +171,11 @@ def test_the_cli_shows_and_refuses(work: Bench) -> None:
     cli = work.services.cli
     assert "4d50:2" in cli("connections").stdout
     status = cli("status").stdout
-    assert "1 subflows capped" in status
+    assert " 1 classes, marks by ipset, 1 subflows capped" in status
     assert re.search(r"^capture: 0 frames dropped, 0 segments refused; \d subflows in the kernel's list$", status, re.M)
     plan = work.services.cli_json("plan")
     assert plan["in_force"]
-    assert [operation["operation"] for operation in plan["operations"]] == ["InstallHtb", "AddClass", "ChangeMarks"]
+    assert [operation["operation"] for operation in plan["operations"]] == ["InstallHtb", "AddClass", "MakeChain"]
     assert cli("plan").stdout.endswith("# in force\n")
     for arguments, line in (
         (("set-rate", "dsl", "1mbit"), "dsl: no such access network; allowed: wifi, ethernet"),
