@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mptcp_throttled.kernel_state import KernelError, KernelState
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, PacingState, QdiscState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -51,6 +51,7 @@ class Outcome:
     """What reconciliation did: `in_force` is the part of the plan that was read back from the kernel.
 
     `obstacle` says why HTB cannot be put in, `unpaced` why sockets cannot be paced, whatever the plan asks for.
+    `compared`: the whole kernel was read for it.
     """
 
     done: tuple[Operation, ...]
@@ -58,6 +59,12 @@ class Outcome:
     in_force: KernelPlan
     obstacle: str | None = None
     unpaced: str | None = None
+    compared: bool = True
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """All that keeps the plan from being in force as a whole."""
+        return (*(() if self.obstacle is None else (self.obstacle,)), *self.errors)
 
 
 def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
@@ -119,6 +126,7 @@ class Reconciler:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._pacing = PacingState()
 
     def converge(self, plan: KernelPlan) -> Outcome:
         """Bring the kernel to `plan` as far as it lets us; what fails leaves its subflows uncapped.
@@ -144,9 +152,28 @@ class Reconciler:
                     state = self._read()
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
+        self._pacing = state.pacing
         return Outcome(
             tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle, state.pacing.problem
         )
+
+    def advance(self, plan: KernelPlan, before: KernelPlan, after: KernelPlan) -> Outcome:
+        """Bring the kernel to `plan` from one that is in force as a whole, where only `before` is to become `after`.
+
+        What the kernel acknowledges is taken for done until it is compared again; what it refuses is left to
+        `converge`.
+        """
+        done: list[Operation] = []
+        try:
+            for operation in diff(_as_state(before, self._pacing), after):
+                self._kernel.apply(operation)
+                done.append(operation)
+        except KernelError as error:
+            outcome = self.converge(plan)
+            errors = tuple(dict.fromkeys([str(error), *outcome.errors]))
+            return replace(outcome, done=(*done, *outcome.done), errors=errors)
+        in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
+        return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
 
     def _attempt(
         self, state: KernelState, wanted: KernelPlan, done: list[Operation], errors: list[str]
@@ -224,6 +251,14 @@ def _without_unplanned(operation: Operation, plan: KernelPlan) -> Operation:
     if isinstance(operation, ChangeMarks):
         return replace(operation, add={ends: m for ends, m in operation.add.items() if ends in plan.marks})
     return operation
+
+
+def _as_state(plan: KernelPlan, pacing: PacingState) -> KernelState:
+    """The kernel in which a plan is in force."""
+    chains = {version: ChainState(_of_version(plan.marks, version)) for version in _IP_VERSIONS}
+    if pacing.paces is not None:
+        pacing = PacingState(plan.paces)
+    return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), chains, pacing)
 
 
 def _of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:

@@ -19,7 +19,7 @@ from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import Event, Kind, Tracker
 from mptcp_throttled.kernel import LinuxKernel
 from mptcp_throttled.operations import AddClass, ChangeMarks, ChangePaces
-from mptcp_throttled.pull import Puller, TableView
+from mptcp_throttled.pull import Puller, TableUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -69,7 +69,7 @@ def _time_daemon() -> None:
     start, apply = Puller.__init__, LinuxKernel.apply
 
     def timed_start(puller: Puller, socket: Path, deliver: Callable[..., None]) -> None:
-        def timed_deliver(update: TableView) -> None:
+        def timed_deliver(update: TableUpdate) -> None:
             now = time.time()
             deliver(update)
             _note("delivered", _keys(update.connections.values()), now)

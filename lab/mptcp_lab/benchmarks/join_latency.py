@@ -182,13 +182,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     rows = []
-    print(
-        f"{'way':5} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'missed':>6} {'p50':>8} {'p90':>8} {'p99':>8} {'max':>8}  ms"
-    )
+    headings = "".join(f" {name:>8}" for name in _QUANTILES)
+    print(f"{'way':5} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'missed':>6}{headings}  ms")
     for load, rate, way in product(options.loads, options.rates, options.ways):
         row = measure(way, rate, options.seconds, busy=load == "transfer", marks=options.marks)
         rows.append(row)
-        quantiles = " ".join(f"{row[name] if row[name] is not None else '-':>8}" for name in _QUANTILES)
+        quantiles = " ".join(f"{'-' if row[name] is None else row[name]:>8}" for name in _QUANTILES)
         print(f"{way:5} {rate:6g} {load:8} {row['joins']:6} {row['missed']:6} {quantiles}", flush=True)
         if way == "ours":
             print("      p50 of the stages:", ", ".join(f"{stage} {at}" for stage, at in row["stages_p50"].items()))

@@ -1,9 +1,9 @@
 """The seed's way from JOIN to cap, for comparison.
 
-`python -m mptcp_lab.benchmarks.seed_throttle sniff|steer PROXY PORT...`: two programs. `sniff` dissects all that passes `tcp and port PORT` with Scapy; at an MP_JOIN it serves the client's
-addresses over JSON-RPC, and stops serving once they were fetched. `steer` tries until somebody serves, fetches, and
-runs `iptables` and `tc`, whose output it searches for what is there already. It prints the time stamp of each JOIN and
-the time at which it was done with it.
+`python -m mptcp_lab.benchmarks.seed_throttle sniff|steer PROXY PORT...`: two programs. `sniff` dissects all that
+passes `tcp and port PORT` with Scapy; at an MP_JOIN it serves the client's addresses over JSON-RPC, and stops serving
+once they were fetched. `steer` tries until somebody serves, fetches, and runs `iptables` and `tc`, whose output it
+searches for what is there already. It prints the time stamp of each JOIN and the time at which it was done with it.
 
 Kinder than the seed was: no `sudo`, an MP_JOIN is found wherever it is in the options, `steer` rests 10 ms between
 tries. `tc filter ... bpf` stands for `fw`, which not every kernel has.
