@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, PacingState, QdiscState
@@ -15,16 +16,18 @@ from mptcp_throttled.operations import (
     ChangeClass,
     ChangeMarks,
     ChangePaces,
+    ClassOperation,
     DeleteClass,
     InstallHtb,
     Operation,
+    OtherOperation,
     RemoveChain,
     RestoreQdisc,
 )
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
@@ -39,8 +42,11 @@ class Kernel(Protocol):
     def read(self) -> KernelState:
         """What is there now."""
 
-    def apply(self, operation: Operation) -> None:
+    def apply(self, operation: OtherOperation) -> None:
         """Carry one operation out, wholly or not at all."""
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Carry each of them out, in order, wholly or not at all; for each, why it was refused."""
 
     def let_go(self) -> None:
         """Hold nobody to any rate, without looking at the rules: put the root qdisc back if it is ours."""
@@ -105,8 +111,8 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
     for minor, rate in plan.classes.items():
         if minor not in classes:
             yield AddClass(minor, rate)
-        elif classes[minor] != rate:
-            yield ChangeClass(minor, rate)
+        elif (present_rate := classes[minor]) != rate:
+            yield ChangeClass(minor, rate, mend=present_rate is None)
     for version in _IP_VERSIONS:
         wanted = _of_version(plan.marks, version)
         present = chains[version].marks if version in chains else {}
@@ -164,14 +170,14 @@ class Reconciler:
         `converge`.
         """
         done: list[Operation] = []
-        try:
-            for operation in diff(_as_state(before, self._pacing), after):
-                self._kernel.apply(operation)
-                done.append(operation)
-        except KernelError as error:
-            outcome = self.converge(plan)
-            errors = tuple(dict.fromkeys([str(error), *outcome.errors]))
-            return replace(outcome, done=(*done, *outcome.done), errors=errors)
+        for operations in _grouped(diff(_as_state(before, self._pacing), after)):
+            refusals = self._apply(operations)
+            done += (operation for operation, refusal in zip(operations, refusals, strict=True) if refusal is None)
+            refused = [str(refusal) for refusal in refusals if refusal is not None]
+            if refused:
+                outcome = self.converge(plan)
+                errors = tuple(dict.fromkeys([*refused, *outcome.errors]))
+                return replace(outcome, done=(*done, *outcome.done), errors=errors)
         in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
         return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
 
@@ -191,18 +197,29 @@ class Reconciler:
     def _carry_out(
         self, operations: tuple[Operation, ...], plan: KernelPlan, done: list[Operation], errors: list[str]
     ) -> KernelPlan:
-        for planned in operations:
-            operation = _without_unplanned(planned, plan)
-            try:
-                self._kernel.apply(operation)
-            except KernelError as error:
-                errors.append(str(error))
+        for group in _grouped(operations):
+            carried_out = tuple(_without_unplanned(operation, plan) for operation in group)
+            for operation, refusal in zip(carried_out, self._apply(carried_out), strict=True):
+                if refusal is None:
+                    done.append(operation)
+                    continue
+                errors.append(str(refusal))
                 if isinstance(operation, InstallHtb) or (operation == RestoreQdisc() and plan.htb):
                     return UNTOUCHED
                 plan = _without(operation, plan)
-            else:
-                done.append(operation)
         return plan
+
+    def _apply(self, operations: Sequence[Operation]) -> list[KernelError | None]:
+        """Carry out operations on classes, or a single other one; for each, why it was refused."""
+        classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
+        if classes:
+            return self._kernel.change_classes(classes)
+        (operation,) = (operation for operation in operations if not isinstance(operation, ClassOperation))
+        try:
+            self._kernel.apply(operation)
+        except KernelError as error:
+            return [error]
+        return [None]
 
     def _read(self) -> KernelState:
         for _ in range(_READ_ATTEMPTS - 1):
@@ -216,6 +233,15 @@ class Reconciler:
         except KernelError as error:
             return [str(error)]
         return []
+
+
+def _grouped(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
+    """The operations in order, those on classes that follow each other together."""
+    for on_classes, group in groupby(operations, lambda operation: isinstance(operation, ClassOperation)):
+        if on_classes:
+            yield tuple(group)
+        else:
+            yield from ((operation,) for operation in group)
 
 
 def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:

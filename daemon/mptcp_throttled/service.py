@@ -92,7 +92,7 @@ class Daemon:
         server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
         puller = Puller(config.sockets.sniffer, self._deliver)
         puller.start()
-        Notifications(config.proxy.interface, self._kernel.port, self._note_kernel_change).start()
+        Notifications(config.proxy.interface, self._kernel.ports, self._note_kernel_change).start()
         systemd.notify("READY=1")
         _log.info("steering %s, networks %s", config.proxy.interface, [n.name for n in config.networks])
         try:

@@ -22,12 +22,13 @@ from mptcp_throttled.operations import AddClass, ChangeMarks, ChangePaces
 from mptcp_throttled.pull import Puller, TableUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mptcp_sniffer.segment import Segment
     from mptcp_sniffer.tracker import TableChange
     from mptcp_throttle.model import Connection
-    from mptcp_throttled.operations import Operation
+    from mptcp_throttled.kernel_state import KernelError
+    from mptcp_throttled.operations import ClassOperation, OtherOperation
 
 _notes: list[tuple[str, str, float]] = []
 
@@ -66,7 +67,7 @@ def _time_sniffer() -> None:
 
 
 def _time_daemon() -> None:
-    start, apply = Puller.__init__, LinuxKernel.apply
+    start, apply, change = Puller.__init__, LinuxKernel.apply, LinuxKernel.change_classes
 
     def timed_start(puller: Puller, socket: Path, deliver: Callable[..., None]) -> None:
         def timed_deliver(update: TableUpdate) -> None:
@@ -76,17 +77,22 @@ def _time_daemon() -> None:
 
         start(puller, socket, timed_deliver)
 
-    def timed_apply(kernel: LinuxKernel, operation: Operation) -> None:
+    def timed_change(kernel: LinuxKernel, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        refusals = change(kernel, operations)
+        now = time.time()
+        _note("classed", (o.minor for o in operations if isinstance(o, AddClass)), now)
+        return refusals
+
+    def timed_apply(kernel: LinuxKernel, operation: OtherOperation) -> None:
         apply(kernel, operation)
         now = time.time()
         match operation:
-            case AddClass(minor=minor):
-                _note("classed", [minor], now)
             case ChangeMarks(add=add):
                 _notes.extend(("marked", f"{ends} {minor}", now) for ends, minor in add.items())
             case ChangePaces(add=add):
                 _note("paced", add, now)
 
+    LinuxKernel.change_classes = timed_change  # type: ignore[method-assign, assignment]
     Puller.__init__, LinuxKernel.apply = timed_start, timed_apply  # type: ignore[method-assign, assignment]
 
 

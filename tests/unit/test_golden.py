@@ -33,8 +33,8 @@ from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.commands import as_commands
 from mptcp_throttled.decisions import Decisions
 from mptcp_throttled.kernel.htb import Marking, filter_bytecode, max_minor
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, QdiscState
-from mptcp_throttled.operations import Operation
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, QdiscState
+from mptcp_throttled.operations import ClassOperation, Operation
 from mptcp_throttled.plan import PlanRules
 from mptcp_throttled.planner import Planner
 from mptcp_throttled.reconcile import Reconciler
@@ -73,6 +73,11 @@ class RecordingKernel:
     def apply(self, operation: Operation) -> None:
         self.state = model_kernel.apply(self.state, operation)
         self.applied.append(operation)
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        for operation in operations:
+            self.apply(operation)
+        return [None] * len(operations)
 
     def let_go(self) -> None:
         raise AssertionError("a kernel that can always be read")
