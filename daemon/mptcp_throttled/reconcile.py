@@ -27,7 +27,7 @@ from mptcp_throttled.operations import (
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
@@ -132,7 +132,9 @@ class Reconciler:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        # As last read: what of it is not ours to plan.
         self._pacing = PacingState()
+        self._chains: set[int] = set()
 
     def converge(self, plan: KernelPlan) -> Outcome:
         """Bring the kernel to `plan` as far as it lets us; what fails leaves its subflows uncapped.
@@ -158,7 +160,7 @@ class Reconciler:
                     state = self._read()
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
-        self._pacing = state.pacing
+        self._pacing, self._chains = state.pacing, set(state.chains)
         return Outcome(
             tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle, state.pacing.problem
         )
@@ -170,7 +172,7 @@ class Reconciler:
         `converge`.
         """
         done: list[Operation] = []
-        for operations in _grouped(diff(_as_state(before, self._pacing), after)):
+        for operations in _grouped(diff(_as_state(before, self._pacing, self._chains), after)):
             refusals = self._apply(operations)
             done += (operation for operation, refusal in zip(operations, refusals, strict=True) if refusal is None)
             refused = [str(refusal) for refusal in refusals if refusal is not None]
@@ -178,6 +180,7 @@ class Reconciler:
                 outcome = self.converge(plan)
                 errors = tuple(dict.fromkeys([*refused, *outcome.errors]))
                 return replace(outcome, done=(*done, *outcome.done), errors=errors)
+        self._chains |= {ends.client.address.version for ends in after.marks}
         in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
         return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
 
@@ -279,9 +282,9 @@ def _without_unplanned(operation: Operation, plan: KernelPlan) -> Operation:
     return operation
 
 
-def _as_state(plan: KernelPlan, pacing: PacingState) -> KernelState:
+def _as_state(plan: KernelPlan, pacing: PacingState, chains_present: Collection[int]) -> KernelState:
     """The kernel in which a plan is in force."""
-    chains = {version: ChainState(_of_version(plan.marks, version)) for version in _IP_VERSIONS}
+    chains = {version: ChainState(_of_version(plan.marks, version)) for version in chains_present}
     if pacing.paces is not None:
         pacing = PacingState(plan.paces)
     return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), chains, pacing)
