@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mptcp_throttled.plan import (
     OTHER_TRAFFIC_MINOR,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mptcp_throttle.units import Rate
     from mptcp_throttled.decisions import Former
     from mptcp_throttled.policy import Share, Treatment
+
+_TOGETHER_SECONDS: Final = 0.02
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -110,8 +112,8 @@ class Planner:
 
     @property
     def next_expiry(self) -> float | None:
-        """The monotonic time at which something changes by itself; None: never."""
-        return self._timers[0][0] if self._timers else None
+        """The monotonic time at which something changes by itself, and what follows soon with it; None: never."""
+        return self._timers[0][0] + _TOGETHER_SECONDS if self._timers else None
 
     def _treatments(self, shares: Iterable[Share]) -> Iterator[Treatment]:
         return (treatment for share in shares for treatment in self._members.get(share, {}).values())

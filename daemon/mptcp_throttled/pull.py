@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
+_SNAPSHOT_SECONDS: Final = 20.0  # 50 000 connections took a second or two; until then nobody is held to anything
 _RETRY_SECONDS: Final = 0.2
 
 
@@ -54,6 +55,7 @@ class Puller(threading.Thread):
     def __init__(self, sniffer_socket: Path, deliver: Callable[[TableUpdate], None]) -> None:
         super().__init__(name="pull", daemon=True)
         self._client = RpcClient(sniffer_socket, _CALL_SECONDS)
+        self._snapshot_client = RpcClient(sniffer_socket, _SNAPSHOT_SECONDS)
         self._deliver = deliver
         self._stopping = threading.Event()
         self._problem: str | None = None
@@ -62,6 +64,7 @@ class Puller(threading.Thread):
         """Stop, at the latest when the current call ends."""
         self._stopping.set()
         self._client.interrupt()
+        self._snapshot_client.interrupt()
         self.join()
 
     def run(self) -> None:
@@ -76,7 +79,7 @@ class Puller(threading.Thread):
                 self._stopping.wait(_RETRY_SECONDS)
 
     def _follow(self) -> None:
-        update = _decode_snapshot(self._client.call("snapshot"))
+        update = _decode_snapshot(self._snapshot_client.call("snapshot"))
         self._problem = None
         self._deliver(update)
         while not self._stopping.is_set():

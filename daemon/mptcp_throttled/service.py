@@ -53,6 +53,7 @@ _CAP_NET_ADMIN: Final = 12
 _CAP_NET_RAW: Final = 13
 
 _SETTLE_SECONDS: Final = 1.0
+_FIRST_TABLE_SECONDS: Final = 2.0
 
 
 class Daemon:
@@ -88,10 +89,12 @@ class Daemon:
     def run(self) -> None:
         """Serve until `stop()`, then leave the kernel as it was found."""
         config = self._settings.config
-        self._round()
-        server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
         puller = Puller(config.sockets.sniffer, self._deliver)
         puller.start()
+        # What is found in the kernel may be what the table asks for; without a sniffer, the puller says so at once.
+        self._inbox.wait(_FIRST_TABLE_SECONDS)
+        self._round()
+        server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
         Notifications(config.proxy.interface, self._kernel.ports, self._note_kernel_change).start()
         systemd.notify("READY=1")
         _log.info("steering %s, networks %s", config.proxy.interface, [n.name for n in config.networks])
@@ -314,6 +317,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         _clean_up(options.config)
         return
     config = load_config(options.config)
+    service.prefer_latency()
     service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
     with service.single_instance(config.run_directory, "mptcp-throttled", config.socket_group):
         try:

@@ -45,6 +45,7 @@ def delivered(
         return answer() if callable(answer) else answer
 
     monkeypatch.setattr(puller._client, "call", call)
+    monkeypatch.setattr(puller._snapshot_client, "call", call)
     puller.start()
     assert enough.wait(10)
     puller.stop()

@@ -47,6 +47,7 @@ _KIND_MASK: Final = 0x3FFF  # without the flags of nested attributes and of byte
 
 # An acknowledgement takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
+_OWN_PORT: Final = 0x3FC0_0000  # process ids have 22 bits (include/linux/threads.h, PID_MAX_LIMIT)
 _RECEIVE_BYTES: Final = 2**18
 _DUMP_ATTEMPTS: Final = 5
 
@@ -77,7 +78,8 @@ class TcRequests:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._socket.bind((0, 0))
+        # The kernel would give us the port that is our process id, which pyroute2 takes for its own without asking.
+        self._socket.bind((os.getpid() | _OWN_PORT, 0))
         for option in (_NETLINK_CAP_ACK, _NETLINK_EXT_ACK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._sequence = itertools.count(1)

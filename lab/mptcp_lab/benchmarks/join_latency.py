@@ -17,7 +17,6 @@ from dataclasses import replace
 from ipaddress import ip_address
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import unshaped
@@ -64,7 +63,8 @@ def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | N
         "joins": joins,
         "missed": max(joins - len(done), 0),
         **{name: _quantile(done, part) for name, part in _QUANTILES.items()},
-        "stages_p50": _stages(times),
+        "stages_p50": _stages(times, 0.5),
+        "stages_p99": _stages(times, 0.99),
     }
 
 
@@ -74,10 +74,10 @@ def _quantile(ordered: list[float], part: float) -> float | None:
     return round(1000 * ordered[min(int(part * len(ordered)), len(ordered) - 1)], 2)
 
 
-def _stages(times: Times) -> dict[str, float]:
-    """When each stage was done, in ms after the SYN, as a median."""
-    done = {stage: [of[stage] for of in times if stage in of] for stage in _STAGES}
-    return {stage: round(1000 * median(values), 2) for stage, values in done.items() if values}
+def _stages(times: Times, part: float) -> dict[str, float | None]:
+    """When each stage was done, in ms after the SYN: of that part of the JOINs, at the latest."""
+    done = {stage: sorted(of[stage] for of in times if stage in of) for stage in _STAGES}
+    return {stage: _quantile(values, part) for stage, values in done.items() if values}
 
 
 def _joins(lab: Lab) -> int:
@@ -190,7 +190,9 @@ def main() -> int:
         quantiles = " ".join(f"{'-' if row[name] is None else row[name]:>8}" for name in _QUANTILES)
         print(f"{way:5} {rate:6g} {load:8} {row['joins']:6} {row['missed']:6} {quantiles}", flush=True)
         if way == "ours":
-            print("      p50 of the stages:", ", ".join(f"{stage} {at}" for stage, at in row["stages_p50"].items()))
+            for quantile in ("p50", "p99"):
+                stages = (f"{stage} {at}" for stage, at in row[f"stages_{quantile}"].items())
+                print(f"      {quantile} of the stages:", ", ".join(stages), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return 0
