@@ -1,7 +1,7 @@
 """Ten thousand clients: memory of both services, time to resynchronise after a restart, and to lift everything.
 
 The connections exist in frames only (`crowd`), which the sniffer really captures; the proxy's kernel does not know
-them, so `sniffer.kernel_view` is off. What `--real` adds are real ones, which a restarted sniffer finds in the kernel.
+them, so `sniffer.kernel_view` is off.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def _fill(
     crowd = lab.router.start("crowd", sys.executable, "-m", "mptcp_lab.benchmarks.crowd", *arguments)
     crowd.wait(_PATIENCE_SECONDS)
     opened = time.monotonic() - began
-    behind = _until(services, daemon, connections, held=held)
     dropped = services.ask_sniffer("status")["dropped"]
     if dropped:
         raise LabError(f"crowd: {dropped} of {6 * connections} frames dropped; use a lower --rate")
+    behind = _until(services, daemon, connections, held=held)
     return {
         "connections": connections,
         "clients": connections // per_client,
@@ -123,8 +123,10 @@ def _until(services: Services, daemon: Process, connections: int, *, held: bool)
 
 def _wait(process: Process, condition: Callable[[], bool], what: str) -> None:
     # More rarely than the lab asks: an answer costs who gives it.
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
-        process.wait_until(lambda: True, what)
+        if process.exit_status is not None or time.monotonic() > deadline:
+            raise LabError(f"{process.name}: not {what}")
         time.sleep(_POLL_SECONDS)
 
 
