@@ -46,6 +46,10 @@ class FourTuple:
     def __str__(self) -> str:
         return f"{self.client}-{self.proxy}"
 
+    def __hash__(self) -> int:
+        # Tables are keyed by it, and dataclass's own would hash two addresses, which takes longer than all the rest.
+        return hash((self.client.port, int(self.client.address)))
+
 
 @dataclass(frozen=True, slots=True)
 class Subflow:

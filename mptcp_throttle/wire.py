@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import ip_address
 
-from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token, format_token
+from mptcp_throttle.model import Address, Connection, Endpoint, FourTuple, Subflow, Token, format_token
 from mptcp_throttle.rpc import Json
 
 
@@ -53,8 +54,8 @@ def decode_token(text: str) -> Token:
 
 def _decode_subflow(data: Json) -> Subflow:
     ends = FourTuple(
-        Endpoint(ip_address(data["client"]), int(data["client_port"])),
-        Endpoint(ip_address(data["proxy"]), int(data["proxy_port"])),
+        Endpoint(_address(data["client"]), int(data["client_port"])),
+        _proxy(data["proxy"], int(data["proxy_port"])),
     )
     return Subflow(
         ends,
@@ -64,3 +65,14 @@ def _decode_subflow(data: Json) -> Subflow:
         float(data["opened_at"]),
         bool(data["stalled"]),
     )
+
+
+# A client has many subflows, and all of them end at a few sockets of the proxy: equal values are one object.
+@lru_cache(65536)
+def _address(text: str) -> Address:
+    return ip_address(text)
+
+
+@lru_cache
+def _proxy(address: str, port: int) -> Endpoint:
+    return Endpoint(ip_address(address), port)

@@ -26,10 +26,11 @@ class AddClass:
 
 @dataclass(frozen=True, slots=True)
 class ChangeClass:
-    """Change a class's rate in place; queued packets stay."""
+    """Change a class's rate in place; queued packets stay. `mend`: give it its leaf anew, with an empty queue."""
 
     minor: int
     rate: Rate
+    mend: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,8 @@ class RestoreQdisc:
     interface: str | None = None
 
 
-Operation = (
-    InstallHtb
-    | AddClass
-    | ChangeClass
-    | DeleteClass
-    | MakeChain
-    | ChangeMarks
-    | ChangePaces
-    | RemoveChain
-    | RestoreQdisc
-)
+ClassOperation = AddClass | ChangeClass | DeleteClass
+"""Those that are carried out many at a time."""
+
+OtherOperation = InstallHtb | MakeChain | ChangeMarks | ChangePaces | RemoveChain | RestoreQdisc
+Operation = ClassOperation | OtherOperation

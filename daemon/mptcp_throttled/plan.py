@@ -15,7 +15,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.policy import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttled.policy import Share, Treatment
@@ -81,12 +81,14 @@ class PlanRules:
     settle: float = 0.0
 
 
-def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) -> dict[Share, Slot]:
+def allot(
+    shares: Iterable[Share], before: Slots, now: float, rules: PlanRules, free: Iterator[int]
+) -> dict[Share, Slot]:
     """Give every share a class minor: those of `before` are kept, idle ones until they have lingered.
 
-    A share for which no minor is left gets none. `now` is monotonic seconds.
+    A share for which no minor is left in `free` gets none. `now` is monotonic seconds.
     """
-    wanted = set(shares)
+    wanted = dict.fromkeys(shares)
     slots = {}
     for share, slot in before.items():
         idle_since = now if slot.idle_since is None else slot.idle_since
@@ -96,10 +98,7 @@ def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) 
             slots[share] = Slot(slot.minor, None, until if settling else None)
         elif now - idle_since < rules.linger:
             slots[share] = Slot(slot.minor, idle_since)
-    # A minor given up in this step rests until the next: its marks may still be in the kernel.
-    taken = {slot.minor for slot in before.values()}
-    free = (minor for minor in range(OTHER_TRAFFIC_MINOR + 1, rules.max_minor + 1) if minor not in taken)
-    for share in shares:
+    for share in wanted:
         if share not in slots and (minor := next(free, None)) is not None:
             slots[share] = Slot(minor, None, _settling_until(share, now, rules))
     return slots
@@ -110,10 +109,11 @@ def _settling_until(share: Share, now: float, rules: PlanRules) -> float | None:
     return now + rules.settle if rules.settle and share.rule is Rule.CAP else None
 
 
-def make_plan(treatments: Sequence[Treatment], slots: Slots, rules: PlanRules) -> KernelPlan:
-    """The kernel state for these treatments. Subflows whose share has no slot are left alone."""
-    if not slots:
-        return UNTOUCHED
+def plan_of(treatments: Iterable[Treatment], slots: Slots, rules: PlanRules) -> KernelPlan:
+    """The kernel state for these treatments, with HTB. Subflows whose share has no slot are left alone.
+
+    Shares do not concern each other: of a part of them, with all their treatments, it is that part of the plan.
+    """
     rates: dict[int, Rate] = {}
     capped = {slot.minor for share, slot in slots.items() if share.rule is Rule.CAP}
     marks = {}
@@ -140,8 +140,6 @@ def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[Fo
     }
 
 
-def next_expiry(slots: Slots, linger: float) -> float | None:
-    """The monotonic time at which the first share has settled, or lingered long enough; None if none does either."""
-    settled = (slot.settling_until for slot in slots.values() if slot.settling_until is not None)
-    gone = (slot.idle_since + linger for slot in slots.values() if slot.idle_since is not None)
-    return min([*settled, *gone], default=None)
+def expiry(slot: Slot, linger: float) -> float | None:
+    """The monotonic time at which a share has settled, or lingered long enough; None if it does neither."""
+    return slot.settling_until if slot.idle_since is None else slot.idle_since + linger

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mptcp_throttle.units import Rate
+
+_KNOWN_ADDRESSES: Final = 65536
 
 
 class Rule(StrEnum):
@@ -58,11 +61,20 @@ def decide(
 ) -> tuple[Treatment, ...]:
     """The treatment of every subflow of every connection; while `paused`, nobody is held."""
     connections = tuple(connections)
-    located = _Located(networks)
-    clients = _group_clients(connections, located)
-    treatments = (
-        _treat(connection, subflow, located, clients) for connection in connections for subflow in connection.subflows
+    locate = Locator(networks)
+    clients = _group_clients(connections, locate)
+    return tuple(
+        treatment
+        for connection in connections
+        for treatment in treat(connection, locate, clients.__getitem__, paused=paused)
     )
+
+
+def treat(
+    connection: Connection, locate: Locator, client_of: Callable[[Address], Address], *, paused: bool
+) -> tuple[Treatment, ...]:
+    """The treatment of every subflow of one connection; `client_of` gives the address that stands for a client."""
+    treatments = (_treat(connection, subflow, locate, client_of) for subflow in connection.subflows)
     return tuple(map(_released, treatments) if paused else treatments)
 
 
@@ -70,7 +82,7 @@ def _released(treatment: Treatment) -> Treatment:
     return treatment if treatment.held is None else replace(treatment, held=None, reason="paused by the operator")
 
 
-class _Located:
+class Locator:
     """Looks up the access network of an address, once per address."""
 
     def __init__(self, networks: Sequence[AccessNetwork]) -> None:
@@ -78,31 +90,47 @@ class _Located:
         self._known: dict[Address, AccessNetwork | None] = {}
 
     def __call__(self, address: Address) -> AccessNetwork | None:
+        """The network; None if the address is in none."""
         if address not in self._known:
+            if len(self._known) >= _KNOWN_ADDRESSES:
+                self._known.clear()
             self._known[address] = next(
                 (n for n in self._networks if any(address in subnet for subnet in n.subnets)), None
             )
         return self._known[address]
 
 
-def _treat(connection: Connection, subflow: Subflow, located: _Located, clients: dict[Address, Address]) -> Treatment:
+def _treat(
+    connection: Connection, subflow: Subflow, located: Locator, client_of: Callable[[Address], Address]
+) -> Treatment:
     network = located(subflow.ends.client.address)
     if network is None:
         return Treatment(connection.token, subflow, None, None, "address is in no access network")
     preferred = _preferred_path(connection, network, located)
     if network.cap is not None and preferred is not None and not subflow.backup:
-        rule, rate, reason = Rule.CAP, network.cap, f"{preferred.name} is live"
+        rule, rate, reason = Rule.CAP, network.cap, _relieved_by(preferred.name)
         if network.limit is not None:
             rate = min(rate, network.limit)
     elif network.limit is not None:
         rule, rate, reason = Rule.LIMIT, network.limit, "limit of the network"
     else:
         return Treatment(connection.token, subflow, network.name, None, _why_free(subflow, network))
-    share = Share(network.name, rule, _who(subflow, network.per, clients))
-    return Treatment(connection.token, subflow, network.name, Held(share, rate), reason)
+    held = _held(network.name, rule, _who(subflow, network.per, client_of), rate)
+    return Treatment(connection.token, subflow, network.name, held, reason)
 
 
-def _preferred_path(connection: Connection, network: AccessNetwork, located: _Located) -> AccessNetwork | None:
+# Those who share a rate share the value that says so: there may be many of them.
+@lru_cache(_KNOWN_ADDRESSES)
+def _held(network: str, rule: Rule, who: str, rate: Rate) -> Held:
+    return Held(Share(network, rule, who), rate)
+
+
+@lru_cache
+def _relieved_by(network: str) -> str:
+    return f"{network} is live"
+
+
+def _preferred_path(connection: Connection, network: AccessNetwork, located: Locator) -> AccessNetwork | None:
     live = (located(s.ends.client.address) for s in connection.subflows if not s.backup and not s.stalled)
     preferred = [other for other in live if other is not None and other.preference < network.preference]
     return min(preferred, key=lambda other: other.preference, default=None)
@@ -116,15 +144,15 @@ def _why_free(subflow: Subflow, network: AccessNetwork) -> str:
     return "no live subflow on a more preferred network"
 
 
-def _who(subflow: Subflow, per: Per, clients: dict[Address, Address]) -> str:
+def _who(subflow: Subflow, per: Per, client_of: Callable[[Address], Address]) -> str:
     if per is Per.NETWORK:
         return ""
     if per is Per.CLIENT:
-        return str(clients[subflow.ends.client.address])
+        return str(client_of(subflow.ends.client.address))
     return str(subflow.ends)
 
 
-def _group_clients(connections: Iterable[Connection], located: _Located) -> dict[Address, Address]:
+def _group_clients(connections: Iterable[Connection], located: Locator) -> dict[Address, Address]:
     """One address to stand for each client: a token joins the addresses it uses on the same network."""
     parents: dict[Address, Address] = {}
 
@@ -134,16 +162,24 @@ def _group_clients(connections: Iterable[Connection], located: _Located) -> dict
         return address
 
     for connection in connections:
-        first: dict[str, Address] = {}
         for subflow in connection.subflows:
-            address = subflow.ends.client.address
-            network = located(address)
-            if network is None:
-                continue
-            older, newer = sorted((root(first.setdefault(network.name, address)), root(address)), key=_address_order)
+            root(subflow.ends.client.address)
+        for pair in links(connection, located):
+            older, newer = sorted(map(root, pair), key=address_order)
             parents[newer] = older
     return {address: root(address) for address in parents}
 
 
-def _address_order(address: Address) -> tuple[int, int]:
+def links(connection: Connection, located: Locator) -> Iterator[tuple[Address, Address]]:
+    """The pairs of different addresses of which a connection tells that they are one client's."""
+    first: dict[str, Address] = {}
+    for subflow in connection.subflows:
+        address = subflow.ends.client.address
+        network = located(address)
+        if network is not None and first.setdefault(network.name, address) != address:
+            yield first[network.name], address
+
+
+def address_order(address: Address) -> tuple[int, int]:
+    """Of a client's addresses, the least in this order stands for it."""
     return address.version, int(address)

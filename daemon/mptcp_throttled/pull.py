@@ -1,14 +1,15 @@
 """Follows the sniffer's table over JSON-RPC: snapshot, then changes by long poll.
 
 Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2): as soon as a call fails,
-an empty table is delivered, which lifts all caps, and the connection is tried again.
+an empty table is delivered, which lifts all caps, and the connection is tried again. Under load, changes come many at a
+time: an answer has all since the last one, and what was delivered since the daemon looked last is merged.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.model import Connection, Token
@@ -21,25 +22,40 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
+_SNAPSHOT_SECONDS: Final = 20.0  # 50 000 connections took a second or two; until then nobody is held to anything
 _RETRY_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class TableView:
-    """The sniffer's table at one revision; `problem` says why there is none."""
+class TableUpdate:
+    """What is new in the sniffer's table, and the revision it leads to; `problem` says why there is no table.
+
+    `connections` has None for those that have ended. If it is the `whole` table, all others have ended.
+    """
 
     epoch: str = ""
     revision: int = 0
-    connections: Mapping[Token, Connection] = field(default_factory=dict)
+    connections: Mapping[Token, Connection | None] = field(default_factory=dict)
+    whole: bool = True
     problem: str | None = "not connected yet"
+
+    def then(self, later: TableUpdate) -> TableUpdate:
+        """This update and a later one, as one."""
+        if later.whole:
+            return later
+        connections = {**self.connections, **later.connections}
+        if self.whole:
+            connections = {token: c for token, c in connections.items() if c is not None}
+        return replace(later, connections=connections, whole=self.whole)
 
 
 class Puller(threading.Thread):
-    """Calls `deliver` with every new view of the table, from this thread, until `stop()`."""
+    """Calls `deliver` with every update of the table, from this thread, until `stop()`."""
 
-    def __init__(self, sniffer_socket: Path, deliver: Callable[[TableView], None]) -> None:
+    def __init__(self, sniffer_socket: Path, deliver: Callable[[TableUpdate], None]) -> None:
         super().__init__(name="pull", daemon=True)
         self._client = RpcClient(sniffer_socket, _CALL_SECONDS)
+        self._snapshot_client = RpcClient(sniffer_socket, _SNAPSHOT_SECONDS)
         self._deliver = deliver
         self._stopping = threading.Event()
         self._problem: str | None = None
@@ -48,6 +64,7 @@ class Puller(threading.Thread):
         """Stop, at the latest when the current call ends."""
         self._stopping.set()
         self._client.interrupt()
+        self._snapshot_client.interrupt()
         self.join()
 
     def run(self) -> None:
@@ -58,33 +75,30 @@ class Puller(threading.Thread):
             except (RpcError, ValueError, KeyError, TypeError, AttributeError) as error:
                 if str(error) != self._problem and not self._stopping.is_set():
                     self._problem = str(error)
-                    self._deliver(TableView(problem=self._problem))
+                    self._deliver(TableUpdate(problem=self._problem))
                 self._stopping.wait(_RETRY_SECONDS)
 
     def _follow(self) -> None:
-        view = _decode_snapshot(self._client.call("snapshot"))
+        update = _decode_snapshot(self._snapshot_client.call("snapshot"))
         self._problem = None
-        self._deliver(view)
+        self._deliver(update)
         while not self._stopping.is_set():
-            answer = self._client.call("changes", view.epoch, view.revision, _POLL_SECONDS)
+            answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS)
             if answer.get("resync"):
                 return
             if answer["changes"]:
-                view = _apply(view, answer)
-                self._deliver(view)
+                update = _decode_changes(answer)
+                self._deliver(update)
 
 
-def _decode_snapshot(data: Json) -> TableView:
+def _decode_snapshot(data: Json) -> TableUpdate:
     connections = (decode_connection(item) for item in data["connections"])
-    return TableView(data["epoch"], data["revision"], {c.token: c for c in connections}, None)
+    return TableUpdate(data["epoch"], data["revision"], {c.token: c for c in connections}, True, None)
 
 
-def _apply(view: TableView, answer: Json) -> TableView:
-    connections = dict(view.connections)
-    for change in answer["changes"]:
-        token = decode_token(change["token"])
-        if change["connection"] is None:
-            connections.pop(token, None)
-        else:
-            connections[token] = decode_connection(change["connection"])
-    return TableView(answer["epoch"], answer["revision"], connections, None)
+def _decode_changes(data: Json) -> TableUpdate:
+    connections = {
+        decode_token(change["token"]): None if change["connection"] is None else decode_connection(change["connection"])
+        for change in data["changes"]
+    }
+    return TableUpdate(data["epoch"], data["revision"], connections, False, None)

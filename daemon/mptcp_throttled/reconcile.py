@@ -7,25 +7,36 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mptcp_throttled.kernel_state import IP_VERSIONS, KernelError, KernelState
+from mptcp_throttled.kernel_state import (
+    IP_VERSIONS,
+    ChainState,
+    HtbState,
+    KernelError,
+    KernelState,
+    PacingState,
+    QdiscState,
+)
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
     ChangePaces,
+    ClassOperation,
     DeleteClass,
     InstallHtb,
     MakeChain,
     Operation,
+    OtherOperation,
     RemoveChain,
     RestoreQdisc,
 )
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
@@ -39,8 +50,11 @@ class Kernel(Protocol):
     def read(self) -> KernelState:
         """What is there now."""
 
-    def apply(self, operation: Operation) -> None:
+    def apply(self, operation: OtherOperation) -> None:
         """Carry one operation out, wholly or not at all."""
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Carry each of them out, in order, wholly or not at all; for each, why it was refused."""
 
     def let_go(self) -> None:
         """Hold nobody to any rate, without looking at the rules: put the root qdisc back if it is ours."""
@@ -51,6 +65,7 @@ class Outcome:
     """What reconciliation did: `in_force` is the part of the plan that was read back from the kernel.
 
     `obstacle` says why HTB cannot be put in, `unpaced` why sockets cannot be paced, whatever the plan asks for.
+    `compared`: the whole kernel was read for it.
     """
 
     done: tuple[Operation, ...]
@@ -58,6 +73,12 @@ class Outcome:
     in_force: KernelPlan
     obstacle: str | None = None
     unpaced: str | None = None
+    compared: bool = True
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """All that keeps the plan from being in force as a whole."""
+        return (*(() if self.obstacle is None else (self.obstacle,)), *self.errors)
 
 
 def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
@@ -99,8 +120,8 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
     for minor, rate in plan.classes.items():
         if minor not in classes:
             yield AddClass(minor, rate)
-        elif classes[minor] != rate:
-            yield ChangeClass(minor, rate)
+        elif (present_rate := classes[minor]) != rate:
+            yield ChangeClass(minor, rate, mend=present_rate is None)
     for version, wanted in marks.items():
         if version not in chains:
             if wanted:
@@ -123,6 +144,9 @@ class Reconciler:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        # As last read: what of it is not ours to plan.
+        self._pacing = PacingState()
+        self._chains: set[int] = set()
 
     def converge(self, plan: KernelPlan) -> Outcome:
         """Bring the kernel to `plan` as far as it lets us; what fails leaves its subflows uncapped.
@@ -148,9 +172,29 @@ class Reconciler:
                     state = self._read()
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
+        self._pacing, self._chains = state.pacing, set(state.chains)
         return Outcome(
             tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle, state.pacing.problem
         )
+
+    def advance(self, plan: KernelPlan, before: KernelPlan, after: KernelPlan) -> Outcome:
+        """Bring the kernel to `plan` from one that is in force as a whole, where only `before` is to become `after`.
+
+        What the kernel acknowledges is taken for done until it is compared again; what it refuses is left to
+        `converge`.
+        """
+        done: list[Operation] = []
+        for operations in _grouped(diff(_as_state(before, self._pacing, self._chains), after)):
+            refusals = self._apply(operations)
+            done += (operation for operation, refusal in zip(operations, refusals, strict=True) if refusal is None)
+            refused = [str(refusal) for refusal in refusals if refusal is not None]
+            if refused:
+                outcome = self.converge(plan)
+                errors = tuple(dict.fromkeys([*refused, *outcome.errors]))
+                return replace(outcome, done=(*done, *outcome.done), errors=errors)
+        self._chains |= {ends.client.address.version for ends in after.marks}
+        in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
+        return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
 
     def _attempt(
         self, state: KernelState, wanted: KernelPlan, done: list[Operation], errors: list[str]
@@ -168,18 +212,29 @@ class Reconciler:
     def _carry_out(
         self, operations: tuple[Operation, ...], plan: KernelPlan, done: list[Operation], errors: list[str]
     ) -> KernelPlan:
-        for planned in operations:
-            operation = _without_unplanned(planned, plan)
-            try:
-                self._kernel.apply(operation)
-            except KernelError as error:
-                errors.append(str(error))
+        for group in _grouped(operations):
+            carried_out = tuple(_without_unplanned(operation, plan) for operation in group)
+            for operation, refusal in zip(carried_out, self._apply(carried_out), strict=True):
+                if refusal is None:
+                    done.append(operation)
+                    continue
+                errors.append(str(refusal))
                 if isinstance(operation, InstallHtb) or (operation == RestoreQdisc() and plan.htb):
                     return UNTOUCHED
                 plan = _without(operation, plan)
-            else:
-                done.append(operation)
         return plan
+
+    def _apply(self, operations: Sequence[Operation]) -> list[KernelError | None]:
+        """Carry out operations on classes, or a single other one; for each, why it was refused."""
+        classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
+        if classes:
+            return self._kernel.change_classes(classes)
+        (operation,) = (operation for operation in operations if not isinstance(operation, ClassOperation))
+        try:
+            self._kernel.apply(operation)
+        except KernelError as error:
+            return [error]
+        return [None]
 
     def _read(self) -> KernelState:
         for _ in range(_READ_ATTEMPTS - 1):
@@ -193,6 +248,15 @@ class Reconciler:
         except KernelError as error:
             return [str(error)]
         return []
+
+
+def _grouped(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
+    """The operations in order, those on classes that follow each other together."""
+    for on_classes, group in groupby(operations, lambda operation: isinstance(operation, ClassOperation)):
+        if on_classes:
+            yield tuple(group)
+        else:
+            yield from ((operation,) for operation in group)
 
 
 def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:
@@ -238,6 +302,14 @@ def _without_unplanned(operation: Operation, plan: KernelPlan) -> Operation:
             return replace(operation, add={ends: m for ends, m in add.items() if ends in plan.marks})
         case _:
             return operation
+
+
+def _as_state(plan: KernelPlan, pacing: PacingState, chains_present: Collection[int]) -> KernelState:
+    """The kernel in which a plan is in force."""
+    chains = {version: ChainState(_of_version(plan.marks, version)) for version in chains_present}
+    if pacing.paces is not None:
+        pacing = PacingState(plan.paces)
+    return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), chains, pacing)
 
 
 def _of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:

@@ -3,86 +3,114 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mptcp_throttle.model import AccessNetwork, FourTuple, format_token
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token, format_token
 from mptcp_throttle.wire import encode_subflow
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.netlink import format_classid
 from mptcp_throttled.overrides import encode_override
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.policy import Rule, Treatment
-from mptcp_throttled.pull import TableView
+from mptcp_throttled.pull import TableUpdate
 from mptcp_throttled.wishes import Pause, Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mptcp_throttle.rpc import Json
 
 _log = logging.getLogger("mptcp-throttled")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """One round of the daemon: what was known, decided, planned, and what is in force in the kernel.
+class Hold:
+    """A subflow that is held in the kernel, by the class `minor`.
 
-    `networks` are the `configured` ones with the operator's rates in place of their own.
-    `unpaced` is why no socket can be paced.
-    `latency` is, for each subflow held in the kernel, the seconds from the kernel's time stamp of the SYN that made
-    it so (the latest of its connection) to the moment the mark was read back.
+    `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
+    the moment at which the kernel had its mark.
     """
 
-    table: TableView = field(default_factory=TableView)
+    treatment: Treatment
+    minor: int
+    latency: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was known, decided, planned, and what is in force in the kernel after a round of the daemon.
+
+    `table` is the last update. `networks` are the `configured` ones with the operator's rates in place of their own.
+    `unpaced` is why no socket can be paced.
+    """
+
+    table: TableUpdate = field(default_factory=TableUpdate)
     configured: tuple[AccessNetwork, ...] = ()
     networks: tuple[AccessNetwork, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
-    treatments: tuple[Treatment, ...] = ()
+    connections: Mapping[Token, Connection] = field(default_factory=dict)
+    treatments: Mapping[Token, tuple[Treatment, ...]] = field(default_factory=dict)
     plan: KernelPlan = UNTOUCHED
     in_force: KernelPlan = UNTOUCHED
+    holds: Mapping[FourTuple, Hold] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     unpaced: str | None = None
-    latency: Mapping[FourTuple, float] = field(default_factory=dict)
+
+    def copy(self) -> View:
+        """One that stays as it is while the daemon goes on."""
+        return replace(
+            self,
+            connections=dict(self.connections),
+            treatments=dict(self.treatments),
+            plan=_copy(self.plan),
+            in_force=_copy(self.in_force),
+            holds=dict(self.holds),
+        )
 
 
-def measure_latency(
-    before: View, treatments: tuple[Treatment, ...], in_force: KernelPlan, now: float
-) -> dict[FourTuple, float]:
-    """The latency of every subflow in force; those that were in force before keep theirs."""
-    triggers: dict[int, float] = {}
-    for treatment in treatments:
-        triggers[treatment.token] = max(triggers.get(treatment.token, 0.0), treatment.subflow.opened_at)
-    return {
-        t.subflow.ends: before.latency.get(t.subflow.ends, now - triggers[t.token])
-        for t in treatments
-        if t.subflow.ends in in_force.marks
-    }
+def _copy(plan: KernelPlan) -> KernelPlan:
+    return replace(plan, classes=dict(plan.classes), marks=dict(plan.marks), paces=dict(plan.paces))
 
 
-def log_decisions(before: View, after: View) -> None:
-    """One line for every subflow whose treatment in the kernel has changed, and for every new error."""
-    was = {t.subflow.ends: t for t in before.treatments if t.subflow.ends in before.in_force.marks}
-    for treatment in after.treatments:
-        ends = treatment.subflow.ends
-        old = was.pop(ends, None)
-        held = treatment.held if ends in after.in_force.marks else None
-        if held is not None and (old is None or old.held != held):
-            minor = after.in_force.marks[ends]
+def take_holds(
+    holds: dict[FourTuple, Hold],
+    concerned: Mapping[FourTuple, Treatment | None],
+    in_force: KernelPlan,
+    treatments: Mapping[Token, tuple[Treatment, ...]],
+    now: float,
+) -> None:
+    """Bring `holds` up to date for the subflows `concerned`, and log a line for every one that is treated otherwise."""
+    for ends, treatment in concerned.items():
+        old, minor = holds.get(ends), in_force.marks.get(ends)
+        if treatment is None or treatment.held is None or minor is None:
+            if old is not None:
+                del holds[ends]
+                _log.info(
+                    "free %s reason=%r",
+                    _identify(treatment or old.treatment),
+                    "subflow ended" if treatment is None else treatment.reason,
+                )
+            continue
+        if old is None:
+            since = max(t.subflow.opened_at for t in treatments[treatment.token])
+            holds[ends] = Hold(treatment, minor, now - since)
+        elif (old.treatment, old.minor) != (treatment, minor):
+            holds[ends] = Hold(treatment, minor, old.latency)
+        if old is None or old.treatment.held != treatment.held:
             _log.info(
                 "%s %s rate=%s class=%s reason=%r after_ms=%.1f",
-                held.share.rule,
+                treatment.held.share.rule,
                 _identify(treatment),
-                held.rate,
+                treatment.held.rate,
                 format_classid(classid(minor)),
                 treatment.reason,
-                after.latency[ends] * 1000,
+                holds[ends].latency * 1000,
             )
-        elif held is None and old is not None:
-            _log.info("free %s reason=%r", _identify(treatment), treatment.reason)
-    for gone in was.values():
-        _log.info("free %s reason='subflow ended'", _identify(gone))
+
+
+def log_errors(before: View, after: View) -> None:
+    """A line for every error that is new, and for every one that is gone."""
     for error in after.errors:
         if error not in before.errors:
             _log.error("%s; the subflows concerned stay uncapped, it is tried again", error)
@@ -100,7 +128,9 @@ def status(view: View, interface: str, marks: str, config: Json, now: float) -> 
 
     `now` is in seconds since the epoch.
     """
-    rules = [treatment.held.share.rule for treatment in _in_force(view) if treatment.held is not None]
+    rules = Counter(hold.treatment.held.share.rule for hold in view.holds.values() if hold.treatment.held is not None)
+    live = Counter(treatment.network for of in view.treatments.values() for treatment in of)
+    held = Counter(hold.treatment.network for hold in view.holds.values())
     return {
         "daemon": {
             "interface": interface,
@@ -109,8 +139,8 @@ def status(view: View, interface: str, marks: str, config: Json, now: float) -> 
             "marks": marks,
             "qdisc": "htb" if view.in_force.htb else "original",
             "classes": len(view.in_force.classes),
-            "capped_subflows": rules.count(Rule.CAP),
-            "limited_subflows": rules.count(Rule.LIMIT),
+            "capped_subflows": rules[Rule.CAP],
+            "limited_subflows": rules[Rule.LIMIT],
             "paced_subflows": len(view.in_force.paces),
             "unpaced": view.unpaced,
             "errors": list(view.errors),
@@ -120,10 +150,10 @@ def status(view: View, interface: str, marks: str, config: Json, now: float) -> 
             "problem": view.table.problem,
             "epoch": view.table.epoch,
             "revision": view.table.revision,
-            "connections": len(view.table.connections),
+            "connections": len(view.connections),
         },
         "networks": [
-            _network_status(configured, network, view)
+            _network_status(configured, network, view, live[network.name], held[network.name])
             for configured, network in zip(view.configured, view.networks, strict=True)
         ],
     }
@@ -137,8 +167,7 @@ def pause_status(pause: Pause | None, now: float) -> Json:
     return {"expires_at": end, "seconds_left": None if end is None else max(end - now, 0.0)}
 
 
-def _network_status(configured: AccessNetwork, now: AccessNetwork, view: View) -> Json:
-    live = [treatment for treatment in view.treatments if treatment.network == now.name]
+def _network_status(configured: AccessNetwork, now: AccessNetwork, view: View, live: int, held: int) -> Json:
     return {
         "name": now.name,
         "subnets": [str(subnet) for subnet in now.subnets],
@@ -149,47 +178,39 @@ def _network_status(configured: AccessNetwork, now: AccessNetwork, view: View) -
         "configured_cap": _text(configured.cap),
         "configured_limit": _text(configured.limit),
         "overrides": [encode_override(o) for o in view.wishes.overrides if o.network == now.name],
-        "subflows": len(live),
-        "held_subflows": sum(treatment.subflow.ends in view.in_force.marks for treatment in live),
+        "subflows": live,
+        "held_subflows": held,
     }
 
 
 def connections(view: View) -> Json:
     """The answer to `connections`."""
-    subflows: dict[str, list[Json]] = {}
-    for treatment in view.treatments:
-        subflows.setdefault(format_token(treatment.token), []).append(_subflow_status(treatment, view))
     return {
         "connections": [
             {
-                "token": format_token(c.token),
-                "version": c.version,
-                "subflows": subflows.get(format_token(c.token), []),
+                "token": format_token(token),
+                "version": connection.version,
+                "subflows": [_subflow_status(treatment, view) for treatment in view.treatments[token]],
             }
-            for c in view.table.connections.values()
+            for token, connection in view.connections.items()
         ]
     }
 
 
 def _subflow_status(treatment: Treatment, view: View) -> Json:
-    ends = treatment.subflow.ends
-    held = treatment.held if ends in view.in_force.marks else None
+    hold = view.holds.get(treatment.subflow.ends)
+    held = None if hold is None else hold.treatment.held
     failed = treatment.held is not None and held is None
-    latency = view.latency.get(ends)
     return {
         **encode_subflow(treatment.subflow),
         "network": treatment.network,
         "rule": None if held is None else held.share.rule,
         "rate": None if held is None else str(held.rate),
         "rate_bps": None if held is None else held.rate.bits_per_second,
-        "class": None if held is None else format_classid(classid(view.in_force.marks[ends])),
+        "class": None if hold is None else format_classid(classid(hold.minor)),
         "reason": "the kernel refused; see status" if failed else treatment.reason,
-        "join_to_cap_ms": None if held is None or latency is None else round(latency * 1000, 3),
+        "join_to_cap_ms": None if hold is None else round(hold.latency * 1000, 3),
     }
-
-
-def _in_force(view: View) -> Iterator[Treatment]:
-    return (treatment for treatment in view.treatments if treatment.subflow.ends in view.in_force.marks)
 
 
 def _text(value: object | None) -> str | None:

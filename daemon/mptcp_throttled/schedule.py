@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 _SHORTEST_SECONDS: Final = 0.1
-_LARGEST_PART: Final = 0.1  # of the time, for looking alone: with thousands of rules a look takes long
+# Of the time, for looking alone: with thousands of classes a look takes long, and who joins meanwhile waits for it.
+_LARGEST_PART: Final = 0.1
+_LARGEST_PART_UNASKED: Final = 0.01
 
 
 class Schedule:
@@ -39,8 +41,8 @@ class Schedule:
             self._calm = ended + self._delay
         elif began >= self._calm:
             self._delay = _SHORTEST_SECONDS
-        rest = (ended - began) / _LARGEST_PART
-        self._soonest = ended + max(self._delay, rest)
-        self._due = ended + max(interval, rest)
+        took = ended - began
+        self._soonest = ended + max(self._delay, took / _LARGEST_PART)
+        self._due = ended + max(interval, took / _LARGEST_PART_UNASKED)
         if trouble:
             self.changed()

@@ -7,9 +7,11 @@ import errno
 import logging
 import math
 import os
+import queue
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +22,7 @@ from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import report
 from mptcp_throttled.cleanup import clean_up, release_sockets
+from mptcp_throttled.decisions import Decisions
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel import LinuxKernel
 from mptcp_throttled.kernel.htb import Marking, max_minor
@@ -30,19 +33,21 @@ from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel_state import KernelError
 from mptcp_throttled.methods import Methods
 from mptcp_throttled.overrides import effective
-from mptcp_throttled.plan import UNTOUCHED, KernelPlan, PlanRules, Slots, allot, make_plan, next_expiry
-from mptcp_throttled.policy import decide
-from mptcp_throttled.pull import Puller, TableView
-from mptcp_throttled.reconcile import Reconciler
-from mptcp_throttled.report import View
+from mptcp_throttled.plan import UNTOUCHED, KernelPlan, PlanRules
+from mptcp_throttled.planner import Change, Planner
+from mptcp_throttled.pull import Puller, TableUpdate
+from mptcp_throttled.reconcile import Outcome, Reconciler
+from mptcp_throttled.report import Hold, View
 from mptcp_throttled.schedule import Schedule
 from mptcp_throttled.settings import Settings
 from mptcp_throttled.wishes import WishStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mptcp_throttle.model import AccessNetwork, FourTuple
     from mptcp_throttled.kernel.marks import Marks
+    from mptcp_throttled.policy import Share, Treatment
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -51,6 +56,7 @@ _CAP_NET_ADMIN: Final = 12
 _CAP_NET_RAW: Final = 13
 
 _SETTLE_SECONDS: Final = 1.0
+_FIRST_TABLE_SECONDS: Final = 1.0
 
 
 class Daemon:
@@ -65,14 +71,18 @@ class Daemon:
         self._kernel = kernel
         self._inbox = Inbox()
         self._wishes = WishStore(config.state_directory / "overrides.json", config.networks)
-        self._table = TableView()
-        self._slots: Slots = {}
+        self._arrivals: queue.SimpleQueue[TableUpdate] = queue.SimpleQueue()
+        self._decisions = Decisions()
+        self._planner = Planner()
+        self._holds: dict[FourTuple, Hold] = {}
+        self._refused: tuple[str, ...] = ()
+        self._changing = threading.Lock()
         self._schedule = Schedule(time.monotonic())
         self._kernel_changed = threading.Event()
         self._stopping = False
         self._watchdog = Watchdog()
         self._view = View()
-        self.methods = Methods(self._settings, self._wishes, self._inbox, self._look, load, kernel.mark_back_end)
+        self.methods = Methods(self._settings, self._wishes, self._inbox, self._snapshot, load, kernel.mark_back_end)
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""
@@ -82,11 +92,13 @@ class Daemon:
     def run(self) -> None:
         """Serve until `stop()`, then leave the kernel as it was found."""
         config = self._settings.config
-        self._round()
-        server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
         puller = Puller(config.sockets.sniffer, self._deliver)
         puller.start()
-        Notifications(config.proxy.interface, self._kernel.port, self._note_kernel_change).start()
+        # What is found in the kernel may be what the table asks for; without a sniffer, the puller says so at once.
+        self._inbox.wait(_FIRST_TABLE_SECONDS)
+        self._round()
+        server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
+        Notifications(config.proxy.interface, self._kernel.ports, self._note_kernel_change).start()
         systemd.notify("READY=1")
         _log.info(
             "steering %s, networks %s, marks through %s",
@@ -119,7 +131,7 @@ class Daemon:
             self._watchdog.alive()
 
     def _next_deadline(self) -> float:
-        expiry, idle = self._view.wishes.next_expiry, next_expiry(self._slots, self._settings.config.daemon.linger)
+        expiry, idle = self._view.wishes.next_expiry, self._planner.next_expiry
         return min(
             self._schedule.due,
             self._watchdog.due,
@@ -129,7 +141,7 @@ class Daemon:
 
     def _round(self) -> None:
         """Decide and reconcile once; the kernel is looked at only for a reason."""
-        before, config, table = self._view, self._settings.config, self._table
+        before, config = self._view, self._settings.config
         rules = PlanRules(
             max_minor(config.daemon.mark_mask),
             config.daemon.linger,
@@ -138,48 +150,94 @@ class Daemon:
         )
         wishes = self._wishes.current(time.time())
         networks = effective(config.networks, wishes.overrides)
-        treatments = decide(table.connections.values(), networks, paused=wishes.pause is not None)
-        shares = tuple(dict.fromkeys(t.held.share for t in treatments if t.held is not None))
-        self._slots = allot(shares, self._slots, time.monotonic(), rules)
-        plan = make_plan(treatments, self._slots, rules)
-        exhausted = tuple(
-            f"no class left for {share.who or 'all'} of {share.network}: mark_mask allows {rules.max_minor}"
-            for share in shares
-            if share not in self._slots
-        )
-        in_force, errors, unpaced = before.in_force, before.errors, before.unpaced
-        used = time.thread_time()
+        update = self._take_arrivals()
+        with self._changing:
+            change = self._plan(update, networks, rules, paused=wishes.pause is not None)
+        outcome = self._reconcile(change)
+        with self._changing:
+            in_force, unpaced = before.in_force, before.unpaced
+            concerned = change.treatments
+            if outcome is not None:
+                in_force, unpaced = outcome.in_force, outcome.unpaced
+                if outcome.compared and (outcome.done or outcome.errors or self._refused):
+                    concerned = self._everybody()
+                self._refused = outcome.refusals
+            report.take_holds(self._holds, concerned, in_force, self._decisions.treatments, time.time())
+            self._view = View(
+                update or before.table,
+                config.networks,
+                networks,
+                wishes,
+                self._decisions.connections,
+                self._decisions.treatments,
+                self._planner.plan,
+                in_force,
+                self._holds,
+                (*_exhausted(self._planner.without_class, rules), *self._refused),
+                unpaced,
+            )
+        if unpaced != before.unpaced:
+            _log_pacing(unpaced)
+        if self._view.table.problem != before.table.problem:
+            _log_sniffer(self._view)
+        report.log_errors(before, self._view)
+
+    def _take_arrivals(self) -> TableUpdate | None:
+        """All updates of the table that have come, as one."""
+        update: TableUpdate | None = None
+        with suppress(queue.Empty):
+            while True:
+                later = self._arrivals.get_nowait()
+                update = later if update is None else update.then(later)
+        return update
+
+    def _plan(
+        self, update: TableUpdate | None, networks: Sequence[AccessNetwork], rules: PlanRules, *, paused: bool
+    ) -> Change:
+        decisions = self._decisions
+        former = decisions.reconfigure(networks, paused=paused)
+        if update is not None:
+            later = decisions.replace(update.connections) if update.whole else decisions.update(update.connections)
+            former = {**later, **former}
+        return self._planner.update(former, decisions.treatments, time.monotonic(), rules)
+
+    def _reconcile(self, change: Change) -> Outcome | None:
+        """Bring the kernel to the plan, by the change alone if all was in force; None if there is no reason to."""
+        plan, in_force = self._planner.plan, self._view.in_force
+        due = time.monotonic() >= self._schedule.due
         # What the kernel has just refused waits for its turn, whatever else changes; to let somebody go does not.
-        changed = _lets_go(before.in_force, plan) if before.errors else plan != before.plan
-        if changed or time.monotonic() >= self._schedule.due:
+        if not due and (change.empty or (self._refused and not _lets_go(in_force, plan))):
+            return None
+        used = time.thread_time()
+        if due or self._refused or change.root or not in_force.htb:
             outcome = self._reconciler.converge(plan)
-            obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
-            in_force, errors, unpaced = outcome.in_force, exhausted + obstacle + outcome.errors, outcome.unpaced
-            repaired = plan == before.plan and not before.errors and bool(outcome.done)
+        else:
+            outcome = self._reconciler.advance(plan, change.before, change.after)
+        if outcome.compared:
+            repaired = change.empty and not self._refused and bool(outcome.done)
             if repaired:
                 _log.warning("the kernel had been changed; repaired by %d operations", len(outcome.done))
             ended, used = time.monotonic(), time.thread_time() - used
-            interval = config.daemon.audit_interval
-            self._schedule.compared(ended - used, ended, interval, trouble=bool(errors) or repaired)
-        latency = report.measure_latency(before, treatments, in_force, time.time())
-        self._view = View(
-            table, config.networks, networks, wishes, treatments, plan, in_force, errors, unpaced, latency
-        )
-        if unpaced != before.unpaced:
-            _log_pacing(unpaced)
-        if table.problem != before.table.problem:
-            _log_sniffer(table)
-        report.log_decisions(before, self._view)
+            interval = self._settings.config.daemon.audit_interval
+            self._schedule.compared(ended - used, ended, interval, trouble=repaired or bool(outcome.refusals))
+        return outcome
+
+    def _everybody(self) -> dict[FourTuple, Treatment | None]:
+        """The treatment of every subflow, None for one that is held and not known any more."""
+        treatments: dict[FourTuple, Treatment | None] = dict.fromkeys(self._holds)
+        treatments.update((t.subflow.ends, t) for of in self._decisions.treatments.values() for t in of)
+        return treatments
+
+    def _snapshot(self) -> View:
+        with self._changing:
+            return self._view.copy()
 
     def _note_kernel_change(self) -> None:
         self._kernel_changed.set()
         self._inbox.wake()
 
-    def _look(self) -> View:
-        return self._view
-
-    def _deliver(self, table: TableView) -> None:
-        self._table = table
+    def _deliver(self, update: TableUpdate) -> None:
+        self._arrivals.put(update)
         self._inbox.wake()
 
 
@@ -189,6 +247,11 @@ def _lets_go(in_force: KernelPlan, plan: KernelPlan) -> bool:
         plan.marks.get(ends) != minor or plan.classes.get(minor) != in_force.classes[minor]
         for ends, minor in in_force.marks.items()
     )
+
+
+def _exhausted(without_class: Iterable[Share], rules: PlanRules) -> Iterator[str]:
+    for network in dict.fromkeys(share.network for share in without_class):
+        yield f"no class left for all of {network}: mark_mask allows {rules.max_minor}"
 
 
 def _paced_sockets(config: Config) -> PacedSockets | None:
@@ -205,11 +268,11 @@ def _log_pacing(unpaced: str | None) -> None:
         _log.warning("HTB alone holds the rates, which slows whole connections down: %s", unpaced)
 
 
-def _log_sniffer(table: TableView) -> None:
-    if table.problem is None:
-        _log.info("following the sniffer: %d connections", len(table.connections))
+def _log_sniffer(view: View) -> None:
+    if view.table.problem is None:
+        _log.info("following the sniffer: %d connections", len(view.connections))
     else:
-        _log.warning("sniffer lost, nothing stays capped: %s", table.problem)
+        _log.warning("sniffer lost, nothing stays capped: %s", view.table.problem)
 
 
 def _check_kernel(kernel: LinuxKernel) -> None:
@@ -268,6 +331,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         _clean_up(options.config)
         return
     config = load_config(options.config)
+    service.prefer_latency()
     service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
     with service.single_instance(config.run_directory, "mptcp-throttled", config.socket_group):
         try:

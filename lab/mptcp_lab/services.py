@@ -128,6 +128,10 @@ class Services:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End both."""
         for process in (self.daemon, self.sniffer):
             if process is not None:
                 process.stop()
@@ -136,6 +140,19 @@ class Services:
         """Start `mptcp-sniffer`."""
         self.sniffer = self._start("mptcp-sniffer")
         return self.sniffer
+
+    def start_timed(self) -> tuple[Path, Path]:
+        """Start both, with notes of what passes them: the files these will be in once they have ended."""
+        files = [self.directory / f"{name}.notes" for name in ("mptcp-sniffer", "mptcp-throttled")]
+        self.sniffer, self.daemon = (
+            self.proxy.start(
+                file.stem,
+                *(sys.executable, "-m", "mptcp_lab.timed_service", file, file.stem, "--config", self.config),
+                machine_files=True,
+            )
+            for file in files
+        )
+        return files[0], files[1]
 
     def start_daemon(self, faults: Faults | None = None) -> Process:
         """Start `mptcp-throttled`, with calls into the kernel that go wrong if there are `faults`."""
@@ -211,6 +228,10 @@ class Services:
     def ask(self, method: str, *params: object) -> Any:  # noqa: ANN401
         """The daemon's answer, over its socket."""
         return self._call("daemon.sock", method, *params)
+
+    def ask_sniffer(self, method: str, *params: object) -> Any:  # noqa: ANN401
+        """The sniffer's answer, over its socket."""
+        return self._call("sniffer.sock", method, *params)
 
     def _connected(self) -> bool:
         with contextlib.suppress(RpcError):

@@ -4,6 +4,7 @@ Programs of their own, because a socket belongs to the network namespace of its 
 `python -m mptcp_lab.traffic serve PORT`, `python -m mptcp_lab.traffic drive PORT COUNT PARALLEL SEED ADDRESS...`, and
 the same with `hold`, which leaves all connections open until it is ended. `python -m mptcp_lab.traffic pour PORT` sends
 zeros to whoever connects, `python -m mptcp_lab.traffic drain PORT SECONDS ADDRESS` takes them and prints bytes/s.
+`python -m mptcp_lab.traffic join PORT RATE SECONDS ADDRESS` opens RATE connections per second, each for a second.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ IPPROTO_MPTCP: Final = 262
 _CHUNK: Final = 4096
 _ZEROS: Final = bytes(2**20)
 _PARALLEL: Final = 30
+_JOINED_SECONDS: Final = 1.0
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _SERVER_CLOSES, _SERVER_RESETS = b"C", b"R"
 
@@ -112,6 +114,25 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+async def join(port: int, rate: float, seconds: float, address: str) -> None:
+    """Open `rate` connections per second, which the kernel's endpoints join; each ends after a second."""
+    loop = asyncio.get_running_loop()
+    began, tasks = loop.time(), []
+    for number in range(round(rate * seconds)):
+        await asyncio.sleep(began + number / rate - loop.time())
+        tasks.append(asyncio.create_task(_joined(address, port)))
+    await asyncio.gather(*tasks)
+
+
+async def _joined(address: str, port: int) -> None:
+    sock = _mptcp_socket(socket.AF_INET)
+    with sock, suppress(OSError, TimeoutError):
+        await _connect(sock, address, port)
+        # Linux joins once the first data has been acknowledged.
+        sock.send(b"x")
+        await asyncio.sleep(_JOINED_SECONDS)
+
+
 def pour(port: int) -> None:
     """Send zeros to every client, as fast as it takes them."""
     with _mptcp_socket(socket.AF_INET) as listener:
@@ -165,6 +186,8 @@ if __name__ == "__main__":
             asyncio.run(serve(int(port)))
         case ["pour", port]:
             pour(int(port))
+        case ["join", port, rate, seconds, address]:
+            asyncio.run(join(int(port), float(rate), float(seconds), address))
         case ["drain", port, seconds, address]:
             print(drain(int(port), float(seconds), address))
         case ["drive" | "hold" as mode, port, count, parallel, seed, *addresses]:

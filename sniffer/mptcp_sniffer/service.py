@@ -48,6 +48,7 @@ class Sniffer:
         self._dropped_before = 0
         self._lost = False
         self._tracking = threading.Lock()
+        self._events: list[Event] = []
         self._watchdog = Watchdog()
         self._audit = Audit(config.proxy.ports, config.sniffer, self._take_view)
         self._begin_tracking()
@@ -55,7 +56,7 @@ class Sniffer:
     def _begin_tracking(self) -> None:
         settings = self._config.sniffer
         bounds = Bounds(settings.max_connections, settings.max_half_open)
-        self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, _log_event)
+        self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, self._events.append)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start."""
@@ -163,6 +164,10 @@ class Sniffer:
     def _publish(self, changes: list[TableChange]) -> None:
         if changes:
             self._table.publish(changes)
+        # The log can wait: those who join cannot.
+        for event in self._events:
+            _log_event(event)
+        self._events.clear()
 
 
 def _log_event(event: Event) -> None:
@@ -211,6 +216,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         _print_capture(read_capture(options.read, options.ports, options.trust), as_json=options.json)
         return
     config = load_config(options.config)
+    service.prefer_latency()
     service.configure_logging()
     stop = threading.Event()
     service.on_stop_signal(stop.set)

@@ -31,11 +31,12 @@ from tables import connection, subflow
 from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow
 from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.commands import as_commands
+from mptcp_throttled.decisions import Decisions
 from mptcp_throttled.kernel.htb import Marking, filter_bytecode, max_minor
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, QdiscState
-from mptcp_throttled.operations import Operation
-from mptcp_throttled.plan import PlanRules, Slots, allot, make_plan
-from mptcp_throttled.policy import decide
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, QdiscState
+from mptcp_throttled.operations import ClassOperation, Operation
+from mptcp_throttled.plan import PlanRules
+from mptcp_throttled.planner import Planner
 from mptcp_throttled.reconcile import Reconciler
 
 FILES: Final = sorted((Path(__file__).parent / "golden").glob("*.txt"))
@@ -50,7 +51,8 @@ class Story:
     mark_mask: int = 0xFFFF0000
     linger: float = 5.0
     other_traffic: Rate | None = None
-    slots: Slots = field(default_factory=dict)
+    decisions: Decisions = field(default_factory=Decisions)
+    planner: Planner = field(default_factory=Planner)
     kernel: KernelState = field(default_factory=KernelState)
 
     @property
@@ -71,6 +73,11 @@ class RecordingKernel:
     def apply(self, operation: Operation) -> None:
         self.state = model_kernel.apply(self.state, operation)
         self.applied.append(operation)
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        for operation in operations:
+            self.apply(operation)
+        return [None] * len(operations)
 
     def let_go(self) -> None:
         raise AssertionError("a kernel that can always be read")
@@ -107,19 +114,18 @@ def _play(story: Story, step: Sequence[str]) -> Iterator[str]:
             story.kernel = _by_hand(" ".join(words[1:]), story.kernel)
         else:
             _configure(story, line)
-    treatments = decide(table, tuple(story.networks.values()), paused=paused)
-    shares = tuple(dict.fromkeys(t.held.share for t in treatments if t.held is not None))
+    former = story.decisions.reconfigure(tuple(story.networks.values()), paused=paused)
+    former = {**story.decisions.replace({c.token: c for c in table}), **former}
     rules = PlanRules(max_minor(story.mark_mask), story.linger, story.other_traffic)
-    story.slots = allot(shares, story.slots, now, rules)
-    plan = make_plan(treatments, story.slots, rules)
+    story.planner.update(former, story.decisions.treatments, now, rules)
+    plan = story.planner.plan
     kernel = RecordingKernel(story.kernel)
     outcome = Reconciler(kernel).converge(plan)
     for operation in kernel.applied:
         for command in as_commands(operation, "eth0", story.marking, "rules"):
             yield command.replace(filter_bytecode(story.marking), "FILTER")
-    for share in shares:
-        if share not in story.slots:
-            yield f"# no class is left for the {share.rule} of {share.who}"
+    for share in story.planner.without_class:
+        yield f"# no class is left for the {share.rule} of {share.who}"
     if plan.htb and outcome.obstacle is not None:
         yield f"# {outcome.obstacle}"
     assert outcome.errors == ()

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given
@@ -5,7 +6,8 @@ from hypothesis import strategies as st
 from tables import ETHERNET, WIFI, connection, ends, subflow
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.plan import DRAIN_RATE, PAYLOAD_PART, UNTOUCHED, PlanRules, Slot, allot, make_plan, next_expiry
+from mptcp_throttled import plan as planning
+from mptcp_throttled.plan import DRAIN_RATE, PAYLOAD_PART, PlanRules, Slot, Slots, expiry, plan_of
 from mptcp_throttled.policy import Rule, Share, Treatment, decide
 
 RULES = PlanRules(max_minor=5, linger=10.0, other_traffic=None)
@@ -19,18 +21,20 @@ def share(who: str) -> Share:
 A, B, C, D, E = (share(who) for who in "ABCDE")
 
 
+def allot(shares: Sequence[Share], before: Slots, now: float, rules: PlanRules) -> dict[Share, Slot]:
+    taken = {slot.minor for slot in before.values()}
+    free = (minor for minor in range(2, rules.max_minor + 1) if minor not in taken)
+    return planning.allot(shares, before, now, rules, free)
+
+
 def capped() -> tuple[Treatment, ...]:
     return decide([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))], [WIFI, ETHERNET])
-
-
-def test_nothing_held_means_the_interface_is_untouched() -> None:
-    assert make_plan(capped(), {}, RULES) == UNTOUCHED
 
 
 def test_a_held_subflow_has_a_mark_and_a_class() -> None:
     treatments = capped()
     assert treatments[0].held is not None
-    plan = make_plan(treatments, {treatments[0].held.share: Slot(2)}, RULES)
+    plan = plan_of(treatments, {treatments[0].held.share: Slot(2)}, RULES)
     assert (plan.htb, plan.default_minor) == (True, 0)
     assert plan.classes == {2: ONE_MBIT}
     assert plan.marks == {ends("10.1.0.2"): 2}
@@ -39,14 +43,14 @@ def test_a_held_subflow_has_a_mark_and_a_class() -> None:
 def test_those_who_share_a_rate_share_its_pace_in_bytes_of_payload() -> None:
     connections = [connection(n, subflow("10.1.0.2", 4000 + n), subflow("10.2.0.2", 4000 + n)) for n in range(4)]
     treatments = decide(connections, [WIFI, ETHERNET])
-    plan = make_plan(treatments, allot([t.held.share for t in treatments if t.held], {}, 0.0, RULES), RULES)
+    plan = plan_of(treatments, allot([t.held.share for t in treatments if t.held], {}, 0.0, RULES), RULES)
     assert plan.paces == {ends("10.1.0.2", 4000 + n): int(125_000 * PAYLOAD_PART / 4) for n in range(4)}
 
 
 def test_who_is_limited_is_not_paced_and_held_by_htb_at_once() -> None:
     treatments = decide([connection(1, subflow("10.2.0.2"))], [replace(WIFI, limit=ONE_MBIT), ETHERNET])
     rules = replace(RULES, settle=1.0)
-    plan = make_plan(treatments, allot([t.held.share for t in treatments if t.held], {}, 0.0, rules), rules)
+    plan = plan_of(treatments, allot([t.held.share for t in treatments if t.held], {}, 0.0, rules), rules)
     assert (len(plan.marks), plan.classes, plan.paces) == (1, {2: ONE_MBIT}, {})
 
 
@@ -55,11 +59,11 @@ def test_until_a_class_has_settled_the_pace_alone_slows_its_subflows() -> None:
     (held,) = (t.held for t in treatments if t.held is not None)
     rules = replace(RULES, settle=1.0)
     fresh = allot([held.share], {}, 0.0, rules)
-    assert next_expiry(fresh, rules.linger) == 1.0
-    assert make_plan(treatments, fresh, rules).classes == {2: DRAIN_RATE}
-    assert make_plan(treatments, fresh, rules).paces == {ends("10.1.0.2"): int(125_000 * PAYLOAD_PART)}
+    assert expiry(fresh[held.share], rules.linger) == 1.0
+    assert plan_of(treatments, fresh, rules).classes == {2: DRAIN_RATE}
+    assert plan_of(treatments, fresh, rules).paces == {ends("10.1.0.2"): int(125_000 * PAYLOAD_PART)}
     settled = allot([held.share], fresh, 1.0, rules)
-    assert make_plan(treatments, settled, rules).classes == {2: ONE_MBIT}
+    assert plan_of(treatments, settled, rules).classes == {2: ONE_MBIT}
     idle = allot([], settled, 2.0, rules)
     assert allot([held.share], idle, 3.0, rules) == {held.share: Slot(2, None, 4.0)}
 
@@ -71,7 +75,7 @@ def test_where_nothing_can_be_paced_any_more_nothing_settles() -> None:
 
 def test_other_traffic_has_the_first_class_and_is_the_default() -> None:
     rules = PlanRules(5, 10.0, Rate.parse("50mbit"))
-    plan = make_plan(capped(), {A: Slot(2)}, rules)
+    plan = plan_of(capped(), {A: Slot(2)}, rules)
     assert plan.default_minor == 1
     assert plan.classes == {1: Rate.parse("50mbit"), 2: DRAIN_RATE}
 
@@ -86,8 +90,8 @@ def test_an_idle_class_drains_lingers_and_goes() -> None:
     slots = allot([A], {}, 0.0, RULES)
     idle = allot([], slots, 5.0, RULES)
     assert idle == {A: Slot(2, 5.0)}
-    assert make_plan((), idle, RULES).classes == {2: DRAIN_RATE}
-    assert next_expiry(idle, RULES.linger) == 15.0
+    assert plan_of((), idle, RULES).classes == {2: DRAIN_RATE}
+    assert expiry(idle[A], RULES.linger) == 15.0
     assert allot([], idle, 14.9, RULES) == idle
     assert allot([], idle, 15.0, RULES) == {}
 
@@ -95,7 +99,7 @@ def test_an_idle_class_drains_lingers_and_goes() -> None:
 def test_a_share_that_comes_back_finds_its_class() -> None:
     idle = {A: Slot(2, 5.0)}
     assert allot([A], idle, 9.0, RULES) == {A: Slot(2)}
-    assert next_expiry({A: Slot(2)}, RULES.linger) is None
+    assert expiry(Slot(2), RULES.linger) is None
 
 
 def test_a_minor_given_up_rests_for_one_step() -> None:

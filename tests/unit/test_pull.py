@@ -10,7 +10,7 @@ from tables import connection, subflow
 from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.wire import encode_connection
-from mptcp_throttled.pull import Puller, TableView
+from mptcp_throttled.pull import Puller, TableUpdate
 
 ONE, TWO = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"))
 SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)]}
@@ -27,12 +27,12 @@ def changes(revision: int, **connections: Json) -> Json:
 
 def delivered(
     answers: list[Json | Callable[[], Json]], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> list[TableView]:
+) -> list[TableUpdate]:
     """What a puller delivers when the sniffer gives these answers, one for each call, and then none."""
-    views: list[TableView] = []
+    views: list[TableUpdate] = []
     enough = threading.Event()
 
-    def deliver(view: TableView) -> None:
+    def deliver(view: TableUpdate) -> None:
         views.append(view)
         if len(views) == expected:
             enough.set()
@@ -45,13 +45,14 @@ def delivered(
         return answer() if callable(answer) else answer
 
     monkeypatch.setattr(puller._client, "call", call)
+    monkeypatch.setattr(puller._snapshot_client, "call", call)
     puller.start()
     assert enough.wait(10)
     puller.stop()
     return views
 
 
-def test_a_table_is_the_snapshot_and_what_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_comes_as_the_snapshot_and_what_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Json | Callable[[], Json]] = [
         SNAPSHOT,
         changes(5),
@@ -60,8 +61,9 @@ def test_a_table_is_the_snapshot_and_what_changed_since(monkeypatch: pytest.Monk
     views = delivered(answers, 2, monkeypatch)
     assert [(view.revision, dict(view.connections)) for view in views[:2]] == [
         (5, {ONE.token: ONE}),
-        (7, {TWO.token: TWO}),
+        (7, {TWO.token: TWO, ONE.token: None}),
     ]
+    assert [view.whole for view in views[:2]] == [True, False]
 
 
 def test_a_reader_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +84,12 @@ def test_a_sniffer_that_goes_empties_the_table_each_time_it_does(monkeypatch: py
 def test_an_answer_that_makes_no_sense_empties_the_table(answer: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     views = delivered([SNAPSHOT, answer], 2, monkeypatch)
     assert [bool(view.connections) for view in views[:2]] == [True, False]
+
+
+def test_updates_that_came_while_nobody_looked_are_one() -> None:
+    whole = TableUpdate("e", 5, {ONE.token: ONE}, True, None)
+    ended = TableUpdate("e", 6, {ONE.token: None}, False, None)
+    opened = TableUpdate("e", 7, {TWO.token: TWO}, False, None)
+    assert whole.then(ended).then(opened) == TableUpdate("e", 7, {TWO.token: TWO}, True, None)
+    assert ended.then(opened) == TableUpdate("e", 7, {ONE.token: None, TWO.token: TWO}, False, None)
+    assert ended.then(TableUpdate(problem="gone")) == TableUpdate(problem="gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from mptcp_throttled.operations import (
     ChangeClass,
     ChangeMarks,
     ChangePaces,
+    ClassOperation,
     DeleteClass,
     InstallHtb,
     MakeChain,
@@ -69,6 +71,16 @@ class ModelKernel:
         self.state = apply(self.state, operation)
         self.dangling |= dangling(self.state)
 
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        return [self._refusal(operation) for operation in operations]
+
+    def _refusal(self, operation: ClassOperation) -> KernelError | None:
+        try:
+            self.apply(operation)
+        except KernelError as error:
+            return error
+        return None
+
     @property
     def held(self) -> dict[FourTuple, Rate]:
         return held(self.state)
@@ -102,7 +114,7 @@ class ModelKernel:
             ONE,
             (RestoreQdisc(), InstallHtb(0), AddClass(2, SLOW)),
         ),
-        (KernelState(QdiscState(HtbState(0, True, {2: None})), ONE_MARK), ONE, (ChangeClass(2, SLOW),)),
+        (KernelState(QdiscState(HtbState(0, True, {2: None})), ONE_MARK), ONE, (ChangeClass(2, SLOW, mend=True),)),
         (
             replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}),
             ONE,
@@ -287,3 +299,26 @@ def test_a_kernel_that_cannot_be_read_holds_nobody() -> None:
     outcome = Reconciler(kernel).converge(ONE)
     assert outcome == Outcome((), ("unreadable: ENOBUFS",), UNTOUCHED)
     assert kernel.held == {}
+
+
+TWO = KernelPlan(True, 0, {2: SLOW, 3: FAST}, {V4: 2, V4B: 3})
+
+
+def test_to_advance_is_to_change_what_differs_without_a_look() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL)
+    reconciler = Reconciler(kernel)
+    reconciler.converge(ONE)
+    kernel.reads_refused = 100
+    before, after = KernelPlan(True), KernelPlan(True, 0, {3: FAST}, {V4B: 3})
+    outcome = reconciler.advance(TWO, before, after)
+    assert outcome == Outcome((AddClass(3, FAST), ChangeMarks(4, {V4B: 3}, {})), (), TWO, compared=False)
+    assert kernel.held == {V4: SLOW, V4B: FAST}
+
+
+def test_where_advancing_is_refused_everything_is_compared_and_the_refusal_told() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, AddClass(3, FAST))
+    before, after = KernelPlan(True), KernelPlan(True, 0, {3: FAST}, {V4B: 3})
+    outcome = Reconciler(kernel).advance(TWO, before, after)
+    assert (outcome.compared, outcome.errors) == (True, ("AddClass: EPERM",))
+    assert (outcome.in_force.marks, kernel.held) == ({V4: 2}, {V4: SLOW})
+    assert not kernel.dangling

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel.qdisc import RootQdisc
-from mptcp_throttled.kernel_state import KernelState, PacingState
+from mptcp_throttled.kernel_state import KernelError, KernelState, PacingState
 from mptcp_throttled.operations import (
-    AddClass,
-    ChangeClass,
     ChangeMarks,
     ChangePaces,
-    DeleteClass,
+    ClassOperation,
     InstallHtb,
     MakeChain,
-    Operation,
+    OtherOperation,
     RemoveChain,
     RestoreQdisc,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
@@ -50,9 +49,9 @@ class LinuxKernel:
         return self._marks.kind
 
     @property
-    def port(self) -> int:
-        """The netlink port through which we change tc: notifications name it as their cause."""
-        return self._qdisc.port
+    def ports(self) -> frozenset[int]:
+        """The netlink ports through which we change tc: notifications name them as their cause."""
+        return self._qdisc.ports
 
     def check(self) -> None:
         """Raise KernelError if the interface, HTB, or what it takes to mark packets is missing."""
@@ -76,17 +75,15 @@ class LinuxKernel:
         """Forget the originals of qdiscs that we have not replaced. Raises KernelError."""
         self._qdisc.forget_stale()
 
-    def apply(self, operation: Operation) -> None:
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Carry them out in order; for each, why it was refused."""
+        return self._qdisc.change_classes(operations)
+
+    def apply(self, operation: OtherOperation) -> None:
         """Carry one operation out. Raises KernelError."""
         match operation:
             case InstallHtb(default_minor):
                 self._qdisc.install(default_minor)
-            case AddClass(minor, rate):
-                self._qdisc.add_class(minor, rate)
-            case ChangeClass(minor, rate):
-                self._qdisc.change_class(minor, rate)
-            case DeleteClass(minor):
-                self._qdisc.delete_class(minor)
             case MakeChain(ip_version, marks):
                 self._marks.make(ip_version, marks)
             case ChangeMarks(ip_version, add, remove):

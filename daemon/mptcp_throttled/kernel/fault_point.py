@@ -32,6 +32,11 @@ def fault_point(what: str) -> None:
         _inject(what)
 
 
+def injects() -> bool:
+    """Whether calls are made to go wrong."""
+    return _inject is not None
+
+
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
     """Turn an OSError into KernelError, which says `what` was tried."""

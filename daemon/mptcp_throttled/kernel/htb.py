@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
@@ -27,10 +27,9 @@ from mptcp_throttle.classic_bpf import (
     assemble,
     encode,
 )
-from mptcp_throttled.kernel.netlink import Filter, Qdisc
-
-if TYPE_CHECKING:
-    from mptcp_throttle.units import Rate
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.netlink import Filter, HtbClass, Qdisc
+from mptcp_throttled.kernel.tc_requests import attribute, attributes
 
 HANDLE: Final = 0x4D50_0000
 """`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""
@@ -53,9 +52,14 @@ _TCA_BPF_OPS: Final = 5
 _TCA_HTB_INIT: Final = 2
 _HTB_VERSION: Final = 3
 _HTB_RATE2QUANTUM: Final = 10
-_ATTRIBUTE: Final = Struct("HH")
 _OPS_LEN: Final = Struct("H")
 _HTB_GLOB: Final = Struct("IIIII")
+_TCA_HTB_PARMS: Final = 1
+# struct tc_htb_opt: two struct tc_ratespec, and buffer, cbuffer, quantum, level, prio
+_RATESPEC: Final = "BBHhHI"
+_HTB_OPT: Final = Struct(f"={_RATESPEC}{_RATESPEC}IIIII")
+_LINKLAYER_ETHERNET: Final = 1  # without one, the kernel asks for a table of the rate
+_TICK_NANOSECONDS: Final = 64  # include/net/pkt_sched.h, PSCHED_SHIFT
 
 _IPPROTO_TCP: Final = 6
 _IPV6_HEADER_BYTES: Final = 40
@@ -86,13 +90,33 @@ def classid(minor: int) -> int:
 def root_qdisc(default_minor: int) -> Qdisc:
     """Our HTB; unmarked packets go to class `default_minor`, or unshaped if that is 0."""
     glob = _HTB_GLOB.pack(_HTB_VERSION, _HTB_RATE2QUANTUM, default_minor, 0, 0)
-    return Qdisc("htb", HANDLE, TC_H_ROOT, _attribute(_TCA_HTB_INIT, glob))
+    return Qdisc("htb", HANDLE, TC_H_ROOT, attribute(_TCA_HTB_INIT, glob))
 
 
 def default_minor_of(qdisc: Qdisc) -> int:
     """The default class of an HTB read from the kernel."""
     options = attributes(qdisc.options or b"")
     return int(_HTB_GLOB.unpack_from(options[_TCA_HTB_INIT])[2]) if _TCA_HTB_INIT in options else 0
+
+
+def class_options(rate: Rate) -> bytes:
+    """TCA_OPTIONS of a class with its ceil at its rate: a cap is a cap."""
+    rate_bytes = rate.bytes_per_second
+    ratespec = (0, _LINKLAYER_ETHERNET, 0, 0, 0, rate_bytes)
+    ticks = burst_bytes(rate) * 10**9 // rate_bytes // _TICK_NANOSECONDS
+    return attribute(_TCA_HTB_PARMS, _HTB_OPT.pack(*ratespec, *ratespec, ticks, ticks, quantum_bytes(rate), 0, 0))
+
+
+def rate_of(found: HtbClass) -> Rate | None:
+    """The rate of a class read from the kernel; None if it is not as we make them."""
+    parameters = attributes(found.options).get(_TCA_HTB_PARMS, b"")
+    if len(parameters) != _HTB_OPT.size:
+        return None
+    *_, rate, _, _, _, _, _, ceil, _, _, _, _, _ = _HTB_OPT.unpack(parameters)
+    try:
+        return Rate(rate * 8) if rate == ceil else None
+    except ValueError:
+        return None
 
 
 def leaf_qdisc(minor: int) -> Qdisc:
@@ -115,7 +139,7 @@ def mark_filter(marking: Marking) -> Filter:
     """
     program = _filter_program(marking)
     count = _OPS_LEN.pack(len(program))
-    options = _attribute(_TCA_BPF_OPS_LEN, count) + _attribute(_TCA_BPF_OPS, encode(program))
+    options = attribute(_TCA_BPF_OPS_LEN, count) + attribute(_TCA_BPF_OPS, encode(program))
     return Filter("bpf", 1, _FILTER_PRIORITY << 16 | _ETH_P_ALL_NETWORK_ORDER, options)
 
 
@@ -171,20 +195,3 @@ def burst_bytes(rate: Rate) -> int:
 def quantum_bytes(rate: Rate) -> int:
     """How much a class may send before the next one of its level; in proportion to the rate, within HTB's bounds."""
     return min(max(rate.bytes_per_second // _HTB_RATE2QUANTUM, _MIN_QUANTUM_BYTES), _MAX_QUANTUM_BYTES)
-
-
-def attributes(data: bytes) -> dict[int, bytes]:
-    """Netlink attributes by type (the nested flag removed)."""
-    found, offset = {}, 0
-    while offset + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if length < _ATTRIBUTE.size:
-            break
-        found[kind & 0x3FFF] = data[offset + _ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
-    return found
-
-
-def _attribute(kind: int, payload: bytes) -> bytes:
-    length = _ATTRIBUTE.size + len(payload)
-    return _ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length % 4)

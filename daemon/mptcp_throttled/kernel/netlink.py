@@ -1,13 +1,13 @@
-"""The few tc messages we exchange with the kernel, on top of pyroute2.
+"""The few tc messages we exchange with the kernel: those of which there are few on top of pyroute2, others by hand.
 
-Qdiscs and filters travel with their options as raw bytes: a qdisc we replace must come back exactly as it was, and
-pyroute2 decodes neither all kinds nor classic BPF. Classes use pyroute2's own HTB encoding.
+All travel with their options as raw bytes: a qdisc we replace must come back exactly as it was, and pyroute2 decodes
+neither all kinds nor classic BPF.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -26,9 +26,7 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pyroute2.netlink.rtnl import (
     RTM_DELQDISC,
     RTM_DELTFILTER,
-    RTM_GETQDISC,
     RTM_GETTFILTER,
-    RTM_NEWQDISC,
     RTM_NEWTFILTER,
     TC_H_ROOT,
 )
@@ -36,17 +34,31 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.fault_point import fault_point, os_errors
+from mptcp_throttled.kernel.tc_requests import (
+    RTM_DELTCLASS,
+    RTM_GETQDISC,
+    RTM_GETTCLASS,
+    RTM_NEWQDISC,
+    RTM_NEWTCLASS,
+    Request,
+    TcRequests,
+    attribute,
+)
 from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK
 _DUMP: Final = NLM_F_REQUEST | NLM_F_DUMP
 _DUMP_ATTEMPTS: Final = 5
+# include/uapi/linux/rtnetlink.h
+_TCA_KIND: Final = 1
+_TCA_OPTIONS: Final = 2
+_TCA_STAB: Final = 8
 
 
 class _RawTcMessage(nlmsg):  # type: ignore[misc]
     prefix = "TCA_"
     fields = tcmsg.fields
-    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "cdata"), (8, "TCA_STAB", "cdata"))
+    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "cdata"))
 
 
 class Qdisc(NamedTuple):
@@ -72,11 +84,10 @@ class Filter(NamedTuple):
 
 
 class HtbClass(NamedTuple):
-    """An HTB class, with its rates in bytes/s."""
+    """An HTB class, with its options as netlink has them."""
 
     classid: int
-    rate: int
-    ceil: int
+    options: bytes
 
 
 @contextmanager
@@ -106,13 +117,13 @@ class TrafficControl:
         self._ip = IPRoute(ext_ack=True)
         # IPRoute accepts nlm_generator but only its base class stores it (pyroute2 0.9.7); nlm_request reads it.
         self._ip.status["nlm_generator"] = True
-        for message_type in (RTM_NEWQDISC, RTM_NEWTFILTER):
-            self._ip.register_policy(message_type, _RawTcMessage)
+        self._ip.register_policy(RTM_NEWTFILTER, _RawTcMessage)
+        self._requests = TcRequests()
 
     @property
-    def port(self) -> int:
-        """The netlink port (nlmsg_pid) of our requests, which notifications of their effects carry."""
-        return int(self._ip.status["epid"])
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests, which notifications of their effects carry."""
+        return frozenset({int(self._ip.status["epid"]), self._requests.port})
 
     def interfaces(self) -> list[Interface]:
         """All interfaces."""
@@ -122,10 +133,10 @@ class TrafficControl:
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
         found: dict[int, list[Qdisc]] = {}
-        for m in self._dump("tc qdisc show", lambda: self._request(RTM_GETQDISC, _DUMP)):
-            kind, options, size_table = (m.get_attr(name) for name in ("TCA_KIND", "TCA_OPTIONS", "TCA_STAB"))
-            qdisc = Qdisc(str(kind), m["handle"], m["parent"], options, size_table is not None)
-            found.setdefault(m["index"], []).append(qdisc)
+        for message in self._requests.dump("tc qdisc show", RTM_GETQDISC):
+            kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
+            qdisc = Qdisc(_text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
+            found.setdefault(message.interface, []).append(qdisc)
         return found
 
     def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
@@ -176,38 +187,15 @@ class TrafficControl:
 
     def htb_classes(self, interface: Interface) -> list[HtbClass]:
         """The HTB classes of an interface."""
-        classes = []
-        for message in self._dump(f"tc class show dev {interface.name}", lambda: self._ip.get_classes(interface.index)):
-            options = message.get_attr("TCA_OPTIONS")
-            parameters = None if options is None else options.get_attr("TCA_HTB_PARMS")
-            if message.get_attr("TCA_KIND") == "htb" and parameters is not None:
-                classes.append(HtbClass(message["handle"], parameters["rate"], parameters["ceil"]))
-        return classes
+        return [
+            HtbClass(message.handle, message.attributes.get(_TCA_OPTIONS, b""))
+            for message in self._requests.dump(f"tc class show dev {interface.name}", RTM_GETTCLASS, interface.index)
+            if _text(message.attributes[_TCA_KIND]) == "htb"
+        ]
 
-    def put_htb_class(
-        self, interface: Interface, classid: int, rate: Rate, burst_bytes: int, quantum_bytes: int, *, change: bool
-    ) -> None:
-        """Add or `change` a class directly below the root, with its ceil at its rate: a cap is a cap."""
-        verb = "change" if change else "add"
-        with netlink_call(f"tc class {verb} dev {interface.name} classid {format_classid(classid)} rate {rate}"):
-            self._ip.tc(
-                f"{verb}-class",
-                "htb",
-                interface.index,
-                classid,
-                parent=classid & 0xFFFF_0000,
-                rate=rate.bytes_per_second,
-                ceil=rate.bytes_per_second,
-                burst=burst_bytes,
-                cburst=burst_bytes,
-                quantum=quantum_bytes,
-            )
-
-    def delete_class(self, interface: Interface, classid: int) -> None:
-        """Delete a class and its leaf qdisc with all that is queued in it."""
-        with netlink_call(f"tc class del dev {interface.name} classid {format_classid(classid)}"):
-            # Naming the kind makes pyroute2 encode options that the request must not have.
-            self._ip.tc("del-class", index=interface.index, handle=classid)
+    def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
+        """Make the changes in order, whatever comes of others; for each, why it was refused."""
+        return self._requests.carry_out(requests)
 
     def knows_qdisc(self, interface: Interface, kind: str) -> bool:
         """Whether the kernel has this qdisc, without changing anything.
@@ -246,6 +234,34 @@ class TrafficControl:
             attributes.append(("TCA_OPTIONS", options))
         message["attrs"] = attributes
         yield from self._ip.nlm_request(message, message_type, flags)
+
+
+def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:
+    """Add or `change` an HTB class directly below the root."""
+    what = (
+        f"tc class {'change' if change else 'add'} dev {interface.name} classid {format_classid(classid)} rate {rate}"
+    )
+    flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
+    htb = attribute(_TCA_KIND, b"htb\0") + attribute(_TCA_OPTIONS, options)
+    return Request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, htb)
+
+
+def delete_class(interface: Interface, classid: int) -> Request:
+    """Delete a class and its leaf qdisc with all that is queued in it."""
+    what = f"tc class del dev {interface.name} classid {format_classid(classid)}"
+    return Request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
+
+
+def add_leaf(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
+    """Add the queue of a class, or `replace` it."""
+    what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
+    flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
+    body = attribute(_TCA_KIND, qdisc.kind.encode() + b"\0") + attribute(_TCA_OPTIONS, qdisc.options or b"")
+    return Request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body)
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode()
 
 
 def format_handle(handle: int) -> str:

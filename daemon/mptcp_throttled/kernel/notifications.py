@@ -17,7 +17,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, RTMGRP_LINK, RTMGRP_TC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from pyroute2.netlink import nlmsg
 
@@ -28,12 +28,12 @@ _REOPEN_SECONDS: Final = 1.0
 
 
 class Notifications(threading.Thread):
-    """Calls `changed`, from this thread, after every change that another netlink port than `own_port` has made."""
+    """Calls `changed`, from this thread, after every change that another netlink port than `own_ports` has made."""
 
-    def __init__(self, interface: str, own_port: int, changed: Callable[[], None]) -> None:
+    def __init__(self, interface: str, own_ports: Collection[int], changed: Callable[[], None]) -> None:
         super().__init__(name="notifications", daemon=True)
         self._interface = interface
-        self._own_port = own_port
+        self._own_ports = own_ports
         self._changed = changed
         self._index: int | None = None
 
@@ -72,4 +72,4 @@ class Notifications(threading.Thread):
             if named or ours:
                 self._index = index if named else None
             ours |= named
-        return ours and int(message["header"]["pid"]) != self._own_port
+        return ours and int(message["header"]["pid"]) not in self._own_ports

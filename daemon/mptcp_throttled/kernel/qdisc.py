@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from socket import if_nametoindex
@@ -12,17 +12,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.fault_point import fault_point, os_errors
-from mptcp_throttled.kernel.netlink import HtbClass, Interface, Qdisc, TrafficControl, format_handle
+from mptcp_throttled.kernel.netlink import (
+    Interface,
+    Qdisc,
+    TrafficControl,
+    add_class,
+    add_leaf,
+    delete_class,
+    format_handle,
+)
 from mptcp_throttled.kernel.original import Original, OriginalRecords, tree_of, what_cannot_be_put_back
 from mptcp_throttled.kernel_state import HtbState, KernelError, QdiscState
+from mptcp_throttled.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
+    from mptcp_throttled.kernel.tc_requests import Request
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -52,9 +61,9 @@ class RootQdisc:
         self._records = OriginalRecords(run_directory)
 
     @property
-    def port(self) -> int:
-        """The netlink port of our requests."""
-        return self._tc.port
+    def ports(self) -> frozenset[int]:
+        """The netlink ports of our requests."""
+        return self._tc.ports
 
     def read(self) -> QdiscState:
         """Our HTB, or why it cannot be put in; and the interfaces on which we have left anything."""
@@ -132,27 +141,25 @@ class RootQdisc:
                 self._tc.delete_filters(Interface(if_nametoindex(self._interface), self._interface), htb.HANDLE)
             raise
 
-    def add_class(self, minor: int, rate: Rate) -> None:
-        """Add a class and its leaf queue, or neither."""
-        interface = self._own_interface()
-        self._put_class(interface, minor, rate, change=False)
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Add, change and delete classes, in order; for each, why it was refused.
+
+        A class comes with its leaf queue, or not at all. When one is mended, its leaf is replaced.
+        """
         try:
-            self._tc.add_qdisc(interface, htb.leaf_qdisc(minor))
-        except KernelError:
-            self._tc.delete_class(interface, htb.classid(minor))
-            raise
-
-    def change_class(self, minor: int, rate: Rate) -> None:
-        """Give a class another rate; a leaf queue that is missing, or not as we make them, is replaced."""
-        interface = self._own_interface()
-        self._put_class(interface, minor, rate, change=True)
-        leaf = htb.leaf_qdisc(minor)
-        if not any(qdisc.parent == leaf.parent and htb.is_leaf(qdisc) for qdisc in self._dump().of(interface)):
-            self._tc.add_qdisc(interface, leaf, replace=True)
-
-    def delete_class(self, minor: int) -> None:
-        """Delete a class."""
-        self._tc.delete_class(self._own_interface(), htb.classid(minor))
+            interface = self._own_interface()
+        except KernelError as error:
+            return [error] * len(operations)
+        requests = [tuple(_requests(operation, interface)) for operation in operations]
+        answers = iter(self._tc.carry_out([request for of in requests for request in of]))
+        refusals, without_leaf = [], []
+        for operation, of in zip(operations, requests, strict=True):
+            first, *rest = (next(answers) for _ in of)
+            refusals.append(first or next(filter(None, rest), None))
+            if isinstance(operation, AddClass) and first is None and any(rest):
+                without_leaf.append(delete_class(interface, htb.classid(operation.minor)))
+        self._tc.carry_out(without_leaf)
+        return refusals
 
     def require_htb(self) -> None:
         """Raise KernelError with ENOENT if the kernel has no HTB, ENODEV if there is no such interface."""
@@ -170,10 +177,10 @@ class RootQdisc:
         return self._interface_of(self._interface)
 
     def _interface_of(self, name: str) -> Interface:
-        found = next((interface for interface in self._tc.interfaces() if interface.name == name), None)
-        if found is None:
-            raise KernelError(f"interface {name} does not exist", errno.ENODEV)
-        return found
+        try:
+            return Interface(if_nametoindex(name), name)
+        except OSError as error:
+            raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
 
     def _read_htb(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
@@ -181,7 +188,10 @@ class RootQdisc:
         return HtbState(
             htb.default_minor_of(root),
             any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(interface, htb.HANDLE)),
-            {c.classid & 0xFFFF: _rate(c) if c.classid in leaves else None for c in self._tc.htb_classes(interface)},
+            {
+                c.classid & 0xFFFF: htb.rate_of(c) if c.classid in leaves else None
+                for c in self._tc.htb_classes(interface)
+            },
         )
 
     def _obstacle(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> str | None:
@@ -241,17 +251,20 @@ class RootQdisc:
         with os_errors(f"read the record of {interface.name}"):
             return self._records.load(interface.index)
 
-    def _put_class(self, interface: Interface, minor: int, rate: Rate, *, change: bool) -> None:
-        classid, burst, quantum = htb.classid(minor), htb.burst_bytes(rate), htb.quantum_bytes(rate)
-        self._tc.put_htb_class(interface, classid, rate, burst, quantum, change=change)
+
+def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Request]:
+    classid, leaf = htb.classid(operation.minor), htb.leaf_qdisc(operation.minor)
+    match operation:
+        case AddClass(rate=rate):
+            yield add_class(interface, classid, htb.class_options(rate), rate)
+            yield add_leaf(interface, leaf)
+        case ChangeClass(rate=rate, mend=mend):
+            yield add_class(interface, classid, htb.class_options(rate), rate, change=True)
+            if mend:
+                yield add_leaf(interface, leaf, replace=True)
+        case DeleteClass():
+            yield delete_class(interface, classid)
 
 
 def _is_under_ours(qdiscs: Sequence[Qdisc]) -> bool:
     return any(q.parent == TC_H_ROOT and q.kind == "htb" and q.handle == htb.HANDLE for q in qdiscs)
-
-
-def _rate(found: HtbClass) -> Rate | None:
-    try:
-        return Rate(found.rate * 8) if found.rate == found.ceil else None
-    except ValueError:
-        return None

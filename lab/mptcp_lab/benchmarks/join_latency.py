@@ -1,0 +1,202 @@
+"""From the SYN of a JOIN to the class, the mark and the pace in the kernel; real JOINs, idle and beside a transfer.
+
+The time of the SYN is the kernel's, of its capture. All others are taken where a stage hands on: a mark is in the
+kernel when the kernel has acknowledged it. What the proxy's kernel counts as joined and is never marked was missed.
+Every subflow has a rate of its own, so that each JOIN needs a class, a mark and a pace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from ipaddress import ip_address
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.benchmarks.measure import unshaped
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.topology import WIFI, ClientSpec, Lab, build
+from mptcp_lab.traffic import start_server
+from mptcp_throttle.model import Per
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mptcp_throttle.rpc import Json
+
+_PORT: Final = 8080
+_TRANSFER_PORT: Final = 8081
+# Faster than the transfer: what is measured is when rates take hold, not what they do.
+_CAP: Final = Rate(8_000_000_000)
+_STAGES: Final = ("proved", "published", "delivered", "paced", "classed", "marked")
+_JOINED: Final = "MPTcpExtMPJoinAckRx"
+_WAYS: Final = ("ours", "seed")
+_LOADS: Final = ("idle", "transfer")
+_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+Times = list[dict[str, float]]
+"""Of each JOIN, the stages' times in seconds after its SYN."""
+
+
+def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | None) -> dict[str, Json]:
+    """`rate` JOINs per second for `seconds`; `busy`: beside a transfer."""
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
+        start_server(lab.proxy, _PORT)
+        before = _joins(lab)
+        times: Times = []
+        with _ours(lab, times, marks) if way == "ours" else _seeds(lab, times), _transfer(lab, seconds, busy=busy):
+            arguments = (str(_PORT), str(rate), str(seconds), str(lab.proxy_address(4)))
+            lab.client.run(sys.executable, "-m", "mptcp_lab.traffic", "join", *arguments, timeout=seconds + 60)
+            joins = _joins(lab) - before - busy  # the transfer joins too
+        done = sorted(of["marked"] for of in times if "marked" in of)
+    return {
+        "way": way,
+        "joins_per_second": rate,
+        "beside_transfer": busy,
+        "joins": joins,
+        "missed": max(joins - len(done), 0),
+        **{name: _quantile(done, part) for name, part in _QUANTILES.items()},
+        "stages_p50": _stages(times, 0.5),
+        "stages_p99": _stages(times, 0.99),
+    }
+
+
+def _quantile(ordered: list[float], part: float) -> float | None:
+    if not ordered:
+        return None
+    return round(1000 * ordered[min(int(part * len(ordered)), len(ordered) - 1)], 2)
+
+
+def _stages(times: Times, part: float) -> dict[str, float | None]:
+    """When each stage was done, in ms after the SYN: of that part of the JOINs, at the latest."""
+    done = {stage: sorted(of[stage] for of in times if stage in of) for stage in _STAGES}
+    return {stage: _quantile(values, part) for stage, values in done.items() if values}
+
+
+def _joins(lab: Lab) -> int:
+    counters = lab.proxy.run("cat", "/proc/net/netstat").stdout
+    names, values = re.findall(r"^MPTcpExt: (.*)$", counters, re.MULTILINE)
+    return int(dict(zip(names.split(), values.split(), strict=True))[_JOINED.removeprefix("MPTcpExt")])
+
+
+@contextmanager
+def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
+    if not busy:
+        yield
+        return
+    pour = lab.proxy.start("pour", sys.executable, "-m", "mptcp_lab.traffic", "pour", str(_TRANSFER_PORT))
+    pour.wait_until(lambda: lab.proxy.listens(_TRANSFER_PORT, mptcp=True), "listening")
+    arguments = ("drain", str(_TRANSFER_PORT), str(seconds + 1), str(lab.proxy_address(4)))
+    drain = lab.client.start("drain", sys.executable, "-m", "mptcp_lab.traffic", *arguments)
+    yield
+    drain.stop()
+    pour.stop()
+
+
+@contextmanager
+def _ours(lab: Lab, times: Times, marks: str | None) -> Iterator[None]:
+    wifi, ethernet = WIFI_FIRST
+    services = Services(
+        lab.proxy,
+        (wifi, replace(ethernet, cap=_CAP, per=Per.SUBFLOW)),
+        ports=(_PORT, _TRANSFER_PORT),
+        daemon={} if marks is None else {"marks": marks},
+    )
+    files = services.start_timed()
+    services.wait_ready()
+    yield
+    services.stop()
+    times += _paired(*(_notes(file) for file in files))
+
+
+def _notes(file: Path) -> dict[str, dict[str, float]]:
+    """The first time of every key, by stage; of a class, by the subflow that is marked for it."""
+    found: dict[str, dict[str, float]] = {}
+    classed: dict[str, float] = {}
+    for line in file.read_text(encoding="ascii").splitlines():
+        stage, key, at = json.loads(line)
+        if stage == "classed":
+            classed[key] = at
+            continue
+        if stage == "marked":
+            key, minor = key.split()
+            found.setdefault("classed", {}).setdefault(key, classed.get(minor, math.nan))
+        found.setdefault(stage, {}).setdefault(key, at)
+    return found
+
+
+def _paired(
+    sniffer: Mapping[str, Mapping[str, float]], daemon: Mapping[str, Mapping[str, float]]
+) -> Iterator[dict[str, float]]:
+    """The stages of every JOIN to the echo server, in seconds after its SYN.
+
+    It is the Wi-Fi subflow that joins, and the Ethernet subflow of the same connection that is held for it.
+    """
+    held = {token: ends for token, ends in map(str.split, sniffer["asked"]) if not _is_wifi(ends)}
+    for key, asked in sniffer["asked"].items():
+        token, ends = key.split()
+        if not _is_wifi(ends) or not ends.endswith(f":{_PORT}"):
+            continue
+        stages = {"proved": sniffer["proved"][key], "published": sniffer["published"].get(key)}
+        stages["delivered"] = daemon.get("delivered", {}).get(key)
+        stages |= {stage: daemon.get(stage, {}).get(held[token]) for stage in ("paced", "classed", "marked")}
+        yield {stage: at - asked for stage, at in stages.items() if at is not None}
+
+
+def _is_wifi(ends: str) -> bool:
+    return ip_address(ends.split(":")[0]) in WIFI.v4
+
+
+@contextmanager
+def _seeds(lab: Lab, times: Times) -> Iterator[None]:
+    program = (sys.executable, "-m", "mptcp_lab.benchmarks.seed_throttle")
+    ends = (str(lab.proxy_address(4)), str(_PORT), str(_TRANSFER_PORT))
+    sniffer = lab.proxy.start("seed-sniff", *program, "sniff", *ends)
+    steer = lab.proxy.start("seed-steer", *program, "steer", *ends)
+    sniffer.wait_until(lambda: "capturing" in sniffer.log_text(), "capturing")
+    yield
+    sniffer.stop()
+    steer.stop()
+    for line in steer.log_text().splitlines():
+        at, done = map(float, line.split())
+        times.append({"marked": done - at})
+
+
+def main() -> int:
+    """Print a line per way, rate and load."""
+    parser = argparse.ArgumentParser(prog="join-latency", description=__doc__)
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[1, 50, 200], help="JOINs per second; default: 1 50 200"
+    )
+    parser.add_argument("--ways", nargs="+", choices=_WAYS, default=_WAYS)
+    parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
+    parser.add_argument("--marks", help="daemon.marks; default: as configured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    options = parser.parse_args()
+    rows = []
+    headings = "".join(f" {name:>8}" for name in _QUANTILES)
+    print(f"{'way':5} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'missed':>6}{headings}  ms")
+    for load, rate, way in product(options.loads, options.rates, options.ways):
+        row = measure(way, rate, options.seconds, busy=load == "transfer", marks=options.marks)
+        rows.append(row)
+        quantiles = " ".join(f"{'-' if row[name] is None else row[name]:>8}" for name in _QUANTILES)
+        print(f"{way:5} {rate:6g} {load:8} {row['joins']:6} {row['missed']:6} {quantiles}", flush=True)
+        if way == "ours":
+            for quantile in ("p50", "p99"):
+                stages = (f"{stage} {at}" for stage, at in row[f"stages_{quantile}"].items())
+                print(f"      {quantile} of the stages:", ", ".join(stages), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Ten thousand clients: memory of both services, time to resynchronise after a restart, and to lift everything.
+
+The connections exist in frames only (`crowd`), which the sniffer really captures; the proxy's kernel does not know
+them, so `sniffer.kernel_view` is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack, suppress
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.benchmarks.crowd import NETWORKS
+from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes, unshaped
+from mptcp_lab.errors import LabError
+from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.services import Services
+from mptcp_lab.topology import ClientSpec, Lab, build
+from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.rpc import RpcError
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mptcp_lab.process import Process
+    from mptcp_throttle.rpc import Json
+
+_PORT: Final = 8080
+_POLL_SECONDS: Final = 0.2
+_PATIENCE_SECONDS: Final = 300.0
+_MIB: Final = 2**20
+
+
+def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
+    wifi, ethernet = ((IPv4Network(NETWORKS[name]),) for name in ("wifi", "ethernet"))
+    return (
+        AccessNetwork("wifi", wifi, 1, None, None, Per.CLIENT),
+        AccessNetwork("ethernet", ethernet, 2, cap, None, Per.CLIENT),
+    )
+
+
+def measure(connections: int, per_client: int, rate: int, *, held: bool, marks: str | None = None) -> dict[str, Json]:
+    """With so many connections, of two subflows each, opened by `rate` frames per second."""
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
+        # Somebody must listen, or the daemon finds no sockets to pace.
+        pour = lab.proxy.start("pour", sys.executable, "-m", "mptcp_lab.traffic", "pour", str(_PORT))
+        pour.wait_until(lambda: lab.proxy.listens(_PORT, mptcp=True), "listening")
+        before = kernel_state(lab.proxy)
+        services = Services(
+            lab.proxy,
+            _networks(Rate(1_000_000) if held else None),
+            sniffer={"kernel_view": False},
+            daemon={} if marks is None else {"marks": marks},
+        )
+        sniffer, daemon = services.start_sniffer(), services.start_daemon()
+        services.wait_ready()
+        with ExitStack() as stack:
+            stack.callback(services.stop)
+            figures = _fill(lab, services, (sniffer, daemon), (connections, per_client), rate, held=held)
+            daemon.kill()
+            daemon = services.start_daemon()
+            figures["daemon_resync_seconds"] = _until(services, daemon, connections, held=held)
+            figures["daemon_mib"] = max(figures["daemon_mib"], resident_bytes(daemon.pid) / _MIB)
+            began = time.monotonic()
+            daemon.stop(_PATIENCE_SECONDS)
+            figures["stop_seconds"] = time.monotonic() - began
+            figures["left_behind"] = sum(before[what] != now for what, now in kernel_state(lab.proxy).items())
+            daemon = services.start_daemon()
+            _until(services, daemon, connections, held=held)
+            sniffer.kill()
+            figures["sniffer_gone_lifted_seconds"] = _until(services, daemon, 0, held=held)
+    figures["together_mib"] = figures["sniffer_mib"] + figures["daemon_mib"]
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
+
+
+def _fill(
+    lab: Lab, services: Services, both: tuple[Process, Process], size: tuple[int, int], rate: int, *, held: bool
+) -> dict[str, Json]:
+    (sniffer, daemon), (connections, per_client) = both, size
+    cpu = cpu_seconds(sniffer.pid), cpu_seconds(daemon.pid)
+    numbers = (_PORT, rate, connections // per_client, per_client)
+    began = time.monotonic()
+    arguments = ("proxy", str(lab.proxy_address(4)), *map(str, numbers))
+    crowd = lab.router.start("crowd", sys.executable, "-m", "mptcp_lab.benchmarks.crowd", *arguments)
+    crowd.wait(_PATIENCE_SECONDS)
+    opened = time.monotonic() - began
+    dropped = services.ask_sniffer("status")["dropped"]
+    if dropped:
+        raise LabError(f"crowd: {dropped} of {6 * connections} frames dropped; use a lower --rate")
+    behind = _until(services, daemon, connections, held=held)
+    return {
+        "connections": connections,
+        "clients": connections // per_client,
+        "opened_seconds": opened,
+        "held_after_seconds": behind,
+        "sniffer_cpu_seconds": cpu_seconds(sniffer.pid) - cpu[0],
+        "daemon_cpu_seconds": cpu_seconds(daemon.pid) - cpu[1],
+        "sniffer_mib": resident_bytes(sniffer.pid) / _MIB,
+        "daemon_mib": resident_bytes(daemon.pid) / _MIB,
+    }
+
+
+def _until(services: Services, daemon: Process, connections: int, *, held: bool) -> float:
+    """Seconds until the daemon has so many connections, and a subflow of each in the kernel if they are `held`."""
+    began = time.monotonic()
+
+    def reached() -> bool:
+        with suppress(RpcError):
+            status = services.status()
+            in_kernel = status["daemon"]["capped_subflows"]
+            return bool(status["sniffer"]["connections"] == connections and in_kernel == (connections if held else 0))
+        return False
+
+    _wait(daemon, reached, f"following {connections} connections")
+    return time.monotonic() - began
+
+
+def _wait(process: Process, condition: Callable[[], bool], what: str) -> None:
+    # More rarely than the lab asks: an answer costs who gives it.
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        if process.exit_status is not None or time.monotonic() > deadline:
+            raise LabError(f"{process.name}: not {what}")
+        time.sleep(_POLL_SECONDS)
+
+
+def main() -> int:
+    """Print a column per number of connections."""
+    parser = argparse.ArgumentParser(prog="scale", description=__doc__)
+    parser.add_argument("--connections", type=int, nargs="+", default=[10_000, 50_000], help="default: 10000 50000")
+    parser.add_argument("--per-client", type=int, default=5, help="connections of a client; default: %(default)s")
+    parser.add_argument("--rate", type=int, default=6000, help="frames per second; default: %(default)s")
+    parser.add_argument("--free", action="store_true", help="hold nobody to a rate: what following alone costs")
+    parser.add_argument("--marks", help="daemon.marks; default: as configured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    options = parser.parse_args()
+    columns = [
+        measure(connections, options.per_client, options.rate, held=not options.free, marks=options.marks)
+        for connections in options.connections
+    ]
+    for name in columns[0]:
+        print(f"{name:28}" + "".join(f" {column[name]:>10}" for column in columns))
+    if options.json is not None:
+        options.json.write_text(json.dumps(columns, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""A service that notes when each JOIN has passed it: `python -m mptcp_lab.timed_service FILE NAME ARGUMENT...`.
+
+NAME is mptcp-sniffer or mptcp-throttled; it is the real one with its arguments, only what its stages hand on is noted.
+At its end FILE gets a line of JSON per note: `[stage, key, seconds since the epoch]`. Keys are `TOKEN SUBFLOW`; of
+`paced` `SUBFLOW`, of `marked` `SUBFLOW MINOR`, of `classed` `MINOR`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mptcp_sniffer.service
+import mptcp_throttled.service
+from mptcp_sniffer.publish import PublishedTable
+from mptcp_sniffer.tracker import Event, Kind, Tracker
+from mptcp_throttled.kernel import LinuxKernel
+from mptcp_throttled.operations import AddClass, ChangeMarks, ChangePaces, MakeChain
+from mptcp_throttled.pull import Puller, TableUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from mptcp_sniffer.segment import Segment
+    from mptcp_sniffer.tracker import TableChange
+    from mptcp_throttle.model import Connection
+    from mptcp_throttled.kernel_state import KernelError
+    from mptcp_throttled.operations import ClassOperation, OtherOperation
+
+_notes: list[tuple[str, str, float]] = []
+
+
+def _note(stage: str, keys: Iterable[object], at: float) -> None:
+    _notes.extend((stage, str(key), at) for key in keys)
+
+
+def _keys(connections: Iterable[Connection | None]) -> Iterator[str]:
+    return (f"{c.token} {subflow.ends}" for c in connections if c is not None for subflow in c.subflows)
+
+
+def _time_sniffer() -> None:
+    observe, publish = Tracker.observe, PublishedTable.publish
+
+    def timed_observe(tracker: Tracker, segment: Segment, at: float) -> list[TableChange]:
+        established: list[Event] = []
+        listener, tracker._on_event = tracker._on_event, established.append
+        changes = observe(tracker, segment, at)
+        tracker._on_event = listener
+        for event in established:
+            if event.kind is Kind.ESTABLISHED and event.subflow is not None:
+                key = f"{event.token} {event.subflow.ends}"
+                _note("asked", [key], event.subflow.opened_at)
+                _note("proved", [key], at)
+            listener(event)
+        return changes
+
+    def timed_publish(table: PublishedTable, changes: Iterable[TableChange]) -> None:
+        changes = list(changes)
+        publish(table, changes)
+        now = time.time()
+        _note("published", _keys(change.connection for change in changes), now)
+
+    Tracker.observe, PublishedTable.publish = timed_observe, timed_publish  # type: ignore[method-assign, assignment]
+
+
+def _time_daemon() -> None:
+    start, apply, change = Puller.__init__, LinuxKernel.apply, LinuxKernel.change_classes
+
+    def timed_start(puller: Puller, socket: Path, deliver: Callable[..., None]) -> None:
+        def timed_deliver(update: TableUpdate) -> None:
+            now = time.time()
+            deliver(update)
+            _note("delivered", _keys(update.connections.values()), now)
+
+        start(puller, socket, timed_deliver)
+
+    def timed_change(kernel: LinuxKernel, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        refusals = change(kernel, operations)
+        now = time.time()
+        _note("classed", (o.minor for o in operations if isinstance(o, AddClass)), now)
+        return refusals
+
+    def timed_apply(kernel: LinuxKernel, operation: OtherOperation) -> None:
+        apply(kernel, operation)
+        now = time.time()
+        match operation:
+            case MakeChain(marks=add) | ChangeMarks(add=add):
+                _notes.extend(("marked", f"{ends} {minor}", now) for ends, minor in add.items())
+            case ChangePaces(add=add):
+                _note("paced", add, now)
+
+    LinuxKernel.change_classes = timed_change  # type: ignore[method-assign, assignment]
+    Puller.__init__, LinuxKernel.apply = timed_start, timed_apply  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    file, name, *arguments = sys.argv[1:]
+    services = {
+        "mptcp-sniffer": (_time_sniffer, mptcp_sniffer.service.main),
+        "mptcp-throttled": (_time_daemon, mptcp_throttled.service.main),
+    }
+    prepare, main = services[name]
+    prepare()
+    status = main(arguments)
+    Path(file).write_text("".join(json.dumps(note) + "\n" for note in _notes), encoding="ascii")
+    sys.exit(status)

@@ -1,0 +1,166 @@
+"""Whatever happens in whatever order: what is kept up to date is what is decided and planned anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import ETHERNET, WIFI, connection, network, subflow
+
+from mptcp_throttle.model import AccessNetwork, Connection, Per, Token
+from mptcp_throttle.units import Rate
+from mptcp_throttled.decisions import Decisions
+from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
+from mptcp_throttled.plan import UNTOUCHED, KernelPlan, PlanRules, Slot, plan_of
+from mptcp_throttled.planner import Planner
+from mptcp_throttled.policy import Share, decide
+from mptcp_throttled.reconcile import diff
+
+RULES = PlanRules(max_minor=6, linger=3.0, other_traffic=None)
+_LIMIT = Rate(9_000_000)
+LIMITED = network("third", 3, 3, cap="2mbit", limit="3mbit")
+
+# Clients with two addresses in a network, in and out of the networks, on ports that are used again.
+_SUBFLOWS = st.builds(
+    lambda net, host, port, v6, backup: subflow(
+        f"fd00:{net}::{host}" if v6 else f"10.{net}.0.{host}", port, backup=backup
+    ),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+_CHANGES = st.dictionaries(
+    st.integers(0, 4), st.none() | st.lists(_SUBFLOWS, min_size=1, max_size=4, unique_by=lambda s: s.ends), max_size=3
+)
+_NETWORKS = st.tuples(st.sampled_from(Per), st.sampled_from(Per), st.booleans()).map(
+    lambda per: (
+        WIFI,
+        replace(ETHERNET, per=per[0]),
+        replace(LIMITED, per=per[1], limit=None if per[2] else Rate(9000)),
+    )
+)
+_RULES = st.builds(
+    replace,
+    st.just(RULES),
+    linger=st.sampled_from([0.0, 3.0]),
+    settle=st.sampled_from([0.0, 1.5]),
+    other_traffic=st.sampled_from([None, Rate(10_000_000)]),
+)
+
+
+class Step(NamedTuple):
+    """What changes in the table, what is configured then, and the time that has passed."""
+
+    changes: dict[Token, Connection | None]
+    networks: tuple[AccessNetwork, ...]
+    paused: bool
+    rules: PlanRules
+    passed: float
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Step]:
+    networks: tuple[AccessNetwork, ...] = draw(_NETWORKS)
+    rules: PlanRules = draw(_RULES)
+    paused, taken = False, []
+    for _ in range(draw(st.integers(1, 12))):
+        match draw(st.integers(0, 9)):
+            case 0:
+                networks = draw(_NETWORKS)
+            case 1:
+                rules = draw(_RULES)
+            case 2:
+                paused = not paused
+        changes = {Token(n): None if s is None else connection(n, *s) for n, s in draw(_CHANGES).items()}
+        taken.append(Step(changes, networks, paused, rules, draw(st.sampled_from([0.0, 0.1, 1.0, 2.0, 5.0]))))
+    return taken
+
+
+def without_ports_of_others(
+    changes: dict[Token, Connection | None], table: dict[Token, Connection]
+) -> dict[Token, Connection | None]:
+    """The changes, less the subflows that another connection has: the sniffer knows each by one token."""
+    taken = {s.ends for token, c in table.items() if token not in changes for s in c.subflows}
+    kept: dict[Token, Connection | None] = {}
+    for token, changed in changes.items():
+        subflows = () if changed is None else tuple(s for s in changed.subflows if s.ends not in taken)
+        taken |= {s.ends for s in subflows}
+        kept[token] = connection(token, *subflows) if subflows else None
+    return kept
+
+
+def in_kernel(plan: KernelPlan) -> KernelState:
+    chains = {
+        version: ChainState({e: m for e, m in plan.marks.items() if e.client.address.version == version})
+        for version in (4, 6)
+    }
+    htb = HtbState(plan.default_minor, True, dict(plan.classes)) if plan.htb else None
+    return KernelState(QdiscState(htb), chains if plan.htb else {}, PacingState(dict(plan.paces)))
+
+
+@settings(deadline=None)
+@given(steps())
+def test_what_is_kept_up_to_date_is_what_is_decided_and_planned_anew(taken: list[Step]) -> None:
+    decisions, planner, now = Decisions(), Planner(), 0.0
+    minors: dict[Share, Slot] = {}
+    for changes, networks, paused, rules, passed in taken:
+        now += passed
+        before = in_kernel(planner.plan)
+        former = decisions.reconfigure(networks, paused=paused)
+        former = {**decisions.update(without_ports_of_others(changes, decisions.connections)), **former}
+        change = planner.update(former, decisions.treatments, now, rules)
+        treatments = decide(decisions.connections.values(), networks, paused=paused)
+        assert [t for of in decisions.treatments.values() for t in of] == list(treatments)
+        wanted = {t.held.share for t in treatments if t.held is not None}
+        assert wanted == {s for s, slot in planner.slots.items() if slot.idle_since is None} | set(
+            planner.without_class
+        )
+        assert planner.plan == (plan_of(treatments, planner.slots, rules) if planner.slots else UNTOUCHED)
+        if not change.root and planner.slots:
+            # What the change alone asks for is what the whole plan asks for.
+            part, whole = diff(in_kernel(change.before), change.after), diff(before, planner.plan)
+            assert len(part) == len(whole)
+            assert all(operation in whole for operation in part)
+        assert len({slot.minor for slot in planner.slots.values()}) == len(planner.slots)
+        assert all(2 <= slot.minor <= rules.max_minor for slot in planner.slots.values())
+        assert all(planner.slots[s].minor == slot.minor for s, slot in minors.items() if s in planner.slots)
+        assert not planner.without_class or len(planner.slots) == rules.max_minor - 1 or minors.keys() - planner.slots
+        minors = dict(planner.slots)
+
+
+def play(planner: Planner, decisions: Decisions, now: float, *table: Connection) -> None:
+    former = decisions.replace({c.token: c for c in table})
+    planner.update(former, decisions.treatments, now, RULES)
+
+
+def client(number: int) -> Connection:
+    return connection(number, subflow(f"10.1.0.{number}"), subflow(f"10.2.0.{number}"))
+
+
+def test_nothing_held_means_the_interface_is_untouched() -> None:
+    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, connection(1, subflow("10.1.0.2")))
+    assert planner.plan == UNTOUCHED
+    play(planner, decisions, 0.0, client(1))
+    assert planner.plan.htb
+    play(planner, decisions, 1.0)
+    assert planner.next_expiry == pytest.approx(4.0, abs=0.1)
+    play(planner, decisions, 4.0)
+    assert planner.plan == UNTOUCHED
+
+
+def test_who_goes_without_a_class_gets_the_next_one_that_is_free_and_has_rested() -> None:
+    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, *map(client, range(1, 8)))
+    assert [share.who for share in planner.without_class] == ["10.1.0.6", "10.1.0.7"]
+    play(planner, decisions, 1.0, *map(client, range(2, 8)))
+    play(planner, decisions, 4.0, *map(client, range(2, 8)))
+    assert len(planner.without_class) == 2
+    play(planner, decisions, 4.1, *map(client, range(2, 8)))
+    assert [share.who for share in planner.without_class] == ["10.1.0.7"]
+    assert planner.plan.marks[client(6).subflows[0].ends] == 2
