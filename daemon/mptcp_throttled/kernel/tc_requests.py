@@ -5,6 +5,7 @@ pyroute2 takes half a millisecond to encode or decode one, which counts with tho
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -47,7 +48,9 @@ _KIND_MASK: Final = 0x3FFF  # without the flags of nested attributes and of byte
 
 # An acknowledgement takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
-_OWN_PORT: Final = 0x3FC0_0000  # process ids have 22 bits (include/linux/threads.h, PID_MAX_LIMIT)
+_PID_BITS: Final = 22  # include/linux/threads.h, PID_MAX_LIMIT
+# What netlink ports have above them: pyroute2 takes 0 and 20 to 199 for its sockets, without asking.
+_OWN_PORTS: Final = range(200, 1024)
 _RECEIVE_BYTES: Final = 2**18
 _DUMP_ATTEMPTS: Final = 5
 
@@ -78,11 +81,16 @@ class TcRequests:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        # The kernel would give us the port that is our process id, which pyroute2 takes for its own without asking.
-        self._socket.bind((os.getpid() | _OWN_PORT, 0))
+        self._bind()
         for option in (_NETLINK_CAP_ACK, _NETLINK_EXT_ACK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._sequence = itertools.count(1)
+
+    def _bind(self) -> None:
+        for number in _OWN_PORTS:
+            with contextlib.suppress(OSError):
+                return self._socket.bind((os.getpid() | number << _PID_BITS, 0))
+        raise KernelError("bind a netlink socket", errno.EADDRINUSE)
 
     @property
     def port(self) -> int:
