@@ -89,8 +89,8 @@ def run_still(pid: int) -> bool:
     ("number", "status", "message"),
     [
         (signal.SIGKILL, -signal.SIGKILL, ""),
-        (signal.SIGTERM, 143, "guest: interrupted by SIGTERM\n"),
-        (signal.SIGINT, 130, "guest: interrupted by SIGINT\n"),
+        (signal.SIGTERM, 143, "guest: interrupted by SIGTERM; everything is cleaned up\n"),
+        (signal.SIGINT, 130, "guest: interrupted by SIGINT; everything is cleaned up\n"),
         (None, 124, "guest: the command did not end within 2 s; its console is empty\n"),
     ],
 )
