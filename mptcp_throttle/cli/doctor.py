@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _INTERFACES: Final = Path("/sys/class/net")
+_SEND_BUFFERS: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
+_SEND_BUFFER_BYTES: Final = 1 << 20
 
 
 class Finding(NamedTuple):
@@ -29,6 +31,7 @@ def examine(config: Config, timeout: float) -> list[Finding]:
     """Look at this host and ask both services, each for at most `timeout` seconds."""
     return [
         _kernel(),
+        _send_buffers(),
         _interface(config.proxy.interface),
         *_listeners(config.proxy.ports),
         *_sniffer(_ask(config.sockets.sniffer, timeout)),
@@ -42,6 +45,14 @@ def _kernel() -> Finding:
     except FileNotFoundError:
         return Finding("kernel", "has no MPTCP (CONFIG_MPTCP)")
     return Finding("kernel", None if enabled == "1" else "MPTCP is off; `sysctl net.mptcp.enabled=1`")
+
+
+def _send_buffers() -> Finding:
+    _, initial, _ = map(int, _SEND_BUFFERS.read_text(encoding="ascii").split())
+    problem = f"begin with {initial} bytes, so that who is capped from the first second may stay slow for long"
+    remedy = "net.ipv4.tcp_wmem in systemd/sysctl.d/mptcp-throttle.conf"
+    subject = "send buffers"
+    return Finding(subject, None if initial >= _SEND_BUFFER_BYTES else f"{problem}; {remedy}", harm=False)
 
 
 def _interface(name: str) -> Finding:

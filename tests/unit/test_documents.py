@@ -40,6 +40,7 @@ def test_the_install_commands_of_the_readme_install_every_file(tmp_path: Path) -
         "systemd/squid.service.d/*": "systemd/system/squid.service.d",
         "systemd/sysusers.d/*": "sysusers.d",
         "systemd/tmpfiles.d/*": "tmpfiles.d",
+        "systemd/sysctl.d/*": "sysctl.d",
         "config/*.yaml": "mptcp-throttle",
         "config/networks.d/*": "mptcp-throttle/networks.d",
     }

@@ -72,7 +72,9 @@ class Figures:
     intact: bool
 
 
-def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> Iterator[tuple[Cell, Figures]]:
+def measure(
+    cells: Sequence[Cell], seconds: float, repeats: int, seed: int, *, at_once: bool
+) -> Iterator[tuple[Cell, Figures]]:
     """The figures of each cell on this kernel, `repeats` times; in random order within a setting."""
     shuffle = random.Random(seed).shuffle  # noqa: S311
     settings: dict[tuple[str, tuple[int, int]], list[Cell]] = {}
@@ -83,7 +85,7 @@ def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> I
             order = of_setting * repeats
             shuffle(order)
             for number, cell in enumerate(order):
-                yield cell, transfer(lab, origin, cell, seconds, number)
+                yield cell, transfer(lab, origin, cell, seconds, number, at_once=at_once)
 
 
 @contextmanager
@@ -100,9 +102,19 @@ def bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
 
 
 def transfer(
-    lab: Lab, origin: Origin, cell: Cell, seconds: float, number: int, tuning: Mapping[str, float] | None = None
+    lab: Lab,
+    origin: Origin,
+    cell: Cell,
+    seconds: float,
+    number: int,
+    *,
+    at_once: bool = False,
+    tuning: Mapping[str, float] | None = None,
 ) -> Figures:
-    """One download, number `number` of the lab, perhaps with other constants in the daemon."""
+    """One download, number `number` of the lab; `tuning` gives constants of the daemon other values.
+
+    `at_once`: the rates begin with the connection, not in mid-transfer.
+    """
     slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
     wifi, ethernet = WIFI_FIRST
     networks = (replace(wifi, limit=fast), replace(ethernet, cap=slow))
@@ -113,14 +125,16 @@ def transfer(
     settings = {"pacing": cell.variant == "ours"}
     services = Services(lab.proxy, networks, name=f"throttle-{number}", linger="300ms", daemon=settings, tuning=tuning)
     with services:
-        services.ask("pause", None)
+        if not at_once or cell.variant == "none":
+            services.ask("pause", None)
         with PathMeter(lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
             download = Download(lab, lab.client, document)
             wait_until(lambda: len(services.subflows()) == 2, "two subflows")
             delivered = _Delivery(download)
-            delivered.watch(_BEFORE_SECONDS)
-            if cell.variant != "none":
-                services.ask("resume")
+            if not at_once:
+                delivered.watch(_BEFORE_SECONDS)
+                if cell.variant != "none":
+                    services.ask("resume")
             began = time.monotonic()
             delivered.watch(seconds + 1)
             ended = time.monotonic()
@@ -203,7 +217,8 @@ def _in_guest(cells: Sequence[Cell], options: argparse.Namespace, directory: Pat
         "--caps",
         *map(_text, options.caps),
     )
-    command = (_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput", *selection, *matrix)
+    begin = ("--at-once",) if options.at_once else ()
+    command = (_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput", *selection, *matrix, *begin)
     guest = (_REPOSITORY / "lab/guest/run", "--kernel", kernel, "--share", directory, "--timeout", 14400)
     argv = [str(word) for word in (*guest, "--", *command, "--repeats", options.repeats)]
     run(argv, timeout=14400)
@@ -249,6 +264,9 @@ def main() -> int:
     parser.add_argument("--delays", nargs="+", type=_delay, default=DELAYS, metavar="MS+MS")
     parser.add_argument("--caps", nargs="+", type=_pair, default=CAPS, metavar="MBPS+MBPS")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument(
+        "--at-once", action="store_true", help="the rates begin with the connection, not in mid-transfer"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
@@ -283,7 +301,9 @@ def main() -> int:
 
 def _measure_here(cells: Sequence[Cell], options: argparse.Namespace) -> list[tuple[Cell, Figures]]:
     results = []
-    for done, (cell, figures) in enumerate(measure(cells, options.seconds, options.repeats, options.seed), 1):
+    for done, (cell, figures) in enumerate(
+        measure(cells, options.seconds, options.repeats, options.seed, at_once=options.at_once), 1
+    ):
         results.append((cell, figures))
         if options.raw is not None:
             with options.raw.open("a", encoding="utf-8") as raw:

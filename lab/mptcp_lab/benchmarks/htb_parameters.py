@@ -48,7 +48,7 @@ def measure(cc: str, seconds: float, repeats: int, seed: int) -> dict[str, list[
     random.Random(seed).shuffle(order)  # noqa: S311
     with bench(cc, (0, 0)) as (lab, origin):
         for number, choice in enumerate(order):
-            results[choice].append(transfer(lab, origin, cell, seconds, number, CHOICES[choice]))
+            results[choice].append(transfer(lab, origin, cell, seconds, number, tuning=CHOICES[choice]))
             print(f"{number + 1}/{len(order)} {choice}", file=sys.stderr)
     return results
 
