@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
-_SYSCTL: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "mptcp-throttle.conf"
-
 WIFI_FIRST: Final = (
     AccessNetwork("wifi", (WIFI.v4, WIFI.v6), 1, None, None, Per.CLIENT),
     AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, Rate(1_000_000), None, Per.CLIENT),
@@ -82,7 +80,6 @@ class Services:
         self.daemon: Process | None = None
         self._tuning = tuning
         self._executables = Path(sys.executable).parent
-        proxy.sysctl(_kernel_parameters())
         (self.directory / "networks.d").mkdir(parents=True)
         self._write(
             self.config,
@@ -257,11 +254,3 @@ class Services:
     @staticmethod
     def _write(path: Path, data: dict[str, Any]) -> None:
         path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-
-
-def _kernel_parameters() -> dict[str, str]:
-    """What is recommended for a proxy's host, by path below /proc/sys."""
-    lines = (
-        line.partition("=") for line in _SYSCTL.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
-    )
-    return {name.strip().replace(".", "/"): value.strip() for name, _, value in lines}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from mptcp_lab import namespaces
@@ -24,7 +25,6 @@ from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 Family = Literal[4, 6]
 Network = IPv4Network | IPv6Network
@@ -61,6 +61,8 @@ _PROXY_SUBNETS: Final[dict[Family, Network]] = {4: IPv4Network("10.3.0.0/24"), 6
 _ORIGIN_SUBNETS: Final[dict[Family, Network]] = {4: IPv4Network("10.4.0.0/24"), 6: IPv6Network("fd00:4::/64")}
 _ROUTER: Final = 1
 _HOST: Final = 2
+
+_RECOMMENDED: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "mptcp-throttle.conf"
 
 # Deep enough for TCP to fill the link, shallow enough to keep the paths' delays alike: 62 kB at 10 Mb/s.
 _QUEUE: Final = "burst 16kb latency 50ms"
@@ -201,6 +203,8 @@ def _connect_hosts(lab: Lab) -> None:
     for host in (lab.router, lab.proxy, lab.origin, *lab.clients.values()):
         host.sysctl(kernel_parameters(forwarding=host is lab.router))
         host.ip(["link set lo up"])
+    # Before Squid listens: what it accepts has the listening socket's buffer.
+    lab.proxy.sysctl(recommended_kernel_parameters())
     _build_servers(lab)
     for link in (lab.topology.ethernet, lab.topology.wifi):
         _build_access_network(lab, link)
@@ -224,6 +228,13 @@ def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
         "net/ipv4/tcp_rmem": "4096 131072 33554432",
         "net/ipv4/tcp_wmem": "4096 16384 4194304",
     }
+
+
+def recommended_kernel_parameters() -> dict[str, str]:
+    """What we recommend for a proxy's host, by path below /proc/sys."""
+    lines = _RECOMMENDED.read_text(encoding="utf-8").splitlines()
+    settings = (line.partition("=") for line in lines if not line.startswith("#"))
+    return {name.strip().replace(".", "/"): value.strip() for name, _, value in settings}
 
 
 def _build_servers(lab: Lab) -> None:
