@@ -25,8 +25,13 @@ from pyroute2.netlink import (
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pyroute2.netlink.rtnl import (
     RTM_DELQDISC,
+    RTM_DELTCLASS,
     RTM_DELTFILTER,
+    RTM_GETQDISC,
+    RTM_GETTCLASS,
     RTM_GETTFILTER,
+    RTM_NEWQDISC,
+    RTM_NEWTCLASS,
     RTM_NEWTFILTER,
     TC_H_ROOT,
 )
@@ -34,16 +39,7 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.fault_point import fault_point, os_errors
-from mptcp_throttled.kernel.tc_requests import (
-    RTM_DELTCLASS,
-    RTM_GETQDISC,
-    RTM_GETTCLASS,
-    RTM_NEWQDISC,
-    RTM_NEWTCLASS,
-    Request,
-    TcRequests,
-    attribute,
-)
+from mptcp_throttled.kernel.tc_requests import Request, TcRequests, attribute
 from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK

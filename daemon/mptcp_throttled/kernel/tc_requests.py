@@ -14,31 +14,24 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from pyroute2.netlink import (
+    NETLINK_EXT_ACK,
+    NLM_F_ACK,
+    NLM_F_ACK_TLVS,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    SOL_NETLINK,
+)
+
 from mptcp_throttled.kernel.fault_point import fault_point, injects, os_errors
 from mptcp_throttled.kernel_state import KernelError
 
-# include/uapi/linux/rtnetlink.h
-RTM_NEWQDISC: Final = 36
-RTM_GETQDISC: Final = 38
-RTM_NEWTCLASS: Final = 40
-RTM_DELTCLASS: Final = 41
-RTM_GETTCLASS: Final = 42
-
-# include/uapi/linux/netlink.h; the socket module names none of these.
-NLM_F_REPLACE: Final = 0x100
-NLM_F_EXCL: Final = 0x200
-NLM_F_CREATE: Final = 0x400
-_NLM_F_REQUEST: Final = 0x1
-_NLM_F_ACK: Final = 0x4
-_NLM_F_DUMP_INTR: Final = 0x10
-_NLM_F_ACK_TLVS: Final = 0x200
-_NLM_F_DUMP: Final = 0x300
-_NLMSG_ERROR: Final = 2
-_NLMSG_DONE: Final = 3
+# include/uapi/linux/netlink.h; pyroute2 has no names for these.
 _NLMSGERR_ATTR_MSG: Final = 1
-_SOL_NETLINK: Final = 270
 _NETLINK_CAP_ACK: Final = 10
-_NETLINK_EXT_ACK: Final = 11
 
 _HEADER: Final = Struct("=IHHII")
 _TCMSG: Final = Struct("=BxxxiIII")
@@ -82,8 +75,8 @@ class TcRequests:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._bind()
-        for option in (_NETLINK_CAP_ACK, _NETLINK_EXT_ACK):
-            self._socket.setsockopt(_SOL_NETLINK, option, 1)
+        for option in (_NETLINK_CAP_ACK, NETLINK_EXT_ACK):
+            self._socket.setsockopt(SOL_NETLINK, option, 1)
         self._sequence = itertools.count(1)
 
     def _bind(self) -> None:
@@ -113,13 +106,13 @@ class TcRequests:
                     fault_point(request.what)
                 first = next(self._sequence)
                 numbers = [first, *itertools.islice(self._sequence, len(requests) - 1)]
-                flags = _NLM_F_REQUEST | _NLM_F_ACK
+                flags = NLM_F_REQUEST | NLM_F_ACK
                 packed = (_pack(r, r.flags | flags, n) for r, n in zip(requests, numbers, strict=True))
                 self._socket.send(b"".join(packed))
                 answers: dict[int, tuple[int, str]] = {}
                 while numbers[-1] not in answers:
                     for kind, flags, number, payload in _messages(self._socket.recv(_RECEIVE_BYTES)):
-                        if kind == _NLMSG_ERROR:
+                        if kind == NLMSG_ERROR:
                             answers[number] = _answer(payload, flags)
         except KernelError as error:
             return [error] * len(requests)
@@ -140,17 +133,17 @@ class TcRequests:
 
     def _dump(self, request: Request) -> list[TcMessage] | None:
         number = next(self._sequence)
-        self._socket.send(_pack(request, _NLM_F_REQUEST | _NLM_F_DUMP, number))
+        self._socket.send(_pack(request, NLM_F_REQUEST | NLM_F_DUMP, number))
         found: list[TcMessage] = []
         interrupted = False
         while True:
             for kind, flags, answered, payload in _messages(self._socket.recv(_RECEIVE_BYTES)):
                 if answered != number:
                     continue  # the rest of an answer that was given up
-                interrupted |= bool(flags & _NLM_F_DUMP_INTR)
-                if kind == _NLMSG_DONE:
+                interrupted |= bool(flags & NLM_F_DUMP_INTR)
+                if kind == NLMSG_DONE:
                     return None if interrupted else found
-                if kind == _NLMSG_ERROR:
+                if kind == NLMSG_ERROR:
                     error = _answer(payload, flags)[0]
                     raise OSError(error, os.strerror(error))
                 _, index, handle, parent, _ = _TCMSG.unpack_from(payload)
@@ -192,7 +185,7 @@ def _answer(payload: bytes, flags: int) -> tuple[int, str]:
     """The errno number, 0 for none, and what the kernel has to say about it."""
     number = -_ERROR.unpack_from(payload)[0]
     text = b""
-    if flags & _NLM_F_ACK_TLVS:
+    if flags & NLM_F_ACK_TLVS:
         # After the number comes the header of the request.
         text = attributes(payload[_ERROR.size + _HEADER.size :]).get(_NLMSGERR_ATTR_MSG, b"")
     return number, text.rstrip(b"\0").decode(errors="replace")
