@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 
 if TYPE_CHECKING:
@@ -77,7 +79,10 @@ def _listeners(ports: Sequence[int]) -> Iterator[Finding]:
 
 def _listens(protocol: str, port: int) -> bool:
     command = ["ss", "-H", "-l", "-n", protocol, "sport", "=", f":{port}"]
-    return bool(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip())
+    try:
+        return bool(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip())
+    except FileNotFoundError as error:
+        raise UserError("ss: not found; it is part of iproute2", os.EX_UNAVAILABLE) from error
 
 
 def _ask(socket: Path, timeout: float) -> Json | str:

@@ -39,6 +39,14 @@ def test_without_the_service_one_line_says_so(tmp_path: Path, capsys: pytest.Cap
     assert line.startswith(f"{tmp_path}/daemon.sock: no service answers")
 
 
+def test_a_doctor_without_ss_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--config", CONFIG, "doctor"]) == os.EX_UNAVAILABLE
+    assert capsys.readouterr().err == "ss: not found; it is part of iproute2\n"
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_an_output_that_cannot_be_written_is_one_line_and_a_reader_that_has_gone_none(
