@@ -12,6 +12,7 @@ import json
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.download import Download
 from mptcp_lab.meter import PathMeter, Series
@@ -31,6 +32,10 @@ from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 from mptcp_throttle.units import Rate
 
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
 KERNELS: Final = ("native", "debian-6.1", "debian-6.12")
 CONGESTION_CONTROLS: Final = ("bbr", "cubic", "reno")
 DELAYS: Final = ((0, 0), (5, 15), (15, 50))
@@ -40,7 +45,7 @@ VARIANTS: Final = ("none", "seed", "ours")
 _PAYLOAD_PART: Final = 1428 / 1514
 _BEFORE_SECONDS: Final = 2.0
 _AFTER_SECONDS: Final = 1.5
-_POLL_SECONDS: Final = 0.004
+_POLL_SECONDS: Final = 0.01
 _REPOSITORY: Final = Path(__file__).parents[3]
 
 
@@ -130,28 +135,36 @@ def transfer(
         with PathMeter(lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
             download = Download(lab, lab.client, document)
             wait_until(lambda: len(services.subflows()) == 2, "two subflows")
-            delivered = _Delivery(download)
-            if not at_once:
-                delivered.watch(_BEFORE_SECONDS)
-                if cell.variant != "none":
+            with _Delivery(download) as delivered:
+                if not at_once:
+                    _pass(_BEFORE_SECONDS, download)
+                begins = time.monotonic()
+                if not at_once and cell.variant != "none":
                     services.ask("resume")
-            began = time.monotonic()
-            delivered.watch(seconds + 1)
-            ended = time.monotonic()
-            if cell.variant != "none":
-                services.ask("pause", None)
-            delivered.watch(_AFTER_SECONDS)
+                began = time.monotonic()
+                _pass(seconds + 1, download)
+                ended = time.monotonic()
+                if cell.variant != "none":
+                    services.ask("pause", None)
+                _pass(_AFTER_SECONDS, download)
             result = download.wait(10 * (document.size * 8 / permitted))
             series = meter.series()
     carried = delivered.between(began + 1, ended)
     return Figures(
         100 * carried * 8 / (ended - began - 1) / permitted,
-        delivered.longest_gap(began, began + 3),
+        delivered.longest_gap(begins, began + 3),
         delivered.longest_gap(ended, ended + _AFTER_SECONDS),
         _worst_window(series, began + 1, ended) / slow.bits_per_second,
         series.received(ETHERNET.interface, began, began + 1) - slow.bytes_per_second,
         result.intact,
     )
+
+
+def _pass(seconds: float, download: Download) -> None:
+    """Let so many seconds pass, or the rest of the download."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and download.running:
+        time.sleep(_POLL_SECONDS)
 
 
 def _worst_window(series: Series, began: float, ended: float) -> float:
@@ -160,18 +173,30 @@ def _worst_window(series: Series, began: float, ended: float) -> float:
 
 
 class _Delivery:
-    """What the application has received, over time."""
+    """What the application receives, sampled in the background while its `with` block runs.
+
+    Whatever else takes time meanwhile, such as a call of the daemon on a slow machine, is not taken for a gap.
+    """
 
     def __init__(self, download: Download) -> None:
         self._download = download
         self._samples: list[tuple[float, int]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="delivery", daemon=True)
 
-    def watch(self, seconds: float) -> None:
-        """Sample for so long, or until the download ends."""
-        until = time.monotonic() + seconds
-        while (now := time.monotonic()) < until and self._download.running:
-            self._samples.append((now, self._download.received))
-            time.sleep(_POLL_SECONDS)
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_POLL_SECONDS):
+            self._samples.append((time.monotonic(), self._download.received))
 
     def between(self, began: float, ended: float) -> int:
         """The bytes received in that time."""
