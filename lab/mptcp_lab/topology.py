@@ -11,6 +11,7 @@ n of the subnet is the router for n = 1, else the only host (2) or client number
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -210,6 +211,19 @@ def _connect_hosts(lab: Lab) -> None:
         _build_access_network(lab, link)
     for host in (lab.proxy, *lab.clients.values()):
         host.ip(["mptcp limits set subflow 4 add_addr_accepted 4"])
+    for number, host in enumerate((lab.router, lab.proxy, lab.origin, *lab.clients.values())):
+        _receive_in_order(host, number % min(os.cpu_count() or 1, 32))
+
+
+def _receive_in_order(host: Host, processor: int) -> None:
+    """Let one processor take what arrives at a host.
+
+    A wire keeps the order of packets. A veth does not: each waits for the processor that sent it, and where the sender
+    moves from one to another (a qdisc that begins to hold packets back sends them from its timer) the later overtake
+    the earlier. TCP takes that for loss.
+    """
+    mask = f"{1 << processor:x}"
+    host.run("sh", "-c", f"for queue in /sys/class/net/*/queues/rx-0/rps_cpus; do echo {mask} > $queue; done")
 
 
 def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
