@@ -17,14 +17,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise, product
+from itertools import count, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.download import Download
 from mptcp_lab.meter import PathMeter, Series
-from mptcp_lab.origin import Origin, start_origin
+from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.process import run, wait_until
 from mptcp_lab.scenario.kernels import allow_congestion_controls, native_has
 from mptcp_lab.services import WIFI_FIRST, Services
@@ -77,25 +77,73 @@ class Figures:
     intact: bool
 
 
-def measure(
-    cells: Sequence[Cell], seconds: float, repeats: int, seed: int, *, at_once: bool
-) -> Iterator[tuple[Cell, Figures]]:
-    """The figures of each cell on this kernel, `repeats` times; in random order within a setting."""
-    shuffle = random.Random(seed).shuffle  # noqa: S311
-    settings: dict[tuple[str, tuple[int, int]], list[Cell]] = {}
-    for cell in cells:
-        settings.setdefault((cell.cc, cell.delay), []).append(cell)
-    for (cc, delay), of_setting in settings.items():
-        with bench(cc, delay) as (lab, origin):
-            order = of_setting * repeats
-            shuffle(order)
-            for number, cell in enumerate(order):
-                yield cell, transfer(lab, origin, cell, seconds, number, at_once=at_once)
+class Bench:
+    """The hosts with a congestion control and delays; Squid and the origin run. Transfers are made one by one."""
+
+    def __init__(self, lab: Lab, origin: Origin) -> None:
+        self._lab = lab
+        self._origin = origin
+        self._documents: dict[int, Document] = {}
+        self._names = (f"throttle-{number}" for number in count())
+
+    def services(self, variant: str, tuning: Mapping[str, float] | None = None) -> Services:
+        """The services, not started yet, for transfers of that variant; `tuning` changes constants of the daemon."""
+        settings = {"pacing": variant == "ours"}
+        return Services(self._lab.proxy, name=next(self._names), linger="300ms", daemon=settings, tuning=tuning)
+
+    def transfer(self, services: Services, cell: Cell, seconds: float, *, at_once: bool = False) -> Figures:
+        """One download. `at_once`: the rates begin with the connection, not in mid-transfer."""
+        slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
+        wifi, ethernet = WIFI_FIRST
+        services.configure((replace(wifi, limit=fast), replace(ethernet, cap=slow)))
+        services.ask("reload")
+        capped = cell.variant != "none"
+        _let(services, hold=capped and at_once)
+        permitted = sum(cell.caps) * 1e6 * _PAYLOAD_PART
+        links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
+        meanwhile = permitted if capped else links
+        size = int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8
+        with PathMeter(self._lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
+            download = Download(self._lab, self._lab.client, self._document(size))
+            wait_until(lambda: len(services.subflows()) == 2, "two subflows")
+            with _Delivery(download) as delivered:
+                if not at_once:
+                    _pass(_BEFORE_SECONDS, download)
+                begins = time.monotonic()
+                _let(services, hold=capped)
+                began = time.monotonic()
+                _pass(seconds + 1, download)
+                ended = time.monotonic()
+                _let(services, hold=False)
+                _pass(_AFTER_SECONDS, download)
+            result = download.wait(10 * (size * 8 / permitted))
+            series = meter.series()
+        carried = delivered.between(began + 1, ended)
+        return Figures(
+            100 * carried * 8 / (ended - began - 1) / permitted,
+            delivered.longest_gap(begins, began + 3),
+            delivered.longest_gap(ended, ended + _AFTER_SECONDS),
+            _worst_window(series, began + 1, ended) / slow.bits_per_second,
+            series.received(ETHERNET.interface, began, began + 1) - slow.bytes_per_second,
+            result.intact,
+        )
+
+    def _document(self, size: int) -> Document:
+        if size not in self._documents:
+            self._documents[size] = self._origin.add(size)
+        return self._documents[size]
+
+
+def _let(services: Services, *, hold: bool) -> None:
+    if hold:
+        services.ask("resume")
+    else:
+        services.ask("pause", None)
 
 
 @contextmanager
-def bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
-    """The hosts with that congestion control and those delays; Squid and the origin run."""
+def bench(cc: str, delay: tuple[int, int]) -> Iterator[Bench]:
+    """Build it; `delay` is that of Ethernet and Wi-Fi, in milliseconds."""
     with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
         lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc})
         for link, milliseconds in zip((ETHERNET, WIFI), delay, strict=True):
@@ -103,61 +151,31 @@ def bench(cc: str, delay: tuple[int, int]) -> Iterator[tuple[Lab, Origin]]:
                 # Below the token bucket, as the bottleneck's queue comes before the distance.
                 lab.client.tc([f"qdisc replace dev {link.interface} root netem delay {milliseconds}ms limit 5000"])
         start_squid(lab.proxy)
-        yield lab, start_origin(lab.origin)
+        yield Bench(lab, start_origin(lab.origin))
 
 
-def transfer(
-    lab: Lab,
-    origin: Origin,
-    cell: Cell,
-    seconds: float,
-    number: int,
-    *,
-    at_once: bool = False,
-    tuning: Mapping[str, float] | None = None,
-) -> Figures:
-    """One download, number `number` of the lab; `tuning` gives constants of the daemon other values.
+def measure(
+    cells: Sequence[Cell], seconds: float, repeats: int, seed: int, *, at_once: bool
+) -> Iterator[tuple[Cell, Figures]]:
+    """The figures of each cell on this kernel, `repeats` times; in random order within a setting.
 
-    `at_once`: the rates begin with the connection, not in mid-transfer.
+    Variants follow each other in random order too; all transfers between two changes of the variant have the same
+    services, whose start is what takes long on a slow machine.
     """
-    slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
-    wifi, ethernet = WIFI_FIRST
-    networks = (replace(wifi, limit=fast), replace(ethernet, cap=slow))
-    permitted = sum(cell.caps) * 1e6 * _PAYLOAD_PART
-    links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
-    meanwhile = links if cell.variant == "none" else permitted
-    document = origin.add(int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8)
-    settings = {"pacing": cell.variant == "ours"}
-    services = Services(lab.proxy, networks, name=f"throttle-{number}", linger="300ms", daemon=settings, tuning=tuning)
-    with services:
-        if not at_once or cell.variant == "none":
-            services.ask("pause", None)
-        with PathMeter(lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
-            download = Download(lab, lab.client, document)
-            wait_until(lambda: len(services.subflows()) == 2, "two subflows")
-            with _Delivery(download) as delivered:
-                if not at_once:
-                    _pass(_BEFORE_SECONDS, download)
-                begins = time.monotonic()
-                if not at_once and cell.variant != "none":
-                    services.ask("resume")
-                began = time.monotonic()
-                _pass(seconds + 1, download)
-                ended = time.monotonic()
-                if cell.variant != "none":
-                    services.ask("pause", None)
-                _pass(_AFTER_SECONDS, download)
-            result = download.wait(10 * (document.size * 8 / permitted))
-            series = meter.series()
-    carried = delivered.between(began + 1, ended)
-    return Figures(
-        100 * carried * 8 / (ended - began - 1) / permitted,
-        delivered.longest_gap(begins, began + 3),
-        delivered.longest_gap(ended, ended + _AFTER_SECONDS),
-        _worst_window(series, began + 1, ended) / slow.bits_per_second,
-        series.received(ETHERNET.interface, began, began + 1) - slow.bytes_per_second,
-        result.intact,
-    )
+    shuffle = random.Random(seed).shuffle  # noqa: S311
+    settings: dict[tuple[str, tuple[int, int]], dict[str, list[Cell]]] = {}
+    for cell in cells:
+        settings.setdefault((cell.cc, cell.delay), {}).setdefault(cell.variant, []).append(cell)
+    for (cc, delay), variants in settings.items():
+        order = list(variants) * repeats
+        shuffle(order)
+        with bench(cc, delay) as here:
+            for variant, turns in groupby(order):
+                with here.services(variant) as services:
+                    for _ in turns:
+                        shuffle(variants[variant])
+                        for cell in variants[variant]:
+                            yield cell, here.transfer(services, cell, seconds, at_once=at_once)
 
 
 def _pass(seconds: float, download: Download) -> None:

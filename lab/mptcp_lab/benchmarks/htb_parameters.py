@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from mptcp_lab.benchmarks.goodput import Cell, Figures, bench, transfer
+from mptcp_lab.benchmarks.goodput import Cell, Figures, bench
 
 _LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
 _BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
@@ -46,10 +46,11 @@ def measure(cc: str, seconds: float, repeats: int, seed: int) -> dict[str, list[
     cell = Cell("native", cc, (0, 0), (1.0, 40.0), "ours")
     order = list(CHOICES) * repeats
     random.Random(seed).shuffle(order)  # noqa: S311
-    with bench(cc, (0, 0)) as (lab, origin):
-        for number, choice in enumerate(order):
-            results[choice].append(transfer(lab, origin, cell, seconds, number, tuning=CHOICES[choice]))
-            print(f"{number + 1}/{len(order)} {choice}", file=sys.stderr)
+    with bench(cc, (0, 0)) as here:
+        for number, choice in enumerate(order, 1):
+            with here.services("ours", CHOICES[choice]) as services:
+                results[choice].append(here.transfer(services, cell, seconds))
+            print(f"{number}/{len(order)} {choice}", file=sys.stderr)
     return results
 
 
