@@ -247,7 +247,7 @@ def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
 def recommended_kernel_parameters() -> dict[str, str]:
     """What we recommend for a proxy's host, by path below /proc/sys."""
     lines = _RECOMMENDED.read_text(encoding="utf-8").splitlines()
-    settings = (line.partition("=") for line in lines if not line.startswith("#"))
+    settings = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip().replace(".", "/"): value.strip() for name, _, value in settings}
 
 

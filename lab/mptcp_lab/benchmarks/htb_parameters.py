@@ -1,6 +1,6 @@
 """What each choice behind a cap is worth: goodput, gaps and excess with it and with others, side by side.
 
-One cell of the goodput benchmark: 1 + 40 Mb/s without delay; the daemon runs with one constant changed at a time.
+A cell of the goodput benchmark without delay; the daemon runs with one constant changed at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from mptcp_lab.benchmarks.goodput import Cell, Figures, bench
+from mptcp_lab.benchmarks.goodput import Cell, Figures, bench, number_pair
 
 _LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
 _BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
@@ -40,10 +40,10 @@ CHOICES: Final[dict[str, dict[str, float]]] = {
 }
 
 
-def measure(cc: str, seconds: float, repeats: int, seed: int) -> dict[str, list[Figures]]:
+def measure(cc: str, caps: tuple[float, float], seconds: float, repeats: int, seed: int) -> dict[str, list[Figures]]:
     """Every choice `repeats` times, in random order."""
     results: dict[str, list[Figures]] = {choice: [] for choice in CHOICES}
-    cell = Cell("native", cc, (0, 0), (1.0, 40.0), "ours")
+    cell = Cell("native", cc, (0, 0), caps, "ours")
     order = list(CHOICES) * repeats
     random.Random(seed).shuffle(order)  # noqa: S311
     with bench(cc, (0, 0)) as here:
@@ -58,12 +58,13 @@ def main() -> int:
     """Print a line per choice."""
     parser = argparse.ArgumentParser(prog="htb-parameters", description=__doc__)
     parser.add_argument("--cc", default="bbr", help="congestion control of the proxy; default: %(default)s")
+    parser.add_argument("--caps", type=number_pair, default=(1.0, 40.0), metavar="MBPS+MBPS", help="default: 1+40")
     parser.add_argument("--seconds", type=float, default=7.0, help="of each cap; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians to FILE too")
     options = parser.parse_args()
-    results = measure(options.cc, options.seconds, options.repeats, options.seed)
+    results = measure(options.cc, options.caps, options.seconds, options.repeats, options.seed)
     names = [field.name for field in fields(Figures)]
     medians = {
         choice: {name: median(float(getattr(run, name)) for run in runs) for name in names}
