@@ -6,6 +6,8 @@ go forward only, a conditional one at most 255 instructions far.
 
 from __future__ import annotations
 
+import ctypes
+import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -59,6 +61,8 @@ SKF_NET_OFF: Final = 0xFFF0_0000
 """Load from here on for the network header, wherever it begins."""
 
 _SOCK_FILTER: Final = Struct("HBBI")
+_SOCK_FPROG: Final = Struct("HP")
+_SO_ATTACH_FILTER: Final = 26  # include/uapi/asm-generic/socket.h; the socket module has no name for it
 
 
 class Instruction(NamedTuple):
@@ -101,3 +105,10 @@ def assemble(lines: Sequence[Line | str]) -> tuple[Instruction, ...]:
 def encode(program: Iterable[Instruction]) -> bytes:
     """The program as the kernel takes it: an array of `struct sock_filter`."""
     return b"".join(_SOCK_FILTER.pack(*instruction) for instruction in program)
+
+
+def attach_filter(sock: socket.socket, program: Sequence[Instruction]) -> None:
+    """Let only what `program` passes into `sock`, from the next frame or message on. Raises OSError."""
+    instructions = ctypes.create_string_buffer(encode(program))
+    fprog = _SOCK_FPROG.pack(len(program), ctypes.addressof(instructions))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import socket
@@ -16,14 +15,12 @@ from scapy.error import Scapy_Exception, log_runtime
 
 from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
-from mptcp_throttle.classic_bpf import Instruction, encode
+from mptcp_throttle.classic_bpf import attach_filter
 from mptcp_throttle.errors import UserError
 
-# include/uapi/linux/if_packet.h, if_ether.h, filter.h and asm-generic/socket.h; the socket module names none of these.
+# include/uapi/linux/if_packet.h, if_ether.h and asm-generic/socket.h; the socket module names none of these.
 _SOL_PACKET: Final = 263
 _ETH_P_ALL: Final = 3
-_SO_ATTACH_FILTER: Final = 26
-_SOCK_FPROG: Final = Struct("HP")
 _PACKET_STATISTICS: Final = 6
 _SO_RCVBUFFORCE: Final = 33
 _TPACKET_STATS: Final = Struct("II")
@@ -49,13 +46,6 @@ class CapturedFrame(NamedTuple):
 
 class CaptureLost(Exception):
     """The interface went down or away; what happened meanwhile is unknown."""
-
-
-def attach_filter(sock: socket.socket, program: Sequence[Instruction]) -> None:
-    """Let only what `program` passes into `sock`, from the next frame on. Raises OSError."""
-    instructions = ctypes.create_string_buffer(encode(program))
-    fprog = _SOCK_FPROG.pack(len(program), ctypes.addressof(instructions))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
 
 
 class Capture:

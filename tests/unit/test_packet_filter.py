@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from segments import capable_syn, frame, join_syn, join_synack, token
 
-from mptcp_sniffer.capture import attach_filter
 from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Malformed, parse_ethernet
-from mptcp_throttle.classic_bpf import Instruction, encode
+from mptcp_throttle.classic_bpf import Instruction, attach_filter, encode
 
 PORTS = (8080, 3128)
 PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in Link}

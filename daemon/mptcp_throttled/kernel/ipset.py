@@ -1,6 +1,7 @@
-"""Our sets of ipset(8), through pyroute2; sets of others are not looked into, let alone touched.
+"""Our sets of ipset(8); sets of others are not looked into, let alone touched.
 
-A set maps subflows of one IP version and one proxy port to packet marks: `hash:ip,port,ip` with `skbinfo`.
+A set maps subflows of one IP version and one proxy port to packet marks: `hash:ip,port,ip` with `skbinfo`. pyroute2
+makes and lists them; elements are changed without it, for every JOIN brings one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPSet
-from pyroute2.netlink import NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
+from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, nfgen_msg
 from pyroute2.netlink.nfnetlink.ipset import (
@@ -29,7 +31,9 @@ from pyroute2.netlink.nfnetlink.ipset import (
     ipset_msg,
 )
 
+from mptcp_throttled.kernel.fault_point import os_errors
 from mptcp_throttled.kernel.netlink import netlink_call
+from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request, attribute
 from mptcp_throttled.kernel_state import KernelError
 
 MAX_MARKS: Final = 2**20
@@ -39,6 +43,8 @@ SET_TYPE: Final = "hash:ip,port,ip"
 _PROTOCOL: Final = 6  # IPSET_PROTOCOL_MIN: what every kernel speaks (include/uapi/linux/netfilter/ipset/ip_set.h)
 _MIN_REVISION: Final = 5  # skbinfo (net/netfilter/ipset/ip_set_hash_ipportip.c)
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
+_NFGENMSG: Final = Struct("!BBH")
+_ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_ADT, _ATTR_LINENO = 1, 2, 8, 9  # IPSET_ATTR_... in ip_set.h
 _NAME: Final = re.compile(r"mptcp-throttle-([46])-(\d{1,5})(-new)?")
 _NO_IPSET: Final = frozenset({errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP})
 _ELEMENTS_BYTES: Final = 60_000  # the length of an attribute has 16 bits
@@ -95,13 +101,17 @@ class OwnSets:
     def __init__(self, max_marks: int = MAX_MARKS) -> None:
         self._max_marks = max_marks
         self._opened: IPSet | None = None
+        self._requests: NetlinkRequests | None = None
         self._absent = False
 
     def close(self) -> None:
-        """Close the netlink socket; it is opened again when it is needed."""
+        """Close the netlink sockets; they are opened again when they are needed."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
 
     def require(self) -> None:
         """Raise KernelError if the kernel has no such sets."""
@@ -184,13 +194,13 @@ class OwnSets:
         step = _ELEMENTS_BYTES // len(elements[0])
         for begin in range(0, len(elements), step):
             some = elements[begin : begin + step]
-            with _call(f"ipset {verb} {own.name}: {len(some)} marks"):
-                attributes = [
-                    ("IPSET_ATTR_SETNAME", own.name),
-                    ("IPSET_ATTR_LINENO", 1),
-                    ("IPSET_ATTR_ADT", b"".join(some)),
-                ]
-                list(self._request(command, NLM_F_REQUEST | NLM_F_ACK, attributes))
+            what = f"ipset {verb} {own.name}: {len(some)} marks"
+            if self._requests is None:
+                with os_errors(what):
+                    self._requests = NetlinkRequests(NETLINK_NETFILTER)
+            (refusal,) = self._requests.carry_out([_alteration(what, command, own, some)])
+            if refusal is not None:
+                raise _explained(what, refusal)
 
     def _request(self, command: int, flags: int, attributes: Sequence[tuple[str, object]]) -> Iterator[nlmsg]:
         message = _SetMessage()
@@ -216,13 +226,25 @@ class _NoIpsetError(KernelError):
         super().__init__("the kernel has no ipset (CONFIG_IP_SET)", errno.ENOENT)
 
 
+def _alteration(what: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> Request:
+    body = (
+        _NFGENMSG.pack(socket.AF_INET, 0, 0),
+        attribute(_ATTR_PROTOCOL, bytes([_PROTOCOL])),
+        attribute(_ATTR_SETNAME, own.name.encode() + b"\0"),
+        attribute(_ATTR_LINENO, bytes(4)),
+        attribute(_ATTR_ADT | NLA_F_NESTED, b"".join(elements)),
+    )
+    return Request(what, NFNL_SUBSYS_IPSET << 8 | command, 0, b"".join(body))
+
+
 @contextmanager
 def _call(what: str) -> Iterator[None]:
     try:
         with netlink_call(what):
             yield
     except KernelError as error:
-        if error.number not in _ERRORS:
-            raise
-        number, remedy = _ERRORS[error.number]
-        raise KernelError(what, number, remedy) from error
+        raise _explained(what, error) from error
+
+
+def _explained(what: str, error: KernelError) -> KernelError:
+    return KernelError(what, *_ERRORS[error.number]) if error.number in _ERRORS else error

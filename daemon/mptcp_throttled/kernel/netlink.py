@@ -39,7 +39,8 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.fault_point import fault_point, os_errors
-from mptcp_throttled.kernel.tc_requests import Request, TcRequests, attribute
+from mptcp_throttled.kernel.netlink_requests import Request, attribute
+from mptcp_throttled.kernel.tc_requests import TcRequests, tc_request
 from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK
@@ -129,7 +130,7 @@ class TrafficControl:
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
         found: dict[int, list[Qdisc]] = {}
-        for message in self._requests.dump("tc qdisc show", RTM_GETQDISC):
+        for message in self._requests.show("tc qdisc show", RTM_GETQDISC):
             kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
             qdisc = Qdisc(_text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
             found.setdefault(message.interface, []).append(qdisc)
@@ -185,7 +186,7 @@ class TrafficControl:
         """The HTB classes of an interface."""
         return [
             HtbClass(message.handle, message.attributes.get(_TCA_OPTIONS, b""))
-            for message in self._requests.dump(f"tc class show dev {interface.name}", RTM_GETTCLASS, interface.index)
+            for message in self._requests.show(f"tc class show dev {interface.name}", RTM_GETTCLASS, interface.index)
             if _text(message.attributes[_TCA_KIND]) == "htb"
         ]
 
@@ -239,13 +240,13 @@ def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *,
     )
     flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
     htb = attribute(_TCA_KIND, b"htb\0") + attribute(_TCA_OPTIONS, options)
-    return Request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, htb)
+    return tc_request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, htb)
 
 
 def delete_class(interface: Interface, classid: int) -> Request:
     """Delete a class and its leaf qdisc with all that is queued in it."""
     what = f"tc class del dev {interface.name} classid {format_classid(classid)}"
-    return Request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
+    return tc_request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
 
 
 def add_leaf(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
@@ -253,7 +254,7 @@ def add_leaf(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Re
     what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
     flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
     body = attribute(_TCA_KIND, qdisc.kind.encode() + b"\0") + attribute(_TCA_OPTIONS, qdisc.options or b"")
-    return Request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body)
+    return tc_request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body)
 
 
 def _text(data: bytes) -> str:

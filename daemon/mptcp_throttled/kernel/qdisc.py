@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mptcp_throttled.kernel.htb import Marking
-    from mptcp_throttled.kernel.tc_requests import Request
+    from mptcp_throttled.kernel.netlink_requests import Request
 
 _log = logging.getLogger("mptcp-throttled")
 
