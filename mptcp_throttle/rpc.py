@@ -14,8 +14,8 @@
 
 Connections are encoded by `mptcp_throttle.wire`.
 
-A connection of a socket carries one request and its answer (HTTP/1.0). Nobody who is slow, silent or rude keeps others
-waiting: see `_Server`.
+A connection of a socket carries one request after the other (HTTP/1.1), or a single one if the client says so. Nobody
+who is slow, silent or rude keeps others waiting: see `_Server`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCServer
 from mptcp_throttle.errors import UserError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from mptcp_throttle.config import SocketGroup
@@ -74,11 +74,14 @@ class RpcError(UserError):
 
 
 class _BoundedStream(io.RawIOBase):
-    """What a connection sends, up to a number of bytes. http.server alone would take headers of 6.5 MB."""
+    """What a connection sends, up to a number of bytes a request. http.server alone would take headers of 6.5 MB."""
 
-    def __init__(self, connection: socket.socket, most: int) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._left = most
+        self.expect_request()
+
+    def expect_request(self) -> None:
+        self._left = _MAX_HEADER_BYTES + _MAX_REQUEST_BYTES
 
     def readable(self) -> bool:
         return True
@@ -90,14 +93,20 @@ class _BoundedStream(io.RawIOBase):
 
 
 class _RequestHandler(http.server.BaseHTTPRequestHandler):
-    """Reads the one request of a connection. What is none is answered with a JSON-RPC error too."""
+    """Reads the requests of a connection. What is none is answered with a JSON-RPC error too, and is the last."""
 
     server: _Server
+    protocol_version = "HTTP/1.1"
 
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_BoundedStream(self.connection, _MAX_HEADER_BYTES + _MAX_REQUEST_BYTES))
+        self._stream = _BoundedStream(self.connection)
+        self.rfile = io.BufferedReader(self._stream)
+
+    def handle_one_request(self) -> None:
+        self._stream.expect_request()
+        super().handle_one_request()
 
     def do_POST(self) -> None:
         try:
@@ -118,16 +127,19 @@ class _RequestHandler(http.server.BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         text = (message or HTTPStatus(code).phrase)[:_MAX_QUOTED]
         _log.info("rpc: code %d, message %s", code, text)
+        self.close_connection = True
         with contextlib.suppress(ConnectionError):
             self._send(code, text, _error(text))
 
     def _send(self, code: int, reason: str | None, answer: str) -> None:
         body = answer.encode()
-        self.send_response(code, reason)
-        self.send_header("Content-Type", _JSON_RPC.content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        lines = [
+            f"{self.protocol_version} {code:d} {HTTPStatus(code).phrase if reason is None else reason}",
+            f"Content-Type: {_JSON_RPC.content_type}",
+            *(["Connection: close"] if self.close_connection else []),
+            f"Content-Length: {len(body)}",
+        ]
+        self.wfile.write(_message(lines, body))
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
@@ -217,6 +229,11 @@ class _Server(socketserver.ThreadingMixIn, SimpleJSONRPCServer):  # type: ignore
             self._changed.wait_for(lambda: not self._answering and not self._waiting, _CLOSE_SECONDS)
 
 
+def _message(head: Iterable[str], body: bytes) -> bytes:
+    """A message of HTTP in one piece: each piece wakes who waits for it."""
+    return "\r\n".join((*head, "\r\n")).encode("latin-1", "replace") + body
+
+
 def _error(message: str) -> str:
     return str(jsonrpclib.Fault(_INVALID_REQUEST, message, config=_JSON_RPC).response())
 
@@ -277,12 +294,12 @@ def _answering_refusals(method: Callable[..., Json]) -> Callable[..., Json]:
 class _TimedSocket(socket.socket):
     """A Unix socket; whatever waits for it raises TimeoutError at `deadline` (time.monotonic)."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._deadline = deadline
+        self.deadline = 0.0
 
     def _left(self) -> float:
-        left = self._deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         return left
@@ -304,12 +321,16 @@ class _TimedSocket(socket.socket):
 
 
 class _Transport(UnixTransport):  # type: ignore[misc]
-    """pelix offers no timeout: a service that hangs would hang its callers."""
+    """pelix offers no timeout: a service that hangs would hang its callers.
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    With `keep`, the connection is kept for the next call, as long as the service keeps it.
+    """
+
+    def __init__(self, path: Path, timeout: float, *, keep: bool) -> None:
         super().__init__(_JSON_RPC)
         self._path = str(path)
         self._timeout = timeout
+        self._keep = keep
         self._current: _TimedSocket | None = None
         self._interrupted = False
 
@@ -318,36 +339,67 @@ class _Transport(UnixTransport):  # type: ignore[misc]
         try:
             return self._exchange(handler, request_body, deadline)
         except ConnectionError:
-            # A service that cannot serve everybody drops some unheard.
+            # A service that cannot serve everybody drops some unheard; and one that was idle, whenever it likes.
             return self._exchange(handler, request_body, deadline)
 
     def _exchange(self, handler: str, request_body: str, deadline: float) -> str:
-        connection = http.client.HTTPConnection("localhost")
-        with _TimedSocket(deadline) as self._current:
-            self._current.connect(self._path)
-            if self._interrupted:
-                raise ConnectionAbortedError("interrupted")
-            connection.sock = self._current
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            connection = self._connected(deadline)
             # A service that refuses a request need not have read it.
             with contextlib.suppress(BrokenPipeError):
-                connection.request("POST", handler, request_body.encode(), {"Content-Type": _JSON_RPC.content_type})
-            with connection.getresponse() as response:
-                return response.read().decode()
+                connection.sendall(self._request(handler, request_body.encode()))
+            with http.client.HTTPResponse(connection, method="POST") as response:
+                response.begin()
+                answer = response.read().decode()
+                if self._keep and not response.will_close:
+                    on_failure.pop_all()
+        return answer
+
+    def _request(self, handler: str, body: bytes) -> bytes:
+        lines = (
+            f"POST {handler} HTTP/1.1",
+            "Host: localhost",
+            f"Connection: {'keep-alive' if self._keep else 'close'}",
+            f"Content-Type: {_JSON_RPC.content_type}",
+            f"Content-Length: {len(body)}",
+        )
+        return _message(lines, body)
+
+    def _connected(self, deadline: float) -> _TimedSocket:
+        connection = self._current
+        if connection is None:
+            connection = self._current = _TimedSocket()
+            connection.deadline = deadline
+            connection.connect(self._path)
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
+        connection.deadline = deadline
+        return connection
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
+            self._current = None
 
     def interrupt(self) -> None:
         self._interrupted = True
-        if self._current is not None:
+        current = self._current
+        if current is not None:
             with contextlib.suppress(OSError):
-                self._current.shutdown(socket.SHUT_RDWR)
+                current.shutdown(socket.SHUT_RDWR)
 
 
 class RpcClient:
-    """Calls a service. `timeout` is in seconds and bounds a call. Not for concurrent use."""
+    """Calls a service. `timeout` is in seconds and bounds a call. Not for concurrent use.
 
-    def __init__(self, path: Path, timeout: float = 5.0) -> None:
+    With `keep`, one connection serves for many calls: for those who call again and again.
+    """
+
+    def __init__(self, path: Path, timeout: float = 5.0, *, keep: bool = False) -> None:
         self._path = path
         self._timeout = timeout
-        self._transport = _Transport(path, timeout)
+        self._transport = _Transport(path, timeout, keep=keep)
         self._proxy = ServerProxy(f"unix+http://.{path.absolute()}", transport=self._transport, config=_JSON_RPC)
 
     def call(self, method: str, *params: Json) -> Json:
@@ -368,6 +420,10 @@ class RpcClient:
             # There is no end to what http.client, json and pelix raise over an answer that is none.
             problem = f"{self._path}: the answer is not JSON-RPC: {shown(str(error))}"
             raise RpcError(problem, os.EX_UNAVAILABLE) from error
+
+    def close(self) -> None:
+        """End the connection that is kept, if there is one."""
+        self._transport.close()
 
     def interrupt(self) -> None:
         """End a call that is waiting in another thread, and all later ones: they raise RpcError."""

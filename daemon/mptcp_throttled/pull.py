@@ -54,7 +54,7 @@ class Puller(threading.Thread):
 
     def __init__(self, sniffer_socket: Path, deliver: Callable[[TableUpdate], None]) -> None:
         super().__init__(name="pull", daemon=True)
-        self._client = RpcClient(sniffer_socket, _CALL_SECONDS)
+        self._client = RpcClient(sniffer_socket, _CALL_SECONDS, keep=True)
         self._snapshot_client = RpcClient(sniffer_socket, _SNAPSHOT_SECONDS)
         self._deliver = deliver
         self._stopping = threading.Event()
@@ -66,6 +66,7 @@ class Puller(threading.Thread):
         self._client.interrupt()
         self._snapshot_client.interrupt()
         self.join()
+        self._client.close()
 
     def run(self) -> None:
         """Follow the table."""

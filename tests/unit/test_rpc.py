@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,7 @@ METHODS: dict[str, Callable[..., Json]] = {
     "refuse": refuse,
     "crash": crash,
     "wait": wait,
+    "thread": threading.get_ident,
     "big": lambda: "x" * 10**6,
 }
 
@@ -207,7 +208,7 @@ def test_json_rpc_1_and_notifications_are_served(one_for_all: Path) -> None:
     said = answer(one_for_all, post(b'{"method": "echo", "params": [7], "id": 3}'))
     assert json.loads(said) == {"result": 7, "id": 3, "error": None}
     notification = rest(connect(one_for_all, post(b'{"jsonrpc": "2.0", "method": "echo", "params": [7]}')))
-    assert notification.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert notification.startswith(b"HTTP/1.1 200 OK\r\n")
     assert notification.endswith(b"Content-Length: 0\r\n\r\n")
 
 
@@ -249,6 +250,31 @@ def test_who_does_not_take_the_answer_is_dropped(path: Path) -> None:
     assert seconds_to_echo(path) < 0.3
     wait_until(lambda: servers_threads() == 0)
     assert 0 < len(rest(deaf)) < 10**6
+
+
+def test_who_calls_again_and_again_keeps_his_connection(path: Path) -> None:
+    longest = "x" * 65_000  # two of them are more than one request may have
+    with closing(RpcClient(path, keep=True)) as client:
+        assert [client.call("echo", value) for value in (1, longest, longest, 2)] == [1, longest, longest, 2]
+        with pytest.raises(RpcError, match="dsl"):
+            client.call("refuse")
+        assert client.call("thread") == client.call("thread")
+        assert servers_threads() == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_kept_connection_that_is_idle_is_dropped_and_the_next_call_makes_another(path: Path) -> None:
+    with closing(RpcClient(path, keep=True)) as client:
+        assert client.call("echo", 1) == 1
+        wait_until(lambda: servers_threads() == 0)
+        assert client.call("echo", 2) == 2
+
+
+def test_after_what_is_no_request_nothing_more_is_read_from_a_connection(path: Path) -> None:
+    kept = request("echo", 1).replace(b"HTTP/1.0", b"HTTP/1.1")
+    said = rest(connect(path, kept + b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n" + kept))
+    assert said.count(b"HTTP/1.1 200") == said.count(b"HTTP/1.1 411") == said.count(b"Connection: close") == 1
+    assert said.count(b"HTTP/1.1") == 2
 
 
 @pytest.mark.usefixtures("impatient")
@@ -506,7 +532,7 @@ def test_what_is_no_rpc_is_answered_with_an_error_and_logged_in_one_line(
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(path))
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert sock.recv(4096).startswith(b"HTTP/1.0 501 Unsupported method ('GET')\r\n")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 501 Unsupported method ('GET')\r\n")
     assert caplog.messages == ["rpc: code 501, message Unsupported method ('GET')"]
     assert capfd.readouterr().err == ""
 
