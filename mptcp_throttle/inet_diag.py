@@ -1,32 +1,83 @@
-"""TCP sockets as the kernel lists them (inet_diag, as ss(8) uses it), with the attributes that a caller wants."""
+"""TCP sockets as the kernel lists them (inet_diag, as ss(8) uses it): structures of include/uapi/linux/inet_diag.h."""
 
 from __future__ import annotations
 
-from socket import AF_INET, AF_INET6
-from typing import TYPE_CHECKING, Final
+import os
+import socket
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyroute2 import DiagSocket
-from pyroute2.netlink.diag import MarshalDiag, inet_diag_msg
+from pyroute2.netlink import NETLINK_SOCK_DIAG, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR
+
+from mptcp_throttle.netlink import attributes, messages, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+SS_ESTABLISHED: Final = 1
+SS_LISTEN: Final = 10
+"""include/net/tcp_states.h"""
+
+_SOCK_DIAG_BY_FAMILY: Final = 20
 _EXT_INFO: Final = 1 << 1  # INET_DIAG_INFO - 1; without it the kernel leaves out INET_DIAG_ULP_INFO too
+_REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
+_SOCKET: Final = Struct("!BxBBHH16s16s32x")  # struct inet_diag_msg
+_ERROR: Final = Struct("=i")
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+_RECEIVE_BYTES: Final = 2**18
 
 
-def list_tcp(message: type[inet_diag_msg], ports: Sequence[int], state: int) -> list[inet_diag_msg]:
-    """The sockets on these local ports in that state (SS_...), each as a `message`.
+class TcpSocket(NamedTuple):
+    """A socket; addresses are packed, `timer` and `retransmits` are idiag_timer and idiag_retrans."""
 
-    Raises OSError or NetlinkError.
-    """
-    marshal = MarshalDiag()
-    marshal.msg_map = {AF_INET: message, AF_INET6: message}
-    with DiagSocket() as diag:
-        diag.set_marshal(marshal)
-        diag.bind()
+    local: bytes
+    local_port: int
+    remote: bytes
+    remote_port: int
+    timer: int
+    retransmits: int
+    attributes: dict[int, bytes]
+
+
+def list_tcp(ports: Sequence[int], state: int) -> list[TcpSocket]:
+    """The sockets on these local ports in that state (SS_...). Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as diag:
         return [
             one
-            for family in (AF_INET, AF_INET6)
+            for family in (socket.AF_INET, socket.AF_INET6)
             for port in ports
-            for one in diag.get_sock_stats(family=family, states=1 << state, extensions=_EXT_INFO, sport=port)
+            for one in _dump(diag, family, port, state)
         ]
+
+
+def _dump(diag: socket.socket, family: int, port: int, state: int) -> Iterator[TcpSocket]:
+    request = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXT_INFO, 1 << state, port.to_bytes(2, "big"))
+    diag.send(pack(_SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 0, request))
+    while True:
+        for kind, _, _, payload in messages(diag.recv(_RECEIVE_BYTES)):
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                error = -_ERROR.unpack_from(payload)[0]
+                raise OSError(error, os.strerror(error))
+            yield _parse(payload)
+
+
+def _parse(payload: bytes) -> TcpSocket:
+    family, timer, retransmits, local_port, remote_port, local, remote = _SOCKET.unpack_from(payload)
+    return TcpSocket(
+        _address(family, local),
+        local_port,
+        _address(family, remote),
+        remote_port,
+        timer,
+        retransmits,
+        attributes(payload[_SOCKET.size :]),
+    )
+
+
+def _address(family: int, data: bytes) -> bytes:
+    if family == socket.AF_INET:
+        return data[:4]
+    # A socket that listens for both families has its IPv4 peers in IPv6 notation.
+    return data[12:] if data.startswith(_IPV4_MAPPED) else data

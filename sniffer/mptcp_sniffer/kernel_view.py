@@ -6,19 +6,19 @@ when something has happened to any of them. Neither exists on a box that only fo
 
 from __future__ import annotations
 
+import sys
 import time
-from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from pyroute2 import GenericNetlinkSocket
-from pyroute2.netlink import genlmsg, nla
-from pyroute2.netlink.diag import SS_ESTABLISHED, inet_diag_msg
+from pyroute2.netlink import genlmsg
 from pyroute2.netlink.exceptions import NetlinkError
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.inet_diag import list_tcp
+from mptcp_throttle.inet_diag import SS_ESTABLISHED, TcpSocket, list_tcp
 from mptcp_throttle.model import Token
+from mptcp_throttle.netlink import attributes
 from mptcp_throttle.service import missing_capabilities
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
 _STALLED_RETRANSMITS: Final = 2
+# include/uapi/linux/inet_diag.h: INET_DIAG_ULP_INFO, and in it INET_ULP_INFO_MPTCP
+_ULP_INFO: Final = 19
+_ULP_INFO_MPTCP: Final = 3
+# include/uapi/linux/mptcp.h: MPTCP_SUBFLOW_ATTR_...
+_TOKEN_LOC, _FLAGS, _ID_REM = 2, 8, 9
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
 _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 
@@ -54,26 +59,6 @@ class KernelViewUnavailable(Exception):
     """The kernel cannot or will not list MPTCP subflows, and why."""
 
 
-class _Message(inet_diag_msg):  # type: ignore[misc]
-    """inet_diag_msg with the one attribute that matters (include/uapi/linux/inet_diag.h)."""
-
-    nla_map = ((19, "INET_DIAG_ULP_INFO", "ulp_info"),)
-
-    class ulp_info(nla):  # type: ignore[misc]  # noqa: N801
-        """include/uapi/linux/inet_diag.h, INET_ULP_INFO_*."""
-
-        nla_map = ((1, "INET_ULP_INFO_NAME", "asciiz"), (3, "INET_ULP_INFO_MPTCP", "mptcp"))
-
-        class mptcp(nla):  # type: ignore[misc]  # noqa: N801
-            """include/uapi/linux/mptcp.h, MPTCP_SUBFLOW_ATTR_*."""
-
-            nla_map = (
-                (2, "TOKEN_LOC", "uint32"),
-                (8, "FLAGS", "uint32"),
-                (9, "ID_REM", "uint8"),
-            )
-
-
 def list_subflows(ports: Sequence[int]) -> KernelView:
     """The established MPTCP subflows of this host's sockets on `ports`. Raises KernelViewUnavailable."""
     if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
@@ -81,40 +66,32 @@ def list_subflows(ports: Sequence[int]) -> KernelView:
         raise KernelViewUnavailable("needs CAP_NET_ADMIN")
     at = time.time()
     try:
-        messages = list_tcp(_Message, ports, SS_ESTABLISHED)
-    except (OSError, NetlinkError) as error:
+        sockets = list_tcp(ports, SS_ESTABLISHED)
+    except OSError as error:
         raise KernelViewUnavailable(str(error)) from error
-    return KernelView(at, dict(_subflows(messages)))
+    return KernelView(at, dict(_subflows(sockets)))
 
 
-def _subflows(messages: Sequence[_Message]) -> Iterator[tuple[Ends, ListedSubflow]]:
-    for message in messages:
-        mptcp = message.get_nested("INET_DIAG_ULP_INFO", "INET_ULP_INFO_MPTCP")
-        if mptcp is None:
-            continue
-        flags = mptcp.get_attr("FLAGS") or 0
+def _subflows(sockets: Sequence[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
+    for one in sockets:
+        mptcp = attributes(attributes(one.attributes.get(_ULP_INFO, b"")).get(_ULP_INFO_MPTCP, b""))
+        flags = _number(mptcp.get(_FLAGS))
         if not flags & _FLAGS_CAPABLE_OR_JOIN:
             continue
-        ends = Ends(
-            _pack(message["idiag_dst"], message["idiag_dport"]), _pack(message["idiag_src"], message["idiag_sport"])
-        )
+        ends = Ends(PackedEndpoint(one.remote, one.remote_port), PackedEndpoint(one.local, one.local_port))
         yield (
             ends,
             ListedSubflow(
-                Token(mptcp.get_attr("TOKEN_LOC")),
-                mptcp.get_attr("ID_REM") or 0,
+                Token(_number(mptcp.get(_TOKEN_LOC))),
+                _number(mptcp.get(_ID_REM)),
                 bool(flags & _FLAGS_BACKUP),
-                message["idiag_timer"] == _TIMER_RETRANSMIT and message["idiag_retrans"] >= _STALLED_RETRANSMITS,
+                one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
             ),
         )
 
 
-def _pack(text: str, port: int) -> PackedEndpoint:
-    address = ip_address(text)
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        # A socket that listens for both families has its IPv4 peers in IPv6 notation.
-        address = address.ipv4_mapped
-    return PackedEndpoint(address.packed, port)
+def _number(data: bytes | None) -> int:
+    return int.from_bytes(data or b"", sys.byteorder)
 
 
 class KernelEvents:

@@ -27,9 +27,9 @@ from mptcp_throttle.classic_bpf import (
     assemble,
     encode,
 )
+from mptcp_throttle.netlink import attribute, attributes
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.netlink import Filter, HtbClass, Qdisc
-from mptcp_throttled.kernel.netlink_requests import attribute, attributes
 
 HANDLE: Final = 0x4D50_0000
 """`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""

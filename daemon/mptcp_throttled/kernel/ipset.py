@@ -31,9 +31,10 @@ from pyroute2.netlink.nfnetlink.ipset import (
     ipset_msg,
 )
 
+from mptcp_throttle.netlink import attribute
 from mptcp_throttled.kernel.fault_point import os_errors
 from mptcp_throttled.kernel.netlink import netlink_call
-from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request, attribute
+from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request
 from mptcp_throttled.kernel_state import KernelError
 
 MAX_MARKS: Final = 2**20

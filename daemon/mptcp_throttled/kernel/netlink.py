@@ -37,9 +37,10 @@ from pyroute2.netlink.rtnl import (
 )
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
+from mptcp_throttle.netlink import attribute
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.fault_point import fault_point, os_errors
-from mptcp_throttled.kernel.netlink_requests import Request, attribute
+from mptcp_throttled.kernel.netlink_requests import Request
 from mptcp_throttled.kernel.tc_requests import TcRequests, tc_request
 from mptcp_throttled.kernel_state import KernelError
 

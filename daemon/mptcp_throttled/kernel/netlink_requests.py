@@ -1,6 +1,6 @@
-"""Netlink messages packed by hand, sent many at a time, acknowledged one by one.
+"""Netlink requests without pyroute2, sent many at a time, acknowledged one by one.
 
-pyroute2 takes half a millisecond to encode or decode one: with thousands of classes that counts, and at every JOIN.
+With thousands of classes the time that it takes for a message counts, and at every JOIN.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -26,6 +26,7 @@ from pyroute2.netlink import (
     SOL_NETLINK,
 )
 
+from mptcp_throttle.netlink import HEADER, attributes, messages, pack
 from mptcp_throttled.kernel.fault_point import fault_point, injects, os_errors
 from mptcp_throttled.kernel_state import KernelError
 
@@ -33,10 +34,7 @@ from mptcp_throttled.kernel_state import KernelError
 _NLMSGERR_ATTR_MSG: Final = 1
 _NETLINK_CAP_ACK: Final = 10
 
-_HEADER: Final = Struct("=IHHII")
 _ERROR: Final = Struct("=i")
-_ATTRIBUTE: Final = Struct("=HH")
-_KIND_MASK: Final = 0x3FFF  # without the flags of nested attributes and of byte order
 
 # An acknowledgement takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
@@ -92,7 +90,7 @@ class NetlinkRequests:
                 first = next(self._sequence)
                 numbers = [first, *itertools.islice(self._sequence, len(requests) - 1)]
                 flags = NLM_F_REQUEST | NLM_F_ACK
-                packed = (_pack(r.type, r.flags | flags, n, r.body) for r, n in zip(requests, numbers, strict=True))
+                packed = (pack(r.type, r.flags | flags, n, r.body) for r, n in zip(requests, numbers, strict=True))
                 self._socket.send(b"".join(packed))
                 answers: dict[int, tuple[int, str]] = {}
                 while numbers[-1] not in answers:
@@ -118,7 +116,7 @@ class NetlinkRequests:
 
     def _dump(self, request: Request) -> list[bytes] | None:
         number = next(self._sequence)
-        self._socket.send(_pack(request.type, NLM_F_REQUEST | NLM_F_DUMP, number, request.body))
+        self._socket.send(pack(request.type, NLM_F_REQUEST | NLM_F_DUMP, number, request.body))
         found: list[bytes] = []
         interrupted = False
         while True:
@@ -142,42 +140,11 @@ def bind(netlink_socket: socket.socket, groups: int = 0) -> None:
     raise KernelError("bind a netlink socket", errno.EADDRINUSE)
 
 
-def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """The netlink messages in a datagram: type, flags, sequence number and payload of each."""
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, flags, number, _ = _HEADER.unpack_from(data, offset)
-        yield kind, flags, number, data[offset + _HEADER.size : offset + length]
-        offset += (length + 3) & ~3
-
-
-def attributes(data: bytes) -> dict[int, bytes]:
-    """Netlink attributes by type, without their flags."""
-    found, offset = {}, 0
-    while offset + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if length < _ATTRIBUTE.size:
-            break
-        found[kind & _KIND_MASK] = data[offset + _ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
-    return found
-
-
-def attribute(kind: int, payload: bytes) -> bytes:
-    """One netlink attribute."""
-    length = _ATTRIBUTE.size + len(payload)
-    return _ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length % 4)
-
-
-def _pack(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    return _HEADER.pack(_HEADER.size + len(body), kind, flags, number, 0) + body
-
-
 def _answer(payload: bytes, flags: int) -> tuple[int, str]:
     """The errno number, 0 for none, and what the kernel has to say about it."""
     number = -_ERROR.unpack_from(payload)[0]
     text = b""
     if flags & NLM_F_ACK_TLVS:
         # After the number comes the header of the request.
-        text = attributes(payload[_ERROR.size + _HEADER.size :]).get(_NLMSGERR_ATTR_MSG, b"")
+        text = attributes(payload[_ERROR.size + HEADER.size :]).get(_NLMSGERR_ATTR_MSG, b"")
     return number, text.rstrip(b"\0").decode(errors="replace")

@@ -23,7 +23,8 @@ from pyroute2.netlink.rtnl import (
 )
 
 from mptcp_throttle.classic_bpf import JEQ, LD, RET, Line, assemble, attach_filter
-from mptcp_throttled.kernel.netlink_requests import attributes, bind, messages
+from mptcp_throttle.netlink import attributes, messages
+from mptcp_throttled.kernel.netlink_requests import bind
 from mptcp_throttled.kernel_state import KernelError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import socket
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request, attributes
+from mptcp_throttle.netlink import attributes
+from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request
 
 _TCMSG: Final = Struct("=BxxxiIII")
 

@@ -1,0 +1,55 @@
+"""Netlink messages and their attributes as bytes: pyroute2 takes half a millisecond to encode or decode one."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# include/uapi/linux/netlink.h: struct nlmsghdr and nlattr
+HEADER: Final = Struct("=IHHII")
+_ATTRIBUTE: Final = Struct("=HH")
+_KIND_MASK: Final = 0x3FFF  # without the flags of nested attributes and of byte order
+
+
+class Message(NamedTuple):
+    """A message as it came; `flags` are NLM_F_..., `number` is that of the request it answers."""
+
+    type: int
+    flags: int
+    number: int
+    payload: bytes
+
+
+def pack(kind: int, flags: int, number: int, body: bytes) -> bytes:
+    """A message for the kernel."""
+    return HEADER.pack(HEADER.size + len(body), kind, flags, number, 0) + body
+
+
+def messages(data: bytes) -> Iterator[Message]:
+    """The messages in a datagram."""
+    offset = 0
+    while offset + HEADER.size <= len(data):
+        length, kind, flags, number, _ = HEADER.unpack_from(data, offset)
+        yield Message(kind, flags, number, data[offset + HEADER.size : offset + length])
+        offset += (length + 3) & ~3
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    """Netlink attributes by type, without their flags."""
+    found, offset = {}, 0
+    while offset + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind & _KIND_MASK] = data[offset + _ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One netlink attribute."""
+    length = _ATTRIBUTE.size + len(payload)
+    return _ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length % 4)
