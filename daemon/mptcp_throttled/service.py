@@ -209,10 +209,13 @@ class Daemon:
         if not due and (change.empty or (self._refused and not _lets_go(in_force, plan))):
             return None
         used = time.thread_time()
-        if due or self._refused or change.root or not in_force.htb:
-            outcome = self._reconciler.converge(plan)
-        else:
+        outcome = None
+        in_order = not (self._refused or change.root or not in_force.htb)
+        if in_order and not change.empty:
+            # Even when it is time to compare: who has just joined does not wait for that.
             outcome = self._reconciler.advance(plan, change.before, change.after)
+        if outcome is None or (due and not outcome.compared):
+            outcome = self._reconciler.converge(plan)
         if outcome.compared:
             repaired = change.empty and not self._refused and bool(outcome.done)
             if repaired:
