@@ -88,12 +88,16 @@ class ClientSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What to build. `proxy_qdisc` is the proxy's own queueing discipline, in the words of tc(8)."""
+    """What to build. `proxy_qdisc` is the proxy's own queueing discipline, in the words of tc(8).
+
+    `in_order`: what arrives at a host is received by one processor, in the order in which it was sent.
+    """
 
     clients: tuple[ClientSpec, ...] = (ClientSpec(),)
     ethernet: AccessLink = ETHERNET
     wifi: AccessLink = WIFI
     proxy_qdisc: str = "pfifo limit 1000"
+    in_order: bool = True
 
 
 class Client(Host):
@@ -211,8 +215,9 @@ def _connect_hosts(lab: Lab) -> None:
         _build_access_network(lab, link)
     for host in (lab.proxy, *lab.clients.values()):
         host.ip(["mptcp limits set subflow 4 add_addr_accepted 4"])
-    for number, host in enumerate((lab.router, lab.proxy, lab.origin, *lab.clients.values())):
-        _receive_in_order(host, number % min(os.cpu_count() or 1, 32))
+    if lab.topology.in_order:
+        for number, host in enumerate((lab.router, lab.proxy, lab.origin, *lab.clients.values())):
+            _receive_in_order(host, number % min(os.cpu_count() or 1, 32))
 
 
 def _receive_in_order(host: Host, processor: int) -> None:
