@@ -3,7 +3,7 @@
 | socket | method | result |
 |---|---|---|
 | `sniffer.sock` | `status()` | counters, table sizes, capture drops |
-| | `snapshot()` | `{epoch, revision, connections}` |
+| | `snapshot(after)` | `{epoch, revision, connections, next}`: the table, a few thousand at a time |
 | | `changes(epoch, revision, timeout)` | `{epoch, revision, changes}` or `{resync: true}`; waits up to `timeout` s |
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection with the treatment of each subflow, and why |

@@ -1,4 +1,4 @@
-"""Follows the sniffer's table over JSON-RPC: snapshot, then changes by long poll.
+"""Follows the sniffer's table over JSON-RPC: a snapshot in parts, then changes by long poll.
 
 Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2): as soon as a call fails,
 an empty table is delivered, which lifts all caps, and the connection is tried again. Under load, changes come many at a
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
-_SNAPSHOT_SECONDS: Final = 20.0  # 50 000 connections took a second or two; until then nobody is held to anything
 _RETRY_SECONDS: Final = 0.2
 
 
@@ -50,12 +49,15 @@ class TableUpdate:
 
 
 class Puller(threading.Thread):
-    """Calls `deliver` with every update of the table, from this thread, until `stop()`."""
+    """Calls `deliver` with every update of the table, from this thread, until `stop()`.
+
+    `parts` counts those of snapshots that have come: while it grows, a table is on its way.
+    """
 
     def __init__(self, sniffer_socket: Path, deliver: Callable[[TableUpdate], None]) -> None:
         super().__init__(name="pull", daemon=True)
         self._client = RpcClient(sniffer_socket, _CALL_SECONDS, keep=True)
-        self._snapshot_client = RpcClient(sniffer_socket, _SNAPSHOT_SECONDS)
+        self.parts = 0
         self._deliver = deliver
         self._stopping = threading.Event()
         self._problem: str | None = None
@@ -64,7 +66,6 @@ class Puller(threading.Thread):
         """Stop, at the latest when the current call ends."""
         self._stopping.set()
         self._client.interrupt()
-        self._snapshot_client.interrupt()
         self.join()
         self._client.close()
 
@@ -80,7 +81,11 @@ class Puller(threading.Thread):
                 self._stopping.wait(_RETRY_SECONDS)
 
     def _follow(self) -> None:
-        update = _decode_snapshot(self._snapshot_client.call("snapshot"))
+        update = self._take_snapshot()
+        answer = self._client.call("changes", update.epoch, update.revision, 0.0)
+        if answer.get("resync"):
+            return
+        update = update.then(_decode_changes(answer))
         self._problem = None
         self._deliver(update)
         while not self._stopping.is_set():
@@ -91,10 +96,16 @@ class Puller(threading.Thread):
                 update = _decode_changes(answer)
                 self._deliver(update)
 
-
-def _decode_snapshot(data: Json) -> TableUpdate:
-    connections = (decode_connection(item) for item in data["connections"])
-    return TableUpdate(data["epoch"], data["revision"], {c.token: c for c in connections}, True, None)
+    def _take_snapshot(self) -> TableUpdate:
+        """All parts, and the revision of the first one: what has changed since may be in them or not."""
+        first = data = self._client.call("snapshot")
+        connections: dict[Token, Connection | None] = {}
+        while True:
+            self.parts += 1
+            connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
+            if data["next"] is None:
+                return TableUpdate(first["epoch"], first["revision"], connections, True, None)
+            data = self._client.call("snapshot", data["next"])
 
 
 def _decode_changes(data: Json) -> TableUpdate:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_WAIT_SECONDS: Final = 5.0
 _MAX_WAITING: Final = 16  # a quarter of the connections that rpc.py serves at a time; others are answered at once
+_MAX_PART: Final = 4096  # of 2 MB; of a whole table, the text alone may take as much memory as the table
 
 
 class PublishedTable:
@@ -69,12 +70,21 @@ class PublishedTable:
         with self._changed:
             return {"epoch": self._epoch, "revision": self._revision}
 
-    def snapshot(self) -> Json:
-        """The whole table: `{epoch, revision, connections}`."""
+    def snapshot(self, after: int = -1) -> Json:
+        """A part of the table: `{epoch, revision, connections, next}`, connections with tokens above `after`.
+
+        The part that follows is the one after `next`, null in the last one. Together with the changes since the
+        revision of the first part they are the table, whatever happens between one and the next.
+        """
         with self._changed:
-            connections = list(self._connections.values())
+            tokens = sorted(token for token in self._connections if token > after)
+            connections = [self._connections[token] for token in tokens[:_MAX_PART]]
             position = {"epoch": self._epoch, "revision": self._revision}
-        return {**position, "connections": [encode_connection(connection) for connection in connections]}
+        return {
+            **position,
+            "connections": [encode_connection(connection) for connection in connections],
+            "next": tokens[_MAX_PART - 1] if len(tokens) > _MAX_PART else None,
+        }
 
     def changes(self, epoch: str, revision: int, timeout: float) -> Json:
         """What changed after `revision`, waiting up to `timeout` seconds for something to change.

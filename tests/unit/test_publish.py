@@ -43,6 +43,23 @@ def test_a_reader_gets_what_changed_since_its_revision_and_only_the_last_state()
     assert [item["token"] for item in table.snapshot()["connections"]] == ["00000001"]
 
 
+def test_a_snapshot_comes_in_parts_that_are_the_table_with_what_has_changed_since() -> None:
+    table = PublishedTable(history=16)
+    table.publish([opened(number) for number in range(10_000)])
+    first = part = table.snapshot()
+    tokens = [item["token"] for item in part["connections"]]
+    while part["next"] is not None:
+        assert len(part["connections"]) == 4096
+        table.publish([ended(part["next"]), opened(10_000 + len(tokens))])
+        part = table.snapshot(part["next"])
+        tokens += [item["token"] for item in part["connections"]]
+    assert tokens == sorted(set(tokens))
+    changes = {c["token"]: c["connection"] for c in table.changes(first["epoch"], first["revision"], 0)["changes"]}
+    assert len(changes) == 4
+    gone = {token for token, connection in changes.items() if connection is None}
+    assert len(set(tokens) | changes.keys()) - len(gone) == 10_000
+
+
 def test_a_reader_too_far_behind_must_resynchronise() -> None:
     table = PublishedTable(history=2)
     start = table.snapshot()

@@ -13,7 +13,7 @@ from mptcp_throttle.wire import encode_connection
 from mptcp_throttled.pull import Puller, TableUpdate
 
 ONE, TWO = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"))
-SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)]}
+SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)], "next": None}
 
 
 def gone() -> Json:
@@ -45,7 +45,6 @@ def delivered(
         return answer() if callable(answer) else answer
 
     monkeypatch.setattr(puller._client, "call", call)
-    monkeypatch.setattr(puller._snapshot_client, "call", call)
     puller.start()
     assert enough.wait(10)
     puller.stop()
@@ -55,6 +54,7 @@ def delivered(
 def test_a_table_comes_as_the_snapshot_and_what_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Json | Callable[[], Json]] = [
         SNAPSHOT,
+        changes(5),
         changes(5),
         changes(7, **{f"t{format_token(TWO.token)}": encode_connection(TWO), f"t{format_token(ONE.token)}": None}),
     ]
@@ -67,13 +67,25 @@ def test_a_table_comes_as_the_snapshot_and_what_changed_since(monkeypatch: pytes
 
 
 def test_a_reader_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    later = {"epoch": "f", "revision": 1, "connections": []}
-    views = delivered([SNAPSHOT, {"resync": True}, later], 2, monkeypatch)
+    later = {"epoch": "f", "revision": 1, "connections": [], "next": None}
+    resync = {"resync": True}
+    none = {**changes(1), "epoch": "f"}
+    views = delivered([SNAPSHOT, resync, SNAPSHOT, changes(5), resync, later, none], 2, monkeypatch)
     assert [(view.epoch, len(view.connections)) for view in views[:2]] == [("e", 1), ("f", 0)]
 
 
+def test_the_parts_of_a_snapshot_and_what_changed_meanwhile_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Json | Callable[[], Json]] = [
+        {**SNAPSHOT, "next": ONE.token},
+        {**SNAPSHOT, "revision": 6, "connections": [encode_connection(TWO)]},
+        changes(7, **{f"t{format_token(ONE.token)}": None}),
+    ]
+    (view, *_) = delivered(answers, 1, monkeypatch)
+    assert (view.revision, dict(view.connections), view.whole) == (7, {TWO.token: TWO}, True)
+
+
 def test_a_sniffer_that_goes_empties_the_table_each_time_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = delivered([gone, SNAPSHOT, gone, gone, SNAPSHOT, gone], 5, monkeypatch)
+    views = delivered([gone, SNAPSHOT, changes(5), gone, gone, SNAPSHOT, changes(5), gone], 5, monkeypatch)
     assert [bool(view.connections) for view in views[:5]] == [False, True, False, True, False]
     assert views[0].problem == "no service answers"
 
@@ -82,7 +94,7 @@ def test_a_sniffer_that_goes_empties_the_table_each_time_it_does(monkeypatch: py
     "answer", [{"nonsense": 1}, {"epoch": "e", "revision": 6, "changes": [{"token": "xyz"}]}, None]
 )
 def test_an_answer_that_makes_no_sense_empties_the_table(answer: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    views = delivered([SNAPSHOT, answer], 2, monkeypatch)
+    views = delivered([SNAPSHOT, changes(5), answer], 2, monkeypatch)
     assert [bool(view.connections) for view in views[:2]] == [True, False]
 
 
