@@ -1,6 +1,7 @@
 """The plan, kept up to date: only the shares that a change concerns are planned again.
 
-At any time it is what `plan.allot` and `plan.plan_of` make of all treatments.
+At any time it is what `plan.allot` and `plan.plan_of` make of all treatments. The first plan takes up the marks that an
+earlier instance has left: whoever is marked stays in his class.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mptcp_throttled.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from mptcp_throttle.model import FourTuple, Token
     from mptcp_throttle.units import Rate
@@ -70,6 +71,14 @@ class Planner:
         self._minors = _Minors()
         self._timers: list[tuple[float, int]] = []
         self._shares: dict[int, Share] = {}
+        self._found: Mapping[FourTuple, int] = {}
+
+    def take_up(self, marks: Mapping[FourTuple, int]) -> None:
+        """Let the next update, the first, give shares the classes that their subflows are marked for in the kernel.
+
+        Whatever else the marks say is heeded only in that no new share gets a class that somebody is marked for.
+        """
+        self._found = marks
 
     def update(
         self, former: Former, present: Mapping[Token, Iterable[Treatment]], now: float, rules: PlanRules
@@ -94,6 +103,8 @@ class Planner:
             if treatment.held is not None:
                 self._members.setdefault(treatment.held.share, {})[treatment.subflow.ends] = treatment
         wanted = [share for share in concerned if share in self._members]
+        if self._found:
+            slots = self._taken_up(wanted, rules)
         slots = allot(wanted, slots, now, rules, self._minors)
         self._take(concerned, slots, rules)
         after = plan_of(self._treatments(concerned), slots, rules)
@@ -114,6 +125,19 @@ class Planner:
     def next_expiry(self) -> float | None:
         """The monotonic time at which something changes by itself, and what follows soon with it; None: never."""
         return self._timers[0][0] + _TOGETHER_SECONDS if self._timers else None
+
+    def _taken_up(self, shares: Iterable[Share], rules: PlanRules) -> dict[Share, Slot]:
+        found, self._found = self._found, {}
+        marked = set(found.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, rules.max_minor + 1))
+        left = set(marked)
+        slots = {}
+        for share in shares:
+            minor = next((found[ends] for ends in self._members[share] if found.get(ends) in left), None)
+            if minor is not None:
+                slots[share] = Slot(minor)
+                left.remove(minor)
+        self._minors.take_up(marked, left)
+        return slots
 
     def _treatments(self, shares: Iterable[Share]) -> Iterator[Treatment]:
         return (treatment for share in shares for treatment in self._members.get(share, {}).values())
@@ -179,6 +203,12 @@ class _Minors(Iterator[int]):
             raise StopIteration
         self._next += 1
         return self._next - 1
+
+    def take_up(self, marked: Collection[int], left: Iterable[int]) -> None:
+        """Before any is given out: those `marked` are not free, and those `left` of them rest."""
+        self._next = max(marked, default=OTHER_TRAFFIC_MINOR) + 1
+        self._free = [minor for minor in range(OTHER_TRAFFIC_MINOR + 1, self._next) if minor not in marked]
+        self._resting = list(left)
 
     def release(self, minor: int) -> None:
         """Give a minor back. It rests for an update: its marks may still be in the kernel."""

@@ -29,12 +29,12 @@ class Hold:
     """A subflow that is held in the kernel, by the class `minor`.
 
     `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
-    the moment at which the kernel had its mark.
+    the moment at which the kernel had its mark; None if it had that before us.
     """
 
     treatment: Treatment
     minor: int
-    latency: float
+    latency: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,13 @@ def take_holds(
     concerned: Mapping[FourTuple, Treatment | None],
     in_force: KernelPlan,
     treatments: Mapping[Token, tuple[Treatment, ...]],
+    found: Mapping[FourTuple, int],
     now: float,
 ) -> None:
-    """Bring `holds` up to date for the subflows `concerned`, and log a line for every one that is treated otherwise."""
+    """Bring `holds` up to date for the subflows `concerned`, and log a line for every one that is treated otherwise.
+
+    `found` are the marks that were in the kernel before us.
+    """
     for ends, treatment in concerned.items():
         old, minor = holds.get(ends), in_force.marks.get(ends)
         if treatment is None or treatment.held is None or minor is None:
@@ -92,6 +96,9 @@ def take_holds(
                     "subflow ended" if treatment is None else treatment.reason,
                 )
             continue
+        if old is None and found.get(ends) == minor:
+            holds[ends] = Hold(treatment, minor, None)
+            continue
         if old is None:
             since = max(t.subflow.opened_at for t in treatments[treatment.token])
             holds[ends] = Hold(treatment, minor, now - since)
@@ -99,13 +106,13 @@ def take_holds(
             holds[ends] = Hold(treatment, minor, old.latency)
         if old is None or old.treatment.held != treatment.held:
             _log.info(
-                "%s %s rate=%s class=%s reason=%r after_ms=%.1f",
+                "%s %s rate=%s class=%s reason=%r after_ms=%s",
                 treatment.held.share.rule,
                 _identify(treatment),
                 treatment.held.rate,
                 format_classid(classid(minor)),
                 treatment.reason,
-                holds[ends].latency * 1000,
+                _milliseconds(holds[ends], 1),
             )
 
 
@@ -209,8 +216,12 @@ def _subflow_status(treatment: Treatment, view: View) -> Json:
         "rate_bps": None if held is None else held.rate.bits_per_second,
         "class": None if hold is None else format_classid(classid(hold.minor)),
         "reason": "the kernel refused; see status" if failed else treatment.reason,
-        "join_to_cap_ms": None if hold is None else round(hold.latency * 1000, 3),
+        "join_to_cap_ms": None if hold is None else _milliseconds(hold, 3),
     }
+
+
+def _milliseconds(hold: Hold, digits: int) -> float | None:
+    return None if hold.latency is None else round(hold.latency * 1000, digits)
 
 
 def _text(value: object | None) -> str | None:

@@ -43,7 +43,7 @@ from mptcp_throttled.settings import Settings
 from mptcp_throttled.wishes import WishStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
     from mptcp_throttled.kernel.marks import Marks
@@ -74,6 +74,7 @@ class Daemon:
         self._arrivals: queue.SimpleQueue[TableUpdate] = queue.SimpleQueue()
         self._decisions = Decisions()
         self._planner = Planner()
+        self._found: Mapping[FourTuple, int] = {}
         self._holds: dict[FourTuple, Hold] = {}
         self._refused: tuple[str, ...] = ()
         self._changing = threading.Lock()
@@ -95,8 +96,17 @@ class Daemon:
         puller = Puller(config.sockets.sniffer, self._deliver)
         puller.start()
         # What is found in the kernel may be what the table asks for; without a sniffer, the puller says so at once.
-        self._inbox.wait(_FIRST_TABLE_SECONDS)
+        with suppress(KernelError):
+            self._found = self._kernel.marks()
+        self._planner.take_up(self._found)
+        parts = -1
+        while self._arrivals.empty() and puller.parts > parts:
+            parts = puller.parts
+            self._inbox.wait(_FIRST_TABLE_SECONDS)
         self._round()
+        self._found = {}
+        if self._holds:
+            _log.info("%d subflows are held as they were found, %d anew", *_count_found(self._holds.values()))
         server = RpcServer(config.sockets.daemon, self.methods.table(), config.socket_group)
         Notifications(config.proxy.interface, self._kernel.ports, self._note_kernel_change).start()
         systemd.notify("READY=1")
@@ -162,7 +172,8 @@ class Daemon:
                 if outcome.compared and (outcome.done or outcome.errors or self._refused):
                     concerned = self._everybody()
                 self._refused = outcome.refusals
-            report.take_holds(self._holds, concerned, in_force, self._decisions.treatments, time.time())
+            now = time.time()
+            report.take_holds(self._holds, concerned, in_force, self._decisions.treatments, self._found, now)
             self._view = View(
                 update or before.table,
                 config.networks,
@@ -242,6 +253,11 @@ class Daemon:
     def _deliver(self, update: TableUpdate) -> None:
         self._arrivals.put(update)
         self._inbox.wake()
+
+
+def _count_found(holds: Collection[Hold]) -> tuple[int, int]:
+    found = sum(hold.latency is None for hold in holds)
+    return found, len(holds) - found
 
 
 def _lets_go(in_force: KernelPlan, plan: KernelPlan) -> bool:

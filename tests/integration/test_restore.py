@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
 import pytest
-from bench import BACK_ENDS, MEGABYTE, Bench, eventually
+from bench import BACK_ENDS, MEGABYTE, Bench, bench, eventually
 
 from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.process import Process
+from mptcp_lab.topology import ClientSpec, Topology
 
 FOREIGN_RULES = (
     ("iptables-legacy", "-t", "mangle", "-A", "POSTROUTING", "-p", "udp", "-j", "MARK", "--set-xmark", "0x7/0xff"),
@@ -89,6 +92,40 @@ def test_after_kill_9_the_next_start_takes_over_what_it_finds(work: Bench, after
     eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
     work.services.daemon.stop()
     assert kernel_state(work.lab.proxy) == before
+
+
+def test_after_kill_9_a_restart_disturbs_nobody_who_is_held() -> None:
+    names = ("first", "second", "third")
+    with bench(Topology(clients=tuple(ClientSpec(name) for name in names))) as work:
+        downloads = {client: work.download(200 * MEGABYTE, client) for client in work.lab.clients.values()}
+        work.wait_settled(3)
+        marks, sent = work.marks(), sent_by_class(work)
+        assert len(sent) == 3
+        assert work.services.daemon is not None
+        work.services.daemon.kill()
+        watcher = work.lab.proxy.start("monitor", "tc", "monitor")
+        eventually(lambda: is_watching(work, watcher), "watching tc")
+        daemon = work.services.start_daemon()
+        work.services.wait_ready()
+        work.wait_capped(3)
+        assert "3 subflows are held as they were found, 0 anew" in daemon.log_text()
+        assert "class" not in watcher.log_text()
+        assert work.marks() == marks
+        eventually(lambda: all(now > sent[name] for name, now in sent_by_class(work).items()), "counted on")
+        assert sent_by_class(work).keys() == sent.keys()
+        for client, download in downloads.items():
+            work.abort(download, client)
+
+
+def sent_by_class(work: Bench) -> dict[str, int]:
+    shown = work.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
+    return {name: int(count) for name, count in re.findall(r"class htb (\S+) .*\n Sent (\d+)", shown)}
+
+
+def is_watching(work: Bench, watcher: Process) -> bool:
+    """Make a change that `tc monitor` shows from the moment it listens; whether it has shown one."""
+    work.lab.proxy.tc(["qdisc replace dev lo root pfifo", "qdisc del dev lo root"])
+    return "dev lo" in watcher.log_text()
 
 
 @pytest.mark.parametrize("qdisc", ["pfifo limit 77", "handle 7: bfifo limit 123456", None])

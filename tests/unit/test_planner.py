@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import ETHERNET, WIFI, connection, network, subflow
 
-from mptcp_throttle.model import AccessNetwork, Connection, Per, Token
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.decisions import Decisions
 from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
@@ -164,3 +164,66 @@ def test_who_goes_without_a_class_gets_the_next_one_that_is_free_and_has_rested(
     play(planner, decisions, 4.1, *map(client, range(2, 8)))
     assert [share.who for share in planner.without_class] == ["10.1.0.7"]
     assert planner.plan.marks[client(6).subflows[0].ends] == 2
+
+
+def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:
+    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    planner.take_up(found or {})
+    former = decisions.replace({c.token: c for c in table})
+    planner.update(former, decisions.treatments, 0.0, replace(RULES, settle=settle))
+    return planner
+
+
+def held_end(number: int) -> FourTuple:
+    return client(number).subflows[0].ends
+
+
+def test_after_a_restart_nothing_is_to_be_done_whatever_the_order_of_the_table() -> None:
+    before = planned(*map(client, (3, 1, 4, 2)))
+    kernel = in_kernel(before.plan)
+    after = planned(*map(client, (1, 2, 3, 4)), found=dict(before.plan.marks), settle=1.0)
+    assert diff(kernel, after.plan) == ()
+    assert diff(kernel, planned(*map(client, (1, 2, 3, 4))).plan) != ()
+
+
+def test_who_is_new_after_a_restart_gets_no_class_that_anybody_is_marked_for() -> None:
+    gone, decisions = {held_end(9): 2, held_end(1): 3}, Decisions((WIFI, ETHERNET))
+    planner = Planner()
+    planner.take_up(gone)
+    play(planner, decisions, 0.0, *map(client, (1, 2, 3, 4, 5)))
+    assert planner.plan.marks == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
+    assert [share.who for share in planner.without_class] == ["10.1.0.5"]
+    play(planner, decisions, 0.1, *map(client, (1, 2, 3, 4, 5)))
+    assert planner.plan.marks[held_end(5)] == 2
+
+
+def test_what_was_found_counts_for_the_first_plan_only() -> None:
+    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    planner.take_up({held_end(1): 5})
+    play(planner, decisions, 0.0)
+    assert planner.plan == UNTOUCHED
+    play(planner, decisions, 0.1, client(1))
+    assert planner.plan.marks == {held_end(1): 2}
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.integers(1, 8), st.integers(0, 9) | st.just(0xFFFF_FFFF)),
+    st.lists(st.integers(1, 8), unique=True),
+    st.lists(st.integers(1, 8), unique=True),
+)
+def test_whatever_the_marks_that_are_found_say_everybody_has_a_class_of_his_own(
+    found: dict[int, int], first: list[int], then: list[int]
+) -> None:
+    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    planner.take_up({held_end(number): minor for number, minor in found.items()})
+    for now, table in enumerate((first, then, then)):
+        play(planner, decisions, float(now), *map(client, table))
+        minors = [slot.minor for slot in planner.slots.values()]
+        assert len(set(minors)) == len(minors)
+        assert all(2 <= minor <= RULES.max_minor for minor in minors)
+        assert len(planner.slots) + len(planner.without_class) >= len(table)
+        if now == 0:
+            others = {minor for number, minor in found.items() if number not in table}
+            new = {n for n in table if n not in found}
+            assert not others & {planner.plan.marks[held_end(n)] for n in new if held_end(n) in planner.plan.marks}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from mptcp_throttle.model import FourTuple
     from mptcp_throttled.kernel.htb import Marking
     from mptcp_throttled.kernel.marks import Marks
     from mptcp_throttled.kernel.pacing import PacedSockets
@@ -62,6 +63,10 @@ class LinuxKernel:
         """What is ours in the kernel. Raises KernelError."""
         pacing = PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
         return KernelState(self._qdisc.read(), self._marks.read(), pacing)
+
+    def marks(self) -> dict[FourTuple, int]:
+        """The marks that are there, whoever has made them. Raises KernelError."""
+        return {ends: minor for chain in self._marks.read().values() for ends, minor in chain.marks.items()}
 
     def release_sockets(self) -> int:
         """Give the sockets that are in use time to lose their paces; how many still have one. Raises KernelError."""
