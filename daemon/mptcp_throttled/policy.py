@@ -74,7 +74,11 @@ def treat(
     connection: Connection, locate: Locator, client_of: Callable[[Address], Address], *, paused: bool
 ) -> tuple[Treatment, ...]:
     """The treatment of every subflow of one connection; `client_of` gives the address that stands for a client."""
-    treatments = (_treat(connection, subflow, locate, client_of) for subflow in connection.subflows)
+    networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
+    located = tuple(zip(connection.subflows, networks, strict=True))
+    live = [n for subflow, n in located if n is not None and not subflow.backup and not subflow.stalled]
+    best = min(live, key=lambda network: network.preference, default=None)
+    treatments = (_treat(connection.token, subflow, network, best, client_of) for subflow, network in located)
     return tuple(map(_released, treatments) if paused else treatments)
 
 
@@ -91,22 +95,27 @@ class Locator:
 
     def __call__(self, address: Address) -> AccessNetwork | None:
         """The network; None if the address is in none."""
-        if address not in self._known:
+        try:
+            return self._known[address]
+        except KeyError:
             if len(self._known) >= _KNOWN_ADDRESSES:
                 self._known.clear()
-            self._known[address] = next(
-                (n for n in self._networks if any(address in subnet for subnet in n.subnets)), None
-            )
-        return self._known[address]
+            found = next((n for n in self._networks if any(address in subnet for subnet in n.subnets)), None)
+            self._known[address] = found
+            return found
 
 
 def _treat(
-    connection: Connection, subflow: Subflow, located: Locator, client_of: Callable[[Address], Address]
+    token: Token,
+    subflow: Subflow,
+    network: AccessNetwork | None,
+    best: AccessNetwork | None,
+    client_of: Callable[[Address], Address],
 ) -> Treatment:
-    network = located(subflow.ends.client.address)
+    """`best` is the most preferred network on which the connection has a live path."""
     if network is None:
-        return Treatment(connection.token, subflow, None, None, "address is in no access network")
-    preferred = _preferred_path(connection, network, located)
+        return Treatment(token, subflow, None, None, "address is in no access network")
+    preferred = best if best is not None and best.preference < network.preference else None
     if network.cap is not None and preferred is not None and not subflow.backup:
         rule, rate, reason = Rule.CAP, network.cap, _relieved_by(preferred.name)
         if network.limit is not None:
@@ -114,9 +123,9 @@ def _treat(
     elif network.limit is not None:
         rule, rate, reason = Rule.LIMIT, network.limit, "limit of the network"
     else:
-        return Treatment(connection.token, subflow, network.name, None, _why_free(subflow, network))
+        return Treatment(token, subflow, network.name, None, _why_free(subflow, network))
     held = _held(network.name, rule, _who(subflow, network.per, client_of), rate)
-    return Treatment(connection.token, subflow, network.name, held, reason)
+    return Treatment(token, subflow, network.name, held, reason)
 
 
 # Those who share a rate share the value that says so: there may be many of them.
@@ -128,12 +137,6 @@ def _held(network: str, rule: Rule, who: str, rate: Rate) -> Held:
 @lru_cache
 def _relieved_by(network: str) -> str:
     return f"{network} is live"
-
-
-def _preferred_path(connection: Connection, network: AccessNetwork, located: Locator) -> AccessNetwork | None:
-    live = (located(s.ends.client.address) for s in connection.subflows if not s.backup and not s.stalled)
-    preferred = [other for other in live if other is not None and other.preference < network.preference]
-    return min(preferred, key=lambda other: other.preference, default=None)
 
 
 def _why_free(subflow: Subflow, network: AccessNetwork) -> str:
