@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import gc
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # Those of a pipe and of a full disk. Of all other files an OSError is translated where it occurs: these are of stdout.
 _OUTPUT_ERRORS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+_M_MMAP_THRESHOLD: Final = -3  # malloc.h
+_LARGE_BLOCK_BYTES: Final = 2**17  # what glibc begins with
 
 _SWITCH_SECONDS: Final = 0.0005
 # Young objects are looked through as often as ever, all of them hundreds of times more rarely: tables have no cycles.
@@ -74,6 +78,15 @@ def prefer_latency() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
+
+
+def spare_memory() -> None:
+    """Let large blocks go back to the kernel when they are freed.
+
+    By itself glibc keeps blocks of up to 32 MB once one of that size has been freed (mallopt(3), M_MMAP_THRESHOLD), and
+    a table leaves many of them behind as it grows.
+    """
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:

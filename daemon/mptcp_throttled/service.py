@@ -351,6 +351,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         return
     config = load_config(options.config)
     service.prefer_latency()
+    service.spare_memory()
     service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
     with service.single_instance(config.run_directory, "mptcp-throttled", config.socket_group):
         try:

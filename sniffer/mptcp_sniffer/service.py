@@ -217,6 +217,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         return
     config = load_config(options.config)
     service.prefer_latency()
+    service.spare_memory()
     service.configure_logging()
     stop = threading.Event()
     service.on_stop_signal(stop.set)
