@@ -133,11 +133,11 @@ def plan_of(treatments: Iterable[Treatment], slots: Slots, rules: PlanRules) -> 
 
 
 def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[FourTuple, int]:
-    sharers = Counter(marks.values())
-    return {
-        ends: max(int(rates[minor].bytes_per_second * PAYLOAD_PART / sharers[minor]), 1)
-        for ends, minor in marks.items()
+    each = {
+        minor: max(int(rates[minor].bytes_per_second * PAYLOAD_PART / sharers), 1)
+        for minor, sharers in Counter(marks.values()).items()
     }
+    return {ends: each[minor] for ends, minor in marks.items()}
 
 
 def expiry(slot: Slot, linger: float) -> float | None:

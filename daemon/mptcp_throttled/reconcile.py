@@ -173,9 +173,10 @@ class Reconciler:
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
         self._pacing, self._chains = state.pacing, set(state.chains)
-        return Outcome(
-            tuple(done), tuple(dict.fromkeys(errors)), _in_force(state, plan), obstacle, state.pacing.problem
-        )
+        in_force = _in_force(state, plan)
+        if not errors and in_force == plan:
+            in_force = plan  # one of the two is enough
+        return Outcome(tuple(done), tuple(dict.fromkeys(errors)), in_force, obstacle, state.pacing.problem)
 
     def advance(self, plan: KernelPlan, before: KernelPlan, after: KernelPlan) -> Outcome:
         """Bring the kernel to `plan` from one that is in force as a whole, where only `before` is to become `after`.

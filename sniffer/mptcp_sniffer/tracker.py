@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
 from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, MpTcpRst, Option, RemoveAddr, decode
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
-from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token, Trust
+from mptcp_throttle.model import Address, Connection, Endpoint, FourTuple, Subflow, Token, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -262,6 +263,7 @@ class Tracker:
         return True
 
     def _add(self, entry: _Entry, ends: Ends, live: _Live, at: float, detail: str = "") -> None:
+        ends = Ends(ends.client, _shared(ends.proxy))
         entry.subflows[ends] = live
         self._tokens[ends] = entry.token
         self._closed.pop(ends, None)
@@ -464,8 +466,20 @@ def _with_address(entry: _Entry, address_ids: Collection[int], *, by_client: boo
 
 
 def _unpack(ends: Ends) -> FourTuple:
-    return FourTuple(_endpoint(ends.client), _endpoint(ends.proxy))
+    return FourTuple(Endpoint(_address(ends.client.address), ends.client.port), _proxy(*ends.proxy))
 
 
-def _endpoint(endpoint: PackedEndpoint) -> Endpoint:
-    return Endpoint(ip_address(endpoint.address), endpoint.port)
+# A client has many subflows, and all of them end at a few sockets of the proxy: equal values are one object.
+@lru_cache(65536)
+def _address(packed: bytes) -> Address:
+    return ip_address(packed)
+
+
+@lru_cache
+def _shared(proxy: PackedEndpoint) -> PackedEndpoint:
+    return proxy
+
+
+@lru_cache
+def _proxy(address: bytes, port: int) -> Endpoint:
+    return Endpoint(ip_address(address), port)

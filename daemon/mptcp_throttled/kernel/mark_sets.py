@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttle.model import Address, Endpoint, FourTuple
 from mptcp_throttled.kernel.chain import OwnChain
 from mptcp_throttled.kernel.htb import Marking, mark_shift
 from mptcp_throttled.kernel.ipset import MAX_MARKS, OwnSet, OwnSets
@@ -166,9 +167,10 @@ class MarkSets:
 
 
 class _Contents(NamedTuple):
-    """A set as it was read: its elements, raw, each with its meaning; None for what is nothing of ours."""
+    """A set as it was read: its elements, raw, and what they mean; `strange` are those that are nothing of ours."""
 
-    elements: Mapping[bytes, FourTuple | None]
+    elements: set[bytes]
+    strange: int
     state: ChainState
 
 
@@ -176,22 +178,34 @@ def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: in
     """The contents of a set. What it held `last` too is taken over from there, as its bytes say the same."""
     size = ELEMENT_BYTES[own.ip_version]
     raw = {row[begin : begin + size] for row in rows for begin in range(0, len(row), size)}
-    if last is not None and raw == last.elements.keys():
+    if last is not None and raw == last.elements:
         return last
-    elements: dict[bytes, FourTuple | None] = {}
-    marks: dict[FourTuple, int] = {}
-    if last is not None:
-        elements, marks = dict(last.elements), dict(last.state.marks)
-        for gone in last.elements.keys() - raw:
-            ends = elements.pop(gone)
-            if ends is not None:
-                del marks[ends]
-    for came in raw - elements.keys():
-        element = decode_element(came, own.ip_version)
-        if element is None or element.mask != mask or element.mark & ~mask:
-            elements[came] = None
+    marks = {} if last is None else dict(last.state.marks)
+    strange, before = (0, set()) if last is None else (last.strange, last.elements)
+    for gone in before - raw:
+        mark = _decode(gone, own, mask)
+        if mark is None:
+            strange -= 1
         else:
-            ends = FourTuple(Endpoint(element.client, element.port), Endpoint(element.proxy, own.port))
-            elements[came] = ends
-            marks[ends] = element.mark >> mark_shift(mask)
-    return _Contents(elements, ChainState(marks, stray=None in elements.values()))
+            del marks[mark[0]]
+    for came in raw - before:
+        mark = _decode(came, own, mask)
+        if mark is None:
+            strange += 1
+        else:
+            marks[mark[0]] = mark[1]
+    return _Contents(raw, strange, ChainState(marks, stray=strange > 0))
+
+
+def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:
+    element = decode_element(raw, own.ip_version)
+    if element is None or element.mask != mask or element.mark & ~mask:
+        return None
+    ends = FourTuple(Endpoint(element.client, element.port), _proxy(element.proxy, own.port))
+    return ends, element.mark >> mark_shift(mask)
+
+
+# All subflows end at a few sockets of the proxy: equal values are one object.
+@lru_cache
+def _proxy(address: Address, port: int) -> Endpoint:
+    return Endpoint(address, port)

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from ipaddress import IPv4Address
 from pathlib import Path
 from struct import Struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttled.kernel import ebpf
@@ -232,7 +233,9 @@ class PacedSockets:
             self._look_at = now + _LOOK_SECONDS
             self._look()
         # While the proxy restarts, or cannot be asked for, those that have a pace can still lose it.
-        return PacingState(None, self._problem) if self._attached is None else PacingState(dict(self._paces))
+        return (
+            PacingState(None, self._problem) if self._attached is None else PacingState(MappingProxyType(self._paces))
+        )
 
     def _look(self) -> None:
         try:
