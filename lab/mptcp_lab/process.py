@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -64,6 +65,18 @@ class Process:
     def pid(self) -> int:
         """The process id; it is not reused before the process has been waited for."""
         return self._popen.pid
+
+    def prefer(self, nice: int) -> None:
+        """Give the program and all that it starts a weight for the processors, as `nice` would a single thread.
+
+        The kernel weighs sessions against each other (sched(7), autogroup), and the threads of one among themselves:
+        as systemd does with CPUWeight= and services. Where it does not, nothing happens. Raises LabError.
+        """
+        try:
+            with suppress(FileNotFoundError):
+                Path(f"/proc/{self.pid}/autogroup").write_text(f"{nice}", encoding="ascii")
+        except OSError as error:
+            raise LabError(f"{self.name}: cannot be given a weight: {error.strerror}") from error
 
     @property
     def exit_status(self) -> int | None:

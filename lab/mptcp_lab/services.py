@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
+# 9.3 times the weight of 0 (sched_prio_to_weight in kernel/sched/core.c): CPUWeight=1000 of the units.
+_NICE: Final = -10
+
 WIFI_FIRST: Final = (
     AccessNetwork("wifi", (WIFI.v4, WIFI.v6), 1, None, None, Per.CLIENT),
     AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, Rate(1_000_000), None, Per.CLIENT),
@@ -145,12 +148,7 @@ class Services:
         """Start both, with notes of what passes them: the files these will be in once they have ended."""
         files = [self.directory / f"{name}.notes" for name in ("mptcp-sniffer", "mptcp-throttled")]
         self.sniffer, self.daemon = (
-            self.proxy.start(
-                file.stem,
-                *(sys.executable, "-m", "mptcp_lab.timed_service", file, file.stem, "--config", self.config),
-                machine_files=True,
-            )
-            for file in files
+            self._run(file.stem, sys.executable, "-m", "mptcp_lab.timed_service", file, file.stem) for file in files
         )
         return files[0], files[1]
 
@@ -158,12 +156,12 @@ class Services:
         """Start `mptcp-throttled`, with calls into the kernel that go wrong if there are `faults`."""
         if self._tuning is not None:
             program = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
-            self.daemon = self.proxy.start("mptcp-throttled", *program, "--config", self.config, machine_files=True)
+            self.daemon = self._run("mptcp-throttled", *program)
         elif faults is None:
             self.daemon = self._start("mptcp-throttled")
         else:
             faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
-            self.daemon = self.proxy.start("mptcp-throttled", *faulty, "--config", self.config)
+            self.daemon = self._run("mptcp-throttled", *faulty, machine_files=False)
         return self.daemon
 
     def clean_up(self) -> None:
@@ -249,7 +247,12 @@ class Services:
         return RpcClient(self.directory / "run" / socket).call(method, *params)
 
     def _start(self, name: str) -> Process:
-        return self.proxy.start(name, self._executables / name, "--config", self.config, machine_files=True)
+        return self._run(name, self._executables / name)
+
+    def _run(self, name: str, *program: str | Path, machine_files: bool = True) -> Process:
+        process = self.proxy.start(name, *program, "--config", self.config, machine_files=machine_files)
+        process.prefer(_NICE)
+        return process
 
     @staticmethod
     def _write(path: Path, data: dict[str, Any]) -> None:
