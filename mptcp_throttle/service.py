@@ -31,7 +31,7 @@ _OUTPUT_ERRORS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errn
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
 _LARGE_BLOCK_BYTES: Final = 2**17  # what glibc begins with
 
-_SWITCH_SECONDS: Final = 0.0005
+_SWITCH_SECONDS: Final = 0.0001
 # Young objects are looked through as often as ever, all of them hundreds of times more rarely: tables have no cycles.
 _GARBAGE_THRESHOLDS: Final = (700, 10, 5000)
 
