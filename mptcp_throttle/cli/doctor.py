@@ -19,6 +19,9 @@ _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _INTERFACES: Final = Path("/sys/class/net")
 _SEND_BUFFERS: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SEND_BUFFER_BYTES: Final = 1 << 20
+_UNSENT: Final = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
+_UNSENT_BYTES: Final = 1 << 14
+_REMEDY: Final = "in systemd/sysctl.d/mptcp-throttle.conf"
 
 
 class Finding(NamedTuple):
@@ -34,6 +37,7 @@ def examine(config: Config, timeout: float) -> list[Finding]:
     return [
         _kernel(),
         _send_buffers(),
+        _unsent(),
         _interface(config.proxy.interface),
         *_listeners(config.proxy.ports),
         *_sniffer(_ask(config.sockets.sniffer, timeout)),
@@ -52,9 +56,15 @@ def _kernel() -> Finding:
 def _send_buffers() -> Finding:
     _, initial, _ = map(int, _SEND_BUFFERS.read_text(encoding="ascii").split())
     problem = f"begin with {initial} bytes, so that who is capped from the first second may stay slow for long"
-    remedy = "net.ipv4.tcp_wmem in systemd/sysctl.d/mptcp-throttle.conf"
-    subject = "send buffers"
-    return Finding(subject, None if initial >= _SEND_BUFFER_BYTES else f"{problem}; {remedy}", harm=False)
+    remedy = f"net.ipv4.tcp_wmem {_REMEDY}"
+    return Finding("send buffers", None if initial >= _SEND_BUFFER_BYTES else f"{problem}; {remedy}", harm=False)
+
+
+def _unsent() -> Finding:
+    unsent = int(_UNSENT.read_text(encoding="ascii"))
+    problem = f"of a connection may be {unsent} bytes, so that readers wait for what a capped subflow was given"
+    remedy = f"net.ipv4.tcp_notsent_lowat {_REMEDY}"
+    return Finding("unsent data", None if unsent <= _UNSENT_BYTES else f"{problem}; {remedy}", harm=False)
 
 
 def _interface(name: str) -> Finding:
