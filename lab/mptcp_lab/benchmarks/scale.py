@@ -1,13 +1,15 @@
 """Ten thousand clients: memory of both services, time to resynchronise after a restart, and to lift everything.
 
 The connections exist in frames only (`crowd`), which the sniffer really captures; the proxy's kernel does not know
-them, so `sniffer.kernel_view` is off.
+them, so `sniffer.kernel_view` is off. A sniffer that is started again finds connections in the kernel: how soon is
+measured with `--real`, by connections that the proxy's kernel has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -15,12 +17,14 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.benchmarks import real_crowd
 from mptcp_lab.benchmarks.crowd import NETWORKS
 from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes, unshaped
 from mptcp_lab.errors import LabError
 from mptcp_lab.kernel_state import kernel_state
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
+from mptcp_lab.traffic import start_server
 from mptcp_throttle.model import AccessNetwork, Per
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
@@ -35,6 +39,7 @@ _PORT: Final = 8080
 _POLL_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 300.0
 _MIB: Final = 2**20
+_OTHER_FILES: Final = 100
 
 
 def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
@@ -79,6 +84,45 @@ def measure(connections: int, per_client: int, rate: int, *, held: bool, marks: 
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
 
 
+def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json]:
+    """With so many real connections, of two subflows each, opened by `rate` per second."""
+    # The programs that are started from here have a socket for each connection.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if connections + _OTHER_FILES > most:
+        raise LabError(f"--connections {connections}: this machine allows {most - _OTHER_FILES} (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
+        start_server(lab.proxy, _PORT)
+        client = lab.client
+        client.sysctl({"net/ipv4/ip_local_port_range": "1024 65535"})
+        client.ip([f"route add local {real_crowd.NETWORK} dev lo"])
+        lab.router.ip([f"route add {real_crowd.NETWORK} via {client.address(lab.topology.ethernet, 4)}"])
+        services = Services(lab.proxy, _networks(Rate(1_000_000)))
+        sniffer, daemon = services.start_sniffer(), services.start_daemon()
+        services.wait_ready()
+        with ExitStack() as stack:
+            stack.callback(services.stop)
+            numbers = map(str, (_PORT, rate, connections // per_client, per_client))
+            arguments = ("-m", "mptcp_lab.benchmarks.real_crowd", str(lab.proxy_address(4)), *numbers)
+            crowd = client.start("crowd", sys.executable, *arguments)
+            crowd.wait_until(lambda: "open" in crowd.log_text(), "open", _PATIENCE_SECONDS)
+            _until(services, daemon, connections, held=True)
+            figures: dict[str, Json] = {"real_connections": connections}
+            epoch = services.status()["sniffer"]["epoch"]
+            sniffer.kill()
+            sniffer = services.start_sniffer()
+            figures["sniffer_resync_seconds"] = _until(services, daemon, connections, held=True, after=epoch)
+            daemon.kill()
+            daemon = services.start_daemon()
+            figures["daemon_resync_seconds"] = _until(services, daemon, connections, held=True)
+            figures["sniffer_mib"] = resident_bytes(sniffer.pid) / _MIB
+            figures["daemon_mib"] = resident_bytes(daemon.pid) / _MIB
+            began = time.monotonic()
+            daemon.stop(_PATIENCE_SECONDS)
+            figures["stop_seconds"] = time.monotonic() - began
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
+
+
 def _fill(
     lab: Lab, services: Services, both: tuple[Process, Process], size: tuple[int, int], rate: int, *, held: bool
 ) -> dict[str, Json]:
@@ -106,15 +150,19 @@ def _fill(
     }
 
 
-def _until(services: Services, daemon: Process, connections: int, *, held: bool) -> float:
-    """Seconds until the daemon has so many connections, and a subflow of each in the kernel if they are `held`."""
+def _until(services: Services, daemon: Process, connections: int, *, held: bool, after: str | None = None) -> float:
+    """Seconds until the daemon has so many connections, and a subflow of each in the kernel if they are `held`.
+
+    With `after`, of another epoch of the sniffer's table than that one.
+    """
     began = time.monotonic()
 
     def reached() -> bool:
         with suppress(RpcError):
             status = services.status()
-            in_kernel = status["daemon"]["capped_subflows"]
-            return bool(status["sniffer"]["connections"] == connections and in_kernel == (connections if held else 0))
+            table, in_kernel = status["sniffer"], status["daemon"]["capped_subflows"]
+            known = table["connections"] if table["epoch"] != after else -1
+            return bool(known == connections and in_kernel == (connections if held else 0))
         return False
 
     _wait(daemon, reached, f"following {connections} connections")
@@ -138,10 +186,13 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=6000, help="frames per second; default: %(default)s")
     parser.add_argument("--free", action="store_true", help="hold nobody to a rate: what following alone costs")
     parser.add_argument("--marks", help="daemon.marks; default: as configured")
+    parser.add_argument("--real", action="store_true", help="with real connections, `rate` of them per second")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     columns = [
-        measure(connections, options.per_client, options.rate, held=not options.free, marks=options.marks)
+        measure_real(connections, options.per_client, options.rate)
+        if options.real
+        else measure(connections, options.per_client, options.rate, held=not options.free, marks=options.marks)
         for connections in options.connections
     ]
     for name in columns[0]:

@@ -1,0 +1,49 @@
+"""Opens real MPTCP connections from many addresses, and holds them until it is ended.
+
+`python -m mptcp_lab.benchmarks.real_crowd PROXY PORT RATE CLIENTS PER`: each of CLIENTS addresses from FIRST_CLIENT on,
+which must be local, opens PER connections, RATE per second in all. It says `open` when all are. Further subflows are
+left to the kernel.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from ipaddress import IPv4Address, IPv4Network
+from typing import Final
+
+from mptcp_lab.traffic import IPPROTO_MPTCP
+
+NETWORK: Final = IPv4Network("10.1.128.0/17")
+"""Where its clients are."""
+
+_IP_BIND_ADDRESS_NO_PORT: Final = 24  # include/uapi/linux/in.h
+
+
+def _opened(client: IPv4Address, proxy: tuple[str, int]) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP)
+    sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    sock.bind((str(client), 0))
+    sock.connect(proxy)
+    # Linux joins once the first data has been acknowledged.
+    sock.send(b"x")
+    return sock
+
+
+def hold(proxy: tuple[str, int], rate: int, clients: int, per_client: int) -> list[socket.socket]:
+    """Open them all, at most `rate` per second."""
+    began, held = time.monotonic(), []
+    for number in range(clients * per_client):
+        if (ahead := number / rate - (time.monotonic() - began)) > 0:
+            time.sleep(ahead)
+        held.append(_opened(NETWORK[1 + number % clients], proxy))
+    return held
+
+
+if __name__ == "__main__":
+    address, port, *numbers = sys.argv[1:]
+    connections = hold((address, int(port)), *map(int, numbers))
+    print("open", flush=True)
+    signal.pause()
