@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -98,14 +99,17 @@ class Puller(threading.Thread):
 
     def _take_snapshot(self) -> TableUpdate:
         """All parts, and the revision of the first one: what has changed since may be in them or not."""
-        first = data = self._client.call("snapshot")
         connections: dict[Token, Connection | None] = {}
-        while True:
-            self.parts += 1
-            connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
-            if data["next"] is None:
-                return TableUpdate(first["epoch"], first["revision"], connections, True, None)
-            data = self._client.call("snapshot", data["next"])
+        with ThreadPoolExecutor(1, "snapshot") as ahead:
+            first = data = self._client.call("snapshot")
+            while True:
+                self.parts += 1
+                # The sniffer encodes the next part while we decode this one.
+                following = None if data["next"] is None else ahead.submit(self._client.call, "snapshot", data["next"])
+                connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
+                if following is None:
+                    return TableUpdate(first["epoch"], first["revision"], connections, True, None)
+                data = following.result()
 
 
 def _decode_changes(data: Json) -> TableUpdate:

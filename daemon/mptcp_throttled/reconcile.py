@@ -173,9 +173,7 @@ class Reconciler:
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
         self._pacing, self._chains = state.pacing, set(state.chains)
-        in_force = _in_force(state, plan)
-        if not errors and in_force == plan:
-            in_force = plan  # one of the two is enough
+        in_force = plan if wanted is plan and not errors else _in_force(state, plan)
         return Outcome(tuple(done), tuple(dict.fromkeys(errors)), in_force, obstacle, state.pacing.problem)
 
     def advance(self, plan: KernelPlan, before: KernelPlan, after: KernelPlan) -> Outcome:
@@ -205,6 +203,8 @@ class Reconciler:
             return state, wanted
         before = len(errors)
         wanted = self._carry_out(operations, wanted, done, errors)
+        if len(errors) == before and all(isinstance(operation, ChangePaces) for operation in operations):
+            return state, wanted  # nobody else changes paces, and what is read of them is what we have put there
         state = self._read()
         if len(errors) == before:
             errors += [f"not in force after it was applied: {operation}" for operation in diff(state, wanted)]
