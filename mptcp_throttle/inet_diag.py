@@ -39,15 +39,12 @@ class TcpSocket(NamedTuple):
     attributes: dict[int, bytes]
 
 
-def list_tcp(ports: Sequence[int], state: int) -> list[TcpSocket]:
-    """The sockets on these local ports in that state (SS_...). Raises OSError."""
+def list_tcp(ports: Sequence[int], state: int) -> Iterator[TcpSocket]:
+    """The sockets on these local ports in that state (SS_...), as the kernel comes to them. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as diag:
-        return [
-            one
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for port in ports
-            for one in _dump(diag, family, port, state)
-        ]
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for port in ports:
+                yield from _dump(diag, family, port, state)
 
 
 def _dump(diag: socket.socket, family: int, port: int, state: int) -> Iterator[TcpSocket]:

@@ -44,7 +44,7 @@ class Audit:
         self._stop = threading.Event()
         self._soon = threading.Event()
         self._problem: str | None = None
-        self._last: KernelView | None = None
+        self._listed: tuple[int, float] | None = None
 
     def soon(self) -> None:
         """Something happened that only the kernel can confirm."""
@@ -52,12 +52,12 @@ class Audit:
 
     def status(self) -> Json:
         """`{enabled, problem, subflows, age_seconds}`."""
-        last = self._last
+        subflows, at = self._listed or (None, None)
         return {
             "enabled": self._settings.kernel_view,
             "problem": self._problem,
-            "subflows": None if last is None else len(last.subflows),
-            "age_seconds": None if last is None else time.time() - last.at,
+            "subflows": subflows,
+            "age_seconds": None if at is None else time.time() - at,
         }
 
     @contextmanager
@@ -99,11 +99,11 @@ class Audit:
         try:
             view = list_subflows(self._ports)
         except KernelViewUnavailable as error:
-            self._last = None
+            self._listed = None
             self._report(f"the kernel's list of subflows cannot be read ({error})")
             return
         self._report(None)
-        self._last = view
+        self._listed = len(view.subflows), view.at
         self._take(view)
 
     def _report(self, problem: str | None) -> None:

@@ -22,7 +22,7 @@ from mptcp_throttle.netlink import attributes
 from mptcp_throttle.service import missing_capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
@@ -66,13 +66,12 @@ def list_subflows(ports: Sequence[int]) -> KernelView:
         raise KernelViewUnavailable("needs CAP_NET_ADMIN")
     at = time.time()
     try:
-        sockets = list_tcp(ports, SS_ESTABLISHED)
+        return KernelView(at, dict(_subflows(list_tcp(ports, SS_ESTABLISHED))))
     except OSError as error:
         raise KernelViewUnavailable(str(error)) from error
-    return KernelView(at, dict(_subflows(sockets)))
 
 
-def _subflows(sockets: Sequence[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
+def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
     for one in sockets:
         mptcp = attributes(attributes(one.attributes.get(_ULP_INFO, b"")).get(_ULP_INFO_MPTCP, b""))
         flags = _number(mptcp.get(_FLAGS))

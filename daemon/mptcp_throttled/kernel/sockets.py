@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -30,6 +30,6 @@ def count_paced(ports: Sequence[int]) -> int:
     return sum(_MAX_PACING_RATE.unpack_from(info)[0] < _UNLIMITED for info in infos if info is not None)
 
 
-def _list(ports: Sequence[int], state: int) -> list[TcpSocket]:
+def _list(ports: Sequence[int], state: int) -> Iterator[TcpSocket]:
     with netlink_call("ss -t"):
-        return list_tcp(ports, state)
+        yield from list_tcp(ports, state)
