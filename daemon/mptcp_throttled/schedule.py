@@ -11,7 +11,7 @@ from typing import Final
 _SHORTEST_SECONDS: Final = 0.1
 # Of the time, for looking alone: with thousands of classes a look takes long, and who joins meanwhile waits for it.
 _LARGEST_PART: Final = 0.1
-_LARGEST_PART_UNASKED: Final = 0.0025
+_LARGEST_PART_UNASKED: Final = 0.01
 
 
 class Schedule:

@@ -72,6 +72,6 @@ def test_a_clean_comparison_right_after_a_repair_does_not_end_them() -> None:
 def test_a_look_that_takes_long_is_not_taken_often(trouble: bool) -> None:
     schedule = Schedule(0.0)
     schedule.compared(0.0, 2.0, INTERVAL, trouble=trouble)
-    assert schedule.due == (22.0 if trouble else 802.0)
+    assert schedule.due == (22.0 if trouble else 202.0)
     schedule.changed()
     assert schedule.due == 22.0
