@@ -209,10 +209,15 @@ class Handshakes:
         return _joined(ends, half_open, syn, answer, authenticated=True)
 
     def take(self, ends: Ends) -> Joined | None:
-        """End a handshake that the kernel is known to have accepted; what it said of itself, if it was a JOIN."""
-        half_open = self._half_open.pop(ends, None)
+        """What a JOIN that the kernel is known to have accepted has said of itself, None if nothing.
+
+        It is over if it waits for keys that are not known. Any other may go on: its frames are on their way.
+        """
+        half_open = self._half_open.get(ends)
         if half_open is None or not isinstance(half_open.option, MpJoinSyn):
             return None
+        if half_open.keys is None:
+            del self._half_open[ends]
         answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
         return _joined(ends, half_open, half_open.option, answer, authenticated=True)
 

@@ -183,11 +183,10 @@ class Tracker:
         token = self._tokens.get(ends)
         if token is not None:
             known = self._connections[token].subflows[ends].sequence
-            if known is None or known == (segment.acknowledgment - 1) & 0xFFFF_FFFF:
-                return
-            # The kernel answers a SYN on these ports anew: it has closed the subflow that we still hold.
-            self.counters["port_reused"] += 1
-            yield self._drop(ends, at, "ports used again")
+            if known is not None and known != (segment.acknowledgment - 1) & 0xFFFF_FFFF:
+                # The kernel answers a SYN on these ports anew: it has closed the subflow that we still hold.
+                self.counters["port_reused"] += 1
+                yield self._drop(ends, at, "ports used again")
         yield from self._accept(self._handshakes.answered(ends, segment, options), at)
 
     def _accept(self, handshake: Opened | Joined | None, at: float) -> Iterator[Token]:
@@ -205,10 +204,14 @@ class Tracker:
     def _open(self, opened: Opened, at: float) -> Iterator[Token]:
         entry = self._connections.get(opened.token)
         if entry is not None and opened.ends in entry.subflows:
-            # Seen at the SYN/ACK already; the third ACK adds the keys.
+            # Seen at the SYN/ACK already, or listed by the kernel before; the third ACK adds the keys.
             entry.keys, entry.authenticated = opened.keys or entry.keys, entry.authenticated or opened.keys is not None
             if entry.authenticated:
                 self._unproved.pop(opened.token, None)
+            live = entry.subflows[opened.ends]
+            if live.sequence is None:
+                live.sequence, live.opened_at = opened.sequence, opened.at
+                yield opened.token
             return
         if opened.ends in self._tokens:
             yield self._drop(opened.ends, at, "ports used again")
@@ -230,9 +233,15 @@ class Tracker:
         yield opened.token
 
     def _join(self, joined: Joined, at: float) -> Iterator[Token]:
+        entry = self._entry(joined.token)
+        listed = None if entry is None else entry.subflows.get(joined.ends)
+        if entry is not None and listed is not None and listed.sequence in (None, joined.sequence):
+            # The kernel has listed it before its frames were taken.
+            entry.subflows[joined.ends] = _live(joined, at)
+            yield joined.token
+            return
         if joined.ends in self._tokens:
             yield self._drop(joined.ends, at, "ports used again")
-        entry = self._entry(joined.token)
         if entry is None:
             self.counters["unknown_token"] += 1
             return

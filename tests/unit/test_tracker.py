@@ -315,7 +315,7 @@ def test_retransmitted_handshakes_are_one_subflow() -> None:
     wire.join(WIFI)
     wire.join(WIFI)
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
-    assert wire.table[token()].subflows[0].opened_at == 1000.001
+    assert wire.table[token()].subflows[0].opened_at == pytest.approx(1000.001, abs=1e-6)
     assert [event.kind for event in wire.events].count(Kind.ESTABLISHED) == 2
 
 
@@ -431,6 +431,47 @@ def test_a_join_to_a_connection_without_known_keys_is_left_to_the_kernel() -> No
     wire.listed(ETHERNET, WIFI, of=token(), backup=True)
     joined = wire.table[token()].subflows[1]
     assert (joined.address_id, joined.backup_at_join, joined.opened_at) == (9, True, 1000.001)
+
+
+@pytest.mark.parametrize("captured", [0, 1, 2])
+def test_a_connection_that_the_kernel_lists_before_its_handshake_is_taken_gets_its_keys_from_it(captured: int) -> None:
+    wire = Wire()
+    handshake = [ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack())]
+    wire.send(*handshake[:captured])
+    wire.listed(ETHERNET, of=token())
+    wire.send(*handshake[captured:])
+    wire.join(WIFI)
+    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+    assert wire.table[token()].subflows[0].opened_at == pytest.approx(1000.001, abs=1e-6)
+    assert [event.kind for event in wire.events] == [Kind.OPENED, Kind.ESTABLISHED, Kind.JOINING, Kind.ESTABLISHED]
+
+
+@pytest.mark.parametrize("captured", [0, 1, 2])
+def test_a_subflow_that_the_kernel_lists_before_its_handshake_is_taken_is_what_the_handshake_says(
+    captured: int,
+) -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    handshake = [
+        WIFI.syn(join_syn(token(), backup=True, address_id=9)),
+        WIFI.synack(join_synack()),
+        WIFI.ack(join_ack()),
+    ]
+    wire.send(*handshake[:captured])
+    wire.listed(ETHERNET, WIFI, of=token())
+    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+    wire.send(*handshake[captured:])
+    joined = wire.table[token()].subflows[1]
+    assert (joined.address_id, joined.backup_at_join) == (9, True)
+    assert joined.opened_at == pytest.approx(1000.004, abs=1e-6)
+    assert Kind.CLOSED not in [event.kind for event in wire.events]
+
+
+def test_a_handshake_on_the_ports_of_a_subflow_known_from_the_kernel_ends_that_one() -> None:
+    wire = Wire()
+    wire.listed(ETHERNET, of=token())
+    wire.open(ETHERNET, OTHER_KEY)
+    assert list(wire.table) == [token(OTHER_KEY)]
 
 
 def test_what_the_kernel_no_longer_has_is_dropped_unless_we_saw_it_since() -> None:
