@@ -24,6 +24,7 @@ from mptcp_throttled.pull import Puller, TableUpdate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mptcp_sniffer.kernel_view import KernelView
     from mptcp_sniffer.segment import Segment
     from mptcp_sniffer.tracker import TableChange
     from mptcp_throttle.model import Connection
@@ -42,20 +43,13 @@ def _keys(connections: Iterable[Connection | None]) -> Iterator[str]:
 
 
 def _time_sniffer() -> None:
-    observe, publish = Tracker.observe, PublishedTable.publish
+    observe, reconcile, publish = Tracker.observe, Tracker.reconcile, PublishedTable.publish
 
     def timed_observe(tracker: Tracker, segment: Segment, at: float) -> list[TableChange]:
-        established: list[Event] = []
-        listener, tracker._on_event = tracker._on_event, established.append
-        changes = observe(tracker, segment, at)
-        tracker._on_event = listener
-        for event in established:
-            if event.kind is Kind.ESTABLISHED and event.subflow is not None:
-                key = f"{event.token} {event.subflow.ends}"
-                _note("asked", [key], event.subflow.opened_at)
-                _note("proved", [key], at)
-            listener(event)
-        return changes
+        return _noted(tracker, lambda: observe(tracker, segment, at), at)
+
+    def timed_reconcile(tracker: Tracker, view: KernelView) -> list[TableChange]:
+        return _noted(tracker, lambda: reconcile(tracker, view), time.time())
 
     def timed_publish(table: PublishedTable, changes: Iterable[TableChange]) -> None:
         changes = list(changes)
@@ -63,7 +57,28 @@ def _time_sniffer() -> None:
         now = time.time()
         _note("published", _keys(change.connection for change in changes), now)
 
-    Tracker.observe, PublishedTable.publish = timed_observe, timed_publish  # type: ignore[method-assign, assignment]
+    Tracker.observe, Tracker.reconcile = timed_observe, timed_reconcile  # type: ignore[method-assign, assignment]
+    PublishedTable.publish = timed_publish  # type: ignore[method-assign, assignment]
+
+
+def _noted(tracker: Tracker, change: Callable[[], list[TableChange]], now: float) -> list[TableChange]:
+    """Call `change`, and note which subflows ask, are in the table and have gone from it."""
+    events: list[Event] = []
+    listener, tracker._on_event = tracker._on_event, events.append
+    changes = change()
+    tracker._on_event = listener
+    for event in events:
+        if event.subflow is not None:
+            key = f"{event.token} {event.subflow.ends}"
+            # Of what is known from the kernel alone, the time of the SYN is not known.
+            if event.kind in (Kind.JOINING, Kind.ESTABLISHED) and event.subflow.opened_at != event.at:
+                _note("asked", [key], event.subflow.opened_at)
+            if event.kind is Kind.ESTABLISHED:
+                _note("proved", [key], now)
+            elif event.kind is Kind.CLOSED:
+                _note("closed", [key], now)
+        listener(event)
+    return changes
 
 
 def _time_daemon() -> None:

@@ -2,7 +2,8 @@
 
 The time of the SYN is the kernel's, of its capture. All others are taken where a stage hands on: a mark is in the
 kernel when the kernel has acknowledged it. What the proxy's kernel counts as joined and is never marked was missed.
-Every subflow has a rate of its own, so that each JOIN needs a class, a mark and a pace.
+Every subflow has a rate of its own, so that each JOIN needs a class, a mark and a pace. What is said of those that
+were missed: how far they came, and when their connection was no longer in the table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.benchmarks.measure import unshaped
 from mptcp_lab.services import WIFI_FIRST, Services
@@ -42,7 +43,7 @@ _LOADS: Final = ("idle", "transfer")
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 Times = list[dict[str, float]]
-"""Of each JOIN, the stages' times in seconds after its SYN."""
+"""Of each JOIN, the stages' times in seconds after its SYN; `closed` is that of the first of its two subflows."""
 
 
 def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | None) -> dict[str, Json]:
@@ -51,21 +52,33 @@ def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | N
         start_server(lab.proxy, _PORT)
         before = _joins(lab)
         times: Times = []
-        with _ours(lab, times, marks) if way == "ours" else _seeds(lab, times), _transfer(lab, seconds, busy=busy):
+        sniffer: dict[str, Any] = {}
+        with (
+            _ours(lab, times, sniffer, marks) if way == "ours" else _seeds(lab, times),
+            _transfer(lab, seconds, busy=busy),
+        ):
             arguments = (str(_PORT), str(rate), str(seconds), str(lab.proxy_address(4)))
             lab.client.run(sys.executable, "-m", "mptcp_lab.traffic", "join", *arguments, timeout=seconds + 60)
             joins = _joins(lab) - before - busy  # the transfer joins too
         done = sorted(of["marked"] for of in times if "marked" in of)
+        missed = max(joins - len(done), 0)
     return {
         "way": way,
         "joins_per_second": rate,
         "beside_transfer": busy,
         "joins": joins,
-        "missed": max(joins - len(done), 0),
+        "missed": missed,
         **{name: _quantile(done, part) for name, part in _QUANTILES.items()},
         "stages_p50": _stages(times, 0.5),
         "stages_p99": _stages(times, 0.99),
+        "missed_stages": [_milliseconds(of) for of in times if "marked" not in of],
+        "missed_unseen": min(max(joins - len(times), 0), missed) if way == "ours" else None,
+        "sniffer": {name: sniffer.get(name) for name in ("dropped", "counters")},
     }
+
+
+def _milliseconds(of: Mapping[str, float]) -> dict[str, float]:
+    return {stage: round(1000 * at, 2) for stage, at in of.items()}
 
 
 def _quantile(ordered: list[float], part: float) -> float | None:
@@ -101,7 +114,7 @@ def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _ours(lab: Lab, times: Times, marks: str | None) -> Iterator[None]:
+def _ours(lab: Lab, times: Times, sniffer: dict[str, Any], marks: str | None) -> Iterator[None]:
     wifi, ethernet = WIFI_FIRST
     services = Services(
         lab.proxy,
@@ -112,6 +125,7 @@ def _ours(lab: Lab, times: Times, marks: str | None) -> Iterator[None]:
     files = services.start_timed()
     services.wait_ready()
     yield
+    sniffer.update(services.ask_sniffer("status"))
     services.stop()
     times += _paired(*(_notes(file) for file in files))
 
@@ -139,14 +153,16 @@ def _paired(
 
     It is the Wi-Fi subflow that joins, and the Ethernet subflow of the same connection that is held for it.
     """
-    held = {token: ends for token, ends in map(str.split, sniffer["asked"]) if not _is_wifi(ends)}
+    held = {token: ends for token, ends in map(str.split, sniffer["proved"]) if not _is_wifi(ends)}
+    closed = sniffer.get("closed", {})
     for key, asked in sniffer["asked"].items():
         token, ends = key.split()
         if not _is_wifi(ends) or not ends.endswith(f":{_PORT}"):
             continue
-        stages = {"proved": sniffer["proved"][key], "published": sniffer["published"].get(key)}
+        stages = {stage: sniffer.get(stage, {}).get(key) for stage in ("proved", "published")}
         stages["delivered"] = daemon.get("delivered", {}).get(key)
-        stages |= {stage: daemon.get(stage, {}).get(held[token]) for stage in ("paced", "classed", "marked")}
+        stages |= {stage: daemon.get(stage, {}).get(held.get(token, "")) for stage in ("paced", "classed", "marked")}
+        stages["closed"] = min(filter(None, (closed.get(key), closed.get(f"{token} {held.get(token)}"))), default=None)
         yield {stage: at - asked for stage, at in stages.items() if at is not None}
 
 
@@ -193,6 +209,11 @@ def main() -> int:
             for quantile in ("p50", "p99"):
                 stages = (f"{stage} {at}" for stage, at in row[f"stages_{quantile}"].items())
                 print(f"      {quantile} of the stages:", ", ".join(stages), flush=True)
+            if row["missed"]:
+                for reached in row["missed_stages"]:
+                    print("      missed:", ", ".join(f"{stage} {at}" for stage, at in reached.items()) or "not proved")
+                print("      missed, of which no SYN was captured:", row["missed_unseen"])
+                print("      the sniffer:", json.dumps(row["sniffer"]), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return 0
