@@ -233,15 +233,16 @@ class Tracker:
         yield opened.token
 
     def _join(self, joined: Joined, at: float) -> Iterator[Token]:
-        entry = self._entry(joined.token)
-        listed = None if entry is None else entry.subflows.get(joined.ends)
-        if entry is not None and listed is not None and listed.sequence in (None, joined.sequence):
-            # The kernel has listed it before its frames were taken.
-            entry.subflows[joined.ends] = _live(joined, at)
-            yield joined.token
-            return
-        if joined.ends in self._tokens:
+        known = self._tokens.get(joined.ends)
+        if known is not None:
+            subflows = self._connections[known].subflows
+            if known == joined.token and subflows[joined.ends].sequence in (None, joined.sequence):
+                # The kernel has listed it before its frames were taken.
+                subflows[joined.ends] = _live(joined, at)
+                yield known
+                return
             yield self._drop(joined.ends, at, "ports used again")
+        entry = self._entry(joined.token)
         if entry is None:
             self.counters["unknown_token"] += 1
             return
