@@ -78,6 +78,10 @@ def children(parent: int) -> list[int]:
     return found
 
 
+def names(pids: list[int]) -> list[str]:
+    return sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids)
+
+
 def run_still(pid: int) -> bool:
     try:
         return re.search(r"^State:\s+[ZX]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is None
@@ -99,7 +103,8 @@ def test_nothing_is_left_running_however_it_ends(number: int | None, status: int
     with subprocess.Popen(
         guest("--timeout", timeout, "--", "sleep", "60"), stderr=subprocess.PIPE, text=True
     ) as runner:
-        eventually(lambda: len(children(runner.pid)) == 2, "qemu and virtiofsd started")
+        # Who is killed before its children have asked to die with it (PR_SET_PDEATHSIG) leaves them behind.
+        eventually(lambda: names(children(runner.pid)) == ["qemu-system-x86", "virtiofsd"], "both started")
         machine = children(runner.pid)
         if number is not None:
             runner.send_signal(number)
