@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab import namespaces
+from mptcp_lab.background import Background
 from mptcp_lab.errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
 _CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h; os.setns() is new in Python 3.12
@@ -57,7 +57,7 @@ class Series:
         )
 
 
-class PathMeter:
+class PathMeter(Background):
     """Samples the counters of `interfaces` in `namespace` every `interval` seconds while its `with` block runs."""
 
     def __init__(self, namespace: str, interfaces: Sequence[str], interval: float = 0.1) -> None:
@@ -67,20 +67,13 @@ class PathMeter:
         self._samples: list[Sample] = []
         self._error: OSError | None = None
         self._first = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"meter-{namespace}", daemon=True)
+        super().__init__(f"meter-{namespace}")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        super().__enter__()
         self._first.wait()
         self._raise_error()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def series(self) -> Series:
         """What has been sampled so far. Raises LabError if sampling failed."""

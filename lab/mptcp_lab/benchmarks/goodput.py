@@ -12,7 +12,6 @@ import json
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mptcp_lab.background import Background
 from mptcp_lab.download import Download
 from mptcp_lab.meter import PathMeter, Series
 from mptcp_lab.origin import Document, Origin, start_origin
@@ -31,10 +31,6 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 from mptcp_throttle.units import Rate
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 KERNELS: Final = ("native", "debian-6.1", "debian-6.12")
 CONGESTION_CONTROLS: Final = ("bbr", "cubic", "reno")
@@ -192,7 +188,7 @@ def _worst_window(series: Series, began: float, ended: float) -> float:
     return max(series.rate(ETHERNET.interface, start, min(start + 5, ended)) for start in starts)
 
 
-class _Delivery:
+class _Delivery(Background):
     """What the application receives, sampled in the background while its `with` block runs.
 
     Whatever else takes time meanwhile, such as a call of the daemon on a slow machine, is not taken for a gap.
@@ -201,20 +197,9 @@ class _Delivery:
     def __init__(self, download: Download) -> None:
         self._download = download
         self._samples: list[tuple[float, int]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="delivery", daemon=True)
+        super().__init__("delivery")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
+    def _run(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
             self._samples.append((time.monotonic(), self._download.received))
 

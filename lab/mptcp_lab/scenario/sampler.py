@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+from mptcp_lab.background import Background
 from mptcp_lab.errors import LabError
 from mptcp_lab.meter import enter
 from mptcp_lab.scenario.inet_diag import InetDiag
@@ -17,7 +17,6 @@ from mptcp_lab.scenario.schema import Port
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
-    from typing import Self
 
 
 class _Probe(NamedTuple):
@@ -30,7 +29,7 @@ class _Probe(NamedTuple):
     sockets: InetDiag
 
 
-class Sampler:
+class Sampler(Background):
     """Samples `hosts` (their namespaces) every `interval` seconds while its `with` block runs; time 0 is `began`."""
 
     def __init__(self, hosts: Mapping[str, str], ports: Sequence[Port], interval: float, began: float) -> None:
@@ -42,18 +41,12 @@ class Sampler:
         self._interval = interval
         self._began = began
         self._error: OSError | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        super().__init__("sampler")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__(kind, error, traceback)
         if self._error is not None and error is None:
             raise LabError(f"samples cannot be taken: {self._error.strerror}") from self._error
 
