@@ -154,7 +154,7 @@ def every_subflow(work: Bench) -> list[dict[str, str]]:
 
 def test_an_invalid_file_changes_nothing_until_a_good_one_comes(work: Bench) -> None:
     download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     plan, marks = work.qdisc_kinds(), work.marks()
     loaded_at = work.services.status()["daemon"]["config"]["loaded_at"]
     file = work.services.directory / "networks.d" / "ethernet.yaml"

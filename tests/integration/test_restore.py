@@ -210,7 +210,7 @@ def test_with_the_interface_gone_the_chains_are_removed_all_the_same(work: Bench
 def test_a_hang_up_is_no_end(work: Bench) -> None:
     before = kernel_state(work.lab.proxy)
     work.download(200 * MEGABYTE)
-    work.wait_capped()
+    work.wait_settled()
     capping, marks = work.qdisc_kinds(), work.marks()
     daemon = work.services.daemon
     assert daemon is not None

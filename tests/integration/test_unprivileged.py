@@ -189,6 +189,7 @@ def test_after_kill_9_the_same_user_cleans_up(work: Bench, services: InUnits) ->
     before = kernel_state(work.lab.proxy)
     download = work.download()
     work.wait_capped()
+    eventually(lambda: work.paced() == 1, "paced")
     services.daemon.kill()
     assert kernel_state(work.lab.proxy) != before
     assert work.paced() == 1
