@@ -6,7 +6,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 # include/uapi/linux/netlink.h: struct nlmsghdr and nlattr
 HEADER: Final = Struct("=IHHII")
@@ -37,12 +37,12 @@ def messages(data: bytes) -> Iterator[Message]:
         offset += (length + 3) & ~3
 
 
-def attributes(data: bytes) -> dict[int, bytes]:
-    """Netlink attributes by type, without their flags."""
-    found, offset = {}, 0
+def attributes(data: bytes, offset: int = 0, before: Container[int] = ()) -> dict[int, bytes]:
+    """Netlink attributes by type, without their flags: from `offset` to the first of the types `before`."""
+    found = {}
     while offset + _ATTRIBUTE.size <= len(data):
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if length < _ATTRIBUTE.size:
+        if length < _ATTRIBUTE.size or kind in before:
             break
         found[kind & _KIND_MASK] = data[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3

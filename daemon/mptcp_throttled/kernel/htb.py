@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -29,7 +30,7 @@ from mptcp_throttle.classic_bpf import (
 )
 from mptcp_throttle.netlink import attribute, attributes
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.netlink import Filter, HtbClass, Qdisc
+from mptcp_throttled.kernel.netlink import Filter, Qdisc
 
 HANDLE: Final = 0x4D50_0000
 """`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""
@@ -38,6 +39,7 @@ LEAF_PACKETS: Final = 1000
 """The kernel's own default (DEFAULT_TX_QUEUE_LEN). Senders limit themselves (congestion window, TCP small queues). A
 short leaf only drops, and a sender whose packet is dropped before it has left waits for a timer instead of an ACK."""
 
+_LEAF_KIND: Final = "pfifo"
 _BURST_SECONDS: Final = 0.01
 _MIN_BURST_BYTES: Final = 3028  # two full Ethernet frames
 _MIN_QUANTUM_BYTES: Final = 1514  # below 1000, or above 200 000, sch_htb.c warns in the kernel log
@@ -107,9 +109,11 @@ def class_options(rate: Rate) -> bytes:
     return attribute(_TCA_HTB_PARMS, _HTB_OPT.pack(*ratespec, *ratespec, ticks, ticks, quantum_bytes(rate), 0, 0))
 
 
-def rate_of(found: HtbClass) -> Rate | None:
-    """The rate of a class read from the kernel; None if it is not as we make them."""
-    parameters = attributes(found.options).get(_TCA_HTB_PARMS, b"")
+# Of thousands of classes most have the options of another.
+@lru_cache
+def rate_of(options: bytes) -> Rate | None:
+    """The rate of a class read from the kernel with these TCA_OPTIONS; None if it is not as we make them."""
+    parameters = attributes(options).get(_TCA_HTB_PARMS, b"")
     if len(parameters) != _HTB_OPT.size:
         return None
     *_, rate, _, _, _, _, _, ceil, _, _, _, _, _ = _HTB_OPT.unpack(parameters)
@@ -121,13 +125,16 @@ def rate_of(found: HtbClass) -> Rate | None:
 
 def leaf_qdisc(minor: int) -> Qdisc:
     """The queue of a class. Its handle is the kernel's choice."""
-    return Qdisc("pfifo", 0, classid(minor), LEAF_PACKETS.to_bytes(4, "little"))
+    return Qdisc(_LEAF_KIND, 0, classid(minor), _leaf_options())
 
 
 def is_leaf(qdisc: Qdisc) -> bool:
     """Whether a qdisc read from the kernel is the queue of one of our classes, as we make them."""
-    ours = leaf_qdisc(qdisc.parent & 0xFFFF)
-    return (qdisc.kind, qdisc.parent, qdisc.options) == (ours.kind, ours.parent, ours.options)
+    return qdisc.kind == _LEAF_KIND and qdisc.parent & ~0xFFFF == HANDLE and qdisc.options == _leaf_options()
+
+
+def _leaf_options() -> bytes:
+    return LEAF_PACKETS.to_bytes(4, "little")
 
 
 def mark_filter(marking: Marking) -> Filter:

@@ -7,22 +7,22 @@ neither all kinds nor classic BPF.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from socket import if_nameindex
 from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
 from pyroute2.netlink import (
     NLM_F_ACK,
     NLM_F_CREATE,
-    NLM_F_DUMP,
     NLM_F_EXCL,
     NLM_F_REPLACE,
     NLM_F_REQUEST,
     nlmsg,
 )
-from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
+from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
     RTM_DELQDISC,
     RTM_DELTCLASS,
@@ -45,8 +45,6 @@ from mptcp_throttled.kernel.tc_requests import TcRequests, tc_request
 from mptcp_throttled.kernel_state import KernelError
 
 _DO: Final = NLM_F_REQUEST | NLM_F_ACK
-_DUMP: Final = NLM_F_REQUEST | NLM_F_DUMP
-_DUMP_ATTEMPTS: Final = 5
 # include/uapi/linux/rtnetlink.h
 _TCA_KIND: Final = 1
 _TCA_OPTIONS: Final = 2
@@ -115,7 +113,6 @@ class TrafficControl:
         self._ip = IPRoute(ext_ack=True)
         # IPRoute accepts nlm_generator but only its base class stores it (pyroute2 0.9.7); nlm_request reads it.
         self._ip.status["nlm_generator"] = True
-        self._ip.register_policy(RTM_NEWTFILTER, _RawTcMessage)
         self._requests = TcRequests()
 
     @property
@@ -125,8 +122,8 @@ class TrafficControl:
 
     def interfaces(self) -> list[Interface]:
         """All interfaces."""
-        links = self._dump("ip link show", self._ip.get_links)
-        return [Interface(int(link["index"]), str(link.get_attr("IFLA_IFNAME"))) for link in links]
+        with netlink_call("ip link show"):
+            return [Interface(index, name) for index, name in if_nameindex()]
 
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
@@ -156,10 +153,10 @@ class TrafficControl:
         """The filters of a qdisc."""
         what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
         return [
-            Filter(str(m.get_attr("TCA_KIND")), m["handle"], m["info"], m.get_attr("TCA_OPTIONS"))
-            for m in self._dump(what, lambda: self._request(RTM_GETTFILTER, _DUMP, interface.index, parent=parent))
+            Filter(_text(found.attributes[_TCA_KIND]), found.handle, found.info, found.attributes.get(_TCA_OPTIONS))
+            for found in self._requests.show(what, RTM_GETTFILTER, interface.index, parent)
             # Every filter is dumped a second time, with handle 0, for its priority as a whole.
-            if m["handle"]
+            if found.handle
         ]
 
     def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
@@ -207,12 +204,6 @@ class TrafficControl:
             except NetlinkError as error:
                 return int(error.code) != errno.ENOENT
         return True
-
-    def _dump(self, what: str, read: Callable[[], Iterable[nlmsg]]) -> list[nlmsg]:
-        for _ in range(_DUMP_ATTEMPTS):
-            with netlink_call(what), suppress(NetlinkDumpInterrupted):
-                return list(read())
-        raise KernelError(what, errno.EINTR, "others keep changing what is read")
 
     def _request(
         self,

@@ -70,10 +70,12 @@ class RootQdisc:
         dump = self._dump()
         ours = next((interface for interface in dump.interfaces if interface.name == self._interface), None)
         if ours is None:
-            return QdiscState(None, f"interface {self._interface} does not exist", self._unrestored(dump, None))
+            return QdiscState(None, f"interface {self._interface} does not exist", False, self._unrestored(dump, None))
+        unrestored = self._unrestored(dump, ours)
         if not _is_under_ours(dump.of(ours)):
-            return QdiscState(None, self._obstacle(ours, dump.of(ours)), self._unrestored(dump, ours))
-        return QdiscState(self._read_htb(ours, dump.of(ours)), None, self._unrestored(dump, ours))
+            owed = self._is_owed_its_own(dump, ours)
+            return QdiscState(None, self._obstacle(ours, dump.of(ours)), owed, unrestored)
+        return QdiscState(self._read_htb(ours, dump.of(ours)), None, False, unrestored)
 
     def forget_stale(self) -> None:
         """Remove the records of interfaces on which we have left nothing: what they have now is their own."""
@@ -189,7 +191,7 @@ class RootQdisc:
             htb.default_minor_of(root),
             any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(interface, htb.HANDLE)),
             {
-                c.classid & 0xFFFF: htb.rate_of(c) if c.classid in leaves else None
+                c.classid & 0xFFFF: htb.rate_of(c.options) if c.classid in leaves else None
                 for c in self._tc.htb_classes(interface)
             },
         )
@@ -213,7 +215,7 @@ class RootQdisc:
         return tuple(
             interface.name
             for interface in dump.interfaces
-            if (interface != own if _is_under_ours(dump.of(interface)) else self._is_owed_its_own(dump, interface))
+            if interface != own and (_is_under_ours(dump.of(interface)) or self._is_owed_its_own(dump, interface))
         )
 
     def _is_owed_its_own(self, dump: _Dump, interface: Interface) -> bool:

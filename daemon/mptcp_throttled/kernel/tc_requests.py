@@ -10,14 +10,17 @@ from mptcp_throttle.netlink import attributes
 from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request
 
 _TCMSG: Final = Struct("=BxxxiIII")
+# include/uapi/linux/rtnetlink.h: TCA_STATS, TCA_XSTATS, TCA_STATS2. What counts comes last, and is nobody's parameter.
+_STATISTICS: Final = frozenset({3, 4, 7})
 
 
 class TcMessage(NamedTuple):
-    """A qdisc or class of a dump."""
+    """A qdisc, class or filter of a dump, without its statistics; `info` is what tcm_info says of its kind."""
 
     interface: int
     handle: int
     parent: int
+    info: int
     attributes: dict[int, bytes]
 
 
@@ -34,11 +37,11 @@ class TcRequests(NetlinkRequests):
     def __init__(self) -> None:
         super().__init__(socket.NETLINK_ROUTE)
 
-    def show(self, what: str, type_: int, index: int = 0) -> list[TcMessage]:
-        """All qdiscs or classes, of the interface `index` or of all. Raises KernelError."""
-        return [_parse(payload) for payload in self.dump(tc_request(what, type_, 0, index, 0, 0))]
+    def show(self, what: str, type_: int, index: int = 0, parent: int = 0) -> list[TcMessage]:
+        """All qdiscs, classes or filters: of the interface `index` or of all, of `parent`. Raises KernelError."""
+        return [_parse(payload) for payload in self.dump(tc_request(what, type_, 0, index, 0, parent))]
 
 
 def _parse(payload: bytes) -> TcMessage:
-    _, index, handle, parent, _ = _TCMSG.unpack_from(payload)
-    return TcMessage(index, handle, parent, attributes(payload[_TCMSG.size :]))
+    _, index, handle, parent, info = _TCMSG.unpack_from(payload)
+    return TcMessage(index, handle, parent, info, attributes(payload, _TCMSG.size, _STATISTICS))
