@@ -48,13 +48,14 @@ class ChainState:
 class QdiscState:
     """What tc shows: our HTB if it is the proxy interface's root qdisc, or the `obstacle` that keeps it from being so.
 
-    `unrestored` names the interfaces that must get their own qdisc back whatever is planned: others under our HTB (the
-    interface was renamed, or the configuration names another since), those whose restoring was broken off, and those
-    from which somebody has deleted our HTB.
+    An interface is `owed` its own qdisc if somebody has deleted our HTB from it, or if restoring was broken off.
+    `unrestored` names the others that are, and those under our HTB (the interface was renamed, or the configuration
+    names another since): they must get their own back whatever is planned.
     """
 
     htb: HtbState | None = None
     obstacle: str | None = None
+    owed: bool = False
     unrestored: tuple[str, ...] = ()
 
 
@@ -64,6 +65,14 @@ class PacingState:
 
     paces: Mapping[FourTuple, int] | None = None
     problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What is ours in the kernel, but for tc, counted: `marks` by the IP version of the chain, None if it is stray."""
+
+    marks: Mapping[int, int | None]
+    pacing: PacingState
 
 
 @dataclass(frozen=True, slots=True)

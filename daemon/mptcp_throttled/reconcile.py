@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from mptcp_throttled.kernel_state import (
     IP_VERSIONS,
     ChainState,
+    Glance,
     HtbState,
     KernelError,
     KernelState,
@@ -36,12 +38,16 @@ from mptcp_throttled.operations import (
 from mptcp_throttled.plan import UNTOUCHED, KernelPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
 
 _READ_ATTEMPTS: Final = 3
+
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")
 
 
 class Kernel(Protocol):
@@ -49,6 +55,9 @@ class Kernel(Protocol):
 
     def read(self) -> KernelState:
         """What is there now."""
+
+    def glance(self) -> Glance:
+        """How much is there now, of what changes without a notification."""
 
     def apply(self, operation: OtherOperation) -> None:
         """Carry one operation out, wholly or not at all."""
@@ -100,10 +109,10 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
             yield RemoveChain(version)
         if freed:
             yield ChangePaces({}, freed)
-        if htb is not None:
+        if htb is not None or actual.qdisc.owed:
             yield RestoreQdisc()
         return
-    slowed = {ends: rate for ends, rate in plan.paces.items() if paces.get(ends) != rate}
+    slowed = _differing(plan.paces, paces)
     if slowed and actual.pacing.paces is not None:
         yield ChangePaces(slowed, {})
     marks = {version: _of_version(plan.marks, version) for version in IP_VERSIONS}
@@ -117,19 +126,18 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
     classes: Mapping[int, Rate | None] = {} if htb is None else htb.classes
     if htb is None:
         yield InstallHtb(plan.default_minor)
-    for minor, rate in plan.classes.items():
-        if minor not in classes:
+    for minor, rate in _differing(plan.classes, classes).items():
+        if minor in classes:
+            yield ChangeClass(minor, rate, mend=classes[minor] is None)
+        else:
             yield AddClass(minor, rate)
-        elif (present_rate := classes[minor]) != rate:
-            yield ChangeClass(minor, rate, mend=present_rate is None)
     for version, wanted in marks.items():
         if version not in chains:
             if wanted:
                 yield MakeChain(version, wanted)
             continue
         present = chains[version].marks
-        add = {ends: minor for ends, minor in wanted.items() if present.get(ends) != minor}
-        remove = {ends: minor for ends, minor in present.items() if wanted.get(ends) != minor}
+        add, remove = _differing(wanted, present), _differing(present, wanted)
         if add or remove:
             yield ChangeMarks(version, add, remove)
     if freed:
@@ -137,6 +145,12 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
     for minor in classes:
         if minor not in plan.classes:
             yield DeleteClass(minor)
+
+
+def _differing(these: Mapping[K, V], those: Mapping[K, W]) -> dict[K, V]:
+    """Of `these`, what is not the same in `those`."""
+    # Nothing at all, nearly always: Python compares dictionaries ten times as fast as it goes through them.
+    return {} if these == those else {key: value for key, value in these.items() if those.get(key) != value}
 
 
 class Reconciler:
@@ -156,20 +170,21 @@ class Reconciler:
         """
         done: list[Operation] = []
         errors: list[str] = []
+        look = partial(self._read, to_hold=plan.htb)
         try:
-            state = self._read()
+            state = look()
             obstacle = state.qdisc.obstacle
             if state.pacing.paces is None:
                 plan = replace(plan, paces={})
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
-            state, wanted = self._attempt(state, wanted, done, errors)
+            state, wanted = self._attempt(look, state, wanted, done, errors)
             if errors:
-                state, wanted = self._attempt(state, wanted, done, errors)
+                state, wanted = self._attempt(look, state, wanted, done, errors)
                 if _wrongly_held(state, wanted):
-                    state, wanted = self._attempt(state, UNTOUCHED, done, errors)
+                    state, wanted = self._attempt(look, state, UNTOUCHED, done, errors)
                 if _wrongly_held(state, wanted):
                     errors += self._let_go()
-                    state = self._read()
+                    state = look()
         except KernelError as error:
             return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
         self._pacing, self._chains = state.pacing, set(state.chains)
@@ -195,8 +210,31 @@ class Reconciler:
         in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
         return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
 
+    def glance(self, plan: KernelPlan) -> bool:
+        """Whether a plan that is in force as a whole seems to be so still: the look takes as long for one as for all.
+
+        Of tc nothing is looked at: who changes that is notified of (kernel/notifications.py). That somebody has put as
+        many other marks in the place of ours is left to be found by `converge`.
+        """
+        try:
+            seen = self._kernel.glance()
+        except KernelError:
+            return False
+        paced = None if seen.pacing.paces is None else len(seen.pacing.paces)
+        planned = None if self._pacing.paces is None else len(plan.paces)
+        return (
+            seen.marks.keys() == self._chains
+            and sum(-1 if count is None else count for count in seen.marks.values()) == len(plan.marks)
+            and (paced, seen.pacing.problem) == (planned, self._pacing.problem)
+        )
+
     def _attempt(
-        self, state: KernelState, wanted: KernelPlan, done: list[Operation], errors: list[str]
+        self,
+        look: Callable[[], KernelState],
+        state: KernelState,
+        wanted: KernelPlan,
+        done: list[Operation],
+        errors: list[str],
     ) -> tuple[KernelState, KernelPlan]:
         operations = diff(state, wanted)
         if not operations:
@@ -205,7 +243,7 @@ class Reconciler:
         wanted = self._carry_out(operations, wanted, done, errors)
         if len(errors) == before and all(isinstance(operation, ChangePaces) for operation in operations):
             return state, wanted  # nobody else changes paces, and what is read of them is what we have put there
-        state = self._read()
+        state = look()
         if len(errors) == before:
             errors += [f"not in force after it was applied: {operation}" for operation in diff(state, wanted)]
         return state, wanted
@@ -237,7 +275,13 @@ class Reconciler:
             return [error]
         return [None]
 
-    def _read(self) -> KernelState:
+    def _read(self, *, to_hold: bool) -> KernelState:
+        state = self._try_to_read()
+        # Where HTB is to be and something is in its way, to put back what was there before would put it in the way of
+        # somebody else, who would take it for ours. It stays on record.
+        return replace(state, qdisc=replace(state.qdisc, owed=False)) if to_hold else state
+
+    def _try_to_read(self) -> KernelState:
         for _ in range(_READ_ATTEMPTS - 1):
             with suppress(KernelError):
                 return self._kernel.read()

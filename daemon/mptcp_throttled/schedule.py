@@ -1,5 +1,8 @@
 """When the kernel is compared with the plan: at once where the plan changes, here for all other reasons.
 
+A comparison takes the longer the more are held. So most looks are glances, which show whether rules, sets and the
+sockets' program are there, in a time that does not grow; who changes qdiscs or classes is notified of.
+
 After a notification or an error it is compared soon; while every comparison finds new trouble, ever later. So neither a
 kernel that keeps refusing nor a program that keeps undoing what we do makes us busy.
 """
@@ -11,7 +14,8 @@ from typing import Final
 _SHORTEST_SECONDS: Final = 0.1
 # Of the time, for looking alone: with thousands of classes a look takes long, and who joins meanwhile waits for it.
 _LARGEST_PART: Final = 0.1
-_LARGEST_PART_UNASKED: Final = 0.01
+_LARGEST_PART_UNASKED: Final = 0.0025
+_LARGEST_PART_GLANCES: Final = 0.01
 
 
 class Schedule:
@@ -19,12 +23,21 @@ class Schedule:
 
     def __init__(self, now: float) -> None:
         self._delay = _SHORTEST_SECONDS
-        self._soonest = self._due = self._calm = now
+        self._soonest = self._due = self._glance_due = self._calm = now
 
     @property
     def due(self) -> float:
         """When to compare next."""
         return self._due
+
+    @property
+    def glance_due(self) -> float:
+        """When to glance next."""
+        return self._glance_due
+
+    def glanced(self, began: float, ended: float, interval: float) -> None:
+        """It was glanced at."""
+        self._glance_due = ended + max(interval, (ended - began) / _LARGEST_PART_GLANCES)
 
     def changed(self) -> None:
         """Something may have changed in the kernel."""
@@ -44,5 +57,6 @@ class Schedule:
         took = ended - began
         self._soonest = ended + max(self._delay, took / _LARGEST_PART)
         self._due = ended + max(interval, took / _LARGEST_PART_UNASKED)
+        self._glance_due = ended + interval
         if trouble:
             self.changed()

@@ -144,6 +144,7 @@ class Daemon:
         expiry, idle = self._view.wishes.next_expiry, self._planner.next_expiry
         return min(
             self._schedule.due,
+            math.inf if self._refused else self._schedule.glance_due,
             self._watchdog.due,
             math.inf if expiry is None else expiry - time.time() + time.monotonic(),
             math.inf if idle is None else idle,
@@ -217,17 +218,19 @@ class Daemon:
         plan, in_force = self._planner.plan, self._view.in_force
         due = time.monotonic() >= self._schedule.due
         # What the kernel has just refused waits for its turn, whatever else changes; to let somebody go does not.
-        if not due and (change.empty or (self._refused and not _lets_go(in_force, plan))):
+        if self._refused and not due and (change.empty or not _lets_go(in_force, plan)):
             return None
-        used = time.thread_time()
-        outcome = None
-        in_order = not (self._refused or change.root or not in_force.htb)
-        if in_order and not change.empty:
-            # Even when it is time to compare: who has just joined does not wait for that.
+        used, outcome = time.thread_time(), None
+        if self._refused or change.root or not in_force.htb:
+            due = due or not change.empty
+        elif not change.empty:
+            # Even when it is time to look: who has just joined does not wait for that.
             outcome = self._reconciler.advance(plan, change.before, change.after)
-        if outcome is None or (due and not outcome.compared):
+        if not (due or self._refused):
+            due = self._glance_shows_otherwise(plan)
+        if due and (outcome is None or not outcome.compared):
             outcome = self._reconciler.converge(plan)
-        if outcome.compared:
+        if outcome is not None and outcome.compared:
             repaired = change.empty and not self._refused and bool(outcome.done)
             if repaired:
                 _log.warning("the kernel had been changed; repaired by %d operations", len(outcome.done))
@@ -235,6 +238,14 @@ class Daemon:
             interval = self._settings.config.daemon.audit_interval
             self._schedule.compared(ended - used, ended, interval, trouble=repaired or bool(outcome.refusals))
         return outcome
+
+    def _glance_shows_otherwise(self, plan: KernelPlan) -> bool:
+        began = time.monotonic()
+        if began < self._schedule.glance_due:
+            return False
+        intact = self._reconciler.glance(plan)
+        self._schedule.glanced(began, time.monotonic(), self._settings.config.daemon.audit_interval)
+        return not intact
 
     def _everybody(self) -> dict[FourTuple, Treatment | None]:
         """The treatment of every subflow, None for one that is held and not known any more."""

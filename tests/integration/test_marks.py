@@ -108,6 +108,7 @@ def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: Marks, h
     marks.make(4, {ONE: 2, OTHER_PORT: 255})
     marks.make(6, {SIX: 3})
     assert marks.read() == {4: ChainState({ONE: 2, OTHER_PORT: 255}), 6: ChainState({SIX: 3})}
+    assert marks.count() == {4: 2, 6: 1}
     assert in_kernel(host) == {ONE: 2, OTHER_PORT: 255, SIX: 3}
 
     marks.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
@@ -119,6 +120,7 @@ def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: Marks, h
 
     marks.remove(4)
     assert marks.read() == {6: ChainState({SIX: 3})}
+    assert marks.count() == {6: 1}
 
 
 def test_made_anew_it_holds_those_marks_alone(marks: Marks, host: Host) -> None:
@@ -126,6 +128,7 @@ def test_made_anew_it_holds_those_marks_alone(marks: Marks, host: Host) -> None:
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
     assert marks.read()[4].stray
+    assert marks.count() == {4: None}
     marks.make(4, {TWO: 4})
     assert marks.read() == {4: ChainState({TWO: 4})}
     assert in_kernel(host) == {TWO: 4}
@@ -138,6 +141,7 @@ def test_marks_by_the_thousand(marks: Marks) -> None:
     marks.make(4, some)
     marks.change(4, more, {})
     assert marks.read() == {4: ChainState(many)}
+    assert marks.count() == {4: 1500}
     marks.change(4, {}, more)
     assert marks.read() == {4: ChainState(some)}
 

@@ -30,7 +30,8 @@ for line in sys.stdin:
     except KernelError as error:
         answer = str(error)
     left = sorted(path.name for path in Path(directory).iterdir())
-    print(json.dumps([answer, f"{root.read().unrestored} {left}"]), flush=True)
+    state = root.read()
+    print(json.dumps([answer, f"{(*['owed'] * state.owed, *state.unrestored)} {left}"]), flush=True)
 """
 
 Swap = Callable[..., list[str]]

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 def apply(state: KernelState, operation: Operation) -> KernelState:
     """The state after the operation; fails where the real kernel would, and if a mark is left without its class."""
-    htb, unrestored, chains = state.qdisc.htb, state.qdisc.unrestored, dict(state.chains)
+    htb, owed, unrestored = state.qdisc.htb, state.qdisc.owed, state.qdisc.unrestored
+    chains = dict(state.chains)
     paces = state.pacing.paces
     match operation:
         case InstallHtb(default_minor):
             assert htb is None
             assert state.qdisc.obstacle is None
-            htb = HtbState(default_minor, True, {})
+            htb, owed = HtbState(default_minor, True, {}), False
         case RestoreQdisc(None):
-            assert htb is not None
-            htb = None
+            assert htb is not None or owed
+            htb, owed = None, False
         case RestoreQdisc(interface):
             assert interface in unrestored
             unrestored = tuple(name for name in unrestored if name != interface)
@@ -64,7 +65,8 @@ def apply(state: KernelState, operation: Operation) -> KernelState:
             paces = {ends: pace for ends, pace in paces.items() if ends not in remove} | dict(add)
         case RemoveChain(ip_version):
             del chains[ip_version]
-    return KernelState(QdiscState(htb, state.qdisc.obstacle, unrestored), chains, replace(state.pacing, paces=paces))
+    qdisc = QdiscState(htb, state.qdisc.obstacle, owed, unrestored)
+    return KernelState(qdisc, chains, replace(state.pacing, paces=paces))
 
 
 def held(state: KernelState) -> dict[FourTuple, Rate]:

@@ -33,7 +33,7 @@ from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.commands import as_commands
 from mptcp_throttled.decisions import Decisions
 from mptcp_throttled.kernel.htb import Marking, filter_bytecode, max_minor
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, QdiscState
+from mptcp_throttled.kernel_state import ChainState, Glance, HtbState, KernelError, KernelState, QdiscState
 from mptcp_throttled.operations import ClassOperation, Operation
 from mptcp_throttled.plan import PlanRules
 from mptcp_throttled.planner import Planner
@@ -69,6 +69,9 @@ class RecordingKernel:
 
     def read(self) -> KernelState:
         return replace(self.state, chains=dict(sorted(self.state.chains.items())))
+
+    def glance(self) -> Glance:
+        raise AssertionError("told to converge")
 
     def apply(self, operation: Operation) -> None:
         self.state = model_kernel.apply(self.state, operation)

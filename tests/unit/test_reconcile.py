@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from tables import ends
 
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelError, KernelState, PacingState, QdiscState
+from mptcp_throttled.kernel_state import ChainState, Glance, HtbState, KernelError, KernelState, PacingState, QdiscState
 from mptcp_throttled.operations import (
     AddClass,
     ChangeClass,
@@ -60,6 +61,11 @@ class ModelKernel:
             self.reads_refused -= 1
             raise KernelError("unreadable", errno.ENOBUFS)
         return self.state
+
+    def glance(self) -> Glance:
+        state = self.read()
+        counts = {version: None if chain.stray else len(chain.marks) for version, chain in state.chains.items()}
+        return Glance(counts, state.pacing)
 
     def let_go(self) -> None:
         if self.state.qdisc.htb is not None:
@@ -289,6 +295,20 @@ def test_an_interface_that_is_not_ours_any_more_gets_its_qdisc_back(plan: Kernel
     assert (outcome.errors, outcome.in_force) == ((), plan)
 
 
+def test_an_interface_that_is_owed_its_own_qdisc_gets_ours_at_once_if_anybody_is_to_be_held() -> None:
+    owed = KernelState(QdiscState(owed=True))
+    assert diff(owed, UNTOUCHED) == (RestoreQdisc(),)
+    assert diff(owed, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeChain(4, {V4: 2}))
+
+
+def test_what_an_interface_is_owed_is_not_put_in_the_way_of_who_has_put_a_qdisc_there() -> None:
+    # Between two readings somebody deletes his own root qdisc, to add it again.
+    contested = KernelState(QdiscState(obstacle="htb 9:", owed=True))
+    outcome = Reconciler(ModelKernel(contested)).converge(ONE)
+    assert (outcome.done, outcome.in_force) == ((), UNTOUCHED)
+    assert Reconciler(ModelKernel(contested)).converge(UNTOUCHED).done == (RestoreQdisc(),)
+
+
 def test_a_read_that_fails_once_is_repeated() -> None:
     kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=2)
     assert Reconciler(kernel).converge(ONE) == Outcome((), (), ONE)
@@ -322,3 +342,55 @@ def test_where_advancing_is_refused_everything_is_compared_and_the_refusal_told(
     assert (outcome.compared, outcome.errors) == (True, ("AddClass: EPERM",))
     assert (outcome.in_force.marks, kernel.held) == ({V4: 2}, {V4: SLOW})
     assert not kernel.dangling
+
+
+PACED_IN_KERNEL: Final = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 100}))
+
+
+@pytest.mark.parametrize(
+    ("after", "intact"),
+    [
+        (PACED_IN_KERNEL, True),
+        (replace(PACED_IN_KERNEL, chains={}), False),
+        (replace(PACED_IN_KERNEL, chains={4: ChainState({})}), False),
+        (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2, V4B: 2})}), False),
+        (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}), False),
+        (replace(PACED_IN_KERNEL, chains={**PACED_IN_KERNEL.chains, 6: ChainState({})}), False),
+        (replace(PACED_IN_KERNEL, pacing=PacingState({})), False),
+        (replace(PACED_IN_KERNEL, pacing=PacingState(None, "nobody listens")), False),
+    ],
+)
+def test_a_glance_shows_what_is_gone_or_too_much(after: KernelState, intact: bool) -> None:
+    kernel = ModelKernel(PACED_IN_KERNEL)
+    reconciler, plan = Reconciler(kernel), replace(ONE, paces={V4: 100})
+    reconciler.converge(plan)
+    kernel.state = after
+    assert reconciler.glance(plan) == intact
+
+
+def test_after_an_advance_a_glance_expects_what_has_come() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL)
+    reconciler = Reconciler(kernel)
+    reconciler.converge(ONE)
+    six = KernelPlan(True, 0, {3: FAST}, {V6: 3})
+    both = KernelPlan(True, 0, {2: SLOW, 3: FAST}, {V4: 2, V6: 3})
+    reconciler.advance(both, KernelPlan(True), six)
+    assert reconciler.glance(both)
+    assert not reconciler.glance(ONE)
+
+
+def test_where_nobody_is_held_a_glance_expects_nothing() -> None:
+    kernel = ModelKernel()
+    reconciler = Reconciler(kernel)
+    reconciler.converge(UNTOUCHED)
+    assert reconciler.glance(UNTOUCHED)
+    kernel.state = KernelState(chains={4: ChainState({})})
+    assert not reconciler.glance(UNTOUCHED)
+
+
+def test_what_cannot_be_glanced_at_is_not_taken_for_intact() -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL)
+    reconciler = Reconciler(kernel)
+    reconciler.converge(ONE)
+    kernel.reads_refused = 1
+    assert not reconciler.glance(ONE)

@@ -72,6 +72,17 @@ def test_a_clean_comparison_right_after_a_repair_does_not_end_them() -> None:
 def test_a_look_that_takes_long_is_not_taken_often(trouble: bool) -> None:
     schedule = Schedule(0.0)
     schedule.compared(0.0, 2.0, INTERVAL, trouble=trouble)
-    assert schedule.due == (22.0 if trouble else 202.0)
+    assert schedule.due == (22.0 if trouble else 802.0)
     schedule.changed()
     assert schedule.due == 22.0
+
+
+def test_a_glance_is_due_an_interval_after_a_look_of_any_kind_and_later_if_it_takes_long() -> None:
+    schedule = Schedule(100.0)
+    assert schedule.glance_due == 100.0
+    schedule.compared(100.0, 101.0, INTERVAL, trouble=False)
+    assert schedule.glance_due == 106.0
+    schedule.glanced(106.0, 106.01, INTERVAL)
+    assert schedule.glance_due == pytest.approx(111.01)
+    schedule.glanced(112.0, 112.1, INTERVAL)
+    assert schedule.glance_due == pytest.approx(122.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.kernel.qdisc import RootQdisc
-from mptcp_throttled.kernel_state import KernelError, KernelState, PacingState
+from mptcp_throttled.kernel_state import Glance, KernelError, KernelState, PacingState
 from mptcp_throttled.operations import (
     ChangeMarks,
     ChangePaces,
@@ -61,8 +61,15 @@ class LinuxKernel:
 
     def read(self) -> KernelState:
         """What is ours in the kernel. Raises KernelError."""
-        pacing = PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
+        pacing = self._pacing()
         return KernelState(self._qdisc.read(), self._marks.read(), pacing)
+
+    def glance(self) -> Glance:
+        """What of ours nobody tells us about, counted. Raises KernelError."""
+        return Glance(self._marks.count(), self._pacing())
+
+    def _pacing(self) -> PacingState:
+        return PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
 
     def marks(self) -> dict[FourTuple, int]:
         """The marks that are there, whoever has made them. Raises KernelError."""

@@ -96,6 +96,13 @@ class OwnSet(NamedTuple):
         return None if match is None else cls(int(match[1]), int(match[2]), match[3] is not None)
 
 
+class SetHeader(NamedTuple):
+    """What a set is: whether as we make them, and how many elements it has."""
+
+    is_as_made: bool
+    elements: int | None
+
+
 class OwnSets:
     """Our sets in the kernel. For one thread only; all methods raise KernelError."""
 
@@ -121,8 +128,8 @@ class OwnSets:
         if newest < _MIN_REVISION:
             raise KernelError(f"the kernel's {SET_TYPE} has no skbinfo (Linux 3.19)", errno.ENOENT)
 
-    def present(self) -> dict[OwnSet, bool]:
-        """Our sets, and whether they are as we make them; none, if the kernel has no ipset."""
+    def present(self) -> dict[OwnSet, SetHeader]:
+        """Our sets; none, if the kernel has no ipset."""
         if self._absent:
             return {}
         try:
@@ -133,7 +140,7 @@ class OwnSets:
             self._absent = True
             return {}
         named = ((OwnSet.parse(header.get_attr("IPSET_ATTR_SETNAME")), header) for header in headers)
-        return {own: self._is_as_made(own, header) for own, header in named if own is not None}
+        return {own: self._header(own, header) for own, header in named if own is not None}
 
     def elements(self, own: OwnSet) -> Iterator[bytes]:
         """The elements of a set, as they come: some hundreds in a row at a time."""
@@ -175,16 +182,18 @@ class OwnSets:
         """Destroy all our sets of that IP version."""
         self.destroy(*(own for own in self.present() if own.ip_version == ip_version))
 
-    def _is_as_made(self, own: OwnSet, header: nlmsg) -> bool:
+    def _header(self, own: OwnSet, header: nlmsg) -> SetHeader:
         made_with = header.get_attr("IPSET_ATTR_DATA")
-        return (
-            made_with is not None
-            and header.get_attr("IPSET_ATTR_TYPENAME") == SET_TYPE
+        if made_with is None:
+            return SetHeader(is_as_made=False, elements=None)
+        is_as_made = (
+            header.get_attr("IPSET_ATTR_TYPENAME") == SET_TYPE
             and header.get_attr("IPSET_ATTR_FAMILY") == _FAMILIES[own.ip_version]
             and made_with.get_attr("IPSET_ATTR_MAXELEM") == self._max_marks
             and made_with.get_attr("IPSET_ATTR_CADT_FLAGS") == IPSET_FLAG_WITH_SKBINFO
             and made_with.get_attr("IPSET_ATTR_TIMEOUT") is None
         )
+        return SetHeader(is_as_made, made_with.get_attr("IPSET_ATTR_ELEMENTS"))
 
     def _list(self, attribute: tuple[str, object]) -> Iterator[nlmsg]:
         return self._request(IPSET_CMD_LIST, NLM_F_REQUEST | NLM_F_DUMP, [attribute])

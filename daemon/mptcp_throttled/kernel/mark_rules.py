@@ -46,6 +46,10 @@ class MarkRules:
                 found[version] = state
         return found
 
+    def count(self) -> dict[int, int | None]:
+        """How many marks each of our chains has, by IP version; None for one that is stray."""
+        return {version: None if state.stray else len(state.marks) for version, state in self.read().items()}
+
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain with these marks alone, in one commit."""
         chain = self._chains[ip_version]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mptcp_throttle.model import Address, Endpoint, FourTuple
 from mptcp_throttled.kernel.chain import OwnChain
 from mptcp_throttled.kernel.htb import Marking, mark_shift
-from mptcp_throttled.kernel.ipset import MAX_MARKS, OwnSet, OwnSets
+from mptcp_throttled.kernel.ipset import MAX_MARKS, OwnSet, OwnSets, SetHeader
 from mptcp_throttled.kernel.set_elements import ELEMENT_BYTES, Element, decode_element, encode_element
 from mptcp_throttled.kernel_state import IP_VERSIONS, ChainState, KernelError
 
@@ -45,12 +45,22 @@ class MarkSets:
 
     def read(self) -> dict[int, ChainState]:
         """Our chains by IP version, with the marks of their sets."""
-        present = self._sets.present()
-        states = {
-            version: self._read(version, {own: made for own, made in present.items() if own.ip_version == version})
-            for version in self._chains
-        }
-        return {version: state for version, state in states.items() if state is not None}
+        found = {}
+        for version, present in self._present().items():
+            state = self._read_chain(version, present)
+            if state is not None:
+                found[version] = state if state.stray else self._with_marks(present)
+        return found
+
+    def count(self) -> dict[int, int | None]:
+        """How many marks each of our chains has, by IP version; None for one that is stray."""
+        found: dict[int, int | None] = {}
+        for version, present in self._present().items():
+            state = self._read_chain(version, present)
+            if state is not None:
+                sizes = [header.elements for header in present.values() if header.elements is not None]
+                found[version] = None if state.stray or len(sizes) < len(present) else sum(sizes)
+        return found
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain and sets with these marks alone; where there are such sets, in one step for each."""
@@ -95,30 +105,41 @@ class MarkSets:
         ip_version: int,
         filled: Mapping[OwnSet, OwnSet],
         elements: Mapping[OwnSet, Sequence[bytes]],
-        present: Mapping[OwnSet, bool],
+        present: Mapping[OwnSet, SetHeader],
     ) -> None:
         chain = self._chains[ip_version]
         for own, new in filled.items():
             self._sets.create(new)
             self._sets.add(new, elements[own])
-        if not all(present.get(own, True) for own in filled):
+        if not all(present[own].is_as_made for own in filled if own in present):
             # One that is not as we make them cannot be swapped, nor destroyed while a rule refers to it.
             chain.remove()
         for own, new in filled.items():
             if new.new:
-                self._put_in_place(new, own, is_as_made=present[own])
+                self._put_in_place(new, own, is_as_made=present[own].is_as_made)
         chain.make(lambda: [self._rule(chain, own) for own in filled])
 
     def _own_sets(self, ip_version: int) -> list[OwnSet]:
         return [OwnSet(ip_version, port) for port in self._marking.ports]
 
-    def _read(self, ip_version: int, present: Mapping[OwnSet, bool]) -> ChainState | None:
+    def _present(self) -> dict[int, dict[OwnSet, SetHeader]]:
+        """Our sets by IP version."""
+        present = self._sets.present()
+        return {
+            version: {own: header for own, header in present.items() if own.ip_version == version}
+            for version in self._chains
+        }
+
+    def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> ChainState | None:
+        """Our chain without its marks; None if nothing of ours is there."""
         chain = self._chains[ip_version]
         state = chain.read(lambda rules: ChainState({}, not self._are_ours(ip_version, rules, present)))
         if state is None:
             return ChainState({}, stray=True) if present else None
-        if state.stray or not all(present.values()) or present.keys() != set(self._own_sets(ip_version)):
-            return ChainState({}, stray=True)
+        is_as_made = all(header.is_as_made for header in present.values())
+        return ChainState({}, state.stray or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
+
+    def _with_marks(self, present: Iterable[OwnSet]) -> ChainState:
         contents = [self._contents(own) for own in present]
         if len(contents) == 1:
             return contents[0].state
@@ -137,7 +158,7 @@ class MarkSets:
             self._sets.destroy(own)
             self._sets.rename(new, own)
 
-    def _are_ours(self, ip_version: int, rules: Sequence[Any], present: Mapping[OwnSet, bool]) -> bool:
+    def _are_ours(self, ip_version: int, rules: Sequence[Any], present: Mapping[OwnSet, SetHeader]) -> bool:
         wanted = self._own_sets(ip_version)
         # A rule about a set that is not there cannot even be made.
         if len(rules) != len(wanted) or not present.keys() >= set(wanted):

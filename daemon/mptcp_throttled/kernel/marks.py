@@ -38,6 +38,9 @@ class Marks(Protocol):
     def read(self) -> dict[int, ChainState]:
         """Our chains by IP version; none, where nothing of ours is."""
 
+    def count(self) -> dict[int, int | None]:
+        """How many marks each of our chains has, by IP version; None for one that is stray."""
+
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain with these marks alone, in place of what is there."""
 
