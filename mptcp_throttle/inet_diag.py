@@ -12,7 +12,7 @@ from pyroute2.netlink import NETLINK_SOCK_DIAG, NLM_F_DUMP, NLM_F_REQUEST, NLMSG
 from mptcp_throttle.netlink import attributes, messages, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
 SS_ESTABLISHED: Final = 1
 SS_LISTEN: Final = 10
@@ -28,7 +28,10 @@ _RECEIVE_BYTES: Final = 2**18
 
 
 class TcpSocket(NamedTuple):
-    """A socket; addresses are packed, `timer` and `retransmits` are idiag_timer and idiag_retrans."""
+    """A socket; addresses are packed, `timer` and `retransmits` are idiag_timer and idiag_retrans.
+
+    `attributes` are those of the types (INET_DIAG_...) that were asked for.
+    """
 
     local: bytes
     local_port: int
@@ -39,15 +42,15 @@ class TcpSocket(NamedTuple):
     attributes: dict[int, bytes]
 
 
-def list_tcp(ports: Sequence[int], state: int) -> Iterator[TcpSocket]:
+def list_tcp(ports: Sequence[int], state: int, wanted: Container[int]) -> Iterator[TcpSocket]:
     """The sockets on these local ports in that state (SS_...), as the kernel comes to them. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as diag:
         for family in (socket.AF_INET, socket.AF_INET6):
             for port in ports:
-                yield from _dump(diag, family, port, state)
+                yield from (_parse(payload, wanted) for payload in _dump(diag, family, port, state))
 
 
-def _dump(diag: socket.socket, family: int, port: int, state: int) -> Iterator[TcpSocket]:
+def _dump(diag: socket.socket, family: int, port: int, state: int) -> Iterator[bytes]:
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXT_INFO, 1 << state, port.to_bytes(2, "big"))
     diag.send(pack(_SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 0, request))
     while True:
@@ -57,10 +60,10 @@ def _dump(diag: socket.socket, family: int, port: int, state: int) -> Iterator[T
             if kind == NLMSG_ERROR:
                 error = -_ERROR.unpack_from(payload)[0]
                 raise OSError(error, os.strerror(error))
-            yield _parse(payload)
+            yield payload
 
 
-def _parse(payload: bytes) -> TcpSocket:
+def _parse(payload: bytes, wanted: Container[int]) -> TcpSocket:
     family, timer, retransmits, local_port, remote_port, local, remote = _SOCKET.unpack_from(payload)
     return TcpSocket(
         _address(family, local),
@@ -69,7 +72,7 @@ def _parse(payload: bytes) -> TcpSocket:
         remote_port,
         timer,
         retransmits,
-        attributes(payload[_SOCKET.size :]),
+        attributes(payload, _SOCKET.size, only=wanted),
     )
 
 

@@ -32,8 +32,8 @@ _M_MMAP_THRESHOLD: Final = -3  # malloc.h
 _LARGE_BLOCK_BYTES: Final = 2**17  # what glibc begins with
 
 _SWITCH_SECONDS: Final = 0.0001
-# Young objects are looked through as often as ever, all of them hundreds of times more rarely: tables have no cycles.
-_GARBAGE_THRESHOLDS: Final = (700, 10, 5000)
+# Few young objects at a time, for everybody waits meanwhile; and all of them very rarely: tables have no cycles.
+_GARBAGE_THRESHOLDS: Final = (700, 4, 12500)
 
 
 def run(main: Callable[[], None]) -> int:

@@ -32,6 +32,8 @@ _ULP_INFO: Final = 19
 _ULP_INFO_MPTCP: Final = 3
 # include/uapi/linux/mptcp.h: MPTCP_SUBFLOW_ATTR_...
 _TOKEN_LOC, _FLAGS, _ID_REM = 2, 8, 9
+_OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
+_OF_MPTCP: Final = frozenset({_TOKEN_LOC, _FLAGS, _ID_REM})
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
 _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 
@@ -66,31 +68,28 @@ def list_subflows(ports: Sequence[int]) -> KernelView:
         raise KernelViewUnavailable("needs CAP_NET_ADMIN")
     at = time.time()
     try:
-        return KernelView(at, dict(_subflows(list_tcp(ports, SS_ESTABLISHED))))
+        return KernelView(at, dict(_subflows(list_tcp(ports, SS_ESTABLISHED, {_ULP_INFO}))))
     except OSError as error:
         raise KernelViewUnavailable(str(error)) from error
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
     for one in sockets:
-        mptcp = attributes(attributes(one.attributes.get(_ULP_INFO, b"")).get(_ULP_INFO_MPTCP, b""))
-        flags = _number(mptcp.get(_FLAGS))
+        ulp = attributes(one.attributes.get(_ULP_INFO, b""), only=_OF_ULP)
+        mptcp = attributes(ulp.get(_ULP_INFO_MPTCP, b""), only=_OF_MPTCP)
+        flags = int.from_bytes(mptcp.get(_FLAGS, b""), sys.byteorder)
         if not flags & _FLAGS_CAPABLE_OR_JOIN:
             continue
         ends = Ends(PackedEndpoint(one.remote, one.remote_port), PackedEndpoint(one.local, one.local_port))
         yield (
             ends,
             ListedSubflow(
-                Token(_number(mptcp.get(_TOKEN_LOC))),
-                _number(mptcp.get(_ID_REM)),
+                Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder)),
+                int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder),
                 bool(flags & _FLAGS_BACKUP),
                 one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
             ),
         )
-
-
-def _number(data: bytes | None) -> int:
-    return int.from_bytes(data or b"", sys.byteorder)
 
 
 class KernelEvents:

@@ -1,7 +1,7 @@
 """Our sets of ipset(8); sets of others are not looked into, let alone touched.
 
 A set maps subflows of one IP version and one proxy port to packet marks: `hash:ip,port,ip` with `skbinfo`. pyroute2
-makes and lists them; elements are changed without it, for every JOIN brings one.
+makes them; they are looked at and their elements changed without it, for every JOIN brings one.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import errno
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPSet
-from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
+from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, nfgen_msg
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET
 from pyroute2.netlink.nfnetlink.ipset import (
     IPSET_CMD_ADD,
     IPSET_CMD_DEL,
@@ -28,10 +28,9 @@ from pyroute2.netlink.nfnetlink.ipset import (
     IPSET_ERR_TYPE_SPECIFIC,
     IPSET_FLAG_LIST_HEADER,
     IPSET_FLAG_WITH_SKBINFO,
-    ipset_msg,
 )
 
-from mptcp_throttle.netlink import attribute
+from mptcp_throttle.netlink import attribute, attributes
 from mptcp_throttled.kernel.fault_point import os_errors
 from mptcp_throttled.kernel.netlink import netlink_call
 from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request
@@ -45,7 +44,11 @@ _PROTOCOL: Final = 6  # IPSET_PROTOCOL_MIN: what every kernel speaks (include/ua
 _MIN_REVISION: Final = 5  # skbinfo (net/netfilter/ipset/ip_set_hash_ipportip.c)
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 _NFGENMSG: Final = Struct("!BBH")
-_ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_ADT, _ATTR_LINENO = 1, 2, 8, 9  # IPSET_ATTR_... in ip_set.h
+# IPSET_ATTR_... of commands and of what a set is made with: include/uapi/linux/netfilter/ipset/ip_set.h
+_ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_TYPENAME, _ATTR_FAMILY, _ATTR_FLAGS = 1, 2, 3, 5, 6
+_ATTR_DATA, _ATTR_ADT, _ATTR_LINENO = 7, 8, 9
+_ATTR_TIMEOUT, _ATTR_CADT_FLAGS, _ATTR_MAXELEM, _ATTR_ELEMENTS = 6, 8, 19, 24
+_NUMBER: Final = Struct("!I")
 _NAME: Final = re.compile(r"mptcp-throttle-([46])-(\d{1,5})(-new)?")
 _NO_IPSET: Final = frozenset({errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP})
 _ELEMENTS_BYTES: Final = 60_000  # the length of an attribute has 16 bits
@@ -56,25 +59,6 @@ _ERRORS: Final = {
     IPSET_ERR_MAX_SETS: (errno.ENOSPC, "the kernel holds no more sets"),
     _IPSET_ERR_HASH_FULL: (errno.ENOSPC, f"a set holds at most {MAX_MARKS} subflows"),
 }
-
-
-class _SetMessage(nfgen_msg):  # type: ignore[misc]
-    """pyroute2's ipset_msg as `IPSET_CMD_LIST` answers with it, but its elements as raw bytes.
-
-    Not derived from it: what pyroute2 has made of its `nla_map` is inherited.
-    """
-
-    cadt_data = ipset_msg.cadt_data
-    nla_map = (
-        (1, "IPSET_ATTR_PROTOCOL", "uint8"),
-        (2, "IPSET_ATTR_SETNAME", "asciiz"),
-        (3, "IPSET_ATTR_TYPENAME", "asciiz"),
-        (5, "IPSET_ATTR_FAMILY", "uint8"),
-        (6, "IPSET_ATTR_FLAGS", "be32"),
-        (7, "IPSET_ATTR_DATA", "cadt_data"),
-        (8, "IPSET_ATTR_ADT", "cdata", NLA_F_NESTED),
-        (9, "IPSET_ATTR_LINENO", "be32"),
-    )
 
 
 class OwnSet(NamedTuple):
@@ -133,20 +117,18 @@ class OwnSets:
         if self._absent:
             return {}
         try:
-            with _call("ipset list -terse"):
-                headers = list(self._list(("IPSET_ATTR_FLAGS", IPSET_FLAG_LIST_HEADER)))
+            headers = self._list("ipset list -terse", _ATTR_FLAGS, _NUMBER.pack(IPSET_FLAG_LIST_HEADER))
         except _NoIpsetError:
             # To ask again would make the kernel look for the module again.
             self._absent = True
             return {}
-        named = ((OwnSet.parse(header.get_attr("IPSET_ATTR_SETNAME")), header) for header in headers)
+        named = ((OwnSet.parse(_text(header[_ATTR_SETNAME])), header) for header in headers)
         return {own: self._header(own, header) for own, header in named if own is not None}
 
     def elements(self, own: OwnSet) -> Iterator[bytes]:
         """The elements of a set, as they come: some hundreds in a row at a time."""
-        with _call(f"ipset list {own.name}"):
-            for message in self._list(("IPSET_ATTR_SETNAME", own.name)):
-                yield message.get_attr("IPSET_ATTR_ADT") or b""
+        found = self._list(f"ipset list {own.name}", _ATTR_SETNAME, own.name.encode() + b"\0")
+        return (part.get(_ATTR_ADT, b"") for part in found)
 
     def create(self, own: OwnSet) -> None:
         """Make an empty set."""
@@ -182,21 +164,25 @@ class OwnSets:
         """Destroy all our sets of that IP version."""
         self.destroy(*(own for own in self.present() if own.ip_version == ip_version))
 
-    def _header(self, own: OwnSet, header: nlmsg) -> SetHeader:
-        made_with = header.get_attr("IPSET_ATTR_DATA")
-        if made_with is None:
-            return SetHeader(is_as_made=False, elements=None)
+    def _header(self, own: OwnSet, header: Mapping[int, bytes]) -> SetHeader:
+        made_with = attributes(header.get(_ATTR_DATA, b""))
         is_as_made = (
-            header.get_attr("IPSET_ATTR_TYPENAME") == SET_TYPE
-            and header.get_attr("IPSET_ATTR_FAMILY") == _FAMILIES[own.ip_version]
-            and made_with.get_attr("IPSET_ATTR_MAXELEM") == self._max_marks
-            and made_with.get_attr("IPSET_ATTR_CADT_FLAGS") == IPSET_FLAG_WITH_SKBINFO
-            and made_with.get_attr("IPSET_ATTR_TIMEOUT") is None
+            _text(header[_ATTR_TYPENAME]) == SET_TYPE
+            and header[_ATTR_FAMILY] == bytes([_FAMILIES[own.ip_version]])
+            and made_with.get(_ATTR_MAXELEM) == _NUMBER.pack(self._max_marks)
+            and made_with.get(_ATTR_CADT_FLAGS) == _NUMBER.pack(IPSET_FLAG_WITH_SKBINFO)
+            and _ATTR_TIMEOUT not in made_with
         )
-        return SetHeader(is_as_made, made_with.get_attr("IPSET_ATTR_ELEMENTS"))
+        elements = made_with.get(_ATTR_ELEMENTS)
+        return SetHeader(is_as_made, None if elements is None else _NUMBER.unpack(elements)[0])
 
-    def _list(self, attribute: tuple[str, object]) -> Iterator[nlmsg]:
-        return self._request(IPSET_CMD_LIST, NLM_F_REQUEST | NLM_F_DUMP, [attribute])
+    def _list(self, what: str, kind: int, value: bytes) -> list[dict[int, bytes]]:
+        """What IPSET_CMD_LIST answers, asked with this attribute."""
+        with _call(what):
+            self._ipset()
+            body = (_NFGENMSG.pack(socket.AF_INET, 0, 0), attribute(_ATTR_PROTOCOL, bytes([_PROTOCOL])))
+            request = Request(what, _message_type(IPSET_CMD_LIST), 0, b"".join([*body, attribute(kind, value)]))
+            return [attributes(payload, _NFGENMSG.size) for payload in self._open_requests(what).dump(request)]
 
     def _alter(self, verb: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> None:
         if not elements:
@@ -205,18 +191,15 @@ class OwnSets:
         for begin in range(0, len(elements), step):
             some = elements[begin : begin + step]
             what = f"ipset {verb} {own.name}: {len(some)} marks"
-            if self._requests is None:
-                with os_errors(what):
-                    self._requests = NetlinkRequests(NETLINK_NETFILTER)
-            (refusal,) = self._requests.carry_out([_alteration(what, command, own, some)])
+            (refusal,) = self._open_requests(what).carry_out([_alteration(what, command, own, some)])
             if refusal is not None:
                 raise _explained(what, refusal)
 
-    def _request(self, command: int, flags: int, attributes: Sequence[tuple[str, object]]) -> Iterator[nlmsg]:
-        message = _SetMessage()
-        message["nfgen_family"] = socket.AF_INET
-        message["attrs"] = [("IPSET_ATTR_PROTOCOL", _PROTOCOL), *attributes]
-        yield from self._ipset().nlm_request(message, NFNL_SUBSYS_IPSET << 8 | command, flags)
+    def _open_requests(self, what: str) -> NetlinkRequests:
+        if self._requests is None:
+            with os_errors(what):
+                self._requests = NetlinkRequests(NETLINK_NETFILTER)
+        return self._requests
 
     def _ipset(self) -> IPSet:
         if self._opened is None:
@@ -227,7 +210,6 @@ class OwnSets:
                 if number in _NO_IPSET:
                     raise _NoIpsetError from error
                 raise
-            self._opened.register_policy(NFNL_SUBSYS_IPSET << 8 | IPSET_CMD_LIST, _SetMessage)
         return self._opened
 
 
@@ -244,7 +226,15 @@ def _alteration(what: str, command: int, own: OwnSet, elements: Sequence[bytes])
         attribute(_ATTR_LINENO, bytes(4)),
         attribute(_ATTR_ADT | NLA_F_NESTED, b"".join(elements)),
     )
-    return Request(what, NFNL_SUBSYS_IPSET << 8 | command, 0, b"".join(body))
+    return Request(what, _message_type(command), 0, b"".join(body))
+
+
+def _message_type(command: int) -> int:
+    return int(NFNL_SUBSYS_IPSET) << 8 | command
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode()
 
 
 @contextmanager

@@ -124,11 +124,11 @@ class NetlinkRequests:
                 if answered != number:
                     continue  # the rest of an answer that was given up
                 interrupted |= bool(flags & NLM_F_DUMP_INTR)
+                # A dump that ends early says why at its end (netlink_dump, net/netlink/af_netlink.c).
+                if kind in {NLMSG_DONE, NLMSG_ERROR} and (error := _answer(payload, flags)[0]):
+                    raise OSError(error, os.strerror(error))
                 if kind == NLMSG_DONE:
                     return None if interrupted else found
-                if kind == NLMSG_ERROR:
-                    error = _answer(payload, flags)[0]
-                    raise OSError(error, os.strerror(error))
                 found.append(payload)
 
 

@@ -225,6 +225,7 @@ class PacedSockets:
         self._paces: dict[FourTuple, int] = {}
         self._look_at = -math.inf
         self._problem = ""
+        self._found: tuple[frozenset[int], Path] | None = None
 
     def read(self) -> PacingState:
         """The paces in force; the program is attached first if it is not, or if the proxy has moved."""
@@ -239,12 +240,19 @@ class PacedSockets:
 
     def _look(self) -> None:
         try:
-            cgroup = self._configured or _listening_cgroup(self._ports)
+            cgroup = self._configured or self._listening_cgroup()
             if self._attached is None or self._attached.identity != _identity(cgroup):
                 self.close()
                 self._attached = _Attached(cgroup, self._ports)
         except KernelError as error:
             self._problem = str(error)
+
+    def _listening_cgroup(self) -> Path:
+        """The cgroup of whoever listens on the ports, which is looked for where they have moved to another."""
+        listeners = listener_cgroups(self._ports)
+        if self._found is None or self._found[0] != listeners:
+            self._found = listeners, _find_cgroup(listeners, self._ports)
+        return self._found[1]
 
     def change(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
         """Take paces out and put others in, in bytes/s; a socket notices at its next ACK."""
@@ -294,9 +302,8 @@ class _Attached:
         os.close(self.map)
 
 
-def _listening_cgroup(ports: Sequence[int]) -> Path:
-    """The cgroup of whoever listens on the ports; of several, the first that holds all."""
-    wanted = listener_cgroups(ports)
+def _find_cgroup(wanted: Collection[int], ports: Sequence[int]) -> Path:
+    """The cgroup with this id; of several, the first that holds all."""
     if not wanted:
         raise KernelError(f"nobody listens on port {', '.join(map(str, ports))}", errno.ENOENT)
     # os.walk passes over directories that go away meanwhile, as cgroups do.

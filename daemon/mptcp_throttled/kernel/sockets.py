@@ -18,18 +18,19 @@ _UNLIMITED: Final = 2**64 - 1
 _MAX_PACING_RATE: Final = Struct("=112xQ")
 
 
-def listener_cgroups(ports: Sequence[int]) -> set[int]:
+def listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
     """The ids (inode numbers) of the cgroups in which somebody listens on these ports. Raises KernelError."""
-    ids = (listener.attributes.get(_INET_DIAG_CGROUP_ID) for listener in _list(ports, SS_LISTEN))
-    return {_CGROUP_ID.unpack(found)[0] for found in ids if found is not None}
+    ids = (listener.attributes.get(_INET_DIAG_CGROUP_ID) for listener in _list(ports, SS_LISTEN, _INET_DIAG_CGROUP_ID))
+    return frozenset(_CGROUP_ID.unpack(found)[0] for found in ids if found is not None)
 
 
 def count_paced(ports: Sequence[int]) -> int:
     """How many established sockets on these ports have a maximum pacing rate. Raises KernelError."""
-    infos = (established.attributes.get(_INET_DIAG_INFO) for established in _list(ports, SS_ESTABLISHED))
+    established = _list(ports, SS_ESTABLISHED, _INET_DIAG_INFO)
+    infos = (one.attributes.get(_INET_DIAG_INFO) for one in established)
     return sum(_MAX_PACING_RATE.unpack_from(info)[0] < _UNLIMITED for info in infos if info is not None)
 
 
-def _list(ports: Sequence[int], state: int) -> Iterator[TcpSocket]:
+def _list(ports: Sequence[int], state: int, wanted: int) -> Iterator[TcpSocket]:
     with netlink_call("ss -t"):
-        yield from list_tcp(ports, state)
+        yield from list_tcp(ports, state, {wanted})
