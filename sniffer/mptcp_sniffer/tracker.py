@@ -92,10 +92,13 @@ class _Live:
     sequence: int | None
     stalled: bool = False
 
-    def subflow(self) -> Subflow:
+    @property
+    def backup(self) -> bool:
         # Linux schedules by both sides' wishes (net/mptcp/protocol.c, mptcp_subflow_get_send).
-        backup = self.backup_by_client or self.backup_by_proxy
-        return Subflow(self.ends, self.address_id, backup, self.backup_at_join, self.opened_at, self.stalled)
+        return self.backup_by_client or self.backup_by_proxy
+
+    def subflow(self) -> Subflow:
+        return Subflow(self.ends, self.address_id, self.backup, self.backup_at_join, self.opened_at, self.stalled)
 
 
 @dataclass(slots=True)
@@ -411,7 +414,7 @@ class Tracker:
             live.stalled = listed.stalled
             self._report(Kind.STALLED if listed.stalled else Kind.RECOVERED, at, entry, live, "in the kernel")
             yield entry.token
-        if live.subflow().backup != listed.backup and live.idle_since < settled:
+        if live.backup != listed.backup and live.idle_since < settled:
             live.backup_by_client, live.backup_by_proxy = listed.backup, False
             self._report(Kind.BACKUP_CHANGED, at, entry, live, "in the kernel")
             yield entry.token

@@ -166,6 +166,19 @@ def test_what_somebody_deletes_or_changes_is_put_in_place_again(work: Bench, by_
     stop_and_compare(work, before)
 
 
+def test_another_mark_in_the_place_of_ours_is_found_by_a_comparison(work: Bench) -> None:
+    download = work.download(200 * MEGABYTE)
+    work.wait_settled()
+    planned = in_kernel(work)
+    (mark,) = work.marks()
+    subflow = f"{mark.client},{mark.client_port},{mark.proxy}"
+    work.lab.proxy.run("ipset", "add", "-exist", "mptcp-throttle-4-8080", subflow, "skbmark", "0x30000/0xffff0000")
+    assert in_kernel(work) != planned
+    # A glance does not show it.
+    eventually(lambda: in_kernel(work) == planned, "the mark is ours again", within=15)
+    work.abort(download)
+
+
 def test_an_interface_that_goes_down_and_up_is_as_planned_again(work: Bench) -> None:
     proxy = work.lab.proxy
     before = kernel_state(proxy)

@@ -209,12 +209,13 @@ def _encode(number: int, one: Instruction, labels: Mapping[str, int]) -> bytes:
 # bpf(2): commands and what goes with them (include/uapi/linux/bpf.h).
 _SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _ATTRIBUTE_BYTES: Final = 144
-_MAP_CREATE, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _LINK_CREATE = 0, 2, 3, 5, 28
+_MAP_CREATE, _MAP_DELETE, _PROG_LOAD, _MAP_UPDATE_BATCH, _LINK_CREATE = 0, 3, 5, 26, 28
 _MAP_TYPE_HASH: Final = 1
 _NO_PREALLOC: Final = 1
 _LOG_BYTES: Final = 65536
 _CREATE: Final = Struct("=IIIII")
 _ELEMENT: Final = Struct("=IxxxxQQQ")
+_BATCH: Final = Struct("=QQQQIIQQ")
 _LOAD: Final = Struct("=IIQQIIQ")
 _LINK: Final = Struct("=IIII")
 
@@ -227,10 +228,11 @@ def create_hash_map(key_bytes: int, value_bytes: int, entries: int) -> int:
     return _bpf("bpf map create", _MAP_CREATE, attributes)
 
 
-def update_map(descriptor: int, key: bytes, value: bytes) -> None:
-    """Put a value in a map. Raises KernelError."""
-    with _in_memory(key, value) as (key_at, value_at):
-        _bpf("bpf map update", _MAP_UPDATE, _ELEMENT.pack(descriptor, key_at, value_at, 0))
+def update_map(descriptor: int, elements: Mapping[bytes, bytes]) -> None:
+    """Put values in a map, in one call (Linux 5.6). Raises KernelError; then some of them may be there."""
+    with _in_memory(b"".join(elements), b"".join(elements.values())) as (keys_at, values_at):
+        batch = _BATCH.pack(0, 0, keys_at, values_at, len(elements), descriptor, 0, 0)
+        _bpf("bpf map update", _MAP_UPDATE_BATCH, batch)
 
 
 def delete_from_map(descriptor: int, key: bytes) -> None:

@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 from struct import Struct
@@ -261,9 +261,20 @@ class PacedSockets:
         for ends in remove:
             ebpf.delete_from_map(self._attached.map, _key(ends))
             del self._paces[ends]
-        for ends, rate in add.items():
-            ebpf.update_map(self._attached.map, _key(ends), _VALUE.pack(min(rate, _UNLIMITED - 1), 0, 0))
-            self._paces[ends] = rate
+        if add:
+            self._add(self._attached.map, add)
+
+    def _add(self, to: int, paces: Mapping[FourTuple, int]) -> None:
+        elements = {_key(ends): _VALUE.pack(min(rate, _UNLIMITED - 1), 0, 0) for ends, rate in paces.items()}
+        try:
+            ebpf.update_map(to, elements)
+        except KernelError:
+            for ends in paces:
+                self._paces.pop(ends, None)
+                with suppress(KernelError):
+                    ebpf.delete_from_map(to, _key(ends))
+            raise
+        self._paces.update(paces)
 
     def release(self) -> int:
         """Wait a moment for the sockets to lose their paces, each at its next ACK; how many still have one then."""
