@@ -222,9 +222,11 @@ class Reconciler:
             return False
         paced = None if seen.pacing.paces is None else len(seen.pacing.paces)
         planned = None if self._pacing.paces is None else len(plan.paces)
+        counts = seen.marks.values()
         return (
             seen.marks.keys() == self._chains
-            and sum(-1 if count is None else count for count in seen.marks.values()) == len(plan.marks)
+            and None not in counts
+            and sum(filter(None, counts)) == len(plan.marks)
             and (paced, seen.pacing.problem) == (planned, self._pacing.problem)
         )
 
