@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.model import Connection, Token, format_token
@@ -103,7 +104,9 @@ class PublishedTable:
             behind = self._revision - revision
             if epoch != self._epoch or not 0 <= behind <= len(self._history):
                 return {"resync": True}
-            latest = {change.token: change.connection for change in list(self._history)[len(self._history) - behind :]}
+            # From its end: the history is long, and what a reader has not seen of it is short.
+            unseen = list(islice(reversed(self._history), behind))
+            latest = {change.token: change.connection for change in reversed(unseen)}
             position = {"epoch": self._epoch, "revision": self._revision}
         return {
             **position,
