@@ -73,12 +73,10 @@ class _Host:
         return line
 
 
-def measure(subflows: Sequence[int], seconds: float, repeats: int) -> Figures:
+def measure(variants: Sequence[str], subflows: Sequence[int], seconds: float, repeats: int) -> Figures:
     """By load, the packets per second of a processor's time, turn by turn."""
-    states: list[State] = [(variant, count) for variant in VARIANTS for count in subflows]
-    found: Figures = {
-        load: {state: [] for state in states if state[0] in variants} for load, variants in _LOADS.items()
-    }
+    states: list[State] = [(variant, count) for variant in variants for count in subflows]
+    found: Figures = {load: {state: [] for state in states if state[0] in of} for load, of in _LOADS.items()}
     with ExitStack() as stack:
         hosts = {}
         for state in states:
@@ -95,14 +93,16 @@ def measure(subflows: Sequence[int], seconds: float, repeats: int) -> Figures:
 
 def _ratios(subflows: Sequence[int], figures: dict[State, list[float]]) -> dict[str, float]:
     """Medians of the ratios within a turn."""
-    variants = dict.fromkeys(variant for variant, _ in figures)
+    variants = _variants(figures)
     least, most = min(subflows), max(subflows)
     pairs: dict[str, tuple[State, State]] = {
-        f"{variant}, {most} / {least} subflows": ((variant, most), (variant, least)) for variant in ("ipset", "none")
+        f"{variant}, {most} / {least} subflows": ((variant, most), (variant, least))
+        for variant in ("ipset", "none")
+        if variant in variants
     }
     for count in subflows:
         for variant in variants:
-            if variant != "ipset":
+            if variant != "ipset" and "ipset" in variants:
                 pairs[f"ipset / {variant}, {count} subflows"] = ("ipset", count), (variant, count)
     return {
         name: median(a / b for a, b in zip(figures[one], figures[other], strict=True))
@@ -110,8 +110,12 @@ def _ratios(subflows: Sequence[int], figures: dict[State, list[float]]) -> dict[
     }
 
 
+def _variants(figures: dict[State, list[float]]) -> list[str]:
+    return list(dict.fromkeys(variant for variant, _ in figures))
+
+
 def _show(load: Load, subflows: Sequence[int], figures: dict[State, list[float]]) -> None:
-    variants = _LOADS[load]
+    variants = _variants(figures)
     unit = "Gb/s" if load is _LARGE else "packets/s"
     print(f"\n{load}: {unit} per core\n{'subflows':>9}" + "".join(f"{variant:>10}" for variant in variants))
     for count in subflows:
@@ -125,12 +129,13 @@ def _show(load: Load, subflows: Sequence[int], figures: dict[State, list[float]]
 def main() -> int:
     """Print a table per load, and the ratios."""
     parser = argparse.ArgumentParser(prog="datapath", description=__doc__)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
     parser.add_argument("--subflows", type=int, nargs="+", default=_SUBFLOWS, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=0.05, help="of each measurement; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=21, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
-    found = measure(options.subflows, options.seconds, options.repeats)
+    found = measure(options.variants, options.subflows, options.seconds, options.repeats)
     for load, figures in found.items():
         _show(load, options.subflows, figures)
     if options.json is not None:
