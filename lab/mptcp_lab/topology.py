@@ -64,6 +64,7 @@ _ROUTER: Final = 1
 _HOST: Final = 2
 
 _RECOMMENDED: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "mptcp-throttle.conf"
+_RECOMMENDED_BEFORE_6_9: Final = _RECOMMENDED.with_name("mptcp-throttle-before-6.9.conf")
 
 # Deep enough for TCP to fill the link, shallow enough to keep the paths' delays alike: 62 kB at 10 Mb/s.
 _QUEUE: Final = "burst 16kb latency 50ms"
@@ -251,7 +252,16 @@ def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
 
 def recommended_kernel_parameters() -> dict[str, str]:
     """What we recommend for a proxy's host, by path below /proc/sys."""
-    lines = _RECOMMENDED.read_text(encoding="utf-8").splitlines()
+    return _parameters(_RECOMMENDED)
+
+
+def recommended_for_old_kernels() -> dict[str, str]:
+    """What we recommend beside it before Linux 6.9: parameters of the whole machine, not of a network namespace."""
+    return _parameters(_RECOMMENDED_BEFORE_6_9)
+
+
+def _parameters(file: Path) -> dict[str, str]:
+    lines = file.read_text(encoding="utf-8").splitlines()
     settings = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip().replace(".", "/"): value.strip() for name, _, value in settings}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +23,10 @@ _SEND_BUFFERS: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SEND_BUFFER_BYTES: Final = 1 << 20
 _UNSENT: Final = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
 _UNSENT_BYTES: Final = 1 << 14
+_SINGLE_PAGES: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
+_HEEDS_NOTSENT_LOWAT: Final = (6, 9)
 _REMEDY: Final = "in systemd/sysctl.d/mptcp-throttle.conf"
+_OLD_REMEDY: Final = "in systemd/sysctl.d/mptcp-throttle-before-6.9.conf"
 
 
 class Finding(NamedTuple):
@@ -60,11 +65,27 @@ def _send_buffers() -> Finding:
     return Finding("send buffers", None if initial >= _SEND_BUFFER_BYTES else f"{problem}; {remedy}", harm=False)
 
 
+def heeds_notsent_lowat() -> bool:
+    """Whether MPTCP heeds tcp_notsent_lowat on this kernel: from Linux 6.9 on (mptcp_send_limit)."""
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    return version is None or (int(version[1]), int(version[2])) >= _HEEDS_NOTSENT_LOWAT
+
+
 def _unsent() -> Finding:
+    if not heeds_notsent_lowat():
+        return _pieces()
     unsent = int(_UNSENT.read_text(encoding="ascii"))
     problem = f"of a connection may be {unsent} bytes, so that readers wait for what a capped subflow was given"
     remedy = f"net.ipv4.tcp_notsent_lowat {_REMEDY}"
     return Finding("unsent data", None if unsent <= _UNSENT_BYTES else f"{problem}; {remedy}", harm=False)
+
+
+def _pieces() -> Finding:
+    # Network namespaces do not have it; it is the whole host's.
+    small = not _SINGLE_PAGES.exists() or _SINGLE_PAGES.read_text(encoding="ascii").strip() == "1"
+    problem = "is handed to subflows 32 kB at a time, so that readers wait for what a capped one was given"
+    remedy = f"net.core.high_order_alloc_disable {_OLD_REMEDY}"
+    return Finding("unsent data", None if small else f"{problem}; {remedy}", harm=False)
 
 
 def _interface(name: str) -> Finding:

@@ -29,7 +29,8 @@ from mptcp_lab.process import run, wait_until
 from mptcp_lab.scenario.kernels import allow_congestion_controls, native_has
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
-from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build, recommended_for_old_kernels
+from mptcp_throttle.cli.doctor import heeds_notsent_lowat
 from mptcp_throttle.units import Rate
 
 KERNELS: Final = ("native", "debian-6.1", "debian-6.12")
@@ -310,7 +311,7 @@ def main() -> int:
         # Without netem, no delay.
         delays = [delay for delay in options.delays if kernel != "native" or delay == (0, 0)]
         if options.inside:
-            allow_congestion_controls(set(CONGESTION_CONTROLS))
+            _set_up_guest()
         known = [cc for cc in options.cc if kernel != "native" or native_has(cc)]
         cells = [Cell(kernel, *rest) for rest in product(known, delays, options.caps, options.variants)]
         if options.inside or kernel == "native":
@@ -328,6 +329,13 @@ def main() -> int:
     if options.json is not None:
         options.json.write_text(json.dumps({"cells": rows}, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _set_up_guest() -> None:
+    """As an operator is told to set up his machine; the guest is ours alone."""
+    allow_congestion_controls(set(CONGESTION_CONTROLS))
+    for path, value in {} if heeds_notsent_lowat() else recommended_for_old_kernels().items():
+        Path("/proc/sys", path).write_text(value, encoding="ascii")
 
 
 def _measure_here(cells: Sequence[Cell], options: argparse.Namespace) -> list[tuple[Cell, Figures]]:

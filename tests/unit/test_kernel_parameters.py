@@ -1,0 +1,48 @@
+"""What `mptcp-throttle doctor` makes of kernel parameters, which depends on the kernel."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle.cli import doctor
+
+
+@pytest.mark.parametrize(
+    ("release", "heeds"),
+    [("6.1.0-37-amd64", False), ("6.8.12", False), ("6.9.0", True), ("6.12.48+deb13-amd64", True), ("7.0-rc1", True)],
+)
+def test_from_6_9_on_mptcp_heeds_what_may_be_unsent(monkeypatch: pytest.MonkeyPatch, release: str, heeds: bool) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    assert doctor.heeds_notsent_lowat() == heeds
+
+
+@pytest.mark.parametrize(
+    ("release", "unsent", "single_pages", "remedy"),
+    [
+        ("6.12.1", "16384", "0", None),
+        ("6.12.1", "4294967295", "1", "net.ipv4.tcp_notsent_lowat in systemd/sysctl.d/mptcp-throttle.conf"),
+        ("6.1.0", "16384", "0", "net.core.high_order_alloc_disable in systemd/sysctl.d/mptcp-throttle-before-6.9.conf"),
+        ("6.1.0", "4294967295", "1", None),
+        ("6.1.0", "16384", None, None),
+    ],
+)
+def test_what_keeps_pieces_small_is_looked_for_where_this_kernel_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    release: str,
+    unsent: str,
+    single_pages: str | None,
+    remedy: str | None,
+) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    for name, text in (("_UNSENT", unsent), ("_SINGLE_PAGES", single_pages)):
+        if text is not None:
+            (tmp_path / name).write_text(text + "\n")
+        monkeypatch.setattr(doctor, name, tmp_path / name)
+    finding = doctor._unsent()
+    assert (finding.subject, finding.harm) == ("unsent data", False)
+    assert (finding.problem or "").endswith(remedy or "")
+    assert (finding.problem is None) == (remedy is None)
