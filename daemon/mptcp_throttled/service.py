@@ -226,9 +226,12 @@ class Daemon:
         elif not change.empty:
             # Even when it is time to look: who has just joined does not wait for that.
             outcome = self._reconciler.advance(plan, change.before, change.after)
-        if not (due or self._refused):
-            due = self._glance_shows_otherwise(plan)
-        if due and (outcome is None or not outcome.compared):
+        compared = outcome is not None and outcome.compared
+        if not (due or compared or self._refused) and self._glance_shows_otherwise(plan):
+            # Not at once, if somebody undoes it again and again.
+            self._schedule.changed()
+            due = time.monotonic() >= self._schedule.due
+        if due and not compared:
             outcome = self._reconciler.converge(plan)
         if outcome is not None and outcome.compared:
             repaired = change.empty and not self._refused and bool(outcome.done)

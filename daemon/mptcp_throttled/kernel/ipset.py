@@ -234,7 +234,7 @@ def _message_type(command: int) -> int:
 
 
 def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode()
+    return data.rstrip(b"\0").decode(errors="replace")
 
 
 @contextmanager

@@ -70,6 +70,8 @@ class Notifications(threading.Thread):
             # What we change ourselves must not wake anybody: at every JOIN that is half a dozen messages.
             attach_filter(notified, self._not_ours)
             bind(notified, _GROUPS)
+            # Nobody has told what changed before.
+            self._changed()
             with contextlib.suppress(OSError):
                 self._index = socket.if_nametoindex(self._interface)
             while True:

@@ -259,7 +259,12 @@ class PacedSockets:
         if self._attached is None:
             raise KernelError("pace", errno.ENODEV)
         for ends in remove:
-            ebpf.delete_from_map(self._attached.map, _key(ends))
+            try:
+                ebpf.delete_from_map(self._attached.map, _key(ends))
+            except KernelError as error:
+                # The same client end may have been at another address of the proxy, which the key does not tell.
+                if error.number != errno.ENOENT:
+                    raise
             del self._paces[ends]
         if add:
             self._add(self._attached.map, add)

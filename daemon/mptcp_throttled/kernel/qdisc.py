@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from socket import if_nametoindex
+from socket import if_indextoname, if_nametoindex
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
@@ -106,6 +106,8 @@ class RootQdisc:
                 self._records.forget(interface.index)
             raise
         try:
+            if owed and (original := self._load(interface)) is not None and original.restoring:
+                self._record(interface, replace(original, restoring=False))
             self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
             self.restore()
@@ -172,7 +174,8 @@ class RootQdisc:
         dump = _Dump(self._tc.interfaces(), self._tc.qdiscs())
         # An interface that has gone is owed nothing, and another may get its index.
         for index in set(self._records.indices()) - {interface.index for interface in dump.interfaces}:
-            self._records.forget(index)
+            if not _exists(index):  # others that come and go may hide one from a listing
+                self._records.forget(index)
         return dump
 
     def _own_interface(self) -> Interface:
@@ -266,6 +269,14 @@ def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Reque
                 yield add_leaf(interface, leaf, replace=True)
         case DeleteClass():
             yield delete_class(interface, classid)
+
+
+def _exists(index: int) -> bool:
+    try:
+        if_indextoname(index)
+    except OSError:
+        return False
+    return True
 
 
 def _is_under_ours(qdiscs: Sequence[Qdisc]) -> bool:
