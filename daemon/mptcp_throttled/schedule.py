@@ -47,11 +47,11 @@ class Schedule:
         """It was compared; `trouble`: an error, or something had to be repaired that was in force before.
 
         The next audit comes after `interval`, which is the longest delay between attempts too. What is in order right
-        after a repair may be undone a moment later: only a comparison after the whole delay ends the back-off.
+        after a repair may be undone a moment later: only a comparison after that interval ends the back-off.
         """
         if trouble:
             self._delay = min(self._delay * 2, interval)
-            self._calm = ended + self._delay
+            self._calm = ended + interval
         elif began >= self._calm:
             self._delay = _SHORTEST_SECONDS
         took = ended - began

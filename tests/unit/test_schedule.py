@@ -86,3 +86,12 @@ def test_a_glance_is_due_an_interval_after_a_look_of_any_kind_and_later_if_it_ta
     assert schedule.glance_due == pytest.approx(111.01)
     schedule.glanced(112.0, 112.1, INTERVAL)
     assert schedule.glance_due == pytest.approx(122.1)
+
+
+def test_somebody_who_undoes_it_less_often_than_we_look_is_answered_ever_later_too() -> None:
+    schedule = Schedule(0.0)
+    compared_at(schedule, 0.0, trouble=True)
+    clean = schedule.due
+    compared_at(schedule, clean)
+    compared_at(schedule, clean + 0.3, trouble=True)
+    assert schedule.due == pytest.approx(clean + 0.3 + 0.4)
