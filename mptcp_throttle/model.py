@@ -85,7 +85,7 @@ class Trust(StrEnum):
     TOKEN = "token"  # noqa: S105
 
 
-class MarkBackEnd(StrEnum):
+class MarkMethod(StrEnum):
     """What marks the packets of held subflows: sets, one rule for each subflow, or sets where the kernel has them."""
 
     AUTO = "auto"

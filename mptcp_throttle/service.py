@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from mptcp_throttle.config import SocketGroup
+    from mptcp_throttle.config.schema import SocketGroup
 
 
 # Those of a pipe and of a full disk. Of all other files an OSError is translated where it occurs: these are of stdout.

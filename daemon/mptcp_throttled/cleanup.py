@@ -6,12 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttled.kernel_state import KernelError
-from mptcp_throttled.plan import UNTOUCHED
-from mptcp_throttled.reconcile import Reconciler
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.desired.kernel_plan import UNTOUCHED
+from mptcp_throttled.reconcile.reconciler import Reconciler
 
 if TYPE_CHECKING:
-    from mptcp_throttled.kernel import LinuxKernel
+    from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -1,6 +1,6 @@
 """`mptcp-throttled` whose calls into the kernel go wrong: `python -m mptcp_lab.faulty_daemon DIRECTORY ARGUMENT...`.
 
-The daemon is the real one with its arguments; only `mptcp_throttled.kernel.fault_point` is set. What goes wrong is
+The daemon is the real one with its arguments; only `mptcp_throttle.linux.fault_point` is set. What goes wrong is
 read from DIRECTORY (`mptcp_lab.faults`) at every call.
 """
 
@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 
 from mptcp_lab.faults import KILL, KILL_AFTER, Fault, Faults
-from mptcp_throttled import service
-from mptcp_throttled.kernel.fault_point import set_faults
+from mptcp_throttle.linux.fault_point import set_faults
+from mptcp_throttled import main as service
 
 
 class _Injector:

@@ -13,23 +13,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import mptcp_sniffer.service
-import mptcp_throttled.service
+import mptcp_sniffer.main
+import mptcp_throttled.main
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import Event, Kind, Tracker
-from mptcp_throttled.kernel import LinuxKernel
-from mptcp_throttled.operations import AddClass, ChangeMarks, ChangePaces, MakeChain
-from mptcp_throttled.pull import Puller, TableUpdate
+from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.reconcile.operations import AddClass, ChangeMarks, ChangePaces, MakeChain
+from mptcp_throttled.source import TableSource, TableUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mptcp_sniffer.kernel_view import KernelView
+    from mptcp_sniffer.kernel_list import KernelList
     from mptcp_sniffer.segment import Segment
     from mptcp_sniffer.tracker import TableChange
+    from mptcp_throttle.linux.kernel_error import KernelError
     from mptcp_throttle.model import Connection
-    from mptcp_throttled.kernel_state import KernelError
-    from mptcp_throttled.operations import ClassOperation, OtherOperation
+    from mptcp_throttled.reconcile.operations import ClassOperation, OtherOperation
 
 _notes: list[tuple[str, str, float]] = []
 
@@ -48,7 +48,7 @@ def _time_sniffer() -> None:
     def timed_observe(tracker: Tracker, segment: Segment, at: float) -> list[TableChange]:
         return _noted(tracker, lambda: observe(tracker, segment, at), at)
 
-    def timed_reconcile(tracker: Tracker, view: KernelView) -> list[TableChange]:
+    def timed_reconcile(tracker: Tracker, view: KernelList) -> list[TableChange]:
         return _noted(tracker, lambda: reconcile(tracker, view), time.time())
 
     def timed_publish(table: PublishedTable, changes: Iterable[TableChange]) -> None:
@@ -82,9 +82,9 @@ def _noted(tracker: Tracker, change: Callable[[], list[TableChange]], now: float
 
 
 def _time_daemon() -> None:
-    start, apply, change = Puller.__init__, LinuxKernel.apply, LinuxKernel.change_classes
+    start, apply, change = TableSource.__init__, LinuxKernel.apply, LinuxKernel.change_classes
 
-    def timed_start(puller: Puller, socket: Path, deliver: Callable[..., None]) -> None:
+    def timed_start(puller: TableSource, socket: Path, deliver: Callable[..., None]) -> None:
         def timed_deliver(update: TableUpdate) -> None:
             now = time.time()
             deliver(update)
@@ -108,14 +108,14 @@ def _time_daemon() -> None:
                 _note("paced", add, now)
 
     LinuxKernel.change_classes = timed_change  # type: ignore[method-assign, assignment]
-    Puller.__init__, LinuxKernel.apply = timed_start, timed_apply  # type: ignore[method-assign, assignment]
+    TableSource.__init__, LinuxKernel.apply = timed_start, timed_apply  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
     file, name, *arguments = sys.argv[1:]
     services = {
-        "mptcp-sniffer": (_time_sniffer, mptcp_sniffer.service.main),
-        "mptcp-throttled": (_time_daemon, mptcp_throttled.service.main),
+        "mptcp-sniffer": (_time_sniffer, mptcp_sniffer.main.main),
+        "mptcp-throttled": (_time_daemon, mptcp_throttled.main.main),
     }
     prepare, main = services[name]
     prepare()

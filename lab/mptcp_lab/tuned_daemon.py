@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 
-from mptcp_throttled import service
+from mptcp_throttled import main as service
 
 
 def tune(constant: str, value: float) -> None:

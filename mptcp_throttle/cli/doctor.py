@@ -15,7 +15,7 @@ from mptcp_throttle.rpc import Json, RpcClient, RpcError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mptcp_throttle.config import Config
+    from mptcp_throttle.config.schema import Config
 
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _INTERFACES: Final = Path("/sys/class/net")

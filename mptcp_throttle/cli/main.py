@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import doctor, tables
-from mptcp_throttle.config import DEFAULT_PATH, find_sockets, load_config
+from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration

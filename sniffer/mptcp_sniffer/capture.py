@@ -15,8 +15,8 @@ from scapy.error import Scapy_Exception, log_runtime
 
 from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
-from mptcp_throttle.classic_bpf import attach_filter
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.linux.cbpf import attach_filter
 
 # include/uapi/linux/if_packet.h, if_ether.h and asm-generic/socket.h; the socket module names none of these.
 _SOL_PACKET: Final = 263

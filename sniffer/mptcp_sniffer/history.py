@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mptcp_sniffer.tracker import Event, Kind
 from mptcp_throttle.model import FourTuple, Subflow, Token, format_token
-from mptcp_throttle.wire import encode_subflow
+from mptcp_throttle.rpc.wire import encode_subflow
 
 if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json

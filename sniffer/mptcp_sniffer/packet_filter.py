@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from mptcp_sniffer.segment import Flag
-from mptcp_throttle.classic_bpf import (
+from mptcp_throttle.linux.cbpf import (
     ADD,
     ADD_X,
     AND,

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.model import Connection, Token, format_token
-from mptcp_throttle.wire import encode_connection
+from mptcp_throttle.rpc.wire import encode_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from mptcp_sniffer.authentication import Keys
-    from mptcp_sniffer.kernel_view import KernelView, ListedSubflow
+    from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 
 _ORPHAN_SECONDS: Final = 75.0
 """How long a connection without subflows may be joined again: net.mptcp.close_timeout (60 s), and some margin."""
@@ -387,11 +387,11 @@ class Tracker:
     def _beyond(self, entries: Collection[object], oldest: float, limit: float) -> bool:
         return len(entries) > self._bounds.half_open or oldest < limit
 
-    def reconcile(self, view: KernelView) -> list[TableChange]:
+    def reconcile(self, view: KernelList) -> list[TableChange]:
         """Take the kernel's listing of its live subflows for the truth, except where our segments are newer."""
         return self._changes(self._reconcile(view))
 
-    def _reconcile(self, view: KernelView) -> Iterator[Token]:
+    def _reconcile(self, view: KernelList) -> Iterator[Token]:
         settled = view.at - _SETTLING_SECONDS
         for ends, token in tuple(self._tokens.items()):
             listed = view.subflows.get(ends)

@@ -24,7 +24,7 @@ from segments import (
 )
 
 from mptcp_sniffer.handshake import Ends
-from mptcp_sniffer.kernel_view import KernelView, ListedSubflow
+from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import Flag, Segment
 from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
@@ -102,7 +102,7 @@ def _steps(tracker: Tracker, program: bytes) -> Iterator[tuple[Segment | None, l
                 now += who
                 yield None, tracker.expire(now, idle_seconds=a or None)
             case 1:
-                yield None, tracker.reconcile(KernelView(now - a / 64, dict(_listed(who, b, c, d))))
+                yield None, tracker.reconcile(KernelList(now - a / 64, dict(_listed(who, b, c, d))))
             case _:
                 segment = _segment(CLIENTS[who % len(CLIENTS)], who >> 4, a, (b, c, d))
                 yield segment, tracker.observe(segment, now)

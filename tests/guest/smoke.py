@@ -6,7 +6,7 @@ import time
 
 from bench import MEGABYTE, bench, eventually
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.meter import PathMeter
 from mptcp_lab.topology import Topology
 

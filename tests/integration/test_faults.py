@@ -13,7 +13,7 @@ from bench import MEGABYTE, Bench, eventually
 from mptcp_lab.download import Download
 from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults, changes_anything
 from mptcp_lab.held import Client, held, relieved
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import Process
 from mptcp_lab.services import Services
@@ -95,7 +95,7 @@ def work() -> Iterator[Faulty]:
     with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
-        services = Services(lab.proxy, linger="100ms", daemon={"audit_interval": "500ms"})
+        services = Services(lab.proxy, linger="100ms", daemon={"reconcile_interval": "500ms"})
         services.start_sniffer()
         yield Faulty(lab, origin, services, Faults(lab.directory / "faults"))
         services.__exit__(None, None, None)

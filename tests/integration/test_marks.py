@@ -16,16 +16,17 @@ from pyroute2 import netns
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.topology import Topology, build
-from mptcp_throttle.model import Endpoint, FourTuple, MarkBackEnd
-from mptcp_throttled.kernel.fault_point import set_faults
+from mptcp_throttle.linux.fault_point import set_faults
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
 from mptcp_throttled.kernel.htb import Marking
-from mptcp_throttled.kernel.ipset import MAX_MARKS
-from mptcp_throttled.kernel.mark_rules import MarkRules
-from mptcp_throttled.kernel.mark_sets import MarkSets
-from mptcp_throttled.kernel.marks import Marks, choose_marks
-from mptcp_throttled.kernel_state import ChainState, KernelError
+from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd, choose_marking
+from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
+from mptcp_throttled.kernel.marking.rules import RuleMarking
+from mptcp_throttled.kernel.marking.sets import IpsetMarking
+from mptcp_throttled.reconcile.kernel_state import ChainState
 
-AnyMarks = TypeVar("AnyMarks", bound=Marks)
+AnyMarks = TypeVar("AnyMarks", bound=MarkingBackEnd)
 
 MASK: Final = 0x00FF_0000
 MARKING: Final = Marking(MASK, (8080, 3128))
@@ -64,8 +65,8 @@ def use(host: Host) -> Iterator[Use]:
 
 
 @pytest.fixture(params=BACK_ENDS)
-def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Marks]:
-    back_end: Marks = use(MarkSets(MARKING)) if request.param == "ipset" else use(MarkRules(MASK))
+def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+    back_end: MarkingBackEnd = use(IpsetMarking(MARKING)) if request.param == "ipset" else use(RuleMarking(MASK))
     yield back_end
     for version in (4, 6):
         back_end.remove(version)
@@ -101,7 +102,7 @@ def refused(call: str) -> Iterator[None]:
         set_faults(None)
 
 
-def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: Marks, host: Host) -> None:
+def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: MarkingBackEnd, host: Host) -> None:
     marks.require()
     assert marks.read() == {}
 
@@ -123,7 +124,7 @@ def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: Marks, h
     assert marks.count() == {6: 1}
 
 
-def test_made_anew_it_holds_those_marks_alone(marks: Marks, host: Host) -> None:
+def test_made_anew_it_holds_those_marks_alone(marks: MarkingBackEnd, host: Host) -> None:
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
@@ -134,7 +135,7 @@ def test_made_anew_it_holds_those_marks_alone(marks: Marks, host: Host) -> None:
     assert in_kernel(host) == {TWO: 4}
 
 
-def test_marks_by_the_thousand(marks: Marks) -> None:
+def test_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
     many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(1500)}
     some = dict(list(many.items())[:100])
     more = {end: minor for end, minor in many.items() if end not in some}
@@ -146,8 +147,8 @@ def test_marks_by_the_thousand(marks: Marks) -> None:
     assert marks.read() == {4: ChainState(some)}
 
 
-def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: Marks, host: Host, use: Use) -> None:
-    other: Marks = use(MarkRules(MASK)) if marks.kind == "ipset" else use(MarkSets(MARKING))
+def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: MarkingBackEnd, host: Host, use: Use) -> None:
+    other: MarkingBackEnd = use(RuleMarking(MASK)) if marks.kind == "ipset" else use(IpsetMarking(MARKING))
     other.make(4, {ONE: 2})
     other.make(6, {SIX: 2})
     assert [(version, chain.stray) for version, chain in marks.read().items()] == [(4, True), (6, True)]
@@ -167,8 +168,8 @@ def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: Marks, host: 
     ],
 )
 def test_sets_of_another_configuration_are_made_anew(host: Host, use: Use, marking: Marking, max_marks: int) -> None:
-    use(MarkSets(marking, max_marks)).make(4, {ONE: 2})
-    marks = use(MarkSets(MARKING))
+    use(IpsetMarking(marking, max_marks)).make(4, {ONE: 2})
+    marks = use(IpsetMarking(MARKING))
     assert marks.read()[4].stray
     marks.make(4, {ONE: 2})
     assert marks.read() == {4: ChainState({ONE: 2})}
@@ -177,7 +178,7 @@ def test_sets_of_another_configuration_are_made_anew(host: Host, use: Use, marki
 
 
 def test_a_full_set_refuses_a_change_as_a_whole(use: Use) -> None:
-    marks = use(MarkSets(MARKING, max_marks=4))
+    marks = use(IpsetMarking(MARKING, max_marks=4))
     marks.make(4, {ONE: 2, TWO: 3})
     many = {ends("10.1.0.9", port): 2 for port in range(1, 9)}
     with pytest.raises(KernelError, match=r"^ipset add mptcp-throttle-4-8080: 9 marks: ENOSPC \(a set holds at most "):
@@ -192,14 +193,14 @@ def test_a_full_set_refuses_a_change_as_a_whole(use: Use) -> None:
 
 @pytest.mark.parametrize("call", ["ipset add", "iptables-legacy -t mangle -A"])
 def test_what_cannot_be_made_wholly_leaves_nothing(use: Use, call: str) -> None:
-    marks = use(MarkSets(MARKING))
+    marks = use(IpsetMarking(MARKING))
     with refused(call), pytest.raises(KernelError, match=call):
         marks.make(4, {ONE: 2})
     assert marks.read() == {}
 
 
 def test_a_set_that_somebody_else_refers_to_is_said_and_goes_when_he_does(host: Host, use: Use) -> None:
-    marks = use(MarkSets(MARKING))
+    marks = use(IpsetMarking(MARKING))
     marks.make(4, {ONE: 2})
     rule = ("OUTPUT", "-m", "set", "--match-set", "mptcp-throttle-4-8080", "dst,dst,src")
     host.run("iptables-legacy", "-A", *rule)
@@ -213,7 +214,7 @@ def test_a_set_that_somebody_else_refers_to_is_said_and_goes_when_he_does(host: 
 
 
 def test_a_subflow_to_a_port_that_is_not_the_proxys_is_refused(use: Use) -> None:
-    marks = use(MarkSets(MARKING))
+    marks = use(IpsetMarking(MARKING))
     with pytest.raises(KernelError, match=r"^port 9999 is not among proxy\.ports: EINVAL$"):
         marks.make(4, {ends("10.1.0.2", proxy_port=9999): 2})
     assert marks.read() == {}
@@ -221,10 +222,10 @@ def test_a_subflow_to_a_port_that_is_not_the_proxys_is_refused(use: Use) -> None
 
 @pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
 def test_without_sets_in_the_kernel_auto_means_rules(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
-    assert use(choose_marks(MarkBackEnd.AUTO, MARKING)).kind == "ipset"
+    assert use(choose_marking(MarkMethod.AUTO, MARKING)).kind == "ipset"
     with refused(call):
-        assert use(choose_marks(MarkBackEnd.AUTO, MARKING)).kind == "rules"
+        assert use(choose_marking(MarkMethod.AUTO, MARKING)).kind == "rules"
         with pytest.raises(KernelError, match=call):
-            use(choose_marks(MarkBackEnd.IPSET, MARKING)).require()
+            use(choose_marking(MarkMethod.IPSET, MARKING)).require()
     (line,) = caplog.messages
     assert line.startswith("marks: one rule per subflow, for want of sets: ")

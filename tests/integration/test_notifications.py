@@ -31,8 +31,8 @@ COMMANDS: Final = {
 
 SCRIPT: Final = """
 import json, subprocess, sys, threading, time
-from mptcp_throttled.kernel.netlink import TrafficControl
-from mptcp_throttled.kernel.notifications import Notifications
+from mptcp_throttled.kernel.tc import TrafficControl
+from mptcp_throttled.kernel.watch import Notifications
 subprocess.run("ip link add ours up type veth peer name theirs; ip link set theirs up", shell=True, check=True)
 changed, tc = threading.Event(), TrafficControl()
 def settle():

@@ -19,7 +19,7 @@ import json, sys
 from pathlib import Path
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.qdisc import RootQdisc
-from mptcp_throttled.kernel_state import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError
 for line in sys.stdin:
     directory, force = json.loads(line)
     root = RootQdisc("many0", Marking(0xffff0000, (8080,)), Path(directory), force=force)

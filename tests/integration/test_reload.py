@@ -12,7 +12,7 @@ from ipaddress import ip_network
 import pytest
 from bench import MEGABYTE, Bench, bench, eventually
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import AccessNetwork, Per

@@ -10,7 +10,7 @@ import time
 import pytest
 from bench import BACK_ENDS, MEGABYTE, Bench, bench, eventually
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import Process
 from mptcp_lab.topology import ClientSpec, Topology
 

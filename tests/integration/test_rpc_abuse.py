@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from bench import MEGABYTE, Bench, eventually
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.meter import PathMeter
 from mptcp_throttle.rpc import RpcClient
 

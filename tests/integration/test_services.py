@@ -14,7 +14,7 @@ from bench import EXECUTABLES, Bench, eventually
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
@@ -144,7 +144,7 @@ def test_without_the_kernels_list_the_sniffer_says_so_and_goes_on(lab: Lab) -> N
 
 def test_a_kernel_feature_is_looked_for_without_changing_anything(lab: Lab) -> None:
     probe = (
-        "from mptcp_throttled.kernel.netlink import TrafficControl\n"
+        "from mptcp_throttled.kernel.tc import TrafficControl\n"
         "tc = TrafficControl()\n"
         "eth0 = next(interface for interface in tc.interfaces() if interface.name == 'eth0')\n"
         "print([tc.knows_qdisc(eth0, kind) for kind in ('htb', 'no_such_kind')])"

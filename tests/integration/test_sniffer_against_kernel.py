@@ -203,7 +203,7 @@ def test_a_capture_that_is_lost_forgets_all_and_knows_all_when_it_is_back() -> N
 
 def test_an_event_of_the_kernel_brings_the_reading_of_its_list_forward() -> None:
     with clients_and_server() as lab:
-        services = Services(lab.proxy, sniffer={"kernel_events": True, "audit_interval": "1h"})
+        services = Services(lab.proxy, sniffer={"kernel_events": True, "kernel_list_interval": "1h"})
         services.start_sniffer().wait_until(lambda: knows_all(services, lab), "answering")
         eventually(lambda: view_age(services) > 3, "not read by itself")
         drive(lab, lab.clients["active"], 1, "hold", 1)

@@ -15,7 +15,7 @@ import pytest
 from bench import EXECUTABLES, MEGABYTE, Bench, eventually
 
 from mptcp_lab.benchmarks.measure import cpu_seconds
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
@@ -107,7 +107,7 @@ def work(request: pytest.FixtureRequest) -> Iterator[Bench]:
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
         marks = getattr(request, "param", "auto")
-        services = Services(lab.proxy, daemon={"audit_interval": "1s", "marks": marks})
+        services = Services(lab.proxy, daemon={"reconcile_interval": "1s", "marks": marks})
         with services:
             yield Bench(lab, origin, services)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from bench import MEGABYTE, Bench, bench, eventually
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.meter import PathMeter
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import WIFI, ClientSpec, Topology

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from bench import EXECUTABLES, MEGABYTE, Bench, eventually
 
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.meter import PathMeter
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import run

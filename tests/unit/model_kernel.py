@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, QdiscState
-from mptcp_throttled.operations import (
+from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, QdiscState
+from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,

@@ -5,12 +5,19 @@ from collections.abc import Sequence
 from tables import ends
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.commands import as_commands
+from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel_state import KernelState
-from mptcp_throttled.operations import ChangeMarks, DeleteClass, MakeChain, Operation, RemoveChain, RestoreQdisc
-from mptcp_throttled.plan import KernelPlan
-from mptcp_throttled.reconcile import diff
+from mptcp_throttled.reconcile.commands import as_commands
+from mptcp_throttled.reconcile.kernel_state import KernelState
+from mptcp_throttled.reconcile.operations import (
+    ChangeMarks,
+    DeleteClass,
+    MakeChain,
+    Operation,
+    RemoveChain,
+    RestoreQdisc,
+)
+from mptcp_throttled.reconcile.reconciler import diff
 
 MARKING = htb.Marking(0xFFFF0000, (8080,))
 

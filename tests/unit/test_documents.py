@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import mptcp_sniffer.service
+import mptcp_sniffer.main
 import mptcp_throttle.cli
-import mptcp_throttled.service
+import mptcp_throttled.main
 from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ def test_the_exit_statuses_are_documented() -> None:
     assert {int(status): meaning for status, meaning in rows} == EXIT_STATUSES
 
 
-@pytest.mark.parametrize("program", [mptcp_throttle.cli.main, mptcp_sniffer.service.main, mptcp_throttled.service.main])
+@pytest.mark.parametrize("program", [mptcp_throttle.cli.main, mptcp_sniffer.main.main, mptcp_throttled.main.main])
 def test_every_program_lists_the_exit_statuses(
     program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mptcp_throttled.kernel import ebpf
-from mptcp_throttled.kernel.ebpf import R0, R1, R3, R6, R10
+from mptcp_throttle.linux import ebpf
+from mptcp_throttle.linux.ebpf import R0, R1, R3, R6, R10
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,17 @@ import model_kernel
 import pytest
 from tables import connection, subflow
 
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow
 from mptcp_throttle.units import Rate, parse_duration
-from mptcp_throttled.commands import as_commands
-from mptcp_throttled.decisions import Decisions
+from mptcp_throttled.desired.kernel_plan import PlanSettings
+from mptcp_throttled.desired.planner import Planner
 from mptcp_throttled.kernel.htb import Marking, filter_bytecode, max_minor
-from mptcp_throttled.kernel_state import ChainState, Glance, HtbState, KernelError, KernelState, QdiscState
-from mptcp_throttled.operations import ClassOperation, Operation
-from mptcp_throttled.plan import PlanRules
-from mptcp_throttled.planner import Planner
-from mptcp_throttled.reconcile import Reconciler
+from mptcp_throttled.policy.decision_table import DecisionTable
+from mptcp_throttled.reconcile.commands import as_commands
+from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, QdiscState, QuickCheck
+from mptcp_throttled.reconcile.operations import ClassOperation, Operation
+from mptcp_throttled.reconcile.reconciler import Reconciler
 
 FILES: Final = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 SUBFLOW: Final = re.compile(r"\[?([0-9a-f.:]+?)\]?:(\d+)(?:\((backup|stalled)\))?")
@@ -51,7 +52,7 @@ class Story:
     mark_mask: int = 0xFFFF0000
     linger: float = 5.0
     other_traffic: Rate | None = None
-    decisions: Decisions = field(default_factory=Decisions)
+    decisions: DecisionTable = field(default_factory=DecisionTable)
     planner: Planner = field(default_factory=Planner)
     kernel: KernelState = field(default_factory=KernelState)
 
@@ -70,7 +71,7 @@ class RecordingKernel:
     def read(self) -> KernelState:
         return replace(self.state, chains=dict(sorted(self.state.chains.items())))
 
-    def glance(self) -> Glance:
+    def glance(self) -> QuickCheck:
         raise AssertionError("told to converge")
 
     def apply(self, operation: Operation) -> None:
@@ -119,8 +120,8 @@ def _play(story: Story, step: Sequence[str]) -> Iterator[str]:
             _configure(story, line)
     former = story.decisions.reconfigure(tuple(story.networks.values()), paused=paused)
     former = {**story.decisions.replace({c.token: c for c in table}), **former}
-    rules = PlanRules(max_minor(story.mark_mask), story.linger, story.other_traffic)
-    story.planner.update(former, story.decisions.treatments, now, rules)
+    rules = PlanSettings(max_minor(story.mark_mask), story.linger, story.other_traffic)
+    story.planner.update(former, story.decisions.decisions, now, rules)
     plan = story.planner.plan
     kernel = RecordingKernel(story.kernel)
     outcome = Reconciler(kernel).converge(plan)

@@ -22,8 +22,8 @@ from segments import (
     token,
 )
 
+from mptcp_sniffer.main import main
 from mptcp_sniffer.offline import read_capture
-from mptcp_sniffer.service import main
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Trust, format_token
 

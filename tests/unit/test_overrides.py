@@ -6,8 +6,8 @@ from tables import ETHERNET, WIFI, network
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.overrides import Override, effective, objection, requested_override
-from mptcp_throttled.policy import Rule
+from mptcp_throttled.policy.decide import Rule
+from mptcp_throttled.policy.overrides import Override, effective, objection, requested_override
 
 FIVE = Rate.parse("5mbit")
 LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit")

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from struct import pack, unpack
 
-import classic_bpf
+import cbpf_interpreter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from segments import capable_syn, frame, join_syn, join_synack, token
 
 from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Malformed, parse_ethernet
-from mptcp_throttle.classic_bpf import Instruction, attach_filter, encode
+from mptcp_throttle.linux.cbpf import Instruction, attach_filter, encode
 
 PORTS = (8080, 3128)
 PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in Link}
@@ -209,7 +209,7 @@ def assert_all_agree(kernels: dict[Link, Kernel], data: bytes) -> None:
     if data[12:14] in (b"\x08\x00", b"\x86\xdd"):
         views.append((Link.RAW_IP, data[ETHERNET_BYTES:]))
     for link, view in views:
-        kept = view[: classic_bpf.run(PROGRAMS[link], view)]
+        kept = view[: cbpf_interpreter.run(PROGRAMS[link], view)]
         assert kept == (view[:SNAP_BYTES] if signals(data) else b""), link
         if view:
             assert kernels[link].kept(view) == kept, link
@@ -217,12 +217,12 @@ def assert_all_agree(kernels: dict[Link, Kernel], data: bytes) -> None:
 
 @pytest.mark.parametrize("name", PASS)
 def test_signalling_passes(name: str) -> None:
-    assert classic_bpf.run(PROGRAMS[Link.ETHERNET], PASS[name]) > 0
+    assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], PASS[name]) > 0
 
 
 @pytest.mark.parametrize("name", STAY)
 def test_everything_else_stays(name: str) -> None:
-    assert classic_bpf.run(PROGRAMS[Link.ETHERNET], STAY[name]) == 0
+    assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], STAY[name]) == 0
 
 
 def test_of_the_longest_headers_nothing_is_cut_and_of_the_payload_nothing_is_copied(
@@ -252,8 +252,8 @@ def test_interpreter_kernel_and_parser_agree_on_all_examples(kernels: dict[Link,
 def test_the_examples_take_every_branch(link: Link) -> None:
     taken: set[tuple[int, int]] = set()
     for data in EXAMPLES:
-        classic_bpf.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is Link.RAW_IP else data, taken)
-    assert sorted(classic_bpf.steps(PROGRAMS[link]) - taken) == []
+        cbpf_interpreter.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is Link.RAW_IP else data, taken)
+    assert sorted(cbpf_interpreter.steps(PROGRAMS[link]) - taken) == []
 
 
 @pytest.mark.parametrize("options", FILLED, ids=len)
@@ -261,7 +261,7 @@ def test_the_walk_does_not_go_on_in_the_payload(options: bytes) -> None:
     ways = []
     for payload in (b"", DATA, NOP * 100):
         ways.append(set[tuple[int, int]]())
-        classic_bpf.run(PROGRAMS[Link.ETHERNET], ethernet(ipv4(tcp(options, payload))), ways[-1])
+        cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], ethernet(ipv4(tcp(options, payload))), ways[-1])
     assert ways[0] == ways[1] == ways[2]
 
 
@@ -318,7 +318,7 @@ def test_interpreter_kernel_and_parser_agree_on_any_frame(kernels: dict[Link, Ke
 @pytest.mark.parametrize("ports", [(8080,), tuple(range(8000, 8016))], ids=len)
 def test_the_kernels_rules_are_kept(link: Link, ports: tuple[int, ...]) -> None:
     program = signalling_filter(ports, link=link)
-    classic_bpf.check(program)
+    cbpf_interpreter.check(program)
     # include/uapi/linux/filter.h, struct sock_filter: u16, u8, u8, u32.
     assert [Instruction(*unpack("HBBI", encode([each]))) for each in program] == list(program)
 
@@ -341,7 +341,7 @@ BAD_PROGRAMS = {
 @pytest.mark.parametrize("name", BAD_PROGRAMS)
 def test_the_interpreter_and_the_kernel_have_the_same_rules(name: str) -> None:
     with pytest.raises(AssertionError):
-        classic_bpf.check(BAD_PROGRAMS[name])
+        cbpf_interpreter.check(BAD_PROGRAMS[name])
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with near, far, pytest.raises(OSError, match="Invalid argument"):
         attach_filter(far, BAD_PROGRAMS[name])

@@ -12,14 +12,14 @@ from tables import ETHERNET, WIFI, connection, network, subflow
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.decisions import Decisions
-from mptcp_throttled.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
-from mptcp_throttled.plan import UNTOUCHED, KernelPlan, PlanRules, Slot, plan_of
-from mptcp_throttled.planner import Planner
-from mptcp_throttled.policy import Share, decide
-from mptcp_throttled.reconcile import diff
+from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_of
+from mptcp_throttled.desired.planner import Planner
+from mptcp_throttled.policy.decide import Share, decide
+from mptcp_throttled.policy.decision_table import DecisionTable
+from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
+from mptcp_throttled.reconcile.reconciler import diff
 
-RULES = PlanRules(max_minor=6, linger=3.0, other_traffic=None)
+RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
 _LIMIT = Rate(9_000_000)
 LIMITED = network("third", 3, 3, cap="2mbit", limit="3mbit")
 
@@ -59,14 +59,14 @@ class Step(NamedTuple):
     changes: dict[Token, Connection | None]
     networks: tuple[AccessNetwork, ...]
     paused: bool
-    rules: PlanRules
+    rules: PlanSettings
     passed: float
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[Step]:
     networks: tuple[AccessNetwork, ...] = draw(_NETWORKS)
-    rules: PlanRules = draw(_RULES)
+    rules: PlanSettings = draw(_RULES)
     paused, taken = False, []
     for _ in range(draw(st.integers(1, 12))):
         match draw(st.integers(0, 9)):
@@ -106,21 +106,21 @@ def in_kernel(plan: KernelPlan) -> KernelState:
 @settings(deadline=None)
 @given(steps())
 def test_what_is_kept_up_to_date_is_what_is_decided_and_planned_anew(taken: list[Step]) -> None:
-    decisions, planner, now = Decisions(), Planner(), 0.0
+    table, planner, now = DecisionTable(), Planner(), 0.0
     minors: dict[Share, Slot] = {}
     for changes, networks, paused, rules, passed in taken:
         now += passed
         before = in_kernel(planner.plan)
-        former = decisions.reconfigure(networks, paused=paused)
-        former = {**decisions.update(without_ports_of_others(changes, decisions.connections)), **former}
-        change = planner.update(former, decisions.treatments, now, rules)
-        treatments = decide(decisions.connections.values(), networks, paused=paused)
-        assert [t for of in decisions.treatments.values() for t in of] == list(treatments)
-        wanted = {t.held.share for t in treatments if t.held is not None}
+        former = table.reconfigure(networks, paused=paused)
+        former = {**table.update(without_ports_of_others(changes, table.connections)), **former}
+        change = planner.update(former, table.decisions, now, rules)
+        decisions = decide(table.connections.values(), networks, paused=paused)
+        assert [t for of in table.decisions.values() for t in of] == list(decisions)
+        wanted = {t.held.share for t in decisions if t.held is not None}
         assert wanted == {s for s, slot in planner.slots.items() if slot.idle_since is None} | set(
             planner.without_class
         )
-        assert planner.plan == (plan_of(treatments, planner.slots, rules) if planner.slots else UNTOUCHED)
+        assert planner.plan == (plan_of(decisions, planner.slots, rules) if planner.slots else UNTOUCHED)
         if not change.root and planner.slots:
             # What the change alone asks for is what the whole plan asks for.
             part, whole = diff(in_kernel(change.before), change.after), diff(before, planner.plan)
@@ -133,9 +133,9 @@ def test_what_is_kept_up_to_date_is_what_is_decided_and_planned_anew(taken: list
         minors = dict(planner.slots)
 
 
-def play(planner: Planner, decisions: Decisions, now: float, *table: Connection) -> None:
+def play(planner: Planner, decisions: DecisionTable, now: float, *table: Connection) -> None:
     former = decisions.replace({c.token: c for c in table})
-    planner.update(former, decisions.treatments, now, RULES)
+    planner.update(former, decisions.decisions, now, RULES)
 
 
 def client(number: int) -> Connection:
@@ -143,7 +143,7 @@ def client(number: int) -> Connection:
 
 
 def test_nothing_held_means_the_interface_is_untouched() -> None:
-    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     play(planner, decisions, 0.0, connection(1, subflow("10.1.0.2")))
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.0, client(1))
@@ -155,7 +155,7 @@ def test_nothing_held_means_the_interface_is_untouched() -> None:
 
 
 def test_who_goes_without_a_class_gets_the_next_one_that_is_free_and_has_rested() -> None:
-    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 8)))
     assert [share.who for share in planner.without_class] == ["10.1.0.6", "10.1.0.7"]
     play(planner, decisions, 1.0, *map(client, range(2, 8)))
@@ -167,10 +167,10 @@ def test_who_goes_without_a_class_gets_the_next_one_that_is_free_and_has_rested(
 
 
 def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:
-    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
-    planner.take_up(found or {})
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner.adopt(found or {})
     former = decisions.replace({c.token: c for c in table})
-    planner.update(former, decisions.treatments, 0.0, replace(RULES, settle=settle))
+    planner.update(former, decisions.decisions, 0.0, replace(RULES, settle=settle))
     return planner
 
 
@@ -187,9 +187,9 @@ def test_after_a_restart_nothing_is_to_be_done_whatever_the_order_of_the_table()
 
 
 def test_who_is_new_after_a_restart_gets_no_class_that_anybody_is_marked_for() -> None:
-    gone, decisions = {held_end(9): 2, held_end(1): 3}, Decisions((WIFI, ETHERNET))
+    gone, decisions = {held_end(9): 2, held_end(1): 3}, DecisionTable((WIFI, ETHERNET))
     planner = Planner()
-    planner.take_up(gone)
+    planner.adopt(gone)
     play(planner, decisions, 0.0, *map(client, (1, 2, 3, 4, 5)))
     assert planner.plan.marks == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
     assert [share.who for share in planner.without_class] == ["10.1.0.5"]
@@ -198,8 +198,8 @@ def test_who_is_new_after_a_restart_gets_no_class_that_anybody_is_marked_for() -
 
 
 def test_what_was_found_counts_for_the_first_plan_only() -> None:
-    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
-    planner.take_up({held_end(1): 5})
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner.adopt({held_end(1): 5})
     play(planner, decisions, 0.0)
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.1, client(1))
@@ -215,8 +215,8 @@ def test_what_was_found_counts_for_the_first_plan_only() -> None:
 def test_whatever_the_marks_that_are_found_say_everybody_has_a_class_of_his_own(
     found: dict[int, int], first: list[int], then: list[int]
 ) -> None:
-    planner, decisions = Planner(), Decisions((WIFI, ETHERNET))
-    planner.take_up({held_end(number): minor for number, minor in found.items()})
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner.adopt({held_end(number): minor for number, minor in found.items()})
     for now, table in enumerate((first, then, then)):
         play(planner, decisions, float(now), *map(client, table))
         minors = [slot.minor for slot in planner.slots.values()]

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import TableChange
 from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
-from mptcp_throttle.wire import decode_connection, encode_connection
+from mptcp_throttle.rpc.wire import decode_connection, encode_connection
 
 
 def connection(number: int, port: int = 1) -> Connection:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttle.config import SocketGroup
+from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError, RpcServer
 

@@ -6,8 +6,8 @@ import pytest
 from mptcp_lab.scenario import schema
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
 from mptcp_lab.scenario.schema import Kernel
+from mptcp_throttle.config.validation import Section
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.validation import Section
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/lab.md").read_text()
 

@@ -22,7 +22,7 @@ from segments import (
 )
 
 from mptcp_sniffer.handshake import Ends
-from mptcp_sniffer.kernel_view import KernelView, ListedSubflow
+from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import Segment
 from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
@@ -71,7 +71,7 @@ class Wire:
         """The kernel lists these subflows, and no others."""
         at = self.now if at is None else at
         subflow = ListedSubflow(of, 7, backup)
-        self.take(self.tracker.reconcile(KernelView(at, {client.ends: subflow for client in clients})))
+        self.take(self.tracker.reconcile(KernelList(at, {client.ends: subflow for client in clients})))
 
     def clients(self, of: Token) -> list[str]:
         return [str(subflow.ends.client) for subflow in self.table[of].subflows]
@@ -523,7 +523,7 @@ def test_a_stalled_subflow_is_published_as_such_until_it_recovers() -> None:
     wire.open(ETHERNET)
     for stalled in (True, False):
         listed = ListedSubflow(token(), 0, backup=False, stalled=stalled)
-        wire.take(wire.tracker.reconcile(KernelView(wire.now, {ETHERNET.ends: listed})))
+        wire.take(wire.tracker.reconcile(KernelList(wire.now, {ETHERNET.ends: listed})))
         assert wire.table[token()].subflows[0].stalled is stalled
     assert [event.kind for event in wire.events[-2:]] == [Kind.STALLED, Kind.RECOVERED]
 
@@ -573,7 +573,7 @@ def test_in_any_order_of_segments_the_table_stays_consistent_and_bounded(
             wire.send(step)
         else:
             wire.now += 1
-            wire.take(wire.tracker.reconcile(KernelView(wire.now, step)))
+            wire.take(wire.tracker.reconcile(KernelList(wire.now, step)))
         sizes = wire.tracker.sizes()
         subflows = [subflow.ends for connection in wire.table.values() for subflow in connection.subflows]
         assert len(set(subflows)) == len(subflows) == sizes["subflows"]

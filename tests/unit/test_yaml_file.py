@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.yaml_file import read_yaml
 
 
 def read(directory: Path, text: str) -> dict[str, object]:

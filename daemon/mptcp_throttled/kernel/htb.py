@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.classic_bpf import (
+from mptcp_throttle.linux.cbpf import (
     AND,
     JA,
     JEQ,
@@ -28,9 +28,9 @@ from mptcp_throttle.classic_bpf import (
     assemble,
     encode,
 )
-from mptcp_throttle.netlink import attribute, attributes
+from mptcp_throttle.linux.netlink import attribute, attributes
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.netlink import Filter, Qdisc
+from mptcp_throttled.kernel.tc import Filter, Qdisc
 
 HANDLE: Final = 0x4D50_0000
 """`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""

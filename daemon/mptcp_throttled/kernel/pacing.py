@@ -27,11 +27,12 @@ from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from mptcp_throttled.kernel import ebpf
-from mptcp_throttled.kernel.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10
-from mptcp_throttled.kernel.fault_point import os_errors
+from mptcp_throttle.linux import ebpf
+from mptcp_throttle.linux.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10
+from mptcp_throttle.linux.fault_point import os_errors
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel.sockets import count_paced, listener_cgroups
-from mptcp_throttled.kernel_state import KernelError, PacingState
+from mptcp_throttled.reconcile.kernel_state import PacingState
 
 if TYPE_CHECKING:
     from mptcp_throttle.model import FourTuple

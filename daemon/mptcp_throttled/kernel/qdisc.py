@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
+from mptcp_throttle.linux.fault_point import fault_point, os_errors
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.fault_point import fault_point, os_errors
-from mptcp_throttled.kernel.netlink import (
+from mptcp_throttled.kernel.saved_qdisc import SavedQdiscs, SavedQdiscStore, tree_of, what_cannot_be_put_back
+from mptcp_throttled.kernel.tc import (
     Interface,
     Qdisc,
     TrafficControl,
@@ -23,15 +25,14 @@ from mptcp_throttled.kernel.netlink import (
     delete_class,
     format_handle,
 )
-from mptcp_throttled.kernel.original import Original, OriginalRecords, tree_of, what_cannot_be_put_back
-from mptcp_throttled.kernel_state import HtbState, KernelError, QdiscState
-from mptcp_throttled.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
+from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
+from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mptcp_throttle.linux.netlink_requests import Request
     from mptcp_throttled.kernel.htb import Marking
-    from mptcp_throttled.kernel.netlink_requests import Request
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -58,7 +59,7 @@ class RootQdisc:
         self._marking = marking
         self._force = force
         self._tc = TrafficControl()
-        self._records = OriginalRecords(run_directory)
+        self._records = SavedQdiscStore(run_directory)
 
     @property
     def ports(self) -> frozenset[int]:
@@ -98,7 +99,7 @@ class RootQdisc:
             raise KernelError(obstacle, errno.EEXIST)
         owed = self._is_owed_its_own(dump, interface)  # then what could not be put back stays on record
         if not owed:
-            self._record(interface, Original(tree_of(dump.of(interface))))
+            self._record(interface, SavedQdiscs(tree_of(dump.of(interface))))
         try:
             self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
         except KernelError:
@@ -246,13 +247,13 @@ class RootQdisc:
         if now != tuple(qdiscs):
             _log.warning("%s: qdiscs were %s, are now %s", interface.name, qdiscs, now)
 
-    def _record(self, interface: Interface, original: Original) -> None:
+    def _record(self, interface: Interface, original: SavedQdiscs) -> None:
         what = f"record the root qdisc of {interface.name}"
         with os_errors(what):
             fault_point(what)
             self._records.write(interface.index, original)
 
-    def _load(self, interface: Interface) -> Original | None:
+    def _load(self, interface: Interface) -> SavedQdiscs | None:
         with os_errors(f"read the record of {interface.name}"):
             return self._records.load(interface.index)
 

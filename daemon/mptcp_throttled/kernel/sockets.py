@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
 
-from mptcp_throttle.inet_diag import SS_ESTABLISHED, SS_LISTEN, TcpSocket, list_tcp
-from mptcp_throttled.kernel.netlink import netlink_call
+from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, SS_LISTEN, TcpSocket, list_tcp
+from mptcp_throttled.kernel.tc import netlink_call
 
 # include/uapi/linux/inet_diag.h
 _INET_DIAG_INFO: Final = 2

@@ -6,8 +6,8 @@ import socket
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mptcp_throttle.netlink import attributes
-from mptcp_throttled.kernel.netlink_requests import NetlinkRequests, Request
+from mptcp_throttle.linux.netlink import attributes
+from mptcp_throttle.linux.netlink_requests import NetlinkRequests, Request
 
 _TCMSG: Final = Struct("=BxxxiIII")
 # include/uapi/linux/rtnetlink.h: TCA_STATS, TCA_XSTATS, TCA_STATS2. What counts comes last, and is nobody's parameter.

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final
 from pyroute2 import IPRoute
 
 from mptcp_throttle.model import Endpoint, FourTuple
-from mptcp_throttled.commands import as_commands
 from mptcp_throttled.kernel.htb import Marking
-from mptcp_throttled.kernel.mark_sets import MarkSets
-from mptcp_throttled.operations import MakeChain
+from mptcp_throttled.kernel.marking.sets import IpsetMarking
+from mptcp_throttled.reconcile.commands import as_commands
+from mptcp_throttled.reconcile.operations import MakeChain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -137,7 +137,7 @@ def _headers(ends: FourTuple, size: int) -> bytes:
 def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
     marks = {ends: 2 + number % 60_000 for number, ends in enumerate(subflows)}
     if variant == "ipset":
-        MarkSets(_MARKING).make(4, marks)
+        IpsetMarking(_MARKING).make(4, marks)
     elif variant == "rules":
         # As our back end makes them, in less time.
         commands = as_commands(MakeChain(4, marks), "eth0", _MARKING, "rules")

@@ -22,13 +22,13 @@ from mptcp_lab.errors import LabError
 from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults
 from mptcp_lab.held import held, relieved
 from mptcp_lab.interrupts import Interrupted, raise_on_signals
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_throttle.errors import EX_INTERRUPTED
-from mptcp_throttle.model import MarkBackEnd
+from mptcp_throttle.model import MarkMethod
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import Rate
 
@@ -128,7 +128,7 @@ class Scenario:
     A daemon that has ended is followed by a clean-up, as its unit does, or by its next start, or by both.
     """
 
-    marks: MarkBackEnd
+    marks: MarkMethod
     family: Family
     original: str
     faults: tuple[Fault, ...]
@@ -164,7 +164,7 @@ def scenario(seed: int) -> Scenario:
     events += [Event(chance.uniform(0.2, 0.9), _WIFI_LOST)] * chance.choice((0, 1))
     clean_up = chance.random() < 0.5
     return Scenario(
-        marks=chance.choice((MarkBackEnd.IPSET, MarkBackEnd.RULES)),
+        marks=chance.choice((MarkMethod.IPSET, MarkMethod.RULES)),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
         faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
@@ -380,7 +380,7 @@ def measure(seeds: Sequence[int], report: Callable[[Result, Scenario], None]) ->
         start_squid(lab.proxy)
         document = start_origin(lab.origin).add(_BYTES)
         networks = [replace(network, cap=network.cap and _CAP) for network in WIFI_FIRST]
-        services = Services(lab.proxy, networks, linger="200ms", daemon={"audit_interval": "1s"})
+        services = Services(lab.proxy, networks, linger="200ms", daemon={"reconcile_interval": "1s"})
         for seed in seeds:
             plan = scenario(seed)
             results.append(_Run(lab, services, document, plan).carry_out(seed))

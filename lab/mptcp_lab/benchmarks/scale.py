@@ -21,7 +21,7 @@ from mptcp_lab.benchmarks import real_crowd
 from mptcp_lab.benchmarks.crowd import NETWORKS
 from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes, unshaped
 from mptcp_lab.errors import LabError
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
 from mptcp_lab.traffic import start_server

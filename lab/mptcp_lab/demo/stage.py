@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from mptcp_lab.demo.recording import INTERFACES, Event, Observation, Recording
 from mptcp_lab.download import Download
 from mptcp_lab.errors import LabError
-from mptcp_lab.kernel_state import kernel_state
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.logs import kept
 from mptcp_lab.meter import PathMeter
 from mptcp_lab.origin import start_origin

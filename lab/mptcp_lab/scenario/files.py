@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mptcp_lab.scenario.schema import Scenario, problems
+from mptcp_throttle.config.validation import validate
+from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.validation import validate
-from mptcp_throttle.yaml_file import KeyPath, YamlFile, dotted, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

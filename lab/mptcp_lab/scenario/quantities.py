@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import PlainValidator
 
+from mptcp_throttle.config.validation import parsed_by
 from mptcp_throttle.units import parse_duration, parse_quantity
-from mptcp_throttle.validation import parsed_by
 
 if TYPE_CHECKING:
     from mptcp_throttle.units import Rate

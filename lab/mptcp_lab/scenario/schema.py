@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from pydantic import AfterValidator, Field, PlainValidator
 
 from mptcp_lab.scenario.quantities import Amount, Percent, Queue, QueueText, number
-from mptcp_throttle.model import Per
-from mptcp_throttle.validation import (
+from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
     Name,
@@ -25,11 +24,12 @@ from mptcp_throttle.validation import (
     text_that,
     whole,
 )
+from mptcp_throttle.model import Per
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mptcp_throttle.yaml_file import KeyPath
+    from mptcp_throttle.config.yaml_file import KeyPath
 
 MAX_LINKS: Final = 50
 MAX_ENDS: Final = 9

@@ -1,0 +1,1 @@
+"""The kernel state that the policy's decisions ask for."""

@@ -1,0 +1,109 @@
+"""The kernel layer: small modules that each know one kernel interface, and nothing of policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.kernel.qdisc import RootQdisc
+from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
+from mptcp_throttled.reconcile.operations import (
+    ChangeMarks,
+    ChangePaces,
+    ClassOperation,
+    InstallHtb,
+    MakeChain,
+    OtherOperation,
+    RemoveChain,
+    RestoreQdisc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttled.kernel.htb import Marking
+    from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+    from mptcp_throttled.kernel.pacing import PacedSockets
+
+
+class LinuxKernel:
+    """tc, iptables and ipset of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
+
+    def __init__(
+        self,
+        interface: str,
+        marking: Marking,
+        marks: MarkingBackEnd,
+        run_directory: Path,
+        sockets: PacedSockets | None = None,
+        *,
+        force: bool = False,
+    ) -> None:
+        self._qdisc = RootQdisc(interface, marking, run_directory, force=force)
+        self._marks = marks
+        self._sockets = sockets
+
+    @property
+    def mark_back_end(self) -> str:
+        """What marks packets: `ipset` or `rules`."""
+        return self._marks.kind
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports through which we change tc: notifications name them as their cause."""
+        return self._qdisc.ports
+
+    def check(self) -> None:
+        """Raise KernelError if the interface, HTB, or what it takes to mark packets is missing."""
+        self._qdisc.require_htb()
+        self._marks.require()
+
+    def read(self) -> KernelState:
+        """What is ours in the kernel. Raises KernelError."""
+        pacing = self._pacing()
+        return KernelState(self._qdisc.read(), self._marks.read(), pacing)
+
+    def glance(self) -> QuickCheck:
+        """What of ours nobody tells us about, counted. Raises KernelError."""
+        return QuickCheck(self._marks.count(), self._pacing())
+
+    def _pacing(self) -> PacingState:
+        return PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
+
+    def marks(self) -> dict[FourTuple, int]:
+        """The marks that are there, whoever has made them. Raises KernelError."""
+        return {ends: minor for chain in self._marks.read().values() for ends, minor in chain.marks.items()}
+
+    def release_sockets(self) -> int:
+        """Give the sockets that are in use time to lose their paces; how many still have one. Raises KernelError."""
+        return 0 if self._sockets is None else self._sockets.release()
+
+    def let_go(self) -> None:
+        """Put the root qdisc back if it is ours, whatever the chains hold. Raises KernelError."""
+        self._qdisc.let_go()
+
+    def forget_stale(self) -> None:
+        """Forget the originals of qdiscs that we have not replaced. Raises KernelError."""
+        self._qdisc.forget_stale()
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Carry them out in order; for each, why it was refused."""
+        return self._qdisc.change_classes(operations)
+
+    def apply(self, operation: OtherOperation) -> None:
+        """Carry one operation out. Raises KernelError."""
+        match operation:
+            case InstallHtb(default_minor):
+                self._qdisc.install(default_minor)
+            case MakeChain(ip_version, marks):
+                self._marks.make(ip_version, marks)
+            case ChangeMarks(ip_version, add, remove):
+                self._marks.change(ip_version, add, remove)
+            case ChangePaces(add, remove) if self._sockets is not None:
+                self._sockets.change(add, remove)
+            case RemoveChain(ip_version):
+                self._marks.remove(ip_version)
+            case RestoreQdisc(interface):
+                self._qdisc.restore(interface)

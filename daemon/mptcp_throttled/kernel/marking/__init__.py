@@ -1,0 +1,1 @@
+"""What marks the packets of throttled subflows."""

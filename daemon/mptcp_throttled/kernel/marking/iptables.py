@@ -1,0 +1,253 @@
+"""Our chain in the mangle tables, through python-iptables, whatever rules it holds.
+
+`-t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to it. POSTROUTING, since a changed mark in OUTPUT makes the
+kernel look up the route of every packet again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, Final
+
+import iptc
+
+from mptcp_throttle.linux.fault_point import fault_point
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.reconcile.kernel_state import ChainState
+
+CHAIN: Final = "MPTCP-THROTTLE"
+TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
+
+_HOOK: Final = "POSTROUTING"
+_HOOKS: Final = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
+_TERMINATING: Final = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE", "NFQUEUE"})
+_NO_TABLE: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EAFNOSUPPORT})
+_XTABLES_LOCK: Final = "/run/xtables.lock"
+"""What iptables(8) locks; libiptc itself does not (iptables/xshared.c)."""
+
+_LOCK_SECONDS: Final = 0.5
+_LOCK_REMEDY: Final = "tmpfiles.d/mptcp-throttle.conf makes it writable for our group"
+
+_COMMIT_ATTEMPTS: Final = 20
+_COMMIT_PAUSE_SECONDS: Final = 0.01
+
+_NOT_UNDERSTOOD: Final = (AttributeError, TypeError, ValueError)
+"""What python-iptables makes of rules that it does not understand."""
+
+_TABLES: Final = {4: iptc.Table, 6: iptc.Table6}
+_RULES: Final = {4: iptc.Rule, 6: iptc.Rule6}
+
+for _table in _TABLES.values():
+    # To see whether a jump's target is a chain, python-iptables opens every table it takes for available. Opening one
+    # creates it, and `nat` brings connection tracking with it, on somebody's production proxy.
+    _table.existing_table_names.update({name: name == _table.MANGLE for name in _table.ALL})
+
+
+class OwnChain:
+    """Our chain in the mangle table of one IP version. For one thread only; all methods raise KernelError.
+
+    python-iptables writes a whole table at each commit and gives up with EAGAIN if another program wrote in between;
+    then the table is read again and the change repeated.
+    """
+
+    def __init__(self, ip_version: int) -> None:
+        self._ip_version = ip_version
+        self._tool = TOOLS[ip_version]
+        self._table: Any = None
+
+    def require_table(self) -> None:
+        """Raise KernelError if the kernel has no mangle table for this IP version."""
+        with translated(f"the kernel has no mangle table for IPv{self._ip_version} (CONFIG_IP_NF_MANGLE)"):
+            self._fresh_table()
+
+    def require_target(self, name: str) -> None:
+        """Raise KernelError with ENOENT if libxtables or the kernel does not know a target."""
+        what = f"the kernel has no target {name} (CONFIG_NETFILTER_XT_TARGET_{name}, xt_{name.lower()})"
+        with translated(what):
+            self.new_rule().create_target(name)
+
+    def new_rule(self) -> Any:
+        """A rule for `make` and `change`, of this IP version, that matches TCP."""
+        rule = _RULES[self._ip_version]()
+        rule.protocol = "tcp"
+        return rule
+
+    def read(self, understand: Callable[[Sequence[Any]], ChainState]) -> ChainState | None:
+        """What `understand` makes of our chain's rules; None if there is neither chain nor jump, nor such a table."""
+        try:
+            with translated(f"{self._tool} -t mangle -S {CHAIN}"):
+                table = self._fresh_table()
+                return _read_chain(table, understand) if _is_present(table) else None
+        except KernelError as error:
+            if error.number in _NO_TABLE:
+                return None
+            raise
+
+    def make(self, build: Callable[[], Iterable[Any]]) -> None:
+        """Have our chain hold exactly the rules that `build` returns, reached by one jump, in one commit."""
+
+        def edit(table: Any) -> None:
+            rules = list(build())
+            _remove_jumps(table)
+            if table.is_chain(CHAIN):
+                iptc.Chain(table, CHAIN).flush()
+            else:
+                table.create_chain(CHAIN)
+            # Before all others: one of them may end the traversal.
+            jump = self.new_rule()
+            jump.create_target(CHAIN)
+            iptc.Chain(table, _HOOK).insert_rule(jump)
+            _append(table, rules)
+
+        self._commit(f"{self._tool} -t mangle -A {CHAIN}", edit)
+
+    def change(self, what: str, build: Callable[[], tuple[Iterable[Any], Iterable[Any]]]) -> None:
+        """Add and remove the rules that `build` returns, in one commit; `what` is said of it if it fails."""
+
+        def edit(table: Any) -> None:
+            add, remove = build()
+            chain = iptc.Chain(table, CHAIN)
+            for rule in remove:
+                chain.delete_rule(rule)
+            _append(table, add)
+
+        self._commit(f"{self._tool}: {what}", edit)
+
+    def remove(self) -> None:
+        """Remove our chain and the jumps to it; what it holds first, in case somebody else refers to it."""
+
+        def empty(table: Any) -> None:
+            _remove_jumps(table)
+            if table.is_chain(CHAIN):
+                iptc.Chain(table, CHAIN).flush()
+
+        def delete(table: Any) -> None:
+            if table.is_chain(CHAIN):
+                table.delete_chain(CHAIN)
+
+        # To look takes no lock, which may not be ours to take.
+        if self.read(lambda _: ChainState({})) is None:
+            return
+        self._commit(f"{self._tool} -t mangle -F {CHAIN}", empty)
+        self._commit(f"{self._tool} -t mangle -X {CHAIN}", delete)
+
+    def _fresh_table(self) -> Any:
+        if self._table is None:
+            # Autocommit would swallow the kernel's errors.
+            self._table = _TABLES[self._ip_version](_TABLES[self._ip_version].MANGLE, autocommit=False)
+        self._table.refresh()
+        return self._table
+
+    def _commit(self, what: str, edit: Callable[[Any], None]) -> None:
+        for attempt in range(1, _COMMIT_ATTEMPTS + 1):
+            try:
+                with translated(what), _xtables_lock():
+                    table = self._fresh_table()
+                    edit(table)
+                    table.commit()
+                return
+            except KernelError as error:
+                if error.number != errno.EAGAIN or attempt == _COMMIT_ATTEMPTS:
+                    raise
+                time.sleep(_COMMIT_PAUSE_SECONDS)
+
+
+def target_of(rule: Any) -> str | None:
+    """The name of a rule's target; None if it has none."""
+    return None if rule.target is None else str(rule.target.name)
+
+
+def _read_chain(table: Any, understand: Callable[[Sequence[Any]], ChainState]) -> ChainState:
+    try:
+        if not table.is_chain(CHAIN):
+            return ChainState({}, stray=True)
+        found = understand(iptc.Chain(table, CHAIN).rules)
+        return found if _is_reached(table) else ChainState(found.marks, stray=True)
+    except _NOT_UNDERSTOOD:
+        return ChainState({}, stray=True)
+
+
+def _append(table: Any, rules: Iterable[Any]) -> None:
+    chain = iptc.Chain(table, CHAIN)
+    for rule in rules:
+        chain.append_rule(rule)
+
+
+def _jumps(table: Any, hook: str) -> list[Any]:
+    return [rule for rule in iptc.Chain(table, hook).rules if target_of(rule) == CHAIN]
+
+
+def _remove_jumps(table: Any) -> None:
+    for hook in _HOOKS:
+        for jump in _jumps(table, hook):
+            iptc.Chain(table, hook).delete_rule(jump)
+
+
+def _is_present(table: Any) -> bool:
+    return bool(table.is_chain(CHAIN)) or any(_jumps(table, hook) for hook in _HOOKS)
+
+
+def _is_reached(table: Any) -> bool:
+    """Whether exactly one rule leads to our chain, and none before it ends the traversal."""
+    targets = [target_of(rule) for rule in iptc.Chain(table, _HOOK).rules]
+    jumps = sum(len(_jumps(table, hook)) for hook in _HOOKS)
+    return jumps == targets.count(CHAIN) == 1 and _TERMINATING.isdisjoint(targets[: targets.index(CHAIN)])
+
+
+@contextmanager
+def _xtables_lock() -> Iterator[None]:
+    try:
+        lock = open(_XTABLES_LOCK, "a", encoding="ascii")  # noqa: SIM115
+    except OSError as error:
+        raise KernelError(f"open {_XTABLES_LOCK}", error.errno or errno.EIO, _LOCK_REMEDY) from error
+    with lock:
+        _lock_in_time(lock)
+        yield
+
+
+def _lock_in_time(lock: IO[str]) -> None:
+    # Not for ever: whoever is held to a rate meanwhile can still be let go by tc alone.
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise KernelError(f"lock {_XTABLES_LOCK}", errno.EBUSY, "another program holds it") from error
+            time.sleep(_COMMIT_PAUSE_SECONDS)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """python-iptables reports errors as text, which libiptc took from errno; errno itself is long gone."""
+    try:
+        fault_point(what)
+        yield
+    except OSError as error:
+        raise KernelError(f"{what}: {error.filename}" if error.filename else what, error.errno or errno.EIO) from error
+    except (iptc.IPTCError, iptc.xtables.XTablesError) as error:
+        raise KernelError(what, _errno_of(str(error)), str(error)) from error
+    except _NOT_UNDERSTOOD as error:
+        raise KernelError(what, errno.EIO, str(error)) from error
+
+
+def _errno_of(text: str) -> int:
+    # The texts of libiptc's iptc_strerror (libiptc/libiptc.c), and of python-iptables.
+    for fragment, number in (
+        ("Permission denied", errno.EPERM),
+        ("Table does not exist", errno.ENOENT),
+        ("table does not exist", errno.ENOENT),
+        ("Protocol not available", errno.ENOPROTOOPT),
+        ("Address family not supported", errno.EAFNOSUPPORT),
+        ("Resource temporarily unavailable", errno.EAGAIN),
+        ("Device or resource busy", errno.EBUSY),
+        ("Bad rule", errno.ENOENT),
+        ("can't find target", errno.ENOENT),
+    ):
+        if fragment in text:
+            return number
+    return errno.EIO

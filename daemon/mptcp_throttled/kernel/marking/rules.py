@@ -1,0 +1,119 @@
+"""MarkingBackEnd as rules: one MARK rule per subflow in our chain, that matches both ends of it, address and port.
+
+Simple and legible; but every packet is compared with every rule, and every change writes the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.htb import mark_shift
+from mptcp_throttled.kernel.marking.ipset import OwnSets
+from mptcp_throttled.kernel.marking.iptables import OwnChain, target_of
+from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, ChainState
+
+
+class RuleMarking:
+    """The back end `rules`. For one thread only; all methods raise KernelError."""
+
+    kind = "rules"
+
+    def __init__(self, mask: int) -> None:
+        self._mask = mask
+        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
+        self._sets = OwnSets()
+
+    def close(self) -> None:
+        """Close the netlink socket."""
+        self._sets.close()
+
+    def require(self) -> None:
+        """Raise KernelError if the kernel has no mangle table for IPv4."""
+        self._chains[4].require_table()
+
+    def read(self) -> dict[int, ChainState]:
+        """Our chains by IP version; sets of ours, which another instance has left, make one stray."""
+        found = {}
+        left = {our_set.ip_version for our_set in self._sets.present()}
+        for version, chain in self._chains.items():
+            state = chain.read(self._understand)
+            if version in left:
+                found[version] = ChainState({} if state is None else state.marks, stray=True)
+            elif state is not None:
+                found[version] = state
+        return found
+
+    def count(self) -> dict[int, int | None]:
+        """How many marks each of our chains has, by IP version; None for one that is stray."""
+        return {version: None if state.stray else len(state.marks) for version, state in self.read().items()}
+
+    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+        """Make our chain with these marks alone, in one commit."""
+        chain = self._chains[ip_version]
+        chain.make(lambda: [self._rule(chain, *mark) for mark in marks.items()])
+        self._sets.destroy_all(ip_version)
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add marks, in one commit."""
+        chain = self._chains[ip_version]
+        chain.change(
+            f"{len(add)} marks added, {len(remove)} removed",
+            lambda: (
+                [self._rule(chain, *mark) for mark in add.items()],
+                [self._rule(chain, *mark) for mark in remove.items()],
+            ),
+        )
+
+    def remove(self, ip_version: int) -> None:
+        """Remove our chain, the jumps to it, and sets of ours."""
+        self._chains[ip_version].remove()
+        self._sets.destroy_all(ip_version)
+
+    def _understand(self, rules: Sequence[Any]) -> ChainState:
+        marks: dict[FourTuple, int] = {}
+        stray = False
+        for rule in rules:
+            ends = _ends_of(rule)
+            minor = self._minor_of(rule)
+            if ends is None or minor is None or ends in marks:
+                stray = True
+            else:
+                marks[ends] = minor
+        return ChainState(marks, stray)
+
+    def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
+        rule = chain.new_rule()
+        rule.src = str(ends.proxy.address)
+        rule.dst = str(ends.client.address)
+        match = rule.create_match("tcp")
+        match.sport = str(ends.proxy.port)
+        match.dport = str(ends.client.port)
+        rule.create_target("MARK").set_xmark = f"{minor << mark_shift(self._mask):#x}/{self._mask:#x}"
+        return rule
+
+    def _minor_of(self, rule: Any) -> int | None:
+        # To ask the target of a foreign rule for its parameters may fail in many ways.
+        if target_of(rule) != "MARK":
+            return None
+        # python-iptables reads back what it wrote as set_mark under the name set_xmark.
+        value, _, mask = rule.target.parameters.get("set_xmark", "").partition("/")
+        try:
+            return int(value, 0) >> mark_shift(self._mask) if int(mask, 0) == self._mask else None
+        except ValueError:
+            return None
+
+
+def _ends_of(rule: Any) -> FourTuple | None:
+    if len(rule.matches) != 1 or rule.matches[0].name != "tcp":
+        return None
+    ports = rule.matches[0].parameters
+    try:
+        return FourTuple(
+            Endpoint(ip_address(rule.dst.partition("/")[0]), int(ports["dport"])),
+            Endpoint(ip_address(rule.src.partition("/")[0]), int(ports["sport"])),
+        )
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,233 @@
+"""MarkingBackEnd in sets: a packet is looked up once, whatever the number of subflows.
+
+In our chain one rule per proxy port, `-p tcp --sport PORT -j SET --map-set mptcp-throttle-4-PORT dst,dst,src
+--map-mark`, and for each of them a set that maps client address, client port and proxy address to a mark.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import Address, Endpoint, FourTuple
+from mptcp_throttled.kernel.htb import Marking, mark_shift
+from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, decode_element, encode_element
+from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, OwnSet, OwnSets, SetHeader
+from mptcp_throttled.kernel.marking.iptables import OwnChain
+from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, ChainState
+
+LOOKED_UP = "dst,dst,src"
+
+
+class IpsetMarking:
+    """The back end `ipset`. For one thread only; all methods raise KernelError."""
+
+    kind = "ipset"
+
+    def __init__(self, marking: Marking, max_marks: int = MAX_MARKS) -> None:
+        self._marking = marking
+        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
+        self._sets = OwnSets(max_marks)
+        self._last: dict[OwnSet, _Contents] = {}
+
+    def close(self) -> None:
+        """Close the netlink socket."""
+        self._sets.close()
+
+    def require(self) -> None:
+        """Raise KernelError if the kernel has no mangle table for IPv4, no sets, or no target that looks into them."""
+        self._chains[4].require_table()
+        self._sets.require()
+        self._chains[4].require_target("SET")
+
+    def read(self) -> dict[int, ChainState]:
+        """Our chains by IP version, with the marks of their sets."""
+        found = {}
+        for version, present in self._present().items():
+            state = self._read_chain(version, present)
+            if state is not None:
+                found[version] = state if state.stray else self._with_marks(present)
+        return found
+
+    def count(self) -> dict[int, int | None]:
+        """How many marks each of our chains has, by IP version; None for one that is stray."""
+        found: dict[int, int | None] = {}
+        for version, present in self._present().items():
+            state = self._read_chain(version, present)
+            if state is not None:
+                sizes = [header.elements for header in present.values() if header.elements is not None]
+                found[version] = None if state.stray or len(sizes) < len(present) else sum(sizes)
+        return found
+
+    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+        """Make our chain and sets with these marks alone; where there are such sets, in one step for each."""
+        elements = self._elements(ip_version, marks)
+        wanted, present = list(elements), self._sets.present()
+        filled = {own: own._replace(new=own in present) for own in wanted}
+        self._sets.destroy(*(own for own in filled.values() if own in present))
+        try:
+            self._make(ip_version, filled, elements, present)
+        except KernelError:
+            for new in filled.values():
+                with suppress(KernelError):
+                    self._sets.destroy(new)
+            raise
+        kept = {*wanted, *filled.values()}
+        self._sets.destroy(*(own for own in present if own.ip_version == ip_version and own not in kept))
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add marks; one that is only another than before is changed in place."""
+        gone = self._elements(ip_version, {ends: minor for ends, minor in remove.items() if ends not in add})
+        came = self._elements(ip_version, add)
+        for own, elements in gone.items():
+            self._sets.delete(own, elements)
+        try:
+            for own, elements in came.items():
+                self._sets.add(own, elements)
+        except KernelError:
+            with suppress(KernelError):
+                for own, elements in came.items():
+                    self._sets.delete(own, elements)
+                for own, elements in self._elements(ip_version, remove).items():
+                    self._sets.add(own, elements)
+            raise
+
+    def remove(self, ip_version: int) -> None:
+        """Remove our chain, the jumps to it, and our sets."""
+        self._chains[ip_version].remove()
+        self._sets.destroy_all(ip_version)
+
+    def _make(
+        self,
+        ip_version: int,
+        filled: Mapping[OwnSet, OwnSet],
+        elements: Mapping[OwnSet, Sequence[bytes]],
+        present: Mapping[OwnSet, SetHeader],
+    ) -> None:
+        chain = self._chains[ip_version]
+        for own, new in filled.items():
+            self._sets.create(new)
+            self._sets.add(new, elements[own])
+        if not all(present[own].is_as_made for own in filled if own in present):
+            # One that is not as we make them cannot be swapped, nor destroyed while a rule refers to it.
+            chain.remove()
+        for own, new in filled.items():
+            if new.new:
+                self._put_in_place(new, own, is_as_made=present[own].is_as_made)
+        chain.make(lambda: [self._rule(chain, own) for own in filled])
+
+    def _own_sets(self, ip_version: int) -> list[OwnSet]:
+        return [OwnSet(ip_version, port) for port in self._marking.ports]
+
+    def _present(self) -> dict[int, dict[OwnSet, SetHeader]]:
+        """Our sets by IP version."""
+        present = self._sets.present()
+        return {
+            version: {own: header for own, header in present.items() if own.ip_version == version}
+            for version in self._chains
+        }
+
+    def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> ChainState | None:
+        """Our chain without its marks; None if nothing of ours is there."""
+        chain = self._chains[ip_version]
+        state = chain.read(lambda rules: ChainState({}, not self._are_ours(ip_version, rules, present)))
+        if state is None:
+            return ChainState({}, stray=True) if present else None
+        is_as_made = all(header.is_as_made for header in present.values())
+        return ChainState({}, state.stray or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
+
+    def _with_marks(self, present: Iterable[OwnSet]) -> ChainState:
+        contents = [self._contents(own) for own in present]
+        if len(contents) == 1:
+            return contents[0].state
+        marks = {ends: minor for one in contents for ends, minor in one.state.marks.items()}
+        return ChainState(marks, any(one.state.stray for one in contents))
+
+    def _contents(self, own: OwnSet) -> _Contents:
+        self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._marking.mask)
+        return contents
+
+    def _put_in_place(self, new: OwnSet, own: OwnSet, *, is_as_made: bool) -> None:
+        if is_as_made:
+            self._sets.swap(new, own)
+            self._sets.destroy(new)
+        else:
+            self._sets.destroy(own)
+            self._sets.rename(new, own)
+
+    def _are_ours(self, ip_version: int, rules: Sequence[Any], present: Mapping[OwnSet, SetHeader]) -> bool:
+        wanted = self._own_sets(ip_version)
+        # A rule about a set that is not there cannot even be made.
+        if len(rules) != len(wanted) or not present.keys() >= set(wanted):
+            return False
+        chain = self._chains[ip_version]
+        return all(rule == self._rule(chain, own) for rule, own in zip(rules, wanted, strict=True))
+
+    def _rule(self, chain: OwnChain, own: OwnSet) -> Any:
+        rule = chain.new_rule()
+        rule.create_match("tcp").sport = str(own.port)
+        target = rule.create_target("SET")
+        target.map_set = [own.name, LOOKED_UP]
+        target.map_mark = ""
+        return rule
+
+    def _elements(self, ip_version: int, marks: Mapping[FourTuple, int]) -> dict[OwnSet, list[bytes]]:
+        shift = mark_shift(self._marking.mask)
+        elements: dict[OwnSet, list[bytes]] = {own: [] for own in self._own_sets(ip_version)}
+        for ends, minor in marks.items():
+            if ends.proxy.port not in self._marking.ports:
+                raise KernelError(f"port {ends.proxy.port} is not among proxy.ports", errno.EINVAL)
+            element = Element(
+                ends.client.address, ends.client.port, ends.proxy.address, minor << shift, self._marking.mask
+            )
+            elements[OwnSet(ip_version, ends.proxy.port)].append(encode_element(element))
+        return elements
+
+
+class _Contents(NamedTuple):
+    """A set as it was read: its elements, raw, and what they mean; `strange` are those that are nothing of ours."""
+
+    elements: set[bytes]
+    strange: int
+    state: ChainState
+
+
+def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: int) -> _Contents:
+    """The contents of a set. What it held `last` too is taken over from there, as its bytes say the same."""
+    size = ELEMENT_BYTES[own.ip_version]
+    raw = {row[begin : begin + size] for row in rows for begin in range(0, len(row), size)}
+    if last is not None and raw == last.elements:
+        return last
+    marks = {} if last is None else dict(last.state.marks)
+    strange, before = (0, set()) if last is None else (last.strange, last.elements)
+    for gone in before - raw:
+        mark = _decode(gone, own, mask)
+        if mark is None:
+            strange -= 1
+        else:
+            del marks[mark[0]]
+    for came in raw - before:
+        mark = _decode(came, own, mask)
+        if mark is None:
+            strange += 1
+        else:
+            marks[mark[0]] = mark[1]
+    return _Contents(raw, strange, ChainState(marks, stray=strange > 0))
+
+
+def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:
+    element = decode_element(raw, own.ip_version)
+    if element is None or element.mask != mask or element.mark & ~mask:
+        return None
+    ends = FourTuple(Endpoint(element.client, element.port), _proxy(element.proxy, own.port))
+    return ends, element.mark >> mark_shift(mask)
+
+
+# All subflows end at a few sockets of the proxy: equal values are one object.
+@lru_cache
+def _proxy(address: Address, port: int) -> Endpoint:
+    return Endpoint(address, port)

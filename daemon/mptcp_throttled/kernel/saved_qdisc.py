@@ -1,0 +1,130 @@
+"""An interface's own root qdisc with all below it: recorded before we replace it, put back exactly as it was.
+
+A qdisc with handle 0 is the kernel's default: deleting ours brings it back. Any other was configured by somebody; we
+replay its kind, handle and netlink options, which works for the kinds whose dump is also a valid request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyroute2.netlink.rtnl import TC_H_ROOT
+
+from mptcp_throttled.durable_file import write_atomically
+from mptcp_throttled.kernel.tc import Qdisc, format_handle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_FORMAT_VERSION: Final = 1
+_FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")
+_MAJOR: Final = 0xFFFF_0000  # TC_H_MAJ_MASK, include/uapi/linux/pkt_sched.h
+_REPLAYABLE_KINDS: Final = frozenset(
+    {
+        *("noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"),
+        *("sfq", "codel", "fq_codel", "fq", "pie", "tbf"),
+        # Their classes come with them: a band or a hardware queue each.
+        *("mq", "multiq", "prio"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedQdiscs:
+    """The qdiscs of an interface that somebody configured, the root first; none if the kernel's default was there.
+
+    `restoring` says that putting them back has begun: if they are not all there, it was broken off.
+    """
+
+    qdiscs: tuple[Qdisc, ...]
+    restoring: bool = False
+
+
+def tree_of(qdiscs: Sequence[Qdisc]) -> tuple[Qdisc, ...]:
+    """Of an interface's qdiscs, the configured ones that hang from a configured root; every parent comes first."""
+    root = next((qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT and qdisc.handle), None)
+    return () if root is None else (root, *_below(root, qdiscs))
+
+
+def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
+    for qdisc in qdiscs:
+        if qdisc.handle and qdisc.parent & _MAJOR == parent.handle:
+            yield qdisc
+            yield from _below(qdisc, qdiscs)
+
+
+def what_cannot_be_put_back(tree: Sequence[Qdisc]) -> str | None:
+    """The first qdisc that would not come back as it is, and why; None if all would."""
+    for qdisc in tree:
+        name = f"qdisc {qdisc.kind} {format_handle(qdisc.handle)}"
+        if qdisc.kind not in _REPLAYABLE_KINDS:
+            return f"{name} is of a kind"
+        if qdisc.has_size_table:
+            return f"{name} has a size table"
+    return None
+
+
+class SavedQdiscStore:
+    """The records of all interfaces, a file each in the run directory, by interface index: names change.
+
+    Where a reboot empties it: what was on an interface before means nothing after.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self._directory = run_directory
+
+    def write(self, index: int, original: SavedQdiscs) -> None:
+        """Write it down durably. Raises OSError."""
+        document = {
+            "version": _FORMAT_VERSION,
+            "restoring": original.restoring,
+            "qdiscs": [
+                {
+                    "kind": qdisc.kind,
+                    "handle": qdisc.handle,
+                    "parent": qdisc.parent,
+                    "options": None if qdisc.options is None else qdisc.options.hex(),
+                }
+                for qdisc in original.qdiscs
+            ],
+        }
+        write_atomically(self._path(index), json.dumps(document))
+
+    def load(self, index: int) -> SavedQdiscs | None:
+        """What was recorded; None if nothing usable is on record. Raises OSError if that cannot be told."""
+        try:
+            document = json.loads(self._path(index).read_text(encoding="utf-8"))
+            if document["version"] != _FORMAT_VERSION:
+                return None
+            return SavedQdiscs(tuple(_decode(qdisc) for qdisc in document["qdiscs"]), bool(document["restoring"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def indices(self) -> list[int]:
+        """The interfaces of which there is a record."""
+        if not self._directory.is_dir():
+            return []
+        names = (_FILE_NAME.fullmatch(entry.name) for entry in self._directory.iterdir())
+        return sorted(int(name[1]) for name in names if name is not None)
+
+    def forget(self, index: int) -> None:
+        """It is back in its place, or its interface has gone."""
+        self._path(index).unlink(missing_ok=True)
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"original-qdisc-{index}.json"
+
+
+def _decode(data: dict[str, object]) -> Qdisc:
+    options = data["options"]
+    return Qdisc(
+        str(data["kind"]),
+        int(str(data["handle"])),
+        int(str(data["parent"])),
+        None if options is None else bytes.fromhex(str(options)),
+    )

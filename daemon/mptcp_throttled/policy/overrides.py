@@ -1,0 +1,122 @@
+"""Rates the operator has set by hand in place of the configured ones: pure functions, and their JSON.
+
+In JSON: `{"network", "rule", "rate_bps", "expires_at"}`, rates in bits per second or null for unlimited, times in
+seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
+from mptcp_throttled.policy.decide import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mptcp_throttle.model import AccessNetwork
+    from mptcp_throttle.rpc import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """`rate` None is unlimited; `expires_at` None is until reset."""
+
+    network: str
+    rule: Rule
+    rate: Rate | None
+    expires_at: float | None
+
+
+def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now: float) -> Override:
+    """The override that `set_rate` asks for, `now` being in seconds since the epoch.
+
+    Raises UserError naming the argument, its value and what is allowed.
+    """
+    if not isinstance(network, str):
+        raise UserError(f"network: {shown(network)}: allowed: the name of an access network")
+    if rule not in list(Rule):
+        raise UserError(f"rule: {shown(rule)}: allowed: {', '.join(Rule)}")
+    if not isinstance(rate, str | None):
+        raise UserError(f"rate: {shown(rate)}: is not text; allowed: {RATE_SYNTAX}; or null, which is unlimited")
+    try:
+        parsed = None if rate is None else Rate.parse(rate)
+    except ValueError as error:
+        raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
+    return Override(network, Rule(rule), parsed, requested_expiry(seconds, now))
+
+
+def requested_expiry(seconds: Json, now: float) -> float | None:
+    """When what is asked for `seconds` ends, in seconds since the epoch as `now` is; None: when it is taken back.
+
+    Raises UserError with what is allowed.
+    """
+    if seconds is None:
+        return None
+    # Written so that it refuses NaN too; a bool is an int to Python.
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until taken back"
+        raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
+    return now + seconds
+
+
+def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) -> tuple[AccessNetwork, ...]:
+    """The access networks with the overrides' rates in place of their own."""
+    rates = {(override.network, override.rule): override.rate for override in overrides}
+    return tuple(
+        replace(
+            network,
+            cap=rates.get((network.name, Rule.CAP), network.cap),
+            limit=rates.get((network.name, Rule.LIMIT), network.limit),
+        )
+        for network in networks
+    )
+
+
+def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
+    """Why an override, one of `overrides`, cannot be in force with these networks, in one line; None: it can."""
+    network = next((network for network in networks if network.name == override.network), None)
+    if network is None:
+        return no_such_network(override.network, networks)
+    if override.rule is Rule.CAP and network.preference == min(n.preference for n in networks):
+        return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
+    then = effective([network], overrides)[0]
+    if then.cap is not None and then.limit is not None and then.cap > then.limit:
+        return f"{network.name}: cap {then.cap} would be more than limit {then.limit}; allowed: up to it"
+    return None
+
+
+def no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:
+    """The line about a name that no access network has."""
+    return f"{name}: no such access network; allowed: {', '.join(network.name for network in networks)}"
+
+
+def encode_override(override: Override) -> Json:
+    """The JSON object of an override."""
+    return {
+        "network": override.network,
+        "rule": override.rule,
+        "rate_bps": None if override.rate is None else override.rate.bits_per_second,
+        "expires_at": override.expires_at,
+    }
+
+
+def decode_override(data: Json) -> Override:
+    """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
+    rate = data["rate_bps"]
+    return Override(
+        str(data["network"]), Rule(data["rule"]), None if rate is None else Rate(int(rate)), decode_expiry(data)
+    )
+
+
+def decode_expiry(data: Json) -> float | None:
+    """`expires_at` of a JSON object, in seconds since the epoch. Raises as `decode_override` does."""
+    expires_at = data["expires_at"]
+    if expires_at is None:
+        return None
+    if not math.isfinite(expires_at):
+        raise ValueError(f"expires_at {expires_at}")
+    return float(expires_at)

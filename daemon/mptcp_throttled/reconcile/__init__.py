@@ -1,0 +1,1 @@
+"""Bring the kernel from the state it is in to the desired one."""

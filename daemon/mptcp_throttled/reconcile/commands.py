@@ -1,0 +1,108 @@
+"""Operations as the `tc` and `iptables` commands an operator would type for the same effect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mptcp_throttled.kernel import htb
+from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, SET_TYPE, OwnSet
+from mptcp_throttled.kernel.marking.iptables import CHAIN, TOOLS
+from mptcp_throttled.kernel.marking.sets import LOOKED_UP
+from mptcp_throttled.kernel.tc import format_classid, format_handle
+from mptcp_throttled.reconcile.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    ChangePaces,
+    DeleteClass,
+    InstallHtb,
+    MakeChain,
+    Operation,
+    RemoveChain,
+    RestoreQdisc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.units import Rate
+
+_ROOT = format_handle(htb.HANDLE)
+
+
+def as_commands(operation: Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
+    """The commands of one operation, in order; `marks` is the back end that marks packets, `ipset` or `rules`."""
+    match operation:
+        case InstallHtb(default_minor):
+            yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
+            yield (
+                f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
+                f" bpf bytecode '{htb.filter_bytecode(marking)}'"
+            )
+        case AddClass(minor, rate):
+            yield _class_command("add", interface, minor, rate)
+            classid = format_classid(htb.classid(minor))
+            yield f"tc qdisc add dev {interface} parent {classid} pfifo limit {htb.LEAF_PACKETS}"
+        case ChangeClass(minor, rate):
+            yield _class_command("change", interface, minor, rate)
+        case DeleteClass(minor):
+            yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
+        case MakeChain(ip_version, made):
+            yield f"{TOOLS[ip_version]} -t mangle -N {CHAIN}  # or -F, if it exists"
+            yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
+            if marks == "ipset":
+                for port in marking.ports:
+                    yield from _set_commands(OwnSet(ip_version, port))
+            for ends, minor in made.items():
+                yield _mark_command(marks, ends, minor, marking.mask, add=True)
+        case ChangeMarks(ip_version, add, remove):
+            for ends, minor in remove.items():
+                yield _mark_command(marks, ends, minor, marking.mask, add=False)
+            for ends, minor in add.items():
+                yield _mark_command(marks, ends, minor, marking.mask, add=True)
+        case ChangePaces(add, remove):
+            for ends, pace in add.items():
+                yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
+            for ends in remove:
+                yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
+        case RemoveChain(ip_version):
+            yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -F {CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -X {CHAIN}"
+            if marks == "ipset":
+                for port in marking.ports:
+                    yield f"ipset destroy {OwnSet(ip_version, port).name}"
+        case RestoreQdisc(other):
+            yield f"tc qdisc del dev {other or interface} root  # then the recorded one, if any"
+
+
+def _class_command(verb: str, interface: str, minor: int, rate: Rate) -> str:
+    burst = htb.burst_bytes(rate)
+    return (
+        f"tc class {verb} dev {interface} parent {_ROOT} classid {format_classid(htb.classid(minor))} htb"
+        f" rate {rate} ceil {rate} burst {burst} cburst {burst} quantum {htb.quantum_bytes(rate)}"
+    )
+
+
+def _set_commands(own: OwnSet) -> Iterator[str]:
+    family = {4: "inet", 6: "inet6"}[own.ip_version]
+    yield f"ipset create {own.name} {SET_TYPE} family {family} maxelem {MAX_MARKS} skbinfo"
+    yield (
+        f"{TOOLS[own.ip_version]} -t mangle -A {CHAIN} -p tcp -m tcp --sport {own.port}"
+        f" -j SET --map-set {own.name} {LOOKED_UP} --map-mark"
+    )
+
+
+def _mark_command(marks: str, ends: FourTuple, minor: int, mask: int, *, add: bool) -> str:
+    mark = f"{minor << htb.mark_shift(mask):#x}/{mask:#x}"
+    version = ends.client.address.version
+    if marks == "ipset":
+        subflow = f"{ends.client.address},{ends.client.port},{ends.proxy.address}"
+        element = f"{OwnSet(version, ends.proxy.port).name} {subflow}"
+        return f"ipset add {element} skbmark {mark}" if add else f"ipset del {element}"
+    return (
+        f"{TOOLS[version]} -t mangle {'-A' if add else '-D'} {CHAIN} -s {ends.proxy.address}"
+        f" -d {ends.client.address} -p tcp -m tcp --sport {ends.proxy.port} --dport {ends.client.port}"
+        f" -j MARK --set-xmark {mark}"
+    )

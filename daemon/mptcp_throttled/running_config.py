@@ -1,0 +1,65 @@
+"""The configuration in force: the last good one, and why those that came after it are not."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.config.diff import Change, changes
+from mptcp_throttle.config.schema import Config
+
+if TYPE_CHECKING:
+    from mptcp_throttle.errors import ConfigError
+    from mptcp_throttle.rpc import Json
+
+_log = logging.getLogger("mptcp-throttled")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What comes of files that were loaded: they are adopted, with `changes`; or, for `problems`, not.
+
+    `valid` is false if they are not even a configuration.
+    """
+
+    changes: tuple[Change, ...] = ()
+    problems: tuple[str, ...] = ()
+    valid: bool = True
+
+
+def judge(present: Config, loaded: Config | ConfigError) -> Verdict:
+    """Whether `loaded` can take the place of `present` while the daemon runs."""
+    if not isinstance(loaded, Config):
+        return Verdict(problems=tuple(loaded.problems), valid=False)
+    found = changes(present, loaded)
+    refused = tuple(str(change) for change in found if change.restart)
+    return Verdict(problems=refused) if refused else Verdict(found)
+
+
+class RunningConfig:
+    """The configuration in force. `take` is for one thread; times are in seconds since the epoch."""
+
+    def __init__(self, config: Config, now: float) -> None:
+        self.config = config
+        self._loaded_at = now
+        self._problems: tuple[str, ...] = ()
+
+    def take(self, loaded: Config | ConfigError, now: float) -> Verdict:
+        """Put a configuration in force if it can be."""
+        verdict = judge(self.config, loaded)
+        self._problems = verdict.problems
+        for problem in verdict.problems:
+            _log.error("reload refused: %s", problem)
+        if isinstance(loaded, Config) and not verdict.problems:
+            self.config = loaded
+            self._loaded_at = now
+            for change in verdict.changes:
+                _log.info("reloaded: %s", change)
+            if not verdict.changes:
+                _log.info("reloaded: nothing changed")
+        return verdict
+
+    def status(self) -> Json:
+        """`{loaded_at, problems}`: since when it is in force, and what was wrong with the last reload, line by line."""
+        return {"loaded_at": self._loaded_at, "problems": list(self._problems)}

@@ -1,0 +1,120 @@
+"""Follows the sniffer's table over JSON-RPC: a snapshot in parts, then changes by long poll.
+
+Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2): as soon as a call fails,
+an empty table is delivered, which lifts all caps, and the connection is tried again. Under load, changes come many at a
+time: an answer has all since the last one, and what was delivered since the daemon looked last is merged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from mptcp_throttle.model import Connection, Token
+from mptcp_throttle.rpc import Json, RpcClient, RpcError
+from mptcp_throttle.rpc.wire import decode_connection, decode_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_POLL_SECONDS: Final = 1.0
+_CALL_SECONDS: Final = 3.0
+_RETRY_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """What is new in the sniffer's table, and the revision it leads to; `problem` says why there is no table.
+
+    `connections` has None for those that have ended. If it is the `whole` table, all others have ended.
+    """
+
+    epoch: str = ""
+    revision: int = 0
+    connections: Mapping[Token, Connection | None] = field(default_factory=dict)
+    whole: bool = True
+    problem: str | None = "not connected yet"
+
+    def then(self, later: TableUpdate) -> TableUpdate:
+        """This update and a later one, as one."""
+        if later.whole:
+            return later
+        connections = {**self.connections, **later.connections}
+        if self.whole:
+            connections = {token: c for token, c in connections.items() if c is not None}
+        return replace(later, connections=connections, whole=self.whole)
+
+
+class TableSource(threading.Thread):
+    """Calls `deliver` with every update of the table, from this thread, until `stop()`.
+
+    `parts` counts those of snapshots that have come: while it grows, a table is on its way.
+    """
+
+    def __init__(self, sniffer_socket: Path, deliver: Callable[[TableUpdate], None]) -> None:
+        super().__init__(name="pull", daemon=True)
+        self._client = RpcClient(sniffer_socket, _CALL_SECONDS, keep=True)
+        self.parts = 0
+        self._deliver = deliver
+        self._stopping = threading.Event()
+        self._problem: str | None = None
+
+    def stop(self) -> None:
+        """Stop, at the latest when the current call ends."""
+        self._stopping.set()
+        self._client.interrupt()
+        self.join()
+        self._client.close()
+
+    def run(self) -> None:
+        """Follow the table."""
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except (RpcError, ValueError, KeyError, TypeError, AttributeError) as error:
+                if str(error) != self._problem and not self._stopping.is_set():
+                    self._problem = str(error)
+                    self._deliver(TableUpdate(problem=self._problem))
+                self._stopping.wait(_RETRY_SECONDS)
+
+    def _follow(self) -> None:
+        update = self._take_snapshot()
+        answer = self._client.call("changes", update.epoch, update.revision, 0.0)
+        if answer.get("resync"):
+            return
+        update = update.then(_decode_changes(answer))
+        self._problem = None
+        self._deliver(update)
+        while not self._stopping.is_set():
+            answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS)
+            if answer.get("resync"):
+                return
+            if answer["changes"]:
+                update = _decode_changes(answer)
+                self._deliver(update)
+
+    def _take_snapshot(self) -> TableUpdate:
+        """All parts, and the revision of the first one: what has changed since may be in them or not."""
+        connections: dict[Token, Connection | None] = {}
+        with ThreadPoolExecutor(1, "snapshot") as ahead:
+            first = data = self._client.call("snapshot")
+            while True:
+                self.parts += 1
+                # The sniffer encodes the next part while we decode this one.
+                following = None if data["next"] is None else ahead.submit(self._client.call, "snapshot", data["next"])
+                connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
+                if following is None:
+                    return TableUpdate(first["epoch"], first["revision"], connections, True, None)
+                data = following.result()
+
+
+def _decode_changes(data: Json) -> TableUpdate:
+    connections = {
+        decode_token(change["token"]): None if change["connection"] is None else decode_connection(change["connection"])
+        for change in data["changes"]
+    }
+    return TableUpdate(data["epoch"], data["revision"], connections, False, None)

@@ -1,0 +1,1 @@
+"""The configuration: what may stand in it, how it is read, and what differs between two."""

@@ -1,0 +1,117 @@
+"""What differs between two configurations, in the operator's terms, and what it takes to bring it into force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_throttle.config.schema import Config
+    from mptcp_throttle.model import AccessNetwork
+
+SNIFFER: Final = "mptcp-sniffer"
+DAEMON: Final = "mptcp-throttled"
+
+_RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "daemon.other_traffic"})
+# What only the daemon reads. It needs a restart for the sniffer's own settings too: they are part of what it has
+# validated as a whole, and a restart of both is what makes that whole the one in force.
+_OF_DAEMON: Final = frozenset(
+    {
+        "daemon.mark_mask",
+        "daemon.marks",
+        "daemon.replace_any_qdisc",
+        "daemon.pacing",
+        "daemon.cgroup",
+        "state_directory",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference: `key` had the text `old` and has `new`; None means it is not there.
+
+    `restart` names the services that must be restarted for it; none, if a reload of `mptcp-throttled` is enough.
+    """
+
+    key: str
+    old: str | None
+    new: str | None
+    restart: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.old is None:
+            return f"{self.key} added"
+        if self.new is None:
+            return f"{self.key} removed"
+        text = f"{self.key} {self.old} -> {self.new}"
+        return f"{text}: needs a restart of {' and '.join(self.restart)}" if self.restart else text
+
+
+def changes(old: Config, new: Config) -> tuple[Change, ...]:
+    """All differences, those of the service file first."""
+    return (*_changed_settings(old, new), *_changed_networks(old, new))
+
+
+def _changed_settings(old: Config, new: Config) -> Iterator[Change]:
+    before, after = _settings(old), _settings(new)
+    for key, value in before.items():
+        if after[key] != value:
+            yield Change(key, _text(key, value), _text(key, after[key]), _restart(key))
+
+
+def _settings(config: Config) -> dict[str, object]:
+    sections = {"proxy": config.proxy, "sniffer": config.sniffer, "daemon": config.daemon}
+    return {
+        **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
+        "run_directory": config.run_directory,
+        "state_directory": config.state_directory,
+        # Not where it is written: a line more above it changes nothing.
+        "socket_group": None if config.socket_group is None else config.socket_group.name,
+    }
+
+
+def _restart(key: str) -> tuple[str, ...]:
+    if key in _RELOADED:
+        return ()
+    return (DAEMON,) if key in _OF_DAEMON else (SNIFFER, DAEMON)
+
+
+def _changed_networks(old: Config, new: Config) -> Iterator[Change]:
+    for network in old.networks:
+        if new.network(network.name) is None:
+            yield Change(f"network {network.name}", "", None)
+    for network in new.networks:
+        before = old.network(network.name)
+        if before is None:
+            yield Change(f"network {network.name}", None, "")
+        else:
+            yield from _changed_network(before, network)
+
+
+def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]:
+    prefix = f"network {new.name}:"
+    for subnet in old.subnets:
+        if subnet not in new.subnets:
+            yield Change(f"{prefix} subnet {subnet}", "", None)
+    for subnet in new.subnets:
+        if subnet not in old.subnets:
+            yield Change(f"{prefix} subnet {subnet}", None, "")
+    for key in ("preference", "cap", "limit", "per"):
+        before, after = getattr(old, key), getattr(new, key)
+        if before != after:
+            yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))
+
+
+def _text(key: str, value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):  # durations
+        return f"{value:.10g}s"
+    return f"{value:#010x}" if key == "daemon.mark_mask" else str(value)

@@ -1,0 +1,140 @@
+"""Read the configuration: YAML files in, one frozen `Config` out, or a `ConfigError` and nothing applied.
+
+`mptcp-throttle.yaml` describes the service, one file per access network in `networks.d/` describes the networks.
+The whole set is validated together; `mptcp-throttle check-config` and both services share this loader.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from mptcp_throttle.config.schema import (
+    NETWORKS_DIRECTORY,
+    Config,
+    NetworkFile,
+    RunDirectoryFile,
+    ServiceFile,
+    SocketGroup,
+    Sockets,
+)
+from mptcp_throttle.config.validation import is_text, validate
+from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
+from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.model import AccessNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
+
+_T = TypeVar("_T")
+
+
+def load_config(path: Path) -> Config:
+    """Read `path` and the network files beside it.
+
+    Raises ConfigError with all problems found, one line each.
+    """
+    service_file = read_yaml(path)
+    problems: list[str] = []
+    service = _attempt(problems, validate, ServiceFile, service_file)
+    networks = _attempt(problems, _networks, service_file)
+    if service is None or networks is None:
+        raise ConfigError(problems)
+    group = service.socket_group
+    return Config(
+        proxy=service.proxy,
+        sniffer=service.sniffer,
+        daemon=service.daemon,
+        run_directory=Path(service.run_directory),
+        state_directory=Path(service.state_directory),
+        socket_group=None if group is None else SocketGroup(group, service_file.where(("socket_group",))),
+        networks=networks,
+    )
+
+
+def find_sockets(path: Path) -> Sockets:
+    """Where the services answer according to `path`, whatever else is wrong with it or with the network files.
+
+    Raises ConfigError if that cannot be told.
+    """
+    return Sockets.below(Path(validate(RunDirectoryFile, read_yaml(path)).run_directory))
+
+
+def find_run_directory(path: Path) -> Path:
+    """The run directory according to `path`, whatever is wrong with it; the usual one if that cannot be told."""
+    try:
+        return find_sockets(path).daemon.parent
+    except ConfigError:
+        return Path(RunDirectoryFile().run_directory)
+
+
+def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -> _T | None:
+    try:
+        return load(*arguments)
+    except ConfigError as error:
+        problems += error.problems
+        return None
+
+
+def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
+    name = service_file.data.get("networks_directory", NETWORKS_DIRECTORY)
+    if not is_text(name):
+        raise ConfigError([])  # ServiceFile has the line about it
+    directory = service_file.path.parent / name
+    prefix = f"{service_file.where(('networks_directory',))}: networks_directory: {directory}:"
+    try:
+        paths = sorted(entry for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"})
+    except OSError as error:
+        raise ConfigError([f"{prefix} cannot be read: {error.strerror}"]) from error
+    if not paths:
+        raise ConfigError([f"{prefix} has no access network; allowed: one NAME.yaml per access network"])
+    problems: list[str] = []
+    read = [_attempt(problems, _network, path) for path in paths]
+    networks = [item for item in read if item is not None]
+    if not problems:
+        problems += _idle_caps(networks)
+    problems += _conflicts(networks)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(sorted((network for _, network in networks), key=lambda n: (n.preference, n.name)))
+
+
+def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
+    file = read_yaml(path)
+    raw = validate(NetworkFile, file)
+    if raw.cap is not None and raw.limit is not None and raw.cap > raw.limit:
+        raise ConfigError([f"{file.where(('cap',))}: cap: {raw.cap}: is more than limit; allowed: up to {raw.limit}"])
+    return file, AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per)
+
+
+def _idle_caps(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
+    most_preferred = min(network.preference for _, network in networks)
+    problem = "never applies on a most preferred network; allowed: null, or limit instead"
+    return [
+        f"{file.where(('cap',))}: cap: {network.cap}: {problem}"
+        for file, network in networks
+        if network.cap is not None and network.preference == most_preferred
+    ]
+
+
+def _conflicts(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
+    problems = []
+    names: dict[str, YamlFile] = {}
+    for file, network in networks:
+        if network.name in names:
+            problems.append(
+                f"{file.where(('name',))}: name: {network.name}: is taken by {names[network.name].path};"
+                " allowed: a name of its own for every network"
+            )
+        names.setdefault(network.name, file)
+    subnets = [(subnet, file, index) for file, network in networks for index, subnet in enumerate(network.subnets)]
+    for (first, first_file, first_index), (second, file, index) in combinations(subnets, 2):
+        if first.version == second.version and first.overlaps(second):
+            problems.append(
+                f"{file.where(('subnets', index))}: {dotted(('subnets', index))}: {second}: overlaps {first} of"
+                f" {first_file.where(('subnets', first_index))}; allowed: subnets that have no address in common"
+            )
+    return problems

@@ -1,0 +1,197 @@
+"""What the configuration files may say, key by key, and the frozen `Config` that a valid set of them makes."""
+
+from __future__ import annotations
+
+import grp
+import os
+import re
+from dataclasses import dataclass
+from ipaddress import IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import AfterValidator, ConfigDict
+
+from mptcp_throttle.config.validation import (
+    DurationText,
+    Flag,
+    Name,
+    RateText,
+    Section,
+    each_once,
+    list_of,
+    one_of,
+    parsed_by,
+    text_that,
+    whole,
+)
+from mptcp_throttle.errors import ConfigError, shown
+from mptcp_throttle.model import AccessNetwork, MarkMethod, Network, Per, Trust
+from mptcp_throttle.units import parse_duration, parse_size
+
+NETWORKS_DIRECTORY: Final = "networks.d"
+_RUN_DIRECTORY: Final = "/run/mptcp-throttle"
+_SNIFFER_SOCKET: Final = "sniffer.sock"
+_DAEMON_SOCKET: Final = "daemon.sock"
+# sun_path holds 108 bytes (include/uapi/linux/un.h), of which Python wants the last for a zero.
+_MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
+_IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+
+
+def _subnet(text: str) -> Network:
+    try:
+        subnet = ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
+    if isinstance(subnet, IPv6Network) and subnet.subnet_of(_IPV4_MAPPED):
+        written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
+        raise ValueError(f"is IPv4-mapped, which no packet is; allowed: {written}")
+    return subnet
+
+
+def _holds_sockets(text: str) -> bool:
+    return os.path.isabs(text) and len(os.fsencode(Path(text))) <= _MAX_RUN_DIRECTORY
+
+
+def _is_interface(text: str) -> bool:
+    # dev_valid_name() in net/core/dev.c, where isspace() knows Latin-1; IFNAMSIZ is 16 with the terminating zero.
+    return text not in {".", ".."} and re.fullmatch(rb"[^/:\s\xa0]{1,15}", text.encode()) is not None
+
+
+def _mark_mask(text: str) -> int:
+    try:
+        mask = int(text, 0)
+    except ValueError as error:
+        raise ValueError("is not a number; allowed: a mask such as 0xffff0000") from error
+    lowest = mask & -mask
+    if not 0 < mask < 2**32 or (mask + lowest) & mask or mask // lowest < 0xFF or mask // lowest > 0xFFFF:
+        raise ValueError("allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000")
+    return mask
+
+
+RunDirectory = Annotated[
+    str, text_that(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
+]
+
+
+class ProxySection(Section):
+    """Where the proxy is reached: interface and TCP ports."""
+
+    interface: Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
+    ports: Annotated[tuple[Annotated[int, whole(1, 65535)], ...], list_of("ports", 16), AfterValidator(each_once)]
+
+
+class SnifferSection(Section):
+    """What the sniffer believes, and its bounds: entries in its tables, changes in its history, bytes of buffer.
+
+    `kernel_list_interval` and `idle_expiry` are in seconds.
+    """
+
+    trust: Annotated[Trust, one_of(Trust)] = Trust.HANDSHAKE
+    kernel_view: Flag = True
+    kernel_events: Flag = False
+    kernel_list_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
+    idle_expiry: Annotated[float, parsed_by(parse_duration, at_least="1s")] = 86400.0
+
+    max_connections: Annotated[int, whole(1, 10**7)] = 65536
+    max_half_open: Annotated[int, whole(1, 10**7)] = 16384
+    history: Annotated[int, whole(16, 10**6)] = 4096
+    capture_buffer: Annotated[int, parsed_by(parse_size, at_least="64KiB")] = 8 * 2**20
+
+
+class DaemonSection(Section):
+    """How the daemon treats the kernel: marks, hysteresis and audit period in seconds, the other traffic."""
+
+    mark_mask: Annotated[int, parsed_by(_mark_mask)] = 0xFFFF_0000
+    marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
+    linger: DurationText = 5.0
+    reconcile_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
+    other_traffic: RateText | None = None
+    replace_any_qdisc: Flag = False
+    pacing: Flag = True
+    cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
+
+
+class ServiceFile(Section):
+    """mptcp-throttle.yaml."""
+
+    proxy: ProxySection
+    sniffer: SnifferSection = SnifferSection()
+    daemon: DaemonSection = DaemonSection()
+    run_directory: RunDirectory = _RUN_DIRECTORY
+    state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
+    socket_group: Annotated[str, text_that(bool, "the name of a group, or null")] | None = "mptcp-throttle"
+    networks_directory: Annotated[str, text_that(bool, "a path")] = NETWORKS_DIRECTORY
+
+
+class RunDirectoryFile(Section):
+    """mptcp-throttle.yaml, of which only the run directory is read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    run_directory: RunDirectory = _RUN_DIRECTORY
+
+
+class NetworkFile(Section):
+    """A file of networks.d."""
+
+    name: Name
+    subnets: Annotated[tuple[Annotated[Network, parsed_by(_subnet)], ...], list_of("subnets", 1000)]
+    preference: Annotated[int, whole(1, 1000)]
+    cap: RateText | None = None
+    limit: RateText | None = None
+    per: Annotated[Per, one_of(Per)] = Per.CLIENT
+
+
+@dataclass(frozen=True, slots=True)
+class SocketGroup:
+    """A group that may use the sockets. It need not exist before a service starts; `where` is FILE:LINE of its name."""
+
+    name: str
+    where: str
+
+    @property
+    def gid(self) -> int:
+        """Its number. Raises ConfigError if this host has no such group."""
+        try:
+            return grp.getgrnam(self.name).gr_gid
+        except KeyError as error:
+            problem = (
+                f"{self.where}: socket_group: {shown(self.name)}: no such group; allowed: one of this host, or null"
+            )
+            raise ConfigError([problem]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The Unix sockets on which the services answer."""
+
+    sniffer: Path
+    daemon: Path
+
+    @classmethod
+    def below(cls, run_directory: Path) -> Self:
+        """Those in this run directory."""
+        return cls(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A configuration that validated as a whole. Networks are ordered by preference, then name."""
+
+    proxy: ProxySection
+    sniffer: SnifferSection
+    daemon: DaemonSection
+    run_directory: Path
+    state_directory: Path
+    socket_group: SocketGroup | None
+    networks: tuple[AccessNetwork, ...]
+
+    @property
+    def sockets(self) -> Sockets:
+        """Where the services answer."""
+        return Sockets.below(self.run_directory)
+
+    def network(self, name: str) -> AccessNetwork | None:
+        """The access network of that name."""
+        return next((network for network in self.networks if network.name == name), None)

@@ -1,0 +1,167 @@
+"""Validation of YAML files by pydantic models: a line per problem, with file, line, key, value and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping
+from enum import StrEnum
+from typing import Annotated, Protocol, TypeGuard, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError
+from pydantic_core import ErrorDetails
+
+from mptcp_throttle.config.yaml_file import KeyPath, dotted
+from mptcp_throttle.errors import ConfigError, shown
+from mptcp_throttle.units import Rate, parse_duration
+
+_T = TypeVar("_T")
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None) -> PlainValidator:
+    """A validator: `parse` makes the value from its text; `at_least` is the lowest allowed, as text."""
+
+    def validate(value: object) -> _T:
+        result = parse(str(value))
+        if at_least is not None and result < parse(at_least):  # type: ignore[operator]
+            raise ValueError(f"is too small; allowed: {at_least} or more")
+        return result
+
+    return PlainValidator(validate)
+
+
+def one_of(choices: type[_Choice]) -> PlainValidator:
+    """A validator: one of these words."""
+
+    def parse(text: str) -> _Choice:
+        try:
+            return choices(text)
+        except ValueError as error:
+            raise ValueError(f"allowed: {', '.join(choices)}") from error
+
+    return parsed_by(parse)
+
+
+def whole(lowest: int, highest: int) -> PlainValidator:
+    """A validator: a whole number between these."""
+
+    def validate(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+            raise ValueError(f"allowed: a whole number from {lowest} to {highest}")
+        return value
+
+    return PlainValidator(validate)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("allowed: true or false")
+    return value
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether the value is text of printable characters, and not empty."""
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
+def text_that(is_allowed: Callable[[str], object], allowed: str) -> PlainValidator:
+    """A validator: text that `is_allowed` accepts; `allowed` says what that is."""
+
+    def validate(value: object) -> str:
+        if not is_text(value) or not is_allowed(value):
+            raise ValueError(f"allowed: {allowed}")
+        return value
+
+    return PlainValidator(validate)
+
+
+def list_of(noun: str, most: int) -> BeforeValidator:
+    """A validator: a list of 1 to `most` items, called `noun`."""
+
+    def validate(value: object) -> object:
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            raise ValueError(f"allowed: a list of 1 to {most} {noun}")
+        return value
+
+    return BeforeValidator(validate)
+
+
+def each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
+    """A validator: no value twice."""
+    if len(set(values)) < len(values):
+        raise ValueError("allowed: each of them once")
+    return values
+
+
+RateText = Annotated[Rate, parsed_by(Rate.parse)]
+DurationText = Annotated[float, parsed_by(parse_duration)]
+Flag = Annotated[bool, PlainValidator(_flag)]
+Name = Annotated[
+    str, text_that(re.compile(r"[a-z0-9][a-z0-9_-]{0,31}").fullmatch, "up to 32 of a-z, 0-9, - and _, no - or _ first")
+]
+
+
+class Section(BaseModel):
+    """A mapping with these keys and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_Model = TypeVar("_Model", bound=Section)
+
+
+class Document(Protocol):
+    """What was read, and where each value stands: a YamlFile, or what was made of several."""
+
+    @property
+    def data(self) -> Mapping[str, object]:
+        """The mapping to validate."""
+
+    @property
+    def lines(self) -> Container[KeyPath]:
+        """The key paths that the document contains."""
+
+    @property
+    def scalars(self) -> Mapping[KeyPath, str]:
+        """Every scalar as it was written."""
+
+    def where(self, keys: KeyPath) -> str:
+        """`FILE:LINE` of the innermost of these nested keys that the document contains."""
+
+
+def validate(model: type[_Model], document: Document) -> _Model:
+    """The document as a `model`. Raises ConfigError with all problems found, one line each."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        raise ConfigError([_explain(model, document, detail) for detail in error.errors()]) from error
+
+
+def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> str:
+    keys = tuple(key for key in detail["loc"] if isinstance(key, str | int))
+    while keys and keys not in document.lines and detail["type"] != "missing":
+        keys = keys[:-1]  # pydantic appends the union member it tried
+    prefix = f"{document.where(keys)}: {dotted(keys)}:"
+    if detail["type"] == "missing":
+        return f"{prefix} is required"
+    value = detail["input"]
+    # A mask is written in hexadecimal, and what is no text to YAML may have been meant as text.
+    written = document.scalars.get(keys)
+    quoted = shown(value) if isinstance(value, str) or written is None else written[:60] or "null"
+    if detail["type"] == "extra_forbidden":
+        return f"{prefix} {quoted}: unknown key; allowed: {', '.join(_keys_beside(model, keys))}"
+    if detail["type"] in {"model_type", "dict_type"}:
+        return f"{prefix} {quoted}: is not a mapping; allowed: lines of the form `option: value`"
+    return f"{prefix} {quoted}: {detail['ctx']['error']}"
+
+
+def _keys_beside(annotation: object, keys: KeyPath) -> list[str]:
+    """The keys that a section allows where `keys` ends, in the type that is annotated so."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        fields = {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
+        if len(keys) == 1:
+            return sorted(fields)
+        return _keys_beside(fields[str(keys[0])], keys[1:]) if keys[0] in fields else []
+    container = get_origin(annotation) in {dict, tuple}
+    inner = (_keys_beside(argument, keys[1:] if container else keys) for argument in reversed(get_args(annotation)))
+    return next(filter(None, inner), [])

@@ -1,0 +1,121 @@
+"""What the kernel knows: the live MPTCP subflows of the proxy's sockets, where the proxy runs on this host.
+
+inet_diag lists them with token, address id and backup flag, to those with CAP_NET_ADMIN. A generic netlink group tells
+when something has happened to any of them. Neither exists on a box that only forwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from pyroute2 import GenericNetlinkSocket
+from pyroute2.netlink import genlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+
+from mptcp_sniffer.handshake import Ends
+from mptcp_sniffer.segment import PackedEndpoint
+from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, TcpSocket, list_tcp
+from mptcp_throttle.linux.netlink import attributes
+from mptcp_throttle.model import Token
+from mptcp_throttle.service import missing_capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
+_TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
+_STALLED_RETRANSMITS: Final = 2
+# include/uapi/linux/inet_diag.h: INET_DIAG_ULP_INFO, and in it INET_ULP_INFO_MPTCP
+_ULP_INFO: Final = 19
+_ULP_INFO_MPTCP: Final = 3
+# include/uapi/linux/mptcp.h: MPTCP_SUBFLOW_ATTR_...
+_TOKEN_LOC, _FLAGS, _ID_REM = 2, 8, 9
+_OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
+_OF_MPTCP: Final = frozenset({_TOKEN_LOC, _FLAGS, _ID_REM})
+_FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
+_FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
+
+
+class ListedSubflow(NamedTuple):
+    """A subflow as the kernel lists it; `address_id` is the client's.
+
+    `stalled`: the retransmission timer has run out twice in a row. Once happens on every lossy path.
+    """
+
+    token: Token
+    address_id: int
+    backup: bool
+    stalled: bool = False
+
+
+class KernelList(NamedTuple):
+    """The live subflows at a time, in seconds since the epoch, not later than the listing began."""
+
+    at: float
+    subflows: dict[Ends, ListedSubflow]
+
+
+class KernelListUnavailable(Exception):
+    """The kernel cannot or will not list MPTCP subflows, and why."""
+
+
+def list_subflows(ports: Sequence[int]) -> KernelList:
+    """The established MPTCP subflows of this host's sockets on `ports`. Raises KernelListUnavailable."""
+    if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
+        # To others the kernel lists the same sockets, as if they were plain TCP.
+        raise KernelListUnavailable("needs CAP_NET_ADMIN")
+    at = time.time()
+    try:
+        return KernelList(at, dict(_subflows(list_tcp(ports, SS_ESTABLISHED, {_ULP_INFO}))))
+    except OSError as error:
+        raise KernelListUnavailable(str(error)) from error
+
+
+def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
+    for one in sockets:
+        ulp = attributes(one.attributes.get(_ULP_INFO, b""), only=_OF_ULP)
+        mptcp = attributes(ulp.get(_ULP_INFO_MPTCP, b""), only=_OF_MPTCP)
+        flags = int.from_bytes(mptcp.get(_FLAGS, b""), sys.byteorder)
+        if not flags & _FLAGS_CAPABLE_OR_JOIN:
+            continue
+        ends = Ends(PackedEndpoint(one.remote, one.remote_port), PackedEndpoint(one.local, one.local_port))
+        yield (
+            ends,
+            ListedSubflow(
+                Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder)),
+                int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder),
+                bool(flags & _FLAGS_BACKUP),
+                one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
+            ),
+        )
+
+
+class KernelEvents:
+    """A subscription to the kernel's MPTCP events (genetlink family mptcp_pm); what they say is left to the listing.
+
+    Raises KernelListUnavailable if there is no such family or the capability CAP_NET_ADMIN is missing.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._socket = GenericNetlinkSocket()
+            self._socket.bind("mptcp_pm", genlmsg)
+            self._socket.add_membership("mptcp_pm_events")
+        except (OSError, NetlinkError, KeyError) as error:
+            raise KernelListUnavailable(f"mptcp_pm_events: {error}") from error
+
+    def fileno(self) -> int:
+        """For select()."""
+        return int(self._socket.fileno())
+
+    def drain(self) -> None:
+        """Take all pending events off the socket."""
+        self._socket.recv(65536)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle.config.diff import changes
+from mptcp_throttle.config.load import load_config
+from mptcp_throttle.config.schema import Config
+
+SERVICE = """\
+proxy: {interface: eth0, ports: [8080]}
+sniffer: {trust: handshake}
+daemon: {linger: 5s}
+socket_group: root
+"""
+LTE = "name: lte\nsubnets: [10.1.0.0/24]\npreference: 2\ncap: 1mbit\n"
+WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
+
+
+def config(directory: Path, service: str = SERVICE, **networks: str) -> Config:
+    files = directory / "networks.d"
+    files.mkdir(exist_ok=True)
+    for file in files.iterdir():
+        file.unlink()
+    for name, text in (networks or {"lte": LTE, "wifi": WIFI}).items():
+        (files / f"{name}.yaml").write_text(text)
+    (directory / "service.yaml").write_text(service)
+    return load_config(directory / "service.yaml")
+
+
+BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("linger: 5s", "linger: 1500ms", "daemon.linger 5s -> 1.5s"),
+        ("linger: 5s", "reconcile_interval: 3s", "daemon.reconcile_interval 1s -> 3s"),
+        ("linger: 5s", "other_traffic: 50mbit", "daemon.other_traffic null -> 50mbit"),
+        (
+            "linger: 5s",
+            "mark_mask: 0xff00",
+            "daemon.mark_mask 0xffff0000 -> 0x0000ff00: needs a restart of mptcp-throttled",
+        ),
+        ("eth0", "eth1", f"proxy.interface eth0 -> eth1{BOTH}"),
+        ("[8080]", "[8080, 3128]", f"proxy.ports 8080 -> 8080, 3128{BOTH}"),
+        ("trust: handshake", "trust: token", f"sniffer.trust handshake -> token{BOTH}"),
+        ("trust: handshake", "kernel_view: false", f"sniffer.kernel_view true -> false{BOTH}"),
+        ("trust: handshake", "idle_expiry: 3650d", f"sniffer.idle_expiry 86400s -> 315360000s{BOTH}"),
+        ("socket_group: root", "socket_group: null", f"socket_group root -> null{BOTH}"),
+        ("proxy", "run_directory: /run/x\nproxy", f"run_directory /run/mptcp-throttle -> /run/x{BOTH}"),
+        (
+            "proxy",
+            "state_directory: /x\nproxy",
+            "state_directory /var/lib/mptcp-throttle -> /x: needs a restart of mptcp-throttled",
+        ),
+    ],
+)
+def test_a_setting_that_differs_is_one_line_with_the_restart_it_needs(
+    tmp_path: Path, old: str, new: str, line: str
+) -> None:
+    before = config(tmp_path)
+    after = config(tmp_path, SERVICE.replace(old, new, 1))
+    assert [str(change) for change in changes(before, after)] == [line]
+
+
+@pytest.mark.parametrize(
+    ("lte", "lines"),
+    [
+        (LTE.replace("1mbit", "5mbit"), ["network lte: cap 1mbit -> 5mbit"]),
+        (
+            LTE.replace("cap: 1mbit", "limit: 5mbit"),
+            ["network lte: cap 1mbit -> null", "network lte: limit null -> 5mbit"],
+        ),
+        (LTE.replace("2\n", "3\n"), ["network lte: preference 2 -> 3"]),
+        (LTE + "per: network\n", ["network lte: per client -> network"]),
+        (
+            LTE.replace("10.1.0.0/24", "10.1.1.0/24"),
+            ["network lte: subnet 10.1.0.0/24 removed", "network lte: subnet 10.1.1.0/24 added"],
+        ),
+        (LTE.replace("lte", "dsl"), ["network lte removed", "network dsl added"]),
+    ],
+)
+def test_every_key_of_a_network_is_compared_and_none_needs_a_restart(
+    tmp_path: Path, lte: str, lines: list[str]
+) -> None:
+    found = changes(config(tmp_path), config(tmp_path, lte=lte, wifi=WIFI))
+    assert [str(change) for change in found] == lines
+    assert not any(change.restart for change in found)
+
+
+def test_comments_order_and_file_names_are_no_difference(tmp_path: Path) -> None:
+    before = config(tmp_path)
+    lte = "# relieved\n" + LTE.replace("1mbit", "1000kbit")
+    after = config(tmp_path, "\n\n" + SERVICE + "networks_directory: networks.d\n", a=WIFI, b=lte)
+    assert changes(before, after) == ()

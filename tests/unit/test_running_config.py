@@ -1,0 +1,58 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tables import ETHERNET, WIFI
+
+from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
+from mptcp_throttle.errors import ConfigError
+from mptcp_throttled.running_config import RunningConfig, Verdict, judge
+
+CONFIG = Config(
+    ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
+    SnifferSection(),
+    DaemonSection(),
+    Path("/run/x"),
+    Path("/var/lib/x"),
+    None,
+    (WIFI, ETHERNET),
+)
+FASTER = replace(CONFIG, daemon=DaemonSection.model_validate({"linger": "1s"}))
+INTERFACE = ProxySection.model_validate({"interface": "eth1", "ports": [8080]})
+ELSEWHERE = replace(FASTER, proxy=INTERFACE, state_directory=Path("/y"))
+INVALID = ConfigError(["lte.yaml:4: cap: 'fast': is not a rate", "lte.yaml:5: colour: unknown key"])
+
+
+def test_what_only_a_restart_can_change_refuses_the_whole() -> None:
+    verdict = judge(CONFIG, ELSEWHERE)
+    assert verdict.changes == ()
+    assert verdict.valid
+    assert verdict.problems == (
+        "proxy.interface eth0 -> eth1: needs a restart of mptcp-sniffer and mptcp-throttled",
+        "state_directory /var/lib/x -> /y: needs a restart of mptcp-throttled",
+    )
+
+
+def test_files_that_are_no_configuration_are_told_from_one_that_needs_a_restart() -> None:
+    assert judge(CONFIG, INVALID) == Verdict(problems=tuple(INVALID.problems), valid=False)
+
+
+def test_the_last_good_configuration_stays_in_force_and_the_problem_until_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    settings = RunningConfig(CONFIG, 1.0)
+    assert settings.status() == {"loaded_at": 1.0, "problems": []}
+    for refused, count in ((INVALID, 2), (ELSEWHERE, 2)):
+        caplog.clear()
+        problems = settings.take(refused, 2.0).problems
+        assert settings.config is CONFIG
+        assert settings.status() == {"loaded_at": 1.0, "problems": list(problems)}
+        assert caplog.messages == [f"reload refused: {problem}" for problem in problems]
+        assert len(problems) == count
+    caplog.clear()
+    assert [str(change) for change in settings.take(FASTER, 3.0).changes] == ["daemon.linger 5s -> 1s"]
+    assert settings.config is FASTER
+    assert settings.status() == {"loaded_at": 3.0, "problems": []}
+    settings.take(FASTER, 4.0)
+    assert caplog.messages == ["reloaded: daemon.linger 5s -> 1s", "reloaded: nothing changed"]

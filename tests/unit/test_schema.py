@@ -1,0 +1,260 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle.config.load import find_sockets, load_config
+from mptcp_throttle.config.schema import Sockets
+from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.model import Per
+from mptcp_throttle.units import Rate
+
+REPOSITORY = Path(__file__).parents[2]
+
+SERVICE = "proxy: {interface: eth0, ports: [8080]}\n"
+ETHERNET = "name: ethernet\nsubnets: [10.1.0.0/24, 'fd00:1::/64']\npreference: 2\ncap: 1mbit\n"
+WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
+
+
+def write(directory: Path, service: str, **networks: str) -> Path:
+    (directory / "networks.d").mkdir()
+    for name, text in networks.items():
+        (directory / "networks.d" / f"{name}.yaml").write_text(text)
+    path = directory / "service.yaml"
+    path.write_text(service)
+    return path
+
+
+def problems(directory: Path, service: str, **networks: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(directory, service, **networks))
+    return [line.replace(f"{directory}/", "") for line in caught.value.problems]
+
+
+def test_networks_come_in_order_of_preference_with_defaults_filled_in(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI))
+    assert [network.name for network in config.networks] == ["wifi", "ethernet"]
+    ethernet = config.network("ethernet")
+    assert ethernet is not None
+    assert ethernet.cap == Rate(1_000_000)
+    assert ethernet.limit is None
+    assert ethernet.per is Per.CLIENT
+    assert config.proxy.ports == (8080,)
+    assert config.daemon.mark_mask == 0xFFFF0000
+
+
+@pytest.mark.parametrize("path", ["config/mptcp-throttle.yaml", "config/examples/seed/mptcp-throttle.yaml"])
+def test_the_shipped_configurations_are_valid(path: str) -> None:
+    assert load_config(REPOSITORY / path).networks
+
+
+def test_the_seeds_set_up_is_what_the_seed_had() -> None:
+    config = load_config(REPOSITORY / "config/examples/seed/mptcp-throttle.yaml")
+    ethernet, wifi = config.network("ethernet"), config.network("wifi")
+    assert ethernet is not None
+    assert wifi is not None
+    assert (ethernet.cap, wifi.limit, config.daemon.other_traffic) == (
+        Rate(1_000_000),
+        Rate(40_000_000),
+        Rate(50_000_000),
+    )
+    assert config.proxy.ports == (8080,)
+
+
+@pytest.mark.parametrize(
+    ("service", "line"),
+    [
+        (SERVICE + "colour: red\n", "service.yaml:2: colour: 'red': unknown key; allowed: daemon, "),
+        (
+            SERVICE + "sniffer: {histroy: 5}\n",
+            "service.yaml:2: sniffer.histroy: 5: unknown key; allowed: capture_buffer, history, ",
+        ),
+        (
+            "proxy: {interface: eth0, ports: ['a']}\n",
+            "service.yaml:1: proxy.ports[0]: 'a': allowed: a whole number from 1",
+        ),
+        ("proxy: {interface: eth0, ports: []}\n", "service.yaml:1: proxy.ports: []: allowed: a list of 1 to 16 ports"),
+        (
+            "proxy: {interface: eth0, ports: [0]}\n",
+            "service.yaml:1: proxy.ports[0]: 0: allowed: a whole number from 1 to 65535",
+        ),
+        ("proxy: {ports: [8080]}\n", "service.yaml:1: proxy.interface: is required"),
+        ("proxy: 5\n", "service.yaml:1: proxy: 5: is not a mapping; allowed: lines of the form"),
+        (SERVICE + "daemon: {linger: 5}\n", "service.yaml:2: daemon.linger: 5: is not a duration; allowed: "),
+        (
+            SERVICE + "daemon: {reconcile_interval: 1ms}\n",
+            "service.yaml:2: daemon.reconcile_interval: '1ms': is too small; allowed: 500ms or more",
+        ),
+        (
+            SERVICE + "daemon: {mark_mask: 0xf0f0}\n",
+            "service.yaml:2: daemon.mark_mask: 0xf0f0: allowed: 8 to 16 adjacent bits",
+        ),
+        (SERVICE + "daemon: {other_traffic: 0}\n", "service.yaml:2: daemon.other_traffic: 0: is not a rate; allowed: "),
+        (SERVICE + "daemon: {linger: 3651d}\n", "service.yaml:2: daemon.linger: '3651d': is not a usable duration; "),
+        (
+            SERVICE + f"sniffer: {{capture_buffer: {'9' * 400}MiB}}\n",
+            f"service.yaml:2: sniffer.capture_buffer: '{'9' * 56}...: is not a usable size; allowed: ",
+        ),
+        (SERVICE + "sniffer: {kernel_view: 1}\n", "service.yaml:2: sniffer.kernel_view: 1: allowed: true or false"),
+        (SERVICE + "sniffer:\n", "service.yaml:2: sniffer: null: is not a mapping; allowed: "),
+        (
+            SERVICE.replace("8080", "8080, 0x1f90"),
+            "service.yaml:1: proxy.ports: [8080, 8080]: allowed: each of them once",
+        ),
+        *(
+            (
+                SERVICE.replace("eth0", name),
+                f"service.yaml:1: proxy.interface: {name}: allowed: the name of an interface",
+            )
+            for name in ("'../../x'", "'.'", "'..'", "'eth0:1'", "'eth 0'", "'sixteen_bytes_xx'", "''", "5")
+        ),
+        *(
+            (SERVICE + f"{key}: {value}\n", f"service.yaml:2: {key}: {value}: allowed: an absolute path")
+            for key in ("run_directory", "state_directory")
+            for value in ("'run'", "''", "5")
+        ),
+        (
+            SERVICE + f"run_directory: /{'x' * 94}\n",
+            f"service.yaml:2: run_directory: '/{'x' * 55}...: allowed: an absolute path of up to 94 bytes",
+        ),
+        (SERVICE + "networks_directory: ''\n", "service.yaml:2: networks_directory: '': allowed: a path"),
+        (SERVICE + "networks_directory: [a]\n", "service.yaml:2: networks_directory: ['a']: allowed: a path"),
+        (SERVICE + SERVICE, "service.yaml:2: proxy: is given twice (first in line 1)"),
+        ("", "service.yaml: is empty; allowed: a mapping of options"),
+        ("# nothing\n", "service.yaml: is empty; allowed: a mapping of options"),
+        ("- a\n", "service.yaml:1: is not a mapping; allowed: "),
+        ("a: b: c\n", "service.yaml:1: is not valid YAML: "),
+        (
+            SERVICE + "networks_directory: elsewhere\n",
+            "service.yaml:2: networks_directory: elsewhere: cannot be read: No such",
+        ),
+    ],
+)
+def test_a_bad_service_file_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
+    found = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
+    assert len(found) == 1
+    assert found[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("network", "line"),
+    [
+        (ETHERNET + "limitt: 3\n", "networks.d/e.yaml:5: limitt: 3: unknown key; allowed: cap, limit, name, per, "),
+        (ETHERNET.replace("1mbit", "0"), "networks.d/e.yaml:4: cap: 0: is not a rate; allowed: a number with bit"),
+        (ETHERNET.replace("1mbit", "-1mbit"), "networks.d/e.yaml:4: cap: '-1mbit': is not a rate; allowed: a number"),
+        (ETHERNET + "limit: 500kbit\n", "networks.d/e.yaml:4: cap: 1mbit: is more than limit; allowed: up to 500kbit"),
+        (ETHERNET + "per: host\n", "networks.d/e.yaml:5: per: 'host': allowed: network, client, subflow"),
+        (
+            ETHERNET.replace("preference: 2", "preference: 0"),
+            "networks.d/e.yaml:3: preference: 0: allowed: a whole number from 1 to 1000",
+        ),
+        (
+            ETHERNET.replace("preference: 2", "preference: yes"),
+            "networks.d/e.yaml:3: preference: yes: allowed: a whole number from 1 to 1000",
+        ),
+        (
+            ETHERNET.replace("10.1.0.0/24", "10.1.0.1/24"),
+            "networks.d/e.yaml:2: subnets[0]: '10.1.0.1/24': is not a subnet",
+        ),
+        (ETHERNET.replace("name: ethernet", "name: Ether net"), "networks.d/e.yaml:1: name: 'Ether net': allowed: "),
+        (
+            ETHERNET.replace("10.1.0.0/24", "'::ffff:10.1.0.0/120'"),
+            "networks.d/e.yaml:2: subnets[0]: '::ffff:10.1.0.0/120': is IPv4-mapped, which no packet is;"
+            " allowed: 10.1.0.0/24",
+        ),
+        (
+            "name: e\nsubnets: 10.1.0.0/24\npreference: 2\n",
+            "networks.d/e.yaml:2: subnets: '10.1.0.0/24': allowed: a list of 1 to 1000 subnets",
+        ),
+        (ETHERNET + "1: x\n", "networks.d/e.yaml:5: 1: 'x': unknown key; allowed: cap, limit, name, per, "),
+        (
+            ETHERNET.replace("1mbit", "2001-13-45"),
+            "networks.d/e.yaml:4: cap: '2001-13-45': is not a rate; allowed: a number with bit",
+        ),
+        (
+            ETHERNET.replace("1mbit", f"{'9' * 400}mbit"),
+            f"networks.d/e.yaml:4: cap: '{'9' * 56}...: is not a usable rate; allowed: a number with bit",
+        ),
+        ("", "networks.d/e.yaml: is empty; allowed: a mapping of options"),
+    ],
+)
+def test_a_bad_network_file_is_refused_in_one_line(tmp_path: Path, network: str, line: str) -> None:
+    found = problems(tmp_path, SERVICE, e=network, wifi=WIFI)
+    assert len(found) == 1
+    assert found[0].startswith(line)
+
+
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    assert len(problems(tmp_path, SERVICE, e="name: e\npreference: x\n", f=ETHERNET + "per: host\n")) == 3
+
+
+def test_problems_of_the_service_file_do_not_hide_those_of_the_networks(tmp_path: Path) -> None:
+    found = problems(tmp_path, SERVICE + "colour: red\n", e=ETHERNET + "per: host\n", wifi=WIFI)
+    assert [line.split(": ")[:2] for line in found] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
+
+
+def test_a_cap_that_can_never_apply_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path, SERVICE, e=ETHERNET, wifi=WIFI + "cap: 1mbit\n") == [
+        "networks.d/wifi.yaml:4: cap: 1mbit: never applies on a most preferred network; allowed: null, or limit instead"
+    ]
+
+
+def test_the_longest_run_directory_that_is_allowed_holds_sockets(tmp_path: Path) -> None:
+    directory = tmp_path / ("x" * (94 - len(f"{tmp_path}/")))
+    directory.mkdir()
+    config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))
+    for path in (config.sockets.sniffer, config.sockets.daemon):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(path))
+
+
+def test_the_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
+    path = write(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
+    assert find_sockets(path) == Sockets(Path("/run/x/sniffer.sock"), Path("/run/x/daemon.sock"))
+    path.write_text("colour: red\n")
+    assert find_sockets(path).daemon == Path("/run/mptcp-throttle/daemon.sock")
+    path.write_text("run_directory: here\n")
+    with pytest.raises(ConfigError, match=r"service\.yaml:1: run_directory: 'here': allowed: an absolute path"):
+        find_sockets(path)
+
+
+def test_the_group_of_the_sockets_is_looked_up_when_it_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path, SERVICE + "socket_group: no-such-group\n", ethernet=ETHERNET, wifi=WIFI)
+    group = load_config(path).socket_group
+    assert group is not None
+    with pytest.raises(ConfigError) as caught:
+        _ = group.gid
+    assert caught.value.problems == [
+        f"{path}:2: socket_group: 'no-such-group': no such group; allowed: one of this host, or null"
+    ]
+
+
+def test_overlapping_subnets_name_both_places(tmp_path: Path) -> None:
+    assert problems(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", "10.0.0.0/8")) == [
+        "networks.d/wifi.yaml:2: subnets[0]: 10.0.0.0/8: overlaps 10.1.0.0/24 of networks.d/ethernet.yaml:2;"
+        " allowed: subnets that have no address in common"
+    ]
+
+
+def test_two_networks_may_not_share_a_name(tmp_path: Path) -> None:
+    found = problems(tmp_path, SERVICE, a=WIFI, b=WIFI.replace("10.2.0.0", "10.3.0.0"))
+    assert found[0].startswith("networks.d/b.yaml:1: name: wifi: is taken by ")
+
+
+def test_without_any_network_there_is_nothing_to_do(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, SERVICE)
+    assert found.startswith(
+        "service.yaml:1: networks_directory: networks.d: has no access network; allowed: one NAME.yaml"
+    )
+
+
+def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^.*missing.yaml: cannot be read: No such file or directory$"):
+        load_config(tmp_path / "missing.yaml")
+
+
+def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path, SERVICE, ethernet=ETHERNET)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_config(path)
