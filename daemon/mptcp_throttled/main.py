@@ -247,7 +247,7 @@ class Daemon:
         began = time.monotonic()
         if began < self._schedule.glance_due:
             return False
-        intact = self._reconciler.glance(plan)
+        intact = self._reconciler.quick_check(plan)
         self._schedule.glanced(began, time.monotonic(), self._settings.config.daemon.reconcile_interval)
         return not intact
 

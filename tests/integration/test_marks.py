@@ -128,7 +128,7 @@ def test_made_anew_it_holds_those_marks_alone(marks: MarkingBackEnd, host: Host)
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
-    assert marks.read()[4].stray
+    assert marks.read()[4].altered
     assert marks.count() == {4: None}
     marks.make(4, {TWO: 4})
     assert marks.read() == {4: ChainState({TWO: 4})}
@@ -151,7 +151,7 @@ def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: MarkingBackEn
     other: MarkingBackEnd = use(RuleMarking(MASK)) if marks.kind == "ipset" else use(IpsetMarking(MARKING))
     other.make(4, {ONE: 2})
     other.make(6, {SIX: 2})
-    assert [(version, chain.stray) for version, chain in marks.read().items()] == [(4, True), (6, True)]
+    assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
     marks.make(4, {TWO: 3})
     marks.remove(6)
     assert marks.read() == {4: ChainState({TWO: 3})}
@@ -170,7 +170,7 @@ def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: MarkingBackEn
 def test_sets_of_another_configuration_are_made_anew(host: Host, use: Use, marking: Marking, max_marks: int) -> None:
     use(IpsetMarking(marking, max_marks)).make(4, {ONE: 2})
     marks = use(IpsetMarking(MARKING))
-    assert marks.read()[4].stray
+    assert marks.read()[4].altered
     marks.make(4, {ONE: 2})
     assert marks.read() == {4: ChainState({ONE: 2})}
     assert in_kernel(host) == {ONE: 2}

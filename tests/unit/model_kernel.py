@@ -28,20 +28,24 @@ if TYPE_CHECKING:
 
 def apply(state: KernelState, operation: Operation) -> KernelState:
     """The state after the operation; fails where the real kernel would, and if a mark is left without its class."""
-    htb, owed, unrestored = state.qdisc.htb, state.qdisc.owed, state.qdisc.unrestored
+    htb, restore_pending, pending_elsewhere = (
+        state.qdisc.htb,
+        state.qdisc.restore_pending,
+        state.qdisc.pending_elsewhere,
+    )
     chains = dict(state.chains)
     paces = state.pacing.paces
     match operation:
         case InstallHtb(default_minor):
             assert htb is None
             assert state.qdisc.obstacle is None
-            htb, owed = HtbState(default_minor, True, {}), False
+            htb, restore_pending = HtbState(default_minor, True, {}), False
         case RestoreQdisc(None):
-            assert htb is not None or owed
-            htb, owed = None, False
+            assert htb is not None or restore_pending
+            htb, restore_pending = None, False
         case RestoreQdisc(interface):
-            assert interface in unrestored
-            unrestored = tuple(name for name in unrestored if name != interface)
+            assert interface in pending_elsewhere
+            pending_elsewhere = tuple(name for name in pending_elsewhere if name != interface)
         case AddClass(minor, rate):
             assert htb is not None
             assert minor not in htb.classes
@@ -65,7 +69,7 @@ def apply(state: KernelState, operation: Operation) -> KernelState:
             paces = {ends: pace for ends, pace in paces.items() if ends not in remove} | dict(add)
         case RemoveChain(ip_version):
             del chains[ip_version]
-    qdisc = QdiscState(htb, state.qdisc.obstacle, owed, unrestored)
+    qdisc = QdiscState(htb, state.qdisc.obstacle, restore_pending, pending_elsewhere)
     return KernelState(qdisc, chains, replace(state.pacing, paces=paces))
 
 

@@ -71,7 +71,7 @@ class RecordingKernel:
     def read(self) -> KernelState:
         return replace(self.state, chains=dict(sorted(self.state.chains.items())))
 
-    def glance(self) -> QuickCheck:
+    def quick_check(self) -> QuickCheck:
         raise AssertionError("told to converge")
 
     def apply(self, operation: Operation) -> None:
@@ -83,7 +83,7 @@ class RecordingKernel:
             self.apply(operation)
         return [None] * len(operations)
 
-    def let_go(self) -> None:
+    def fail_open(self) -> None:
         raise AssertionError("a kernel that can always be read")
 
 
@@ -201,7 +201,7 @@ def _foreign(kernel: KernelState, kind: str) -> KernelState:
 
 
 def _renamed(kernel: KernelState, name: str) -> KernelState:
-    return replace(kernel, qdisc=QdiscState(unrestored=(name,)))
+    return replace(kernel, qdisc=QdiscState(pending_elsewhere=(name,)))
 
 
 BY_HAND: Final[dict[str, Callable[..., KernelState]]] = {
@@ -216,12 +216,12 @@ BY_HAND: Final[dict[str, Callable[..., KernelState]]] = {
     ),
     r"tc qdisc replace dev eth0 root handle 9: (\w+)": _foreign,
     r"ip link set eth0 name (\w+); ip link add eth0 type dummy": _renamed,
-    r"ip(6?)tables-legacy -t mangle -F": _chain(lambda _: ChainState({}, stray=True)),
+    r"ip(6?)tables-legacy -t mangle -F": _chain(lambda _: ChainState({}, altered=True)),
     r"ip(6?)tables-legacy -t mangle -F MPTCP-THROTTLE": _chain(lambda _: ChainState({})),
     r"ip(6?)tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE": _chain(
-        lambda chain: replace(chain, stray=True)
+        lambda chain: replace(chain, altered=True)
     ),
-    r"ip(6?)tables-legacy -t mangle -A MPTCP-THROTTLE -j RETURN": _chain(lambda chain: replace(chain, stray=True)),
+    r"ip(6?)tables-legacy -t mangle -A MPTCP-THROTTLE -j RETURN": _chain(lambda chain: replace(chain, altered=True)),
 }
 """What the kernel layer reads after a command of somebody else; tests/integration do the same to a real kernel."""
 

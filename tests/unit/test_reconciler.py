@@ -70,12 +70,12 @@ class ModelKernel:
             raise KernelError("unreadable", errno.ENOBUFS)
         return self.state
 
-    def glance(self) -> QuickCheck:
+    def quick_check(self) -> QuickCheck:
         state = self.read()
-        counts = {version: None if chain.stray else len(chain.marks) for version, chain in state.chains.items()}
+        counts = {version: None if chain.altered else len(chain.marks) for version, chain in state.chains.items()}
         return QuickCheck(counts, state.pacing)
 
-    def let_go(self) -> None:
+    def fail_open(self) -> None:
         if self.state.qdisc.htb is not None:
             self.apply(RestoreQdisc())
 
@@ -130,12 +130,12 @@ class ModelKernel:
         ),
         (KernelState(QdiscState(HtbState(0, True, {2: None})), ONE_MARK), ONE, (ChangeClass(2, SLOW, mend=True),)),
         (
-            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}),
+            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}),
             ONE,
             (MakeChain(4, {V4: 2}),),
         ),
         (
-            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}),
+            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}),
             replace(ONE, marks={}),
             (RemoveChain(4),),
         ),
@@ -263,7 +263,7 @@ def test_a_refused_mark_costs_nobody_else_his_cap() -> None:
 
 
 def test_a_stray_chain_that_cannot_be_made_anew_goes() -> None:
-    kernel = ModelKernel(replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}), MakeChain)
+    kernel = ModelKernel(replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}), MakeChain)
     outcome = Reconciler(kernel).converge(ONE)
     assert kernel.state.chains == {}
     assert (kernel.held, outcome.errors, outcome.in_force.marks) == ({}, ("MakeChain: EPERM",), {})
@@ -297,21 +297,21 @@ def test_a_root_qdisc_that_cannot_be_put_back_is_an_obstacle_whether_anybody_is_
 
 @pytest.mark.parametrize("plan", [ONE, UNTOUCHED])
 def test_an_interface_that_is_not_ours_any_more_gets_its_qdisc_back(plan: KernelPlan) -> None:
-    kernel = ModelKernel(KernelState(QdiscState(unrestored=("wan0",))))
+    kernel = ModelKernel(KernelState(QdiscState(pending_elsewhere=("wan0",))))
     outcome = Reconciler(kernel).converge(plan)
     assert outcome.done[0] == RestoreQdisc("wan0")
     assert (outcome.errors, outcome.in_force) == ((), plan)
 
 
 def test_an_interface_that_is_owed_its_own_qdisc_gets_ours_at_once_if_anybody_is_to_be_held() -> None:
-    owed = KernelState(QdiscState(owed=True))
-    assert diff(owed, UNTOUCHED) == (RestoreQdisc(),)
-    assert diff(owed, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeChain(4, {V4: 2}))
+    restore_pending = KernelState(QdiscState(restore_pending=True))
+    assert diff(restore_pending, UNTOUCHED) == (RestoreQdisc(),)
+    assert diff(restore_pending, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeChain(4, {V4: 2}))
 
 
 def test_what_an_interface_is_owed_is_not_put_in_the_way_of_who_has_put_a_qdisc_there() -> None:
     # Between two readings somebody deletes his own root qdisc, to add it again.
-    contested = KernelState(QdiscState(obstacle="htb 9:", owed=True))
+    contested = KernelState(QdiscState(obstacle="htb 9:", restore_pending=True))
     outcome = Reconciler(ModelKernel(contested)).converge(ONE)
     assert (outcome.done, outcome.in_force) == ((), UNTOUCHED)
     assert Reconciler(ModelKernel(contested)).converge(UNTOUCHED).done == (RestoreQdisc(),)
@@ -362,7 +362,7 @@ PACED_IN_KERNEL: Final = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 100}))
         (replace(PACED_IN_KERNEL, chains={}), False),
         (replace(PACED_IN_KERNEL, chains={4: ChainState({})}), False),
         (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2, V4B: 2})}), False),
-        (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2}, stray=True)}), False),
+        (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}), False),
         (replace(PACED_IN_KERNEL, chains={**PACED_IN_KERNEL.chains, 6: ChainState({})}), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState({})), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState(None, "nobody listens")), False),
@@ -373,7 +373,7 @@ def test_a_glance_shows_what_is_gone_or_too_much(after: KernelState, intact: boo
     reconciler, plan = Reconciler(kernel), replace(ONE, paces={V4: 100})
     reconciler.converge(plan)
     kernel.state = after
-    assert reconciler.glance(plan) == intact
+    assert reconciler.quick_check(plan) == intact
 
 
 def test_after_an_advance_a_glance_expects_what_has_come() -> None:
@@ -383,17 +383,17 @@ def test_after_an_advance_a_glance_expects_what_has_come() -> None:
     six = KernelPlan(True, 0, {3: FAST}, {V6: 3})
     both = KernelPlan(True, 0, {2: SLOW, 3: FAST}, {V4: 2, V6: 3})
     reconciler.advance(both, KernelPlan(True), six)
-    assert reconciler.glance(both)
-    assert not reconciler.glance(ONE)
+    assert reconciler.quick_check(both)
+    assert not reconciler.quick_check(ONE)
 
 
 def test_where_nobody_is_held_a_glance_expects_nothing() -> None:
     kernel = ModelKernel()
     reconciler = Reconciler(kernel)
     reconciler.converge(UNTOUCHED)
-    assert reconciler.glance(UNTOUCHED)
+    assert reconciler.quick_check(UNTOUCHED)
     kernel.state = KernelState(chains={4: ChainState({})})
-    assert not reconciler.glance(UNTOUCHED)
+    assert not reconciler.quick_check(UNTOUCHED)
 
 
 def test_what_cannot_be_glanced_at_is_not_taken_for_intact() -> None:
@@ -401,4 +401,4 @@ def test_what_cannot_be_glanced_at_is_not_taken_for_intact() -> None:
     reconciler = Reconciler(kernel)
     reconciler.converge(ONE)
     kernel.reads_refused = 1
-    assert not reconciler.glance(ONE)
+    assert not reconciler.quick_check(ONE)

@@ -65,7 +65,7 @@ class LinuxKernel:
         pacing = self._pacing()
         return KernelState(self._qdisc.read(), self._marks.read(), pacing)
 
-    def glance(self) -> QuickCheck:
+    def quick_check(self) -> QuickCheck:
         """What of ours nobody tells us about, counted. Raises KernelError."""
         return QuickCheck(self._marks.count(), self._pacing())
 
@@ -80,9 +80,9 @@ class LinuxKernel:
         """Give the sockets that are in use time to lose their paces; how many still have one. Raises KernelError."""
         return 0 if self._sockets is None else self._sockets.release()
 
-    def let_go(self) -> None:
+    def fail_open(self) -> None:
         """Put the root qdisc back if it is ours, whatever the chains hold. Raises KernelError."""
-        self._qdisc.let_go()
+        self._qdisc.fail_open()
 
     def forget_stale(self) -> None:
         """Forget the originals of qdiscs that we have not replaced. Raises KernelError."""

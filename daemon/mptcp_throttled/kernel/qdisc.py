@@ -71,12 +71,14 @@ class RootQdisc:
         dump = self._dump()
         ours = next((interface for interface in dump.interfaces if interface.name == self._interface), None)
         if ours is None:
-            return QdiscState(None, f"interface {self._interface} does not exist", False, self._unrestored(dump, None))
-        unrestored = self._unrestored(dump, ours)
+            return QdiscState(
+                None, f"interface {self._interface} does not exist", False, self._pending_elsewhere(dump, None)
+            )
+        pending_elsewhere = self._pending_elsewhere(dump, ours)
         if not _is_under_ours(dump.of(ours)):
-            owed = self._is_owed_its_own(dump, ours)
-            return QdiscState(None, self._obstacle(ours, dump.of(ours)), owed, unrestored)
-        return QdiscState(self._read_htb(ours, dump.of(ours)), None, False, unrestored)
+            restore_pending = self._is_owed_its_own(dump, ours)
+            return QdiscState(None, self._obstacle(ours, dump.of(ours)), restore_pending, pending_elsewhere)
+        return QdiscState(self._read_htb(ours, dump.of(ours)), None, False, pending_elsewhere)
 
     def forget_stale(self) -> None:
         """Remove the records of interfaces on which we have left nothing: what they have now is their own."""
@@ -97,17 +99,17 @@ class RootQdisc:
         obstacle = self._obstacle(interface, dump.of(interface))
         if obstacle is not None:
             raise KernelError(obstacle, errno.EEXIST)
-        owed = self._is_owed_its_own(dump, interface)  # then what could not be put back stays on record
-        if not owed:
+        restore_pending = self._is_owed_its_own(dump, interface)  # then what could not be put back stays on record
+        if not restore_pending:
             self._record(interface, SavedQdiscs(tree_of(dump.of(interface))))
         try:
             self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
         except KernelError:
-            if not owed:
+            if not restore_pending:
                 self._records.forget(interface.index)
             raise
         try:
-            if owed and (original := self._load(interface)) is not None and original.restoring:
+            if restore_pending and (original := self._load(interface)) is not None and original.restoring:
                 self._record(interface, replace(original, restoring=False))
             self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
@@ -131,7 +133,7 @@ class RootQdisc:
             self._replay(interface, original.qdiscs)
         self._records.forget(interface.index)
 
-    def let_go(self) -> None:
+    def fail_open(self) -> None:
         """Restore wherever our HTB is the root qdisc; where that fails, no mark leads to a class any more.
 
         The latter takes a single message, and no look at what there is: the handle is nobody else's.
@@ -173,7 +175,7 @@ class RootQdisc:
 
     def _dump(self) -> _Dump:
         dump = _Dump(self._tc.interfaces(), self._tc.qdiscs())
-        # An interface that has gone is owed nothing, and another may get its index.
+        # An interface that has gone is restore_pending nothing, and another may get its index.
         for index in set(self._records.indices()) - {interface.index for interface in dump.interfaces}:
             if not _exists(index):  # others that come and go may hide one from a listing
                 self._records.forget(index)
@@ -215,7 +217,7 @@ class RootQdisc:
             " pfifo, or set daemon.replace_any_qdisc"
         )
 
-    def _unrestored(self, dump: _Dump, own: Interface | None) -> tuple[str, ...]:
+    def _pending_elsewhere(self, dump: _Dump, own: Interface | None) -> tuple[str, ...]:
         return tuple(
             interface.name
             for interface in dump.interfaces

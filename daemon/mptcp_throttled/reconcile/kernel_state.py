@@ -27,11 +27,11 @@ class HtbState:
 class ChainState:
     """Our chain, and its sets, as they are in the kernel.
 
-    `stray`: they are not wholly as we make them, or the chain is not jumped to once.
+    `altered`: they are not wholly as we make them, or the chain is not jumped to once.
     """
 
     marks: Mapping[FourTuple, int]
-    stray: bool = False
+    altered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class QdiscState:
     """What tc shows: our HTB if it is the proxy interface's root qdisc, or the `obstacle` that keeps it from being so.
 
     An interface is `owed` its own qdisc if somebody has deleted our HTB from it, or if restoring was broken off.
-    `unrestored` names the others that are, and those under our HTB (the interface was renamed, or the configuration
+    `pending_elsewhere` names the others that are, and those under our HTB (the interface was renamed, or the configuration
     names another since): they must get their own back whatever is planned.
     """
 
     htb: HtbState | None = None
     obstacle: str | None = None
-    owed: bool = False
-    unrestored: tuple[str, ...] = ()
+    restore_pending: bool = False
+    pending_elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PacingState:
 
 @dataclass(frozen=True, slots=True)
 class QuickCheck:
-    """What is ours in the kernel, but for tc, counted: `marks` by the IP version of the chain, None if it is stray."""
+    """What is ours in the kernel, but for tc, counted: `marks` by the IP version of the chain, None if it is altered."""
 
     marks: Mapping[int, int | None]
     pacing: PacingState

@@ -56,7 +56,7 @@ class Kernel(Protocol):
     def read(self) -> KernelState:
         """What is there now."""
 
-    def glance(self) -> QuickCheck:
+    def quick_check(self) -> QuickCheck:
         """How much is there now, of what changes without a notification."""
 
     def apply(self, operation: OtherOperation) -> None:
@@ -65,7 +65,7 @@ class Kernel(Protocol):
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         """Carry each of them out, in order, wholly or not at all; for each, why it was refused."""
 
-    def let_go(self) -> None:
+    def fail_open(self) -> None:
         """Hold nobody to any rate, without looking at the rules: put the root qdisc back if it is ours."""
 
 
@@ -100,7 +100,7 @@ def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
 
 
 def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
-    for interface in actual.qdisc.unrestored:
+    for interface in actual.qdisc.pending_elsewhere:
         yield RestoreQdisc(interface)
     htb, paces = actual.qdisc.htb, actual.pacing.paces or {}
     freed = {ends: rate for ends, rate in paces.items() if ends not in plan.paces}
@@ -109,7 +109,7 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
             yield RemoveChain(version)
         if freed:
             yield ChangePaces({}, freed)
-        if htb is not None or actual.qdisc.owed:
+        if htb is not None or actual.qdisc.restore_pending:
             yield RestoreQdisc()
         return
     slowed = _differing(plan.paces, paces)
@@ -117,9 +117,9 @@ def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
         yield ChangePaces(slowed, {})
     marks = {version: _of_version(plan.marks, version) for version in IP_VERSIONS}
     for version, chain in actual.chains.items():
-        if chain.stray and not marks[version]:
+        if chain.altered and not marks[version]:
             yield RemoveChain(version)
-    chains = {version: chain for version, chain in actual.chains.items() if not chain.stray}
+    chains = {version: chain for version, chain in actual.chains.items() if not chain.altered}
     if htb is not None and (htb.default_minor != plan.default_minor or not htb.filtered):
         yield RestoreQdisc()
         htb = None
@@ -210,14 +210,14 @@ class Reconciler:
         in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
         return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
 
-    def glance(self, plan: KernelPlan) -> bool:
+    def quick_check(self, plan: KernelPlan) -> bool:
         """Whether a plan that is in force as a whole seems to be so still: the look takes as long for one as for all.
 
         Of tc nothing is looked at: who changes that is notified of (kernel/notifications.py). That somebody has put as
         many other marks in the place of ours is left to be found by `converge`.
         """
         try:
-            seen = self._kernel.glance()
+            seen = self._kernel.quick_check()
         except KernelError:
             return False
         paced = None if seen.pacing.paces is None else len(seen.pacing.paces)
@@ -281,7 +281,7 @@ class Reconciler:
         state = self._try_to_read()
         # Where HTB is to be and something is in its way, to put back what was there before would put it in the way of
         # somebody else, who would take it for ours. It stays on record.
-        return replace(state, qdisc=replace(state.qdisc, owed=False)) if to_hold else state
+        return replace(state, qdisc=replace(state.qdisc, restore_pending=False)) if to_hold else state
 
     def _try_to_read(self) -> KernelState:
         for _ in range(_READ_ATTEMPTS - 1):
@@ -291,7 +291,7 @@ class Reconciler:
 
     def _let_go(self) -> list[str]:
         try:
-            self._kernel.let_go()
+            self._kernel.fail_open()
         except KernelError as error:
             return [str(error)]
         return []
@@ -380,7 +380,7 @@ def _in_force(state: KernelState, plan: KernelPlan) -> KernelPlan:
     if htb is None or not htb.filtered or not plan.htb:
         return UNTOUCHED
     classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
-    present = {ends: m for chain in state.chains.values() if not chain.stray for ends, m in chain.marks.items()}
+    present = {ends: m for chain in state.chains.values() if not chain.altered for ends, m in chain.marks.items()}
     marks = {ends: m for ends, m in plan.marks.items() if m in classes and present.get(ends) == m}
     known = state.pacing.paces or {}
     paces = {ends: rate for ends, rate in plan.paces.items() if ends in marks and known.get(ends) == rate}

@@ -23,7 +23,7 @@ _log = logging.getLogger("mptcp-throttled")
 class MarkingBackEnd(Protocol):
     """MarkingBackEnd of subflows in the kernel, by IP version. For one thread only; all methods raise KernelError.
 
-    What the other back end has left makes a chain stray, and goes with it.
+    What the other back end has left makes a chain altered, and goes with it.
     """
 
     @property
@@ -40,7 +40,7 @@ class MarkingBackEnd(Protocol):
         """Our chains by IP version; none, where nothing of ours is."""
 
     def count(self) -> dict[int, int | None]:
-        """How many marks each of our chains has, by IP version; None for one that is stray."""
+        """How many marks each of our chains has, by IP version; None for one that is altered."""
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain with these marks alone, in place of what is there."""

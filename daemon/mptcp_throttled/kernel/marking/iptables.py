@@ -164,11 +164,11 @@ def target_of(rule: Any) -> str | None:
 def _read_chain(table: Any, understand: Callable[[Sequence[Any]], ChainState]) -> ChainState:
     try:
         if not table.is_chain(CHAIN):
-            return ChainState({}, stray=True)
+            return ChainState({}, altered=True)
         found = understand(iptc.Chain(table, CHAIN).rules)
-        return found if _is_reached(table) else ChainState(found.marks, stray=True)
+        return found if _is_reached(table) else ChainState(found.marks, altered=True)
     except _NOT_UNDERSTOOD:
-        return ChainState({}, stray=True)
+        return ChainState({}, altered=True)
 
 
 def _append(table: Any, rules: Iterable[Any]) -> None:

@@ -35,20 +35,20 @@ class RuleMarking:
         self._chains[4].require_table()
 
     def read(self) -> dict[int, ChainState]:
-        """Our chains by IP version; sets of ours, which another instance has left, make one stray."""
+        """Our chains by IP version; sets of ours, which another instance has left, make one altered."""
         found = {}
         left = {our_set.ip_version for our_set in self._sets.present()}
         for version, chain in self._chains.items():
             state = chain.read(self._understand)
             if version in left:
-                found[version] = ChainState({} if state is None else state.marks, stray=True)
+                found[version] = ChainState({} if state is None else state.marks, altered=True)
             elif state is not None:
                 found[version] = state
         return found
 
     def count(self) -> dict[int, int | None]:
-        """How many marks each of our chains has, by IP version; None for one that is stray."""
-        return {version: None if state.stray else len(state.marks) for version, state in self.read().items()}
+        """How many marks each of our chains has, by IP version; None for one that is altered."""
+        return {version: None if state.altered else len(state.marks) for version, state in self.read().items()}
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain with these marks alone, in one commit."""
@@ -74,15 +74,15 @@ class RuleMarking:
 
     def _understand(self, rules: Sequence[Any]) -> ChainState:
         marks: dict[FourTuple, int] = {}
-        stray = False
+        altered = False
         for rule in rules:
             ends = _ends_of(rule)
             minor = self._minor_of(rule)
             if ends is None or minor is None or ends in marks:
-                stray = True
+                altered = True
             else:
                 marks[ends] = minor
-        return ChainState(marks, stray)
+        return ChainState(marks, altered)
 
     def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
         rule = chain.new_rule()

@@ -50,17 +50,17 @@ class IpsetMarking:
         for version, present in self._present().items():
             state = self._read_chain(version, present)
             if state is not None:
-                found[version] = state if state.stray else self._with_marks(present)
+                found[version] = state if state.altered else self._with_marks(present)
         return found
 
     def count(self) -> dict[int, int | None]:
-        """How many marks each of our chains has, by IP version; None for one that is stray."""
+        """How many marks each of our chains has, by IP version; None for one that is altered."""
         found: dict[int, int | None] = {}
         for version, present in self._present().items():
             state = self._read_chain(version, present)
             if state is not None:
                 sizes = [header.elements for header in present.values() if header.elements is not None]
-                found[version] = None if state.stray or len(sizes) < len(present) else sum(sizes)
+                found[version] = None if state.altered or len(sizes) < len(present) else sum(sizes)
         return found
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
@@ -136,16 +136,16 @@ class IpsetMarking:
         chain = self._chains[ip_version]
         state = chain.read(lambda rules: ChainState({}, not self._are_ours(ip_version, rules, present)))
         if state is None:
-            return ChainState({}, stray=True) if present else None
+            return ChainState({}, altered=True) if present else None
         is_as_made = all(header.is_as_made for header in present.values())
-        return ChainState({}, state.stray or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
+        return ChainState({}, state.altered or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
 
     def _with_marks(self, present: Iterable[OwnSet]) -> ChainState:
         contents = [self._contents(own) for own in present]
         if len(contents) == 1:
             return contents[0].state
         marks = {ends: minor for one in contents for ends, minor in one.state.marks.items()}
-        return ChainState(marks, any(one.state.stray for one in contents))
+        return ChainState(marks, any(one.state.altered for one in contents))
 
     def _contents(self, own: OwnSet) -> _Contents:
         self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._marking.mask)
@@ -216,7 +216,7 @@ def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: in
             strange += 1
         else:
             marks[mark[0]] = mark[1]
-    return _Contents(raw, strange, ChainState(marks, stray=strange > 0))
+    return _Contents(raw, strange, ChainState(marks, altered=strange > 0))
 
 
 def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:
