@@ -38,9 +38,9 @@ class ChainState:
 class QdiscState:
     """What tc shows: our HTB if it is the proxy interface's root qdisc, or the `obstacle` that keeps it from being so.
 
-    An interface is `owed` its own qdisc if somebody has deleted our HTB from it, or if restoring was broken off.
-    `pending_elsewhere` names the others that are, and those under our HTB (the interface was renamed, or the configuration
-    names another since): they must get their own back whatever is planned.
+    `restore_pending`: the saved qdisc is not back yet, because somebody has deleted our HTB or because restoring was
+    interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB (the
+    interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
     """
 
     htb: HtbState | None = None
@@ -59,7 +59,7 @@ class PacingState:
 
 @dataclass(frozen=True, slots=True)
 class QuickCheck:
-    """What is ours in the kernel, but for tc, counted: `marks` by the IP version of the chain, None if it is altered."""
+    """How much of ours is in the kernel, tc excluded: `marks` by IP version of the chain, None for an altered chain."""
 
     marks: Mapping[int, int | None]
     pacing: PacingState
