@@ -1,4 +1,4 @@
-"""What the daemon's socket answers: what is, from the last round; and what is asked for, once it is in force."""
+"""The RPC methods of the daemon: reading answers from the last snapshot, changes answer once they are applied."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttled import state as report
+from mptcp_throttled import status
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.operator_state import Pause
 from mptcp_throttled.policy.overrides import requested_expiry, requested_override
 from mptcp_throttled.reconcile.commands import as_commands
+from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState
-from mptcp_throttled.reconcile.reconciler import diff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from mptcp_throttled.inbox import Inbox
     from mptcp_throttled.operator_state import OperatorStore
     from mptcp_throttled.running_config import RunningConfig
-    from mptcp_throttled.state import View
+    from mptcp_throttled.state import Snapshot
 
 _log = logging.getLogger("mptcp-throttled")
 
 
-class Methods:
-    """The methods, for any thread: what they change, they change through `inbox`, in the kernel-writing thread.
+class Api:
+    """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `view` is the last round; `load` reads the configuration files again and raises ConfigError; `marks` names the
-    back end that marks packets.
+    `snapshot` gives that of the last step; `load` reads the configuration files again and raises ConfigError; `marks`
+    names the marking back end.
     """
 
     def __init__(
         self,
-        settings: RunningConfig,
-        wishes: OperatorStore,
+        config: RunningConfig,
+        operator: OperatorStore,
         inbox: Inbox,
-        view: Callable[[], View],
+        snapshot: Callable[[], Snapshot],
         load: Callable[[], Config],
         marks: str,
     ) -> None:
-        self._settings = settings
-        self._wishes = wishes
+        self._config = config
+        self._operator = operator
         self._inbox = inbox
-        self._view = view
+        self._snapshot = snapshot
         self._load = load
         self._marks = marks
         self._reloading = threading.Lock()
 
-    def table(self) -> dict[str, Callable[..., Json]]:
+    def methods(self) -> dict[str, Callable[..., Json]]:
         """All of them by name."""
         return {
             "status": self.status,
@@ -68,71 +68,71 @@ class Methods:
         }
 
     def status(self) -> Json:
-        """Networks with their rates, what is in the kernel, and whether the sniffer answers."""
-        settings = self._settings
-        interface = settings.config.proxy.interface
-        return report.status(self._view(), interface, self._marks, settings.status(), time.time())
+        """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
+        interface = self._config.config.proxy.interface
+        return status.status(self._snapshot(), interface, self._marks, self._config.status(), time.time())
 
     def connections(self) -> Json:
-        """Every connection, and what is done with each subflow and why."""
-        return report.connections(self._view())
+        """Every connection, with the decision for each subflow."""
+        return status.connections(self._snapshot())
 
     def plan(self) -> Json:
-        """All operations that lead from the untouched interface to the present plan, as commands."""
-        view, config = self._view(), self._settings.config
+        """The operations that lead from an untouched interface to the plan, as commands, and whether it is applied."""
+        snapshot, config = self._snapshot(), self._config.config
         marking = Marking(config.daemon.mark_mask, config.proxy.ports)
+        plan, applied = snapshot.plan, snapshot.applied
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
                     "commands": list(as_commands(operation, config.proxy.interface, marking, self._marks)),
                 }
-                for operation in diff(KernelState(), view.plan)
+                for operation in diff(KernelState(), plan)
             ],
-            "in_force": view.in_force == (view.plan if view.unpaced is None else replace(view.plan, paces={})),
+            "in_force": applied == (plan if snapshot.pacing_problem is None else replace(plan, paces=applied.paces)),
         }
 
     def set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> Json:
         """Override a network's cap or limit; `rate` null is unlimited, `seconds` null is until reset.
 
-        Answers with the network's status once the rate is in force.
+        Answers with the network's status once the rate is applied.
         """
         override = requested_override(network, rule, rate, seconds, time.time())
-        self._apply(lambda: self._wishes.set(override))
+        self._change(lambda: self._operator.set(override))
         return self._network(network)
 
     def reset_rate(self, network: str) -> Json:
         """Return to the configured rates of a network; answers as `set_rate`."""
-        self._apply(lambda: self._wishes.reset(network))
+        self._change(lambda: self._operator.reset(network))
         return self._network(network)
 
     def pause(self, seconds: float | None) -> Json:
-        """Hold nobody to a rate; `seconds` null is until resumed. Answers `{pause}` as in `status`, once in force."""
+        """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""
         pause = Pause(requested_expiry(seconds, time.time()))
-        self._apply(lambda: self._wishes.pause(pause))
-        return {"pause": report.pause_status(pause, time.time())}
+        self._change(lambda: self._operator.pause(pause))
+        return {"pause": status.pause_status(pause, time.time())}
 
     def resume(self) -> Json:
         """End a pause, if there is one; answers as `pause`."""
-        self._apply(lambda: self._wishes.pause(None))
+        self._change(lambda: self._operator.pause(None))
         return {"pause": None}
 
     def reload(self) -> Json:
-        """Load the configuration files again; answers once what has changed is in force.
+        """Load the configuration files again; answers once the changes are applied.
 
         `{changes, dropped_overrides, problems, valid}`, lines for the operator. With problems, nothing has changed,
         either because the files are not `valid` or because of what only a restart can change.
         """
-        with self._reloading:  # what was loaded last is adopted last
+        with self._reloading:  # two reloads take effect in the order in which they read the files
             loaded = self._loaded()
-            before = self._view().errors
+            before = self._snapshot().errors
             answer = self._inbox.ask(lambda: self._take(loaded))
         if not answer["problems"]:
-            self._raise_errors(before)
+            self._raise_new_errors(before)
         return answer
 
-    def hang_up(self) -> None:
-        """Reload as at SIGHUP: the log tells what came of it."""
+    def reload_on_signal(self) -> None:
+        """Reload after SIGHUP: the result is in the log."""
         try:
             self.reload()
         except UserError as error:
@@ -145,8 +145,8 @@ class Methods:
             return error
 
     def _take(self, loaded: Config | ConfigError) -> Json:
-        verdict = self._settings.take(loaded, time.time())
-        dropped = () if verdict.problems else self._wishes.adopt(self._settings.config.networks)
+        verdict = self._config.take(loaded, time.time())
+        dropped = () if verdict.problems else self._operator.adopt(self._config.config.networks)
         return {
             "changes": [str(change) for change in verdict.changes],
             "dropped_overrides": list(dropped),
@@ -154,13 +154,13 @@ class Methods:
             "valid": verdict.valid,
         }
 
-    def _apply(self, change: Callable[[], None]) -> None:
-        before = self._view().errors
+    def _change(self, change: Callable[[], None]) -> None:
+        before = self._snapshot().errors
         self._inbox.ask(change)
-        self._raise_errors(before)
+        self._raise_new_errors(before)
 
-    def _raise_errors(self, before: tuple[str, ...]) -> None:
-        errors = [error for error in self._view().errors if error not in before]
+    def _raise_new_errors(self, before: tuple[str, ...]) -> None:
+        errors = [error for error in self._snapshot().errors if error not in before]
         if errors:
             raise UserError(f"accepted, but: {'; '.join(errors)}")
 

@@ -1,4 +1,4 @@
-"""Put back what an instance that is gone has left: our chains, and every root qdisc that is ours."""
+"""Remove what another instance has left behind: our chains, sets and paces, and every root qdisc that is ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 
 def release_sockets(kernel: LinuxKernel) -> None:
-    """See that no socket keeps a pace, and say so if one does, or if that cannot be told."""
+    """Free the sockets of their paces; log it if one keeps its pace, or if that cannot be told."""
     try:
         paced = kernel.release_sockets()
     except KernelError as error:
@@ -30,12 +30,12 @@ def release_sockets(kernel: LinuxKernel) -> None:
 
 
 def clean_up(kernel: LinuxKernel) -> None:
-    """Leave no chain and no qdisc of ours on this host. Raises UserError naming what could not be put back."""
-    outcome = Reconciler(kernel).converge(UNTOUCHED)
+    """Leave nothing of ours on this host. Raises UserError naming what could not be removed or restored."""
+    outcome = Reconciler(kernel).full(UNTOUCHED)
     for operation in outcome.done:
         _log.info("cleanup: %s", operation)
-    if outcome.errors:
-        raise UserError("\n".join(outcome.errors))
+    if outcome.failures:
+        raise UserError("\n".join(outcome.failures))
     release_sockets(kernel)
     try:
         kernel.forget_stale()

@@ -1,4 +1,4 @@
-"""What the other threads have for the kernel-writing one: a nudge, or a change to make before its next round."""
+"""Messages to the control loop from other threads: a wake-up, or a request to change something in its next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWER_SECONDS: Final = 5.0
 
 
 class Request(Generic[T]):
-    """A change somebody waits for: `carry_out` before a round, `answer` when the round has put it in force."""
+    """A change that a caller waits for: the loop calls `carry_out` before a step and `answer` after it."""
 
     def __init__(self, change: Callable[[], T]) -> None:
         self._change = change
@@ -25,7 +25,7 @@ class Request(Generic[T]):
         self.answered: Future[T] = Future()
 
     def carry_out(self) -> None:
-        """Make the change, unless nobody waits for it any more; refusals (UserError) go to who asked."""
+        """Make the change, unless the caller has given up; a UserError goes to the caller."""
         if self.answered.set_running_or_notify_cancel():
             try:
                 self._result = self._change()
@@ -33,7 +33,7 @@ class Request(Generic[T]):
                 self.answered.set_exception(refusal)
 
     def answer(self) -> None:
-        """Let who asked go on."""
+        """Return the result to the caller."""
         if not self.answered.done():
             self.answered.set_result(self._result)
 
@@ -42,7 +42,7 @@ class Inbox:
     """Filled by any thread, emptied by one."""
 
     def __init__(self) -> None:
-        # It may be put into by a signal handler, whatever it interrupts.
+        # Of Python's queues the only one that a signal handler may use, whatever it interrupts.
         self._queue: queue.SimpleQueue[Request[Any] | None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -50,7 +50,7 @@ class Inbox:
         self._queue.put(None)
 
     def ask(self, change: Callable[[], T]) -> T:
-        """The result of `change`, which the emptying thread calls, once its round with it is over.
+        """The result of `change`, which the loop calls, after the step that applies it.
 
         Raises what `change` raises, and UserError if the answer does not come in time.
         """
@@ -61,10 +61,10 @@ class Inbox:
         except TimeoutError as error:
             if request.answered.cancel():
                 raise UserError(f"not accepted in {_ANSWER_SECONDS:g} s: busy; see status") from error
-            raise UserError(f"accepted, but not in force after {_ANSWER_SECONDS:g} s; see status") from error
+            raise UserError(f"accepted, but not applied after {_ANSWER_SECONDS:g} s; see status") from error
 
     def wait(self, seconds: float) -> list[Request[Any]]:
-        """All requests that have come, in order; waits up to `seconds` for the first message."""
+        """All requests so far, in order; waits up to `seconds` for the first message."""
         messages = []
         try:
             messages.append(self._queue.get(timeout=max(seconds, 0.0)))

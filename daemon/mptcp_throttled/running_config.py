@@ -1,4 +1,4 @@
-"""The configuration in force: the last good one, and why those that came after it are not."""
+"""The configuration in force: the last valid one; and why later ones were refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger("mptcp-throttled")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What comes of files that were loaded: they are adopted, with `changes`; or, for `problems`, not.
+    """Whether loaded files become the configuration in force: yes, with `changes`; or no, because of `problems`.
 
-    `valid` is false if they are not even a configuration.
+    `valid` is false if they are not a valid configuration at all.
     """
 
     changes: tuple[Change, ...] = ()
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def judge(present: Config, loaded: Config | ConfigError) -> Verdict:
-    """Whether `loaded` can take the place of `present` while the daemon runs."""
+    """Whether `loaded` can replace `present` without a restart."""
     if not isinstance(loaded, Config):
         return Verdict(problems=tuple(loaded.problems), valid=False)
     found = changes(present, loaded)
@@ -46,7 +46,7 @@ class RunningConfig:
         self._problems: tuple[str, ...] = ()
 
     def take(self, loaded: Config | ConfigError, now: float) -> Verdict:
-        """Put a configuration in force if it can be."""
+        """Put a configuration in force if it can replace the present one."""
         verdict = judge(self.config, loaded)
         self._problems = verdict.problems
         for problem in verdict.problems:

@@ -1,15 +1,17 @@
 """Follows the sniffer's table over JSON-RPC: a snapshot in parts, then changes by long poll.
 
-Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2): as soon as a call fails,
-an empty table is delivered, which lifts all caps, and the connection is tried again. Under load, changes come many at a
-time: an answer has all since the last one, and what was delivered since the daemon looked last is merged.
+Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2). So when a call fails, an
+empty table is delivered, which lifts all caps, and the connection is tried again. Under load an answer has all changes
+since the last one, and updates that the control loop has not taken yet are merged.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -50,18 +52,33 @@ class TableUpdate:
 
 
 class TableSource(threading.Thread):
-    """Calls `deliver` with every update of the table, from this thread, until `stop()`.
+    """Receives updates of the table in this thread until `stop()`, and calls `arrived` after each.
 
-    `parts` counts those of snapshots that have come: while it grows, a table is on its way.
+    `parts` counts the parts of snapshots received so far: while it grows, a table is on its way.
     """
 
-    def __init__(self, sniffer_socket: Path, deliver: Callable[[TableUpdate], None]) -> None:
-        super().__init__(name="pull", daemon=True)
+    def __init__(self, sniffer_socket: Path, arrived: Callable[[], None]) -> None:
+        super().__init__(name="table-source", daemon=True)
         self._client = RpcClient(sniffer_socket, _CALL_SECONDS, keep=True)
-        self.parts = 0
-        self._deliver = deliver
+        self._arrived = arrived
+        self._updates: queue.SimpleQueue[TableUpdate] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._problem: str | None = None
+        self.parts = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no update to take."""
+        return self._updates.empty()
+
+    def take(self) -> TableUpdate | None:
+        """All updates that have come since the last call, as one; None if there are none."""
+        update: TableUpdate | None = None
+        with suppress(queue.Empty):
+            while True:
+                later = self._updates.get_nowait()
+                update = later if update is None else update.then(later)
+        return update
 
     def stop(self) -> None:
         """Stop, at the latest when the current call ends."""
@@ -81,6 +98,10 @@ class TableSource(threading.Thread):
                     self._deliver(TableUpdate(problem=self._problem))
                 self._stopping.wait(_RETRY_SECONDS)
 
+    def _deliver(self, update: TableUpdate) -> None:
+        self._updates.put(update)
+        self._arrived()
+
     def _follow(self) -> None:
         update = self._take_snapshot()
         answer = self._client.call("changes", update.epoch, update.revision, 0.0)
@@ -98,7 +119,7 @@ class TableSource(threading.Thread):
                 self._deliver(update)
 
     def _take_snapshot(self) -> TableUpdate:
-        """All parts, and the revision of the first one: what has changed since may be in them or not."""
+        """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""
         connections: dict[Token, Connection | None] = {}
         with ThreadPoolExecutor(1, "snapshot") as ahead:
             first = data = self._client.call("snapshot")

@@ -82,15 +82,13 @@ def _noted(tracker: Tracker, change: Callable[[], list[TableChange]], now: float
 
 
 def _time_daemon() -> None:
-    start, apply, change = TableSource.__init__, LinuxKernel.apply, LinuxKernel.change_classes
+    take, apply, change = TableSource.take, LinuxKernel.apply, LinuxKernel.change_classes
 
-    def timed_start(puller: TableSource, socket: Path, deliver: Callable[..., None]) -> None:
-        def timed_deliver(update: TableUpdate) -> None:
-            now = time.time()
-            deliver(update)
-            _note("delivered", _keys(update.connections.values()), now)
-
-        start(puller, socket, timed_deliver)
+    def timed_take(source: TableSource) -> TableUpdate | None:
+        update = take(source)
+        if update is not None:
+            _note("delivered", _keys(update.connections.values()), time.time())
+        return update
 
     def timed_change(kernel: LinuxKernel, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         refusals = change(kernel, operations)
@@ -108,7 +106,7 @@ def _time_daemon() -> None:
                 _note("paced", add, now)
 
     LinuxKernel.change_classes = timed_change  # type: ignore[method-assign, assignment]
-    TableSource.__init__, LinuxKernel.apply = timed_start, timed_apply  # type: ignore[method-assign, assignment]
+    TableSource.take, LinuxKernel.apply = timed_take, timed_apply  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

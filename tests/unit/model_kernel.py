@@ -1,21 +1,25 @@
-"""What each operation does to a kernel, in memory: the kernel that tests of pure code need."""
+"""A kernel in memory, for tests of pure code: it refuses what the real kernel would, and what it is told to."""
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, QdiscState
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.reconcile import effects
+from mptcp_throttled.reconcile.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
     ChangePaces,
+    ClassOperation,
     DeleteClass,
     InstallHtb,
-    MakeChain,
     Operation,
-    RemoveChain,
+    OtherOperation,
     RestoreQdisc,
 )
 
@@ -27,53 +31,37 @@ if TYPE_CHECKING:
 
 
 def apply(state: KernelState, operation: Operation) -> KernelState:
-    """The state after the operation; fails where the real kernel would, and if a mark is left without its class."""
-    htb, restore_pending, pending_elsewhere = (
-        state.qdisc.htb,
-        state.qdisc.restore_pending,
-        state.qdisc.pending_elsewhere,
-    )
-    chains = dict(state.chains)
-    paces = state.pacing.paces
+    """The state after the operation. Raises KernelError where the real kernel would."""
+    problem = _problem(state, operation)
+    if problem is not None:
+        raise KernelError(f"{type(operation).__name__}: {problem}", errno.EINVAL)
+    return effects.after(state, operation)
+
+
+def _problem(state: KernelState, operation: Operation) -> str | None:
+    qdisc, classes = state.qdisc, _classes(state)
     match operation:
-        case InstallHtb(default_minor):
-            assert htb is None
-            assert state.qdisc.obstacle is None
-            htb, restore_pending = HtbState(default_minor, True, {}), False
+        case InstallHtb():
+            is_possible = qdisc.htb is None and qdisc.obstacle is None
         case RestoreQdisc(None):
-            assert htb is not None or restore_pending
-            htb, restore_pending = None, False
+            is_possible = qdisc.htb is not None or qdisc.restore_pending
         case RestoreQdisc(interface):
-            assert interface in pending_elsewhere
-            pending_elsewhere = tuple(name for name in pending_elsewhere if name != interface)
-        case AddClass(minor, rate):
-            assert htb is not None
-            assert minor not in htb.classes
-            htb = replace(htb, classes={**htb.classes, minor: rate})
-        case ChangeClass(minor, rate):
-            assert htb is not None
-            assert minor in htb.classes
-            htb = replace(htb, classes={**htb.classes, minor: rate})
-        case DeleteClass(minor):
-            assert htb is not None
-            htb = replace(htb, classes={m: rate for m, rate in htb.classes.items() if m != minor})
-        case MakeChain(ip_version, made):
-            chains[ip_version] = ChainState(dict(made))
-        case ChangeMarks(ip_version, add, remove):
-            marks = dict(chains[ip_version].marks)
-            for gone in remove:
-                del marks[gone]
-            chains[ip_version] = ChainState({**marks, **add})
-        case ChangePaces(add, remove):
-            assert paces is not None
-            paces = {ends: pace for ends, pace in paces.items() if ends not in remove} | dict(add)
-        case RemoveChain(ip_version):
-            del chains[ip_version]
-    qdisc = QdiscState(htb, state.qdisc.obstacle, restore_pending, pending_elsewhere)
-    return KernelState(qdisc, chains, replace(state.pacing, paces=paces))
+            is_possible = interface in qdisc.pending_elsewhere
+        case AddClass(minor):
+            is_possible = qdisc.htb is not None and minor not in classes
+        case ChangeClass(minor) | DeleteClass(minor):
+            is_possible = minor in classes
+        case ChangeMarks(ip_version, _, remove):
+            chain = state.chains.get(ip_version)
+            is_possible = chain is not None and remove.keys() <= chain.marks.keys()
+        case ChangePaces():
+            is_possible = state.pacing.paces is not None
+        case _:
+            is_possible = True
+    return None if is_possible else f"not possible in {state}"
 
 
-def held(state: KernelState) -> dict[FourTuple, Rate]:
+def throttled(state: KernelState) -> dict[FourTuple, Rate]:
     """The rate of every subflow whose mark leads to a class."""
     return {ends: rate for ends, minor in _marks(state) if (rate := _classes(state).get(minor)) is not None}
 
@@ -89,3 +77,70 @@ def _classes(state: KernelState) -> Mapping[int, Rate | None]:
 
 def _marks(state: KernelState) -> Iterator[tuple[FourTuple, int]]:
     return (mark for chain in state.chains.values() for mark in chain.marks.items())
+
+
+class ModelKernel:
+    """`refuse` holds types of operations, operations, and what equals one; `reads_refused` counts reads to fail first.
+
+    `applied` are the operations that succeeded, `reads` counts the times that everything was read.
+    """
+
+    def __init__(self, state: KernelState | None = None, *refuse: object, reads_refused: int = 0) -> None:
+        self.state = state or KernelState()
+        self.refuse = refuse
+        self.reads_refused = reads_refused
+        self.reads = 0
+        self.quick_checks = 0
+        self.applied: list[Operation] = []
+        self.tried: list[Operation] = []
+        self.dangling = False
+
+    def read(self) -> KernelState:
+        self._fail_read()
+        self.reads += 1
+        return replace(self.state, chains=dict(sorted(self.state.chains.items())))
+
+    def quick_check(self) -> QuickCheck:
+        self._fail_read()
+        self.quick_checks += 1
+        chains = self.state.chains.items()
+        counts = {version: None if chain.altered else len(chain.marks) for version, chain in chains}
+        return QuickCheck(counts, self.state.pacing)
+
+    def fail_open(self) -> None:
+        if self.state.qdisc.htb is not None:
+            self.apply(RestoreQdisc())
+
+    def apply(self, operation: OtherOperation) -> None:
+        self._apply(operation)
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        return [self._refusal(operation) for operation in operations]
+
+    @property
+    def throttled(self) -> dict[FourTuple, Rate]:
+        return throttled(self.state)
+
+    def replace_qdisc(self, **changes: object) -> None:
+        """Somebody else changes what tc shows."""
+        self.state = replace(self.state, qdisc=replace(self.state.qdisc, **changes))  # type: ignore[arg-type]
+
+    def _apply(self, operation: Operation) -> None:
+        self.tried.append(operation)
+        if operation in self.refuse or type(operation) in self.refuse:
+            raise KernelError(type(operation).__name__, errno.ENOMEM)
+        self.state = apply(self.state, operation)
+        self.applied.append(operation)
+        self.dangling |= dangling(self.state)
+
+    def _refusal(self, operation: ClassOperation) -> KernelError | None:
+        try:
+            self._apply(operation)
+        except KernelError as error:
+            return error
+        return None
+
+    def _fail_read(self) -> None:
+        if self.reads_refused:
+            self.reads_refused -= 1
+            raise KernelError("unreadable", errno.ENOBUFS)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
+
+from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, Subflow, Token
 from mptcp_throttle.units import Rate
+from mptcp_throttled.desired.kernel_plan import KernelPlan
 
 
 def ends(client: str, port: int = 40000) -> FourTuple:
@@ -33,6 +37,13 @@ def network(
         None if limit is None else Rate.parse(limit),
         per,
     )
+
+
+def kernel_plan(
+    classes: Mapping[int, Rate], marks: Mapping[FourTuple, int] = Map(), paces: Mapping[FourTuple, int] = Map()
+) -> KernelPlan:
+    """A plan with HTB that does not shape unmarked traffic."""
+    return KernelPlan(True, 0, Map(classes), Map(marks), Map(paces))
 
 
 ETHERNET = network("ethernet", 1, 2, cap="1mbit")

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from tables import ends
+from tables import ends, kernel_plan
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.reconcile.commands import as_commands
+from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState
 from mptcp_throttled.reconcile.operations import (
     ChangeMarks,
@@ -17,7 +17,6 @@ from mptcp_throttled.reconcile.operations import (
     RemoveChain,
     RestoreQdisc,
 )
-from mptcp_throttled.reconcile.reconciler import diff
 
 MARKING = htb.Marking(0xFFFF0000, (8080,))
 
@@ -26,8 +25,8 @@ def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:
     return [line for operation in operations for line in as_commands(operation, "eth0", MARKING, marks)]
 
 
-def test_capping_one_subflow() -> None:
-    plan = KernelPlan(True, 0, {2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
+def test_commands_that_cap_one_subflow() -> None:
+    plan = kernel_plan({2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
     commands = commands_of(diff(KernelState(), plan), "rules")
     assert commands == [
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
@@ -45,7 +44,7 @@ def test_capping_one_subflow() -> None:
     ]
 
 
-def test_lifting_and_other_versions() -> None:
+def test_commands_that_free_and_those_for_ipv6() -> None:
     operations: list[Operation] = [
         ChangeMarks(6, {}, {ends("fd00:1::2"): 3}),
         DeleteClass(3),
@@ -64,7 +63,7 @@ def test_lifting_and_other_versions() -> None:
     ]
 
 
-def test_marks_in_sets() -> None:
+def test_commands_of_marks_in_sets() -> None:
     operations: list[Operation] = [
         MakeChain(4, {ends("10.1.0.2"): 2}),
         ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
@@ -86,13 +85,13 @@ def test_marks_in_sets() -> None:
     ]
 
 
-def test_minors_stand_under_the_mask() -> None:
+def test_commands_shift_minors_under_the_mark_mask() -> None:
     assert htb.mark_shift(0xFFFF0000) == 16
     assert htb.max_minor(0xFFFF0000) == 0xFFFF
     assert htb.max_minor(0x00FF0000) == 0xFF
 
 
-def test_our_filter_is_recognised_by_its_program_and_a_foreign_one_is_not() -> None:
+def test_mark_filter_is_recognised_by_its_program() -> None:
     ours = htb.mark_filter(MARKING)
     tagged_by_kernel = ours._replace(options=(ours.options or b"") + b"\x08\x00\x09\x00\x00\x00\x00\x00")
     assert htb.is_mark_filter(tagged_by_kernel, MARKING)

@@ -3,51 +3,56 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_oracle import decide_all
 from tables import ETHERNET, WIFI, connection, network, subflow
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import Decision, Rule, decide
+from mptcp_throttled.policy.decide import Decision, RateKind
 
 
 def held(connections: list[Connection], *networks: AccessNetwork) -> dict[str, tuple[str, str]]:
     """Client end -> (rule, rate) of every subflow that is held."""
     return {
-        str(t.subflow.ends.client): (t.held.share.rule, str(t.held.rate))
-        for t in decide(connections, networks or (WIFI, ETHERNET))
-        if t.held is not None
+        str(t.subflow.ends.client): (t.throttle.share.kind, str(t.throttle.rate))
+        for t in decide_all(connections, networks or (WIFI, ETHERNET))
+        if t.throttle is not None
     }
 
 
 def shares(connections: list[Connection], *networks: AccessNetwork) -> dict[str, str]:
-    return {str(t.subflow.ends.client): t.held.share.who for t in decide(connections, networks) if t.held is not None}
+    return {
+        str(t.subflow.ends.client): t.throttle.share.who
+        for t in decide_all(connections, networks)
+        if t.throttle is not None
+    }
 
 
-def test_the_less_preferred_path_is_capped_while_the_preferred_one_is_live() -> None:
+def test_cap_applies_while_a_preferred_path_is_live() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     assert held([both]) == {"10.1.0.2:40000": ("cap", "1mbit")}
-    (capped, free) = decide([both], (WIFI, ETHERNET))
+    (capped, free) = decide_all([both], (WIFI, ETHERNET))
     assert (capped.network, capped.reason) == ("ethernet", "wifi is live")
-    assert (free.network, free.held) == ("wifi", None)
+    assert (free.network, free.throttle) == ("wifi", None)
 
 
-def test_a_lone_path_is_never_capped() -> None:
+def test_cap_never_applies_to_the_only_path() -> None:
     assert held([connection(1, subflow("10.1.0.2"))]) == {}
 
 
-def test_a_preferred_path_of_another_connection_does_not_count() -> None:
+def test_preferred_path_of_another_connection_justifies_no_cap() -> None:
     assert held([connection(1, subflow("10.1.0.2")), connection(2, subflow("10.2.0.2"))]) == {}
 
 
-def test_a_backup_path_does_not_count_as_preferred() -> None:
+def test_backup_path_justifies_no_cap() -> None:
     assert held([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2", backup=True))]) == {}
 
 
-def test_a_stalled_path_does_not_count_as_preferred() -> None:
+def test_stalled_path_justifies_no_cap() -> None:
     assert held([connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), stalled=True))]) == {}
 
 
-def test_a_backup_subflow_is_not_capped() -> None:
+def test_backup_subflow_is_not_capped() -> None:
     both = connection(1, subflow("10.1.0.2", backup=True), subflow("10.2.0.2"))
     assert held([both]) == {}
 
@@ -57,7 +62,7 @@ def test_networks_of_equal_preference_do_not_relieve_each_other() -> None:
     assert held([both], replace(WIFI, preference=2), ETHERNET) == {}
 
 
-def test_of_three_networks_the_most_preferred_live_one_stays_free() -> None:
+def test_most_preferred_live_network_of_three_stays_free() -> None:
     satellite = network("satellite", 3, 3, cap="500kbit")
     all_three = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"), subflow("10.3.0.9"))
     without_wifi = connection(1, subflow("10.1.0.2"), subflow("10.3.0.9"))
@@ -68,13 +73,13 @@ def test_of_three_networks_the_most_preferred_live_one_stays_free() -> None:
     assert held([without_wifi], WIFI, ETHERNET, satellite) == {"10.3.0.9:40000": ("cap", "500kbit")}
 
 
-def test_an_address_in_no_network_is_left_alone_and_preferred_by_nobody() -> None:
+def test_address_in_no_network_is_free_and_justifies_no_cap() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("192.0.2.1"))
     assert held([both]) == {}
-    assert decide([both], (WIFI, ETHERNET))[1].reason == "address is in no access network"
+    assert decide_all([both], (WIFI, ETHERNET))[1].reason == "address is in no access network"
 
 
-def test_a_limit_holds_always_and_a_cap_in_its_place() -> None:
+def test_limit_applies_whenever_the_cap_does_not() -> None:
     limited = network("ethernet", 1, 2, cap="1mbit", limit="5mbit")
     lone, both = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))
     backup = connection(3, subflow("10.1.0.4"), subflow("10.2.0.4", backup=True))
@@ -85,17 +90,17 @@ def test_a_limit_holds_always_and_a_cap_in_its_place() -> None:
     }
 
 
-def test_a_cap_never_exceeds_the_limit() -> None:
+def test_cap_never_exceeds_the_limit() -> None:
     odd = replace(ETHERNET, cap=Rate.parse("9mbit"), limit=Rate.parse("5mbit"))
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     assert held([both], WIFI, odd) == {"10.1.0.2:40000": ("cap", "5mbit")}
 
 
-def test_while_paused_nobody_is_held_to_any_rate_and_only_who_would_be_is_told_so() -> None:
+def test_pause_frees_and_is_the_reason_only_for_those_it_frees() -> None:
     limited = network("ethernet", 1, 2, cap="1mbit", limit="5mbit")
     connections = [connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))]
-    decisions = decide(connections, (WIFI, limited), paused=True)
-    assert [t.held for t in decisions] == [None, None, None]
+    decisions = decide_all(connections, (WIFI, limited), paused=True)
+    assert [t.throttle for t in decisions] == [None, None, None]
     assert [t.reason for t in decisions] == ["paused by the operator"] * 2 + ["network has no cap"]
 
 
@@ -110,7 +115,7 @@ def test_while_paused_nobody_is_held_to_any_rate_and_only_who_would_be_is_told_s
         ),
     ],
 )
-def test_what_shares_one_cap(per: Per, expected: list[str]) -> None:
+def test_share_is_that_of_a_network_client_or_subflow(per: Per, expected: list[str]) -> None:
     connections = [
         connection(1, subflow("10.1.0.2", 1), subflow("10.2.0.2", 1)),
         connection(2, subflow("10.1.0.2", 2), subflow("10.2.0.2", 2)),
@@ -119,7 +124,7 @@ def test_what_shares_one_cap(per: Per, expected: list[str]) -> None:
     assert list(shares(connections, WIFI, replace(ETHERNET, per=per)).values()) == expected
 
 
-def test_a_token_joins_the_two_addresses_of_a_dual_stack_client() -> None:
+def test_token_joins_the_addresses_of_a_dual_stack_client() -> None:
     v4 = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     v6 = connection(2, subflow("fd00:1::2"), subflow("fd00:2::2"))
     both = connection(3, subflow("10.1.0.2", 5), subflow("fd00:1::2", 5), subflow("10.2.0.2", 5))
@@ -140,15 +145,15 @@ _CONNECTIONS = st.lists(st.lists(_SUBFLOWS, min_size=1, max_size=4), max_size=4)
 
 
 @given(_CONNECTIONS)
-def test_nobody_is_ever_capped_without_a_live_preferred_path_of_the_same_connection(
+def test_cap_always_has_a_live_preferred_path_of_its_connection(
     connections: list[Connection],
 ) -> None:
     networks = [WIFI, ETHERNET, network("third", 3, 3, cap="2mbit", limit="3mbit")]
     preference = {n.name: n.preference for n in networks}
-    decisions = decide(connections, networks)
+    decisions = decide_all(connections, networks)
     assert len(decisions) == sum(len(c.subflows) for c in connections)
     for decision in decisions:
-        if decision.held is not None and decision.held.share.rule is Rule.CAP:
+        if decision.throttle is not None and decision.throttle.share.kind is RateKind.CAP:
             assert any(_is_preferred_to(other, decision, preference) for other in decisions)
 
 
@@ -159,5 +164,5 @@ def _is_preferred_to(other: Decision, capped: Decision, preference: dict[str, in
         and other.network is not None
         and capped.network is not None
         and preference[other.network] < preference[capped.network]
-        and (other.held is None or other.held.share.rule is Rule.LIMIT or other.network != capped.network)
+        and (other.throttle is None or other.throttle.share.kind is RateKind.LIMIT or other.network != capped.network)
     )

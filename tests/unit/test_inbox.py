@@ -19,7 +19,7 @@ def refuse() -> None:
     raise UserError("no")
 
 
-def test_a_request_is_answered_only_after_the_round_it_is_part_of(askers: ThreadPoolExecutor) -> None:
+def test_request_is_answered_only_after_its_step(askers: ThreadPoolExecutor) -> None:
     box, done = Inbox(), []
     asked = askers.submit(box.ask, lambda: done.append("change") or "result")  # type: ignore[func-returns-value]
     (request,) = box.wait(5)
@@ -29,7 +29,7 @@ def test_a_request_is_answered_only_after_the_round_it_is_part_of(askers: Thread
     assert asked.result(5) == "result"
 
 
-def test_a_refusal_goes_to_who_asked(askers: ThreadPoolExecutor) -> None:
+def test_request_refusal_goes_to_the_caller(askers: ThreadPoolExecutor) -> None:
     box = Inbox()
     asked = askers.submit(box.ask, refuse)
     (request,) = box.wait(5)
@@ -39,7 +39,7 @@ def test_a_refusal_goes_to_who_asked(askers: ThreadPoolExecutor) -> None:
         asked.result(5)
 
 
-def test_what_nobody_waits_for_any_more_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_given_up_by_its_caller_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "_ANSWER_SECONDS", 0.01)
     box, done = Inbox(), threading.Event()
     with pytest.raises(UserError, match=r"not accepted in 0\.01 s: busy; see status"):
@@ -50,7 +50,7 @@ def test_what_nobody_waits_for_any_more_is_not_done(monkeypatch: pytest.MonkeyPa
     assert not done.is_set()
 
 
-def test_what_has_begun_but_does_not_end_is_told_apart(
+def test_request_accepted_but_not_applied_has_its_own_error(
     askers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "_ANSWER_SECONDS", 0.2)
@@ -58,13 +58,13 @@ def test_what_has_begun_but_does_not_end_is_told_apart(
     asked = askers.submit(box.ask, done.set)
     (request,) = box.wait(5)
     request.carry_out()
-    with pytest.raises(UserError, match=r"accepted, but not in force after 0\.2 s; see status"):
+    with pytest.raises(UserError, match=r"accepted, but not applied after 0\.2 s; see status"):
         asked.result(5)
     request.answer()
     assert done.is_set()
 
 
-def test_a_nudge_ends_the_wait_and_asks_nothing() -> None:
+def test_wake_ends_the_wait_without_a_request() -> None:
     box = Inbox()
     box.wake()
     assert box.wait(60) == []

@@ -8,7 +8,7 @@ from tables import ETHERNET, WIFI, network
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.units import Rate
 from mptcp_throttled.operator_state import OperatorState, OperatorStore, Pause
-from mptcp_throttled.policy.decide import Rule
+from mptcp_throttled.policy.decide import RateKind
 from mptcp_throttled.policy.overrides import Override
 
 FIVE = Rate.parse("5mbit")
@@ -21,10 +21,10 @@ def store(directory: Path) -> OperatorStore:
 
 
 def cap(name: str, rate: Rate | None, expires_at: float | None = None) -> Override:
-    return Override(name, Rule.CAP, rate, expires_at)
+    return Override(name, RateKind.CAP, rate, expires_at)
 
 
-def test_an_override_takes_the_place_of_an_earlier_one_until_reset(tmp_path: Path) -> None:
+def test_override_replaces_an_earlier_one_until_reset(tmp_path: Path) -> None:
     wishes = store(tmp_path)
     wishes.set(cap("lte", FIVE))
     wishes.set(cap("ethernet", FIVE))
@@ -34,7 +34,7 @@ def test_an_override_takes_the_place_of_an_earlier_one_until_reset(tmp_path: Pat
     assert wishes.current(0).overrides == (cap("lte", FIVE),)
 
 
-def test_wishes_survive_a_restart_and_end_when_they_expire(tmp_path: Path) -> None:
+def test_operator_state_survives_a_restart_and_expires(tmp_path: Path) -> None:
     before = store(tmp_path)
     before.set(cap("ethernet", FIVE, expires_at=100.0))
     before.pause(Pause(200.0))
@@ -45,7 +45,7 @@ def test_wishes_survive_a_restart_and_end_when_they_expire(tmp_path: Path) -> No
     assert store(tmp_path).current(0) == OperatorState()
 
 
-def test_a_pause_lasts_until_resumed_and_either_may_be_said_twice(tmp_path: Path) -> None:
+def test_pause_lasts_until_resumed_and_both_are_idempotent(tmp_path: Path) -> None:
     wishes = store(tmp_path)
     for _ in range(2):
         wishes.pause(Pause(None))
@@ -57,7 +57,7 @@ def test_a_pause_lasts_until_resumed_and_either_may_be_said_twice(tmp_path: Path
         assert store(tmp_path).current(0) == OperatorState()
 
 
-def test_the_next_expiry_is_that_of_whatever_ends_first() -> None:
+def test_next_expiry_is_the_earliest_one() -> None:
     overrides = (cap("lte", FIVE, 100.0), cap("ethernet", FIVE))
     assert OperatorState().next_expiry is None
     assert OperatorState(overrides[1:], Pause(None)).next_expiry is None
@@ -65,7 +65,7 @@ def test_the_next_expiry_is_that_of_whatever_ends_first() -> None:
     assert OperatorState(overrides, Pause(110.0)).next_expiry == 100.0
 
 
-def test_a_senseless_override_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_invalid_override_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     wishes = store(tmp_path)
     wishes.set(cap("ethernet", FIVE))
     with pytest.raises(UserError, match="lte: cap 9mbit would be more than limit 8mbit"):
@@ -75,11 +75,9 @@ def test_a_senseless_override_is_refused_and_changes_nothing(tmp_path: Path) -> 
     assert wishes.current(0).overrides == (cap("ethernet", FIVE),)
 
 
-def test_overrides_that_no_longer_fit_the_networks_are_dropped_and_the_others_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_overrides_that_no_longer_fit_are_dropped_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wishes = store(tmp_path)
-    wider = Override("lte", Rule.LIMIT, Rate.parse("20mbit"), None)
+    wider = Override("lte", RateKind.LIMIT, Rate.parse("20mbit"), None)
     wishes.set(cap("ethernet", FIVE))
     wishes.set(wider)
     wishes.set(cap("lte", Rate.parse("9mbit")))
@@ -104,7 +102,7 @@ def saved(rate: str, expires_at: str) -> str:
     return f'{{"version": 1, "overrides": [{item}]}}'
 
 
-def test_a_file_of_version_1_is_read_and_goes_on_as_version_2(tmp_path: Path) -> None:
+def test_file_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> None:
     path = tmp_path / "overrides.json"
     path.write_text(saved("5000000", "100.0"))
     wishes = store(tmp_path)
@@ -131,12 +129,12 @@ def test_a_file_of_version_1_is_read_and_goes_on_as_version_2(tmp_path: Path) ->
         '{"version": 2, "overrides": [], "pause": {"expires_at": NaN}}',
     ],
 )
-def test_an_unusable_file_means_no_wish(tmp_path: Path, text: str) -> None:
+def test_unusable_file_means_an_empty_operator_state(tmp_path: Path, text: str) -> None:
     (tmp_path / "overrides.json").write_text(text)
     assert store(tmp_path).current(0) == OperatorState()
 
 
-def test_a_wish_ends_in_time_even_if_that_cannot_be_written(tmp_path: Path) -> None:
+def test_expiry_takes_effect_even_if_it_cannot_be_written(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.mkdir()
     wishes = store(directory)
@@ -147,7 +145,7 @@ def test_a_wish_ends_in_time_even_if_that_cannot_be_written(tmp_path: Path) -> N
     assert wishes.current(100.0) == OperatorState()
 
 
-def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
+def test_change_that_cannot_be_written_does_not_take_effect(tmp_path: Path) -> None:
     wishes = OperatorStore(tmp_path / "missing" / "overrides.json", NETWORKS)
     with pytest.raises(UserError, match="cannot be written"):
         wishes.set(cap("ethernet", FIVE))

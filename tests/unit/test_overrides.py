@@ -6,7 +6,7 @@ from tables import ETHERNET, WIFI, network
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import Rule
+from mptcp_throttled.policy.decide import RateKind
 from mptcp_throttled.policy.overrides import Override, effective, objection, requested_override
 
 FIVE = Rate.parse("5mbit")
@@ -15,14 +15,14 @@ NETWORKS = (WIFI, ETHERNET, LIMITED)
 
 
 def cap(name: str, rate: Rate | None, expires_at: float | None = None) -> Override:
-    return Override(name, Rule.CAP, rate, expires_at)
+    return Override(name, RateKind.CAP, rate, expires_at)
 
 
 def limit(name: str, rate: str) -> Override:
-    return Override(name, Rule.LIMIT, Rate.parse(rate), None)
+    return Override(name, RateKind.LIMIT, Rate.parse(rate), None)
 
 
-def test_an_override_takes_the_place_of_the_configured_rate() -> None:
+def test_override_replaces_the_configured_rate() -> None:
     assert [n.cap for n in effective(NETWORKS, [cap("ethernet", FIVE)])] == [None, FIVE, LIMITED.cap]
     assert effective(NETWORKS, [cap("ethernet", None)])[1].cap is None
     assert effective(NETWORKS, []) == NETWORKS
@@ -39,18 +39,18 @@ def test_an_override_takes_the_place_of_the_configured_rate() -> None:
         (cap("lte", Rate.parse("8mbit")), None),
     ],
 )
-def test_what_an_override_must_fit(override: Override, line: str | None) -> None:
+def test_override_must_fit_its_network(override: Override, line: str | None) -> None:
     assert objection(override, [override], NETWORKS) == line
 
 
-def test_an_override_may_fit_by_another() -> None:
+def test_override_may_fit_because_of_another() -> None:
     both = (cap("lte", Rate.parse("9mbit")), limit("lte", "12mbit"))
     assert [objection(override, both, NETWORKS) for override in both] == [None, None]
 
 
-def test_what_set_rate_asks_for_becomes_an_override() -> None:
+def test_set_rate_arguments_become_an_override() -> None:
     assert requested_override("lte", "cap", "5mbit", 60, 1000.0) == cap("lte", FIVE, 1060.0)
-    assert requested_override("lte", "limit", None, None, 1000.0) == Override("lte", Rule.LIMIT, None, None)
+    assert requested_override("lte", "limit", None, None, 1000.0) == Override("lte", RateKind.LIMIT, None, None)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,7 @@ def test_what_set_rate_asks_for_becomes_an_override() -> None:
         ),
     ],
 )
-def test_what_set_rate_cannot_take_is_refused_by_the_name_of_the_argument(
-    argument: str, value: Json, line: str
-) -> None:
+def test_set_rate_refusal_names_the_argument(argument: str, value: Json, line: str) -> None:
     arguments = {"network": "lte", "rule": "cap", "rate": "5mbit", "seconds": 60, argument: value}
     with pytest.raises(UserError) as refused:
         requested_override(**arguments, now=1000.0)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_oracle import decide_all
 from tables import ETHERNET, WIFI, connection, network, subflow
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_of
+from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_for
 from mptcp_throttled.desired.planner import Planner
-from mptcp_throttled.policy.decide import Share, decide
+from mptcp_throttled.policy.decide import Share
 from mptcp_throttled.policy.decision_table import DecisionTable
+from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
-from mptcp_throttled.reconcile.reconciler import diff
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
 _LIMIT = Rate(9_000_000)
@@ -82,7 +84,7 @@ def steps(draw: st.DrawFn) -> list[Step]:
 
 
 def without_ports_of_others(
-    changes: dict[Token, Connection | None], table: dict[Token, Connection]
+    changes: dict[Token, Connection | None], table: Mapping[Token, Connection]
 ) -> dict[Token, Connection | None]:
     """The changes, less the subflows that another connection has: the sniffer knows each by one token."""
     taken = {s.ends for token, c in table.items() if token not in changes for s in c.subflows}
@@ -105,7 +107,7 @@ def in_kernel(plan: KernelPlan) -> KernelState:
 
 @settings(deadline=None)
 @given(steps())
-def test_what_is_kept_up_to_date_is_what_is_decided_and_planned_anew(taken: list[Step]) -> None:
+def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> None:
     table, planner, now = DecisionTable(), Planner(), 0.0
     minors: dict[Share, Slot] = {}
     for changes, networks, paused, rules, passed in taken:
@@ -114,13 +116,13 @@ def test_what_is_kept_up_to_date_is_what_is_decided_and_planned_anew(taken: list
         former = table.reconfigure(networks, paused=paused)
         former = {**table.update(without_ports_of_others(changes, table.connections)), **former}
         change = planner.update(former, table.decisions, now, rules)
-        decisions = decide(table.connections.values(), networks, paused=paused)
+        decisions = decide_all(table.connections.values(), networks, paused=paused)
         assert [t for of in table.decisions.values() for t in of] == list(decisions)
-        wanted = {t.held.share for t in decisions if t.held is not None}
+        wanted = {t.throttle.share for t in decisions if t.throttle is not None}
         assert wanted == {s for s, slot in planner.slots.items() if slot.idle_since is None} | set(
             planner.without_class
         )
-        assert planner.plan == (plan_of(decisions, planner.slots, rules) if planner.slots else UNTOUCHED)
+        assert planner.plan == (plan_for(decisions, planner.slots, rules) if planner.slots else UNTOUCHED)
         if not change.root and planner.slots:
             # What the change alone asks for is what the whole plan asks for.
             part, whole = diff(in_kernel(change.before), change.after), diff(before, planner.plan)
@@ -142,7 +144,7 @@ def client(number: int) -> Connection:
     return connection(number, subflow(f"10.1.0.{number}"), subflow(f"10.2.0.{number}"))
 
 
-def test_nothing_held_means_the_interface_is_untouched() -> None:
+def test_plan_without_shares_leaves_the_interface_untouched() -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     play(planner, decisions, 0.0, connection(1, subflow("10.1.0.2")))
     assert planner.plan == UNTOUCHED
@@ -154,7 +156,7 @@ def test_nothing_held_means_the_interface_is_untouched() -> None:
     assert planner.plan == UNTOUCHED
 
 
-def test_who_goes_without_a_class_gets_the_next_one_that_is_free_and_has_rested() -> None:
+def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 8)))
     assert [share.who for share in planner.without_class] == ["10.1.0.6", "10.1.0.7"]
@@ -178,7 +180,7 @@ def held_end(number: int) -> FourTuple:
     return client(number).subflows[0].ends
 
 
-def test_after_a_restart_nothing_is_to_be_done_whatever_the_order_of_the_table() -> None:
+def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
     before = planned(*map(client, (3, 1, 4, 2)))
     kernel = in_kernel(before.plan)
     after = planned(*map(client, (1, 2, 3, 4)), found=dict(before.plan.marks), settle=1.0)
@@ -186,24 +188,24 @@ def test_after_a_restart_nothing_is_to_be_done_whatever_the_order_of_the_table()
     assert diff(kernel, planned(*map(client, (1, 2, 3, 4))).plan) != ()
 
 
-def test_who_is_new_after_a_restart_gets_no_class_that_anybody_is_marked_for() -> None:
+def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
     gone, decisions = {held_end(9): 2, held_end(1): 3}, DecisionTable((WIFI, ETHERNET))
     planner = Planner()
     planner.adopt(gone)
     play(planner, decisions, 0.0, *map(client, (1, 2, 3, 4, 5)))
-    assert planner.plan.marks == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
+    assert dict(planner.plan.marks) == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
     assert [share.who for share in planner.without_class] == ["10.1.0.5"]
     play(planner, decisions, 0.1, *map(client, (1, 2, 3, 4, 5)))
     assert planner.plan.marks[held_end(5)] == 2
 
 
-def test_what_was_found_counts_for_the_first_plan_only() -> None:
+def test_adopted_marks_count_for_the_first_plan_only() -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     planner.adopt({held_end(1): 5})
     play(planner, decisions, 0.0)
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.1, client(1))
-    assert planner.plan.marks == {held_end(1): 2}
+    assert dict(planner.plan.marks) == {held_end(1): 2}
 
 
 @settings(deadline=None)
@@ -212,7 +214,7 @@ def test_what_was_found_counts_for_the_first_plan_only() -> None:
     st.lists(st.integers(1, 8), unique=True),
     st.lists(st.integers(1, 8), unique=True),
 )
-def test_whatever_the_marks_that_are_found_say_everybody_has_a_class_of_his_own(
+def test_adopting_any_marks_gives_every_share_its_own_class(
     found: dict[int, int], first: list[int], then: list[int]
 ) -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))

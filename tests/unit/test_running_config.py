@@ -23,7 +23,7 @@ ELSEWHERE = replace(FASTER, proxy=INTERFACE, state_directory=Path("/y"))
 INVALID = ConfigError(["lte.yaml:4: cap: 'fast': is not a rate", "lte.yaml:5: colour: unknown key"])
 
 
-def test_what_only_a_restart_can_change_refuses_the_whole() -> None:
+def test_reload_is_refused_as_a_whole_if_a_key_needs_a_restart() -> None:
     verdict = judge(CONFIG, ELSEWHERE)
     assert verdict.changes == ()
     assert verdict.valid
@@ -33,11 +33,11 @@ def test_what_only_a_restart_can_change_refuses_the_whole() -> None:
     )
 
 
-def test_files_that_are_no_configuration_are_told_from_one_that_needs_a_restart() -> None:
+def test_reload_tells_invalid_files_from_a_needed_restart() -> None:
     assert judge(CONFIG, INVALID) == Verdict(problems=tuple(INVALID.problems), valid=False)
 
 
-def test_the_last_good_configuration_stays_in_force_and_the_problem_until_the_next(
+def test_last_valid_configuration_stays_in_force_with_the_problem(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")

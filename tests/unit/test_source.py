@@ -28,77 +28,80 @@ def changes(revision: int, **connections: Json) -> Json:
 def delivered(
     answers: list[Json | Callable[[], Json]], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[TableUpdate]:
-    """What a puller delivers when the sniffer gives these answers, one for each call, and then none."""
-    views: list[TableUpdate] = []
+    """The updates that a source receives when the sniffer gives these answers, one for each call, and then none."""
+    updates: list[TableUpdate] = []
     enough = threading.Event()
 
-    def deliver(view: TableUpdate) -> None:
-        views.append(view)
-        if len(views) == expected:
+    def arrived() -> None:
+        update = source.take()
+        assert update is not None
+        updates.append(update)
+        if len(updates) == expected:
             enough.set()
 
-    puller = TableSource(Path("/nonexistent/sniffer.sock"), deliver)
+    source = TableSource(Path("/nonexistent/sniffer.sock"), arrived)
     calls = iter(answers)
 
     def call(*_: object) -> Json:
         answer = next(calls, gone)
         return answer() if callable(answer) else answer
 
-    monkeypatch.setattr(puller._client, "call", call)
-    puller.start()
+    monkeypatch.setattr(source._client, "call", call)
+    source.start()
     assert enough.wait(10)
-    puller.stop()
-    return views
+    source.stop()
+    assert (source.empty, source.take()) == (True, None)
+    return updates
 
 
-def test_a_table_comes_as_the_snapshot_and_what_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_delivers_the_snapshot_and_then_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Json | Callable[[], Json]] = [
         SNAPSHOT,
         changes(5),
         changes(5),
         changes(7, **{f"t{format_token(TWO.token)}": encode_connection(TWO), f"t{format_token(ONE.token)}": None}),
     ]
-    views = delivered(answers, 2, monkeypatch)
-    assert [(view.revision, dict(view.connections)) for view in views[:2]] == [
+    updates = delivered(answers, 2, monkeypatch)
+    assert [(update.revision, dict(update.connections)) for update in updates[:2]] == [
         (5, {ONE.token: ONE}),
         (7, {TWO.token: TWO, ONE.token: None}),
     ]
-    assert [view.whole for view in views[:2]] == [True, False]
+    assert [update.whole for update in updates[:2]] == [True, False]
 
 
-def test_a_reader_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     later = {"epoch": "f", "revision": 1, "connections": [], "next": None}
     resync = {"resync": True}
     none = {**changes(1), "epoch": "f"}
-    views = delivered([SNAPSHOT, resync, SNAPSHOT, changes(5), resync, later, none], 2, monkeypatch)
-    assert [(view.epoch, len(view.connections)) for view in views[:2]] == [("e", 1), ("f", 0)]
+    updates = delivered([SNAPSHOT, resync, SNAPSHOT, changes(5), resync, later, none], 2, monkeypatch)
+    assert [(update.epoch, len(update.connections)) for update in updates[:2]] == [("e", 1), ("f", 0)]
 
 
-def test_the_parts_of_a_snapshot_and_what_changed_meanwhile_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_merges_snapshot_parts_and_changes_into_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Json | Callable[[], Json]] = [
         {**SNAPSHOT, "next": ONE.token},
         {**SNAPSHOT, "revision": 6, "connections": [encode_connection(TWO)]},
         changes(7, **{f"t{format_token(ONE.token)}": None}),
     ]
-    (view, *_) = delivered(answers, 1, monkeypatch)
-    assert (view.revision, dict(view.connections), view.whole) == (7, {TWO.token: TWO}, True)
+    (update, *_) = delivered(answers, 1, monkeypatch)
+    assert (update.revision, dict(update.connections), update.whole) == (7, {TWO.token: TWO}, True)
 
 
-def test_a_sniffer_that_goes_empties_the_table_each_time_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = delivered([gone, SNAPSHOT, changes(5), gone, gone, SNAPSHOT, changes(5), gone], 5, monkeypatch)
-    assert [bool(view.connections) for view in views[:5]] == [False, True, False, True, False]
-    assert views[0].problem == "no service answers"
+def test_source_delivers_an_empty_table_whenever_the_sniffer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = delivered([gone, SNAPSHOT, changes(5), gone, gone, SNAPSHOT, changes(5), gone], 5, monkeypatch)
+    assert [bool(update.connections) for update in updates[:5]] == [False, True, False, True, False]
+    assert updates[0].problem == "no service answers"
 
 
 @pytest.mark.parametrize(
     "answer", [{"nonsense": 1}, {"epoch": "e", "revision": 6, "changes": [{"token": "xyz"}]}, None]
 )
-def test_an_answer_that_makes_no_sense_empties_the_table(answer: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    views = delivered([SNAPSHOT, changes(5), answer], 2, monkeypatch)
-    assert [bool(view.connections) for view in views[:2]] == [True, False]
+def test_source_delivers_an_empty_table_after_an_invalid_answer(answer: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = delivered([SNAPSHOT, changes(5), answer], 2, monkeypatch)
+    assert [bool(update.connections) for update in updates[:2]] == [True, False]
 
 
-def test_updates_that_came_while_nobody_looked_are_one() -> None:
+def test_updates_are_merged_until_they_are_taken() -> None:
     whole = TableUpdate("e", 5, {ONE.token: ONE}, True, None)
     ended = TableUpdate("e", 6, {ONE.token: None}, False, None)
     opened = TableUpdate("e", 7, {TWO.token: TWO}, False, None)

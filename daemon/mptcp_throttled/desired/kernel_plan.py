@@ -1,18 +1,20 @@
-"""The kernel state we want, as plain data: from decisions to HTB classes and marks.
+"""The kernel state that the decisions ask for: HTB classes, marks and paces, as values.
 
-No share, no HTB: the interface keeps its own qdisc. A share whose last subflow has gone keeps its class for `linger`
-seconds at `DRAIN_RATE`, so that what is queued leaves at once and a client that comes back finds its class.
+Without shares there is no HTB: the interface keeps its own root qdisc. A share whose last subflow has gone keeps its
+class for `linger` seconds at `DRAIN_RATE`: what is queued leaves at once, and a client that comes back finds its class.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from immutables import Map
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import Rule
+from mptcp_throttled.policy.decide import RateKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,32 +22,71 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import FourTuple
     from mptcp_throttled.policy.decide import Decision, Share
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 DRAIN_RATE: Final = Rate(10_000_000_000)
-"""For a class nobody is marked for any more: faster than any interface an MPTCP proxy has a FIFO on."""
+"""Of a class without marks: faster than any interface that an MPTCP proxy has a FIFO on."""
 
 PAYLOAD_PART: Final = 0.94
-"""HTB counts a rate on the wire, the kernel paces TCP's payload: 1428 of 1514 bytes of a full IPv4 frame with time
+"""HTB counts bytes on the wire, the kernel paces TCP's payload: 1428 of the 1514 bytes of a full IPv4 frame with time
 stamps and a DSS option, 1408 with IPv6. A little less, so that no queue builds up in HTB."""
 
 OTHER_TRAFFIC_MINOR: Final = 1
-"""The class of everything unmarked, if `other_traffic` is configured; shares are numbered after it."""
+"""The class of all unmarked traffic, if `other_traffic` is configured. The classes of shares have higher numbers."""
+
+_NONE: Final[Map] = Map()  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """`classes` maps the minor number of each HTB class to its rate; `marks` each subflow to the minor of its class.
+    """`classes` maps the minor of each HTB class to its rate, `marks` each subflow to the minor of its class.
 
-    `paces` are bytes/s of payload, by capped subflow: what MPTCP's scheduler is told, where the kernel can be told. One
-    that is limited fills its congestion window, and its rate is known by that; a pace would keep the connection's send
-    buffer from growing.
-    With `default_minor` 0, HTB passes unmarked traffic unshaped (net/sched/sch_htb.c, direct queue).
+    `paces` are bytes/s of payload, by capped subflow: what the subflow's socket tells MPTCP's scheduler. A limited
+    subflow has none: it fills its congestion window, which tells its rate, and a pace would keep the connection's send
+    buffer from growing. With `default_minor` 0, HTB does not shape unmarked traffic (sch_htb.c, direct queue).
     """
 
     htb: bool = False
     default_minor: int = 0
-    classes: Mapping[int, Rate] = field(default_factory=dict)
-    marks: Mapping[FourTuple, int] = field(default_factory=dict)
-    paces: Mapping[FourTuple, int] = field(default_factory=dict)
+    classes: Map[int, Rate] = _NONE
+    marks: Map[FourTuple, int] = _NONE
+    paces: Map[FourTuple, int] = _NONE
+
+    def part(self, other: KernelPlan, another: KernelPlan) -> KernelPlan:
+        """What this plan says about the classes and subflows of two parts of a plan."""
+        return KernelPlan(
+            self.htb,
+            self.default_minor,
+            _common(self.classes, other.classes, another.classes),
+            _common(self.marks, other.marks, another.marks),
+            _common(self.paces, other.marks, another.marks),
+        )
+
+    def replaced(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
+        """The plan with `after` in place of `before`."""
+        return KernelPlan(
+            after.htb,
+            after.default_minor,
+            _replaced(self.classes, before.classes, after.classes),
+            _replaced(self.marks, before.marks, after.marks),
+            _replaced(self.paces, before.paces, after.paces),
+        )
+
+
+def _common(whole: Map[K, V], *keys: Iterable[K]) -> Map[K, V]:
+    return Map({key: whole[key] for some in keys for key in some if key in whole})
+
+
+def _replaced(whole: Map[K, V], before: Mapping[K, V], after: Map[K, V]) -> Map[K, V]:
+    if not whole:
+        return after
+    changed = whole.mutate()
+    for key in before:
+        if key not in after:
+            changed.pop(key, None)
+    changed.update(after)
+    return changed.finish()
 
 
 UNTOUCHED: Final = KernelPlan()
@@ -54,10 +95,10 @@ UNTOUCHED: Final = KernelPlan()
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A class minor held by a share; `idle_since` is the monotonic time at which its last subflow went.
+    """A class minor that a share has; `idle_since` is the monotonic time at which its last subflow went.
 
-    Until the monotonic time `settling_until`, the pace alone slows its subflows: what their sockets had queued before
-    leaves at the old rate.
+    Until the monotonic time `settling_until`, only the pace slows its subflows, so that what their sockets had queued
+    before still leaves at the old rate.
     """
 
     minor: int
@@ -70,9 +111,9 @@ Slots = Mapping["Share", Slot]
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What planning needs of the configuration. `max_minor` is what fits under the mark mask.
+    """What planning needs of the configuration. `max_minor` is the largest number that fits under the mark mask.
 
-    `settle` is how long the pace alone slows the subflows of a new class, in seconds; 0 where there is no pace.
+    `settle` is how long only the pace slows the subflows of a new class, in seconds; 0 where sockets cannot be paced.
     """
 
     max_minor: int
@@ -81,55 +122,56 @@ class PlanSettings:
     settle: float = 0.0
 
 
-def allot(
-    shares: Iterable[Share], before: Slots, now: float, rules: PlanSettings, free: Iterator[int]
+def assign_classes(
+    shares: Iterable[Share], before: Slots, now: float, settings: PlanSettings, free: Iterator[int]
 ) -> dict[Share, Slot]:
-    """Give every share a class minor: those of `before` are kept, idle ones until they have lingered.
+    """Give every share a class minor. Shares keep those of `before`, also idle shares until they have lingered.
 
-    A share for which no minor is left in `free` gets none. `now` is monotonic seconds.
+    A share for which `free` has no minor left gets none. `now` is monotonic seconds.
     """
     wanted = dict.fromkeys(shares)
     slots = {}
     for share, slot in before.items():
         idle_since = now if slot.idle_since is None else slot.idle_since
         if share in wanted:
-            until = slot.settling_until if slot.idle_since is None else _settling_until(share, now, rules)
-            settling = until is not None and now < until and rules.settle > 0
+            until = slot.settling_until if slot.idle_since is None else _settling_until(share, now, settings)
+            settling = until is not None and now < until and settings.settle > 0
             slots[share] = Slot(slot.minor, None, until if settling else None)
-        elif now - idle_since < rules.linger:
+        elif now - idle_since < settings.linger:
             slots[share] = Slot(slot.minor, idle_since)
     for share in wanted:
         if share not in slots and (minor := next(free, None)) is not None:
-            slots[share] = Slot(minor, None, _settling_until(share, now, rules))
+            slots[share] = Slot(minor, None, _settling_until(share, now, settings))
     return slots
 
 
-def _settling_until(share: Share, now: float, rules: PlanSettings) -> float | None:
-    # Only what is paced is slowed by a pace.
-    return now + rules.settle if rules.settle and share.rule is Rule.CAP else None
+def _settling_until(share: Share, now: float, settings: PlanSettings) -> float | None:
+    # Only capped subflows are paced.
+    return now + settings.settle if settings.settle and share.kind is RateKind.CAP else None
 
 
-def plan_of(decisions: Iterable[Decision], slots: Slots, rules: PlanSettings) -> KernelPlan:
-    """The kernel state for these decisions, with HTB. Subflows whose share has no slot are left alone.
+def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings) -> KernelPlan:
+    """The kernel state for these decisions, with HTB. Subflows whose share has no slot are free.
 
-    Shares do not concern each other: of a part of them, with all their decisions, it is that part of the plan.
+    Shares are independent: the plan for some of them, with all their decisions, is that part of the whole plan.
     """
     rates: dict[int, Rate] = {}
-    capped = {slot.minor for share, slot in slots.items() if share.rule is Rule.CAP}
+    capped = {slot.minor for share, slot in slots.items() if share.kind is RateKind.CAP}
     marks = {}
     for decision in decisions:
-        if decision.held is not None and (slot := slots.get(decision.held.share)) is not None:
-            rates[slot.minor] = decision.held.rate
+        if decision.throttle is not None and (slot := slots.get(decision.throttle.share)) is not None:
+            rates[slot.minor] = decision.throttle.rate
             marks[decision.subflow.ends] = slot.minor
     paces = _paces(rates, {ends: minor for ends, minor in marks.items() if minor in capped})
     classes = {
         slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
         for slot in slots.values()
     }
-    if rules.other_traffic is None:
-        return KernelPlan(True, 0, classes, marks, paces)
-    classes[OTHER_TRAFFIC_MINOR] = rules.other_traffic
-    return KernelPlan(True, OTHER_TRAFFIC_MINOR, classes, marks, paces)
+    default_minor = 0
+    if settings.other_traffic is not None:
+        default_minor = OTHER_TRAFFIC_MINOR
+        classes[default_minor] = settings.other_traffic
+    return KernelPlan(True, default_minor, Map(classes), Map(marks), Map(paces))
 
 
 def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[FourTuple, int]:

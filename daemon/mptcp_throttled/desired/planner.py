@@ -1,48 +1,47 @@
 """The plan, kept up to date: only the shares that a change concerns are planned again.
 
-At any time it is what `plan.allot` and `plan.plan_of` make of all decisions. The first plan takes up the marks that an
-earlier instance has left: whoever is marked stays in his class.
+At any time it equals `assign_classes` and `plan_for` of all decisions. The first plan adopts the marks that an earlier
+instance has left in the kernel: marked subflows stay in their classes.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+from mptcp_throttled.desired.class_minors import ClassMinors
 from mptcp_throttled.desired.kernel_plan import (
     OTHER_TRAFFIC_MINOR,
     UNTOUCHED,
     KernelPlan,
     PlanSettings,
     Slot,
-    allot,
+    assign_classes,
     expiry,
-    plan_of,
+    plan_for,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from mptcp_throttle.model import FourTuple, Token
-    from mptcp_throttle.units import Rate
     from mptcp_throttled.policy.decide import Decision, Share
     from mptcp_throttled.policy.decision_table import Previous
 
 _TOGETHER_SECONDS: Final = 0.02
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What an update has changed: the part of the plan that it concerns, as it was and as it is.
+class PlanDelta:
+    """What an update has changed: the part of the plan that it concerns, before and after.
 
-    With `root` the change is in what all shares have in common, and the part does not tell it all.
-    `decisions` are those of all subflows that it concerns; None for one that has gone.
+    `root`: HTB itself changes (it comes, goes, or gets another default class), which the parts do not tell.
+    `decisions` are those for all subflows that the change concerns; None for a subflow that has gone.
     """
 
     before: KernelPlan
@@ -52,171 +51,142 @@ class Change:
 
     @property
     def empty(self) -> bool:
-        """Whether the plan is as it was."""
+        """Whether the plan has not changed."""
         return not self.root and self.before == self.after
 
 
 class Planner:
-    """The shares, their classes, and the plan. For one thread; what it hands out is live."""
+    """The shares and their classes, and `plan`, a value that never changes. For one thread."""
 
     def __init__(self) -> None:
         self.plan = UNTOUCHED
         self.slots: dict[Share, Slot] = {}
         self.without_class: dict[Share, None] = {}
-        self._rules = PlanSettings(OTHER_TRAFFIC_MINOR, 0.0, None)
-        self._classes: dict[int, Rate] = {}
-        self._marks: dict[FourTuple, int] = {}
-        self._paces: dict[FourTuple, int] = {}
+        self._exhausted: Counter[str] = Counter()
+        self._settings = PlanSettings(OTHER_TRAFFIC_MINOR, 0.0, None)
         self._members: dict[Share, dict[FourTuple, Decision]] = {}
-        self._minors = _Minors()
+        self._minors = ClassMinors(OTHER_TRAFFIC_MINOR + 1)
         self._timers: list[tuple[float, int]] = []
         self._shares: dict[int, Share] = {}
-        self._found: Mapping[FourTuple, int] = {}
+        self._adopted: Mapping[FourTuple, int] = {}
 
     def adopt(self, marks: Mapping[FourTuple, int]) -> None:
-        """Let the next update, the first, give shares the classes that their subflows are marked for in the kernel.
+        """In the next update, the first, give shares the classes that their subflows are marked for in the kernel.
 
-        Whatever else the marks say is heeded only in that no new share gets a class that somebody is marked for.
+        No other share gets a class that any mark names.
         """
-        self._found = marks
+        self._adopted = marks
 
     def update(
-        self, former: Previous, present: Mapping[Token, Iterable[Decision]], now: float, rules: PlanSettings
-    ) -> Change:
-        """Plan for connections whose decisions were `former` and are those of `present`, at `now` (monotonic)."""
-        decisions: dict[FourTuple, Decision | None] = {t.subflow.ends: None for old in former.values() for t in old}
-        new = [decision for token in former for decision in present.get(token, ())]
-        concerned = dict.fromkeys(t.held.share for old in former.values() for t in old if t.held is not None)
-        concerned.update((t.held.share, None) for t in new if t.held is not None)
-        concerned.update(dict.fromkeys(self.slots if rules != self._rules else self._expired(now)))
-        self._minors.end_of_rest(rules.max_minor)
+        self, previous: Previous, present: Mapping[Token, Iterable[Decision]], now: float, settings: PlanSettings
+    ) -> PlanDelta:
+        """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds)."""
+        decisions: dict[FourTuple, Decision | None] = {d.subflow.ends: None for old in previous.values() for d in old}
+        new = [decision for token in previous for decision in present.get(token, ())]
+        concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
+        concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
+        concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
+        self._minors.end_of_rest(settings.max_minor)
         concerned.update(dict.fromkeys(islice(self.without_class, len(self._minors))))
 
         root = self._root
         slots = {share: self.slots[share] for share in concerned if share in self.slots}
-        before = plan_of(self._treatments(concerned), slots, self._rules)
-        for old in former.values():
+        before = plan_for(self._decisions(concerned), slots, self._settings)
+        for old in previous.values():
             for decision in old:
                 self._remove(decision)
         for decision in new:
             decisions[decision.subflow.ends] = decision
-            if decision.held is not None:
-                self._members.setdefault(decision.held.share, {})[decision.subflow.ends] = decision
+            if decision.throttle is not None:
+                self._members.setdefault(decision.throttle.share, {})[decision.subflow.ends] = decision
         wanted = [share for share in concerned if share in self._members]
-        if self._found:
-            slots = self._taken_up(wanted, rules)
-        slots = allot(wanted, slots, now, rules, self._minors)
-        self._take(concerned, slots, rules)
-        after = plan_of(self._treatments(concerned), slots, rules)
+        if self._adopted:
+            slots = self._adopt(wanted, settings)
+        slots = assign_classes(wanted, slots, now, settings, self._minors)
+        self._take(concerned, slots, settings)
+        after = plan_for(self._decisions(concerned), slots, settings)
         for share in wanted:
             decisions.update(self._members[share])
-        self._merge(before, after)
-        if not self.slots:
-            self._classes.clear()
-        self._rules = rules
-        self.plan = KernelPlan(*self._root, self._classes, self._marks, self._paces) if self.slots else UNTOUCHED
-        return Change(before, after, root != self._root, decisions)
+        self._settings = settings
+        self.plan = self.plan.replaced(before, after) if self.slots else UNTOUCHED
+        return PlanDelta(before, after, root != self._root, MappingProxyType(decisions))
+
+    def part(self, minors: Iterable[int]) -> KernelPlan:
+        """The part of the plan about the shares with these classes, and the class of other traffic."""
+        shares = self._shares_with(minors)
+        return plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
+
+    def members(self, minors: Iterable[int]) -> dict[FourTuple, Decision]:
+        """The decisions for the subflows in these classes."""
+        return {decision.subflow.ends: decision for decision in self._decisions(self._shares_with(minors))}
 
     @property
-    def _root(self) -> tuple[bool, int]:
-        return bool(self.slots), OTHER_TRAFFIC_MINOR if self._rules.other_traffic is not None else 0
+    def exhausted_networks(self) -> tuple[str, ...]:
+        """The access networks that have shares for which no class is left."""
+        return tuple(self._exhausted)
 
     @property
     def next_expiry(self) -> float | None:
-        """The monotonic time at which something changes by itself, and what follows soon with it; None: never."""
+        """The monotonic time of the next change that comes by itself, with those that follow soon; None: never."""
         return self._timers[0][0] + _TOGETHER_SECONDS if self._timers else None
 
-    def _taken_up(self, shares: Iterable[Share], rules: PlanSettings) -> dict[Share, Slot]:
-        found, self._found = self._found, {}
-        marked = set(found.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, rules.max_minor + 1))
+    @property
+    def _root(self) -> tuple[bool, int]:
+        return bool(self.slots), OTHER_TRAFFIC_MINOR if self._settings.other_traffic is not None else 0
+
+    def _shares_with(self, minors: Iterable[int]) -> list[Share]:
+        return [self._shares[minor] for minor in minors if minor in self._shares]
+
+    def _adopt(self, shares: Iterable[Share], settings: PlanSettings) -> dict[Share, Slot]:
+        marks, self._adopted = self._adopted, {}
+        marked = set(marks.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, settings.max_minor + 1))
         left = set(marked)
         slots = {}
         for share in shares:
-            minor = next((found[ends] for ends in self._members[share] if found.get(ends) in left), None)
+            minor = next((marks[ends] for ends in self._members[share] if marks.get(ends) in left), None)
             if minor is not None:
                 slots[share] = Slot(minor)
                 left.remove(minor)
         self._minors.adopt(marked, left)
         return slots
 
-    def _treatments(self, shares: Iterable[Share]) -> Iterator[Decision]:
+    def _decisions(self, shares: Iterable[Share]) -> Iterator[Decision]:
         return (decision for share in shares for decision in self._members.get(share, {}).values())
 
     def _remove(self, decision: Decision) -> None:
-        if decision.held is not None:
-            members = self._members[decision.held.share]
+        if decision.throttle is not None:
+            members = self._members[decision.throttle.share]
             members.pop(decision.subflow.ends, None)
             if not members:
-                del self._members[decision.held.share]
+                del self._members[decision.throttle.share]
 
-    def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], rules: PlanSettings) -> None:
+    def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], settings: PlanSettings) -> None:
         for share in concerned:
             old, new = self.slots.pop(share, None), slots.get(share)
-            self.without_class.pop(share, None)
+            self._count_without_class(share, without=new is None and share in self._members)
             if new is not None:
                 self.slots[share] = new
                 self._shares[new.minor] = share
-                at = expiry(new, rules.linger)
+                at = expiry(new, settings.linger)
                 if at is not None:
                     heapq.heappush(self._timers, (at, new.minor))
-            elif share in self._members:
-                self.without_class[share] = None
             if old is not None and new is None:
                 del self._shares[old.minor]
                 self._minors.release(old.minor)
 
+    def _count_without_class(self, share: Share, *, without: bool) -> None:
+        if share in self.without_class:
+            del self.without_class[share]
+            self._exhausted[share.network] -= 1
+            if not self._exhausted[share.network]:
+                del self._exhausted[share.network]
+        if without:
+            self.without_class[share] = None
+            self._exhausted[share.network] += 1
+
     def _expired(self, now: float) -> Iterator[Share]:
-        # A share may have got another time since, or gone: to look at it once more changes nothing.
+        # A timer may be stale: its share has got another time since, or has gone. To plan it again changes nothing.
         while self._timers and self._timers[0][0] <= now:
             _, minor = heapq.heappop(self._timers)
             if minor in self._shares:
                 yield self._shares[minor]
-
-    def _merge(self, before: KernelPlan, after: KernelPlan) -> None:
-        _exchange(self._classes, before.classes, after.classes)
-        _exchange(self._marks, before.marks, after.marks)
-        _exchange(self._paces, before.paces, after.paces)
-
-
-def _exchange(whole: dict[K, V], gone: Mapping[K, V], come: Mapping[K, V]) -> None:
-    for key in gone:
-        if key not in come:
-            whole.pop(key, None)
-    whole.update(come)
-
-
-class _Minors(Iterator[int]):
-    """The class minors that are free, lowest first."""
-
-    def __init__(self) -> None:
-        self._next, self._end = OTHER_TRAFFIC_MINOR + 1, OTHER_TRAFFIC_MINOR + 1
-        self._free: list[int] = []
-        self._resting: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._free) + max(self._end - self._next, 0)
-
-    def __next__(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        if self._next >= self._end:
-            raise StopIteration
-        self._next += 1
-        return self._next - 1
-
-    def adopt(self, marked: Collection[int], left: Iterable[int]) -> None:
-        """Before any is given out: those `marked` are not free, and those `left` of them rest."""
-        self._next = max(marked, default=OTHER_TRAFFIC_MINOR) + 1
-        self._free = [minor for minor in range(OTHER_TRAFFIC_MINOR + 1, self._next) if minor not in marked]
-        self._resting = list(left)
-
-    def release(self, minor: int) -> None:
-        """Give a minor back. It rests for an update: its marks may still be in the kernel."""
-        self._resting.append(minor)
-
-    def end_of_rest(self, last: int) -> None:
-        """What was given back so far is free; `last` is the largest minor there may be."""
-        self._end = last + 1
-        for minor in self._resting:
-            heapq.heappush(self._free, minor)
-        self._resting.clear()

@@ -1,7 +1,7 @@
-"""Which subflow is held to which rate, and why: pure functions over the table and the access networks.
+"""Which subflow is throttled to which rate, and why: a pure function of a connection and the access networks.
 
 Invariant I2: a subflow is capped only while the same connection has a live, non-backup subflow on a more preferred
-network. The most preferred live path of a connection is therefore never capped, and a lone path never is.
+network. So the most preferred live path of a connection is never capped, and neither is its only path.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from mptcp_throttle.units import Rate
 
-_KNOWN_ADDRESSES: Final = 65536
+_CACHE_ENTRIES: Final = 65536
 
 
-class Rule(StrEnum):
-    """Which of a network's two rates holds a subflow."""
+class RateKind(StrEnum):
+    """Which of a network's two rates applies to a subflow."""
 
     CAP = "cap"
     LIMIT = "limit"
@@ -30,16 +30,17 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What shares one rate: `who` is empty (the network), a client's address, or a subflow's four-tuple."""
+    """The subflows that share one rate: those of a network (`who` empty), of a client (its address), or a single one
+    (its four-tuple)."""
 
     network: str
-    rule: Rule
+    kind: RateKind
     who: str
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """A subflow is held to `rate`, together with all others of the same share."""
+    """The rate of a subflow, which it has together with all others of its share."""
 
     share: Share
     rate: Rate
@@ -47,43 +48,13 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done with one subflow; `held` None means it is left alone."""
+    """What policy decides for one subflow. Without a `throttle` the subflow is free."""
 
     token: Token
     subflow: Subflow
     network: str | None
-    held: Throttle | None
+    throttle: Throttle | None
     reason: str
-
-
-def decide(
-    connections: Iterable[Connection], networks: Sequence[AccessNetwork], *, paused: bool = False
-) -> tuple[Decision, ...]:
-    """The decision of every subflow of every connection; while `paused`, nobody is held."""
-    connections = tuple(connections)
-    locate = Locator(networks)
-    clients = _group_clients(connections, locate)
-    return tuple(
-        decision
-        for connection in connections
-        for decision in treat(connection, locate, clients.__getitem__, paused=paused)
-    )
-
-
-def treat(
-    connection: Connection, locate: Locator, client_of: Callable[[Address], Address], *, paused: bool
-) -> tuple[Decision, ...]:
-    """The decision of every subflow of one connection; `client_of` gives the address that stands for a client."""
-    networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
-    located = tuple(zip(connection.subflows, networks, strict=True))
-    live = [n for subflow, n in located if n is not None and not subflow.backup and not subflow.stalled]
-    best = min(live, key=lambda network: network.preference, default=None)
-    decisions = (_treat(connection.token, subflow, network, best, client_of) for subflow, network in located)
-    return tuple(map(_released, decisions) if paused else decisions)
-
-
-def _released(decision: Decision) -> Decision:
-    return decision if decision.held is None else replace(decision, held=None, reason="paused by the operator")
 
 
 class Locator:
@@ -98,14 +69,33 @@ class Locator:
         try:
             return self._known[address]
         except KeyError:
-            if len(self._known) >= _KNOWN_ADDRESSES:
+            if len(self._known) >= _CACHE_ENTRIES:
                 self._known.clear()
             found = next((n for n in self._networks if any(address in subnet for subnet in n.subnets)), None)
             self._known[address] = found
             return found
 
 
-def _treat(
+def decide(
+    connection: Connection, locate: Locator, client_of: Callable[[Address], Address], *, paused: bool
+) -> tuple[Decision, ...]:
+    """The decision for every subflow of a connection; while `paused`, all are free.
+
+    `client_of` gives the address that stands for the client with an address.
+    """
+    networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
+    located = tuple(zip(connection.subflows, networks, strict=True))
+    live = [n for subflow, n in located if n is not None and not subflow.backup and not subflow.stalled]
+    best = min(live, key=lambda network: network.preference, default=None)
+    decisions = (_decide(connection.token, subflow, network, best, client_of) for subflow, network in located)
+    return tuple(map(_paused, decisions) if paused else decisions)
+
+
+def _paused(decision: Decision) -> Decision:
+    return decision if decision.throttle is None else replace(decision, throttle=None, reason="paused by the operator")
+
+
+def _decide(
     token: Token,
     subflow: Subflow,
     network: AccessNetwork | None,
@@ -117,21 +107,21 @@ def _treat(
         return Decision(token, subflow, None, None, "address is in no access network")
     preferred = best if best is not None and best.preference < network.preference else None
     if network.cap is not None and preferred is not None and not subflow.backup:
-        rule, rate, reason = Rule.CAP, network.cap, _relieved_by(preferred.name)
+        kind, rate, reason = RateKind.CAP, network.cap, _relieved_by(preferred.name)
         if network.limit is not None:
             rate = min(rate, network.limit)
     elif network.limit is not None:
-        rule, rate, reason = Rule.LIMIT, network.limit, "limit of the network"
+        kind, rate, reason = RateKind.LIMIT, network.limit, "limit of the network"
     else:
         return Decision(token, subflow, network.name, None, _why_free(subflow, network))
-    held = _held(network.name, rule, _who(subflow, network.per, client_of), rate)
-    return Decision(token, subflow, network.name, held, reason)
+    throttle = _throttle(network.name, kind, _who(subflow, network.per, client_of), rate)
+    return Decision(token, subflow, network.name, throttle, reason)
 
 
-# Those who share a rate share the value that says so: there may be many of them.
-@lru_cache(_KNOWN_ADDRESSES)
-def _held(network: str, rule: Rule, who: str, rate: Rate) -> Throttle:
-    return Throttle(Share(network, rule, who), rate)
+# With tens of thousands of subflows, equal values as one object save memory.
+@lru_cache(_CACHE_ENTRIES)
+def _throttle(network: str, kind: RateKind, who: str, rate: Rate) -> Throttle:
+    return Throttle(Share(network, kind, who), rate)
 
 
 @lru_cache
@@ -153,36 +143,3 @@ def _who(subflow: Subflow, per: Per, client_of: Callable[[Address], Address]) ->
     if per is Per.CLIENT:
         return str(client_of(subflow.ends.client.address))
     return str(subflow.ends)
-
-
-def _group_clients(connections: Iterable[Connection], located: Locator) -> dict[Address, Address]:
-    """One address to stand for each client: a token joins the addresses it uses on the same network."""
-    parents: dict[Address, Address] = {}
-
-    def root(address: Address) -> Address:
-        while parents.setdefault(address, address) != address:
-            address = parents[address]
-        return address
-
-    for connection in connections:
-        for subflow in connection.subflows:
-            root(subflow.ends.client.address)
-        for pair in links(connection, located):
-            older, newer = sorted(map(root, pair), key=address_order)
-            parents[newer] = older
-    return {address: root(address) for address in parents}
-
-
-def links(connection: Connection, located: Locator) -> Iterator[tuple[Address, Address]]:
-    """The pairs of different addresses of which a connection tells that they are one client's."""
-    first: dict[str, Address] = {}
-    for subflow in connection.subflows:
-        address = subflow.ends.client.address
-        network = located(address)
-        if network is not None and first.setdefault(network.name, address) != address:
-            yield first[network.name], address
-
-
-def address_order(address: Address) -> tuple[int, int]:
-    """Of a client's addresses, the least in this order stands for it."""
-    return address.version, int(address)

@@ -1,7 +1,7 @@
-"""Rates the operator has set by hand in place of the configured ones: pure functions, and their JSON.
+"""Overrides: rates set by hand in place of the configured ones. Pure functions, and the JSON of an override.
 
-In JSON: `{"network", "rule", "rate_bps", "expires_at"}`, rates in bits per second or null for unlimited, times in
-seconds since the epoch.
+In JSON: `{"network", "rule", "rate_bps", "expires_at"}`: `rule` is the rate kind, `rate_bps` null is unlimited, and
+times are in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
-from mptcp_throttled.policy.decide import Rule
+from mptcp_throttled.policy.decide import RateKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class Override:
     """`rate` None is unlimited; `expires_at` None is until reset."""
 
     network: str
-    rule: Rule
+    kind: RateKind
     rate: Rate | None
     expires_at: float | None
 
@@ -38,19 +38,19 @@ def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now
     """
     if not isinstance(network, str):
         raise UserError(f"network: {shown(network)}: allowed: the name of an access network")
-    if rule not in list(Rule):
-        raise UserError(f"rule: {shown(rule)}: allowed: {', '.join(Rule)}")
+    if rule not in list(RateKind):
+        raise UserError(f"rule: {shown(rule)}: allowed: {', '.join(RateKind)}")
     if not isinstance(rate, str | None):
         raise UserError(f"rate: {shown(rate)}: is not text; allowed: {RATE_SYNTAX}; or null, which is unlimited")
     try:
         parsed = None if rate is None else Rate.parse(rate)
     except ValueError as error:
         raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
-    return Override(network, Rule(rule), parsed, requested_expiry(seconds, now))
+    return Override(network, RateKind(rule), parsed, requested_expiry(seconds, now))
 
 
 def requested_expiry(seconds: Json, now: float) -> float | None:
-    """When what is asked for `seconds` ends, in seconds since the epoch as `now` is; None: when it is taken back.
+    """The end of a request for `seconds`, in seconds since the epoch as `now` is; None: it lasts until it is reset.
 
     Raises UserError with what is allowed.
     """
@@ -58,30 +58,30 @@ def requested_expiry(seconds: Json, now: float) -> float | None:
         return None
     # Written so that it refuses NaN too; a bool is an int to Python.
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
-        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until taken back"
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until reset"
         raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
     return now + seconds
 
 
 def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) -> tuple[AccessNetwork, ...]:
     """The access networks with the overrides' rates in place of their own."""
-    rates = {(override.network, override.rule): override.rate for override in overrides}
+    rates = {(override.network, override.kind): override.rate for override in overrides}
     return tuple(
         replace(
             network,
-            cap=rates.get((network.name, Rule.CAP), network.cap),
-            limit=rates.get((network.name, Rule.LIMIT), network.limit),
+            cap=rates.get((network.name, RateKind.CAP), network.cap),
+            limit=rates.get((network.name, RateKind.LIMIT), network.limit),
         )
         for network in networks
     )
 
 
 def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
-    """Why an override, one of `overrides`, cannot be in force with these networks, in one line; None: it can."""
+    """Why an override, one of `overrides`, does not fit these networks, in one line; None if it fits."""
     network = next((network for network in networks if network.name == override.network), None)
     if network is None:
         return no_such_network(override.network, networks)
-    if override.rule is Rule.CAP and network.preference == min(n.preference for n in networks):
+    if override.kind is RateKind.CAP and network.preference == min(n.preference for n in networks):
         return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
     then = effective([network], overrides)[0]
     if then.cap is not None and then.limit is not None and then.cap > then.limit:
@@ -90,7 +90,7 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
 
 
 def no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:
-    """The line about a name that no access network has."""
+    """The error text for a name that no access network has."""
     return f"{name}: no such access network; allowed: {', '.join(network.name for network in networks)}"
 
 
@@ -98,7 +98,7 @@ def encode_override(override: Override) -> Json:
     """The JSON object of an override."""
     return {
         "network": override.network,
-        "rule": override.rule,
+        "rule": override.kind,
         "rate_bps": None if override.rate is None else override.rate.bits_per_second,
         "expires_at": override.expires_at,
     }
@@ -108,7 +108,7 @@ def decode_override(data: Json) -> Override:
     """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
     rate = data["rate_bps"]
     return Override(
-        str(data["network"]), Rule(data["rule"]), None if rate is None else Rate(int(rate)), decode_expiry(data)
+        str(data["network"]), RateKind(data["rule"]), None if rate is None else Rate(int(rate)), decode_expiry(data)
     )
 
 

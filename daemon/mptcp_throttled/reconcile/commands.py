@@ -1,4 +1,4 @@
-"""Operations as the `tc` and `iptables` commands an operator would type for the same effect."""
+"""Operations as the `tc`, `iptables` and `ipset` commands that an operator would type for the same effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROOT = format_handle(htb.HANDLE)
 
 
 def as_commands(operation: Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
-    """The commands of one operation, in order; `marks` is the back end that marks packets, `ipset` or `rules`."""
+    """The commands of one operation, in order; `marks` is the marking back end, `ipset` or `rules`."""
     match operation:
         case InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
@@ -54,17 +54,17 @@ def as_commands(operation: Operation, interface: str, marking: htb.Marking, mark
             if marks == "ipset":
                 for port in marking.ports:
                     yield from _set_commands(OwnSet(ip_version, port))
-            for ends, minor in made.items():
+            for ends, minor in sorted(made.items(), key=_by_client):
                 yield _mark_command(marks, ends, minor, marking.mask, add=True)
         case ChangeMarks(ip_version, add, remove):
-            for ends, minor in remove.items():
+            for ends, minor in sorted(remove.items(), key=_by_client):
                 yield _mark_command(marks, ends, minor, marking.mask, add=False)
-            for ends, minor in add.items():
+            for ends, minor in sorted(add.items(), key=_by_client):
                 yield _mark_command(marks, ends, minor, marking.mask, add=True)
         case ChangePaces(add, remove):
-            for ends, pace in add.items():
+            for ends, pace in sorted(add.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
-            for ends in remove:
+            for ends, _ in sorted(remove.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
         case RemoveChain(ip_version):
             yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
@@ -75,6 +75,11 @@ def as_commands(operation: Operation, interface: str, marking: htb.Marking, mark
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
         case RestoreQdisc(other):
             yield f"tc qdisc del dev {other or interface} root  # then the recorded one, if any"
+
+
+def _by_client(item: tuple[FourTuple, int]) -> tuple[int, int]:
+    client = item[0].client
+    return int(client.address), client.port
 
 
 def _class_command(verb: str, interface: str, minor: int, rate: Rate) -> str:

@@ -1,4 +1,4 @@
-"""What is ours in the kernel, as values: what the kernel layer reads and reconciliation compares."""
+"""What of ours is in the kernel, as values: what the kernel layer reads, and what is compared with the plan."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
-
+    from mptcp_throttled.desired.kernel_plan import KernelPlan
 
 IP_VERSIONS: Final = (4, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class HtbState:
-    """Our HTB as it is in the kernel; a class that is not as we make them (no leaf, another ceil) has rate None."""
+    """Our HTB; `filtered`: its filter from mark to class is there.
+
+    A class that is not as we make them (no leaf qdisc, another ceil) has rate None.
+    """
 
     default_minor: int
     filtered: bool
@@ -25,9 +30,9 @@ class HtbState:
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """Our chain, and its sets, as they are in the kernel.
+    """The marks of one IP version: our iptables chain, with its sets if there are any.
 
-    `altered`: they are not wholly as we make them, or the chain is not jumped to once.
+    `altered`: chain or sets are not as we made them, or not exactly one rule jumps to the chain.
     """
 
     marks: Mapping[FourTuple, int]
@@ -36,7 +41,7 @@ class ChainState:
 
 @dataclass(frozen=True, slots=True)
 class QdiscState:
-    """What tc shows: our HTB if it is the proxy interface's root qdisc, or the `obstacle` that keeps it from being so.
+    """Our HTB if it is the root qdisc of the proxy's interface, else the `obstacle` to installing it, if there is one.
 
     `restore_pending`: the saved qdisc is not back yet, because somebody has deleted our HTB or because restoring was
     interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB (the
@@ -51,7 +56,7 @@ class QdiscState:
 
 @dataclass(frozen=True, slots=True)
 class PacingState:
-    """The paces of sockets, in bytes/s; None if they cannot be set, for the `problem`."""
+    """The paces of sockets in bytes/s; None if sockets cannot be paced, and `problem` says why."""
 
     paces: Mapping[FourTuple, int] | None = None
     problem: str | None = None
@@ -67,8 +72,21 @@ class QuickCheck:
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """What is ours in the kernel; `chains` by IP version."""
+    """All of ours in the kernel; `chains` by IP version."""
 
     qdisc: QdiscState = field(default_factory=QdiscState)
     chains: Mapping[int, ChainState] = field(default_factory=dict)
     pacing: PacingState = field(default_factory=PacingState)
+
+
+def of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:
+    """The marks of one IP version."""
+    return {ends: minor for ends, minor in marks.items() if ends.client.address.version == version}
+
+
+def state_of(plan: KernelPlan, pacing: PacingState, chains: Collection[int]) -> KernelState:
+    """The kernel state in which `plan` is applied. `pacing` says whether sockets can be paced; `chains` are present."""
+    if pacing.paces is not None:
+        pacing = PacingState(plan.paces)
+    present = {version: ChainState(of_version(plan.marks, version)) for version in chains}
+    return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), present, pacing)

@@ -1,4 +1,7 @@
-"""The kernel operations we know, as values: what `diff` returns, `plan` prints and the kernel layer carries out."""
+"""The kernel operations as values: `diff` returns them, `plan` prints them, the kernel layer applies them.
+
+A value never changes: who makes one hands over the mappings in it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from mptcp_throttle.units import Rate
 
 @dataclass(frozen=True, slots=True)
 class InstallHtb:
-    """Record the root qdisc and put HTB, with its mark-to-class filter, in its place."""
+    """Save the root qdisc and replace it by HTB with its filter from mark to class."""
 
     default_minor: int
 
 
 @dataclass(frozen=True, slots=True)
 class AddClass:
-    """Add a class with its leaf queue."""
+    """Add a class with its leaf qdisc."""
 
     minor: int
     rate: Rate
@@ -26,7 +29,7 @@ class AddClass:
 
 @dataclass(frozen=True, slots=True)
 class ChangeClass:
-    """Change a class's rate in place; queued packets stay. `mend`: give it its leaf anew, with an empty queue."""
+    """Change the rate of a class; queued packets stay. `mend`: replace its leaf qdisc too, which drops them."""
 
     minor: int
     rate: Rate
@@ -35,14 +38,14 @@ class ChangeClass:
 
 @dataclass(frozen=True, slots=True)
 class DeleteClass:
-    """Delete a class that nothing is marked for."""
+    """Delete a class that no mark names."""
 
     minor: int
 
 
 @dataclass(frozen=True, slots=True)
 class MakeChain:
-    """Make our chain of one IP version with these marks alone, in place of whatever is there."""
+    """Make our chain of one IP version, with exactly these marks, whatever is there now."""
 
     ip_version: int
     marks: Mapping[FourTuple, int]
@@ -50,7 +53,7 @@ class MakeChain:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMarks:
-    """Remove and add marks of one IP version, in a chain that is there."""
+    """Remove and add marks of one IP version in the chain that is there."""
 
     ip_version: int
     add: Mapping[FourTuple, int]
@@ -59,7 +62,7 @@ class ChangeMarks:
 
 @dataclass(frozen=True, slots=True)
 class ChangePaces:
-    """Take away and give paces, in bytes/s, to the proxy's own sockets."""
+    """Remove and set paces, in bytes/s, of the proxy's sockets."""
 
     add: Mapping[FourTuple, int]
     remove: Mapping[FourTuple, int]
@@ -67,20 +70,20 @@ class ChangePaces:
 
 @dataclass(frozen=True, slots=True)
 class RemoveChain:
-    """Remove our chain, the jump to it, and its sets."""
+    """Remove our chain, the jumps to it, and its sets."""
 
     ip_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreQdisc:
-    """Put the recorded qdiscs of an interface back; without a name, of the proxy's."""
+    """Put the saved qdiscs of an interface back; without a name, those of the proxy's interface."""
 
     interface: str | None = None
 
 
 ClassOperation = AddClass | ChangeClass | DeleteClass
-"""Those that are carried out many at a time."""
+"""Those that are applied many at a time."""
 
 OtherOperation = InstallHtb | MakeChain | ChangeMarks | ChangePaces | RemoveChain | RestoreQdisc
 Operation = ClassOperation | OtherOperation

@@ -1,287 +1,242 @@
-"""Make the kernel match the plan: compare, change what differs in a safe order, read back.
+"""Make the kernel match the plan: fully (read, diff, apply, read back) or incrementally (apply what has changed).
 
-Level-triggered: an event, a manual `tc qdisc del` and the periodic audit all lead to the same comparison.
+Level-triggered: a JOIN, a `tc qdisc del` by hand, a retry and the periodic full reconcile lead to the same diff.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
+
+from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.reconcile.kernel_state import (
-    IP_VERSIONS,
-    ChainState,
-    HtbState,
-    KernelState,
-    PacingState,
-    QdiscState,
-    QuickCheck,
-)
+from mptcp_throttled.reconcile import effects
+from mptcp_throttled.reconcile.diff import diff
+from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck, state_of
+from mptcp_throttled.reconcile.objects import KernelObject, objects_of, without
 from mptcp_throttled.reconcile.operations import (
-    AddClass,
-    ChangeClass,
     ChangeMarks,
     ChangePaces,
     ClassOperation,
-    DeleteClass,
     InstallHtb,
     MakeChain,
     Operation,
     OtherOperation,
-    RemoveChain,
     RestoreQdisc,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttle.units import Rate
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _READ_ATTEMPTS: Final = 3
 
-K = TypeVar("K")
-V = TypeVar("V")
-W = TypeVar("W")
-
 
 class Kernel(Protocol):
-    """The kernel as reconciliation sees it. All methods raise KernelError."""
+    """The kernel as the reconciler sees it. All methods raise KernelError."""
 
     def read(self) -> KernelState:
-        """What is there now."""
+        """All of ours that is there now."""
 
     def quick_check(self) -> QuickCheck:
-        """How much is there now, of what changes without a notification."""
+        """How much of ours is there now, of what changes without a notification."""
 
     def apply(self, operation: OtherOperation) -> None:
-        """Carry one operation out, wholly or not at all."""
+        """Apply one operation, wholly or not at all."""
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
-        """Carry each of them out, in order, wholly or not at all; for each, why it was refused."""
+        """Apply each of these, in order, wholly or not at all; for each, why it was refused."""
 
     def fail_open(self) -> None:
-        """Hold nobody to any rate, without looking at the rules: put the root qdisc back if it is ours."""
+        """Free everybody without reading marks: restore the root qdisc if it is ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What reconciliation did: `in_force` is the part of the plan that was read back from the kernel.
+    """What a reconcile did, and the part of the plan that the kernel has now.
 
-    `obstacle` says why HTB cannot be put in, `unpaced` why sockets cannot be paced, whatever the plan asks for.
-    `compared`: the whole kernel was read for it.
+    `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
+    share. `obstacle` is why HTB cannot be installed, `pacing_problem` why sockets cannot be paced, whatever the plan.
+    `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
+    must follow at once.
     """
 
     done: tuple[Operation, ...]
-    errors: tuple[str, ...]
-    in_force: KernelPlan
+    applied: KernelPlan
+    refused: Mapping[KernelObject, str] = field(default_factory=Map)
+    errors: tuple[str, ...] = ()
     obstacle: str | None = None
-    unpaced: str | None = None
-    compared: bool = True
+    pacing_problem: str | None = None
+    certain: bool = True
 
     @property
-    def refusals(self) -> tuple[str, ...]:
-        """All that keeps the plan from being in force as a whole."""
-        return (*(() if self.obstacle is None else (self.obstacle,)), *self.errors)
+    def failures(self) -> tuple[str, ...]:
+        """What the kernel answered to everything that it refused, each text once."""
+        return tuple(dict.fromkeys((*self.errors, *self.refused.values())))
 
 
-def diff(actual: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
-    """The operations that lead from `actual` to `plan`, in an order that is safe to be interrupted anywhere.
+@dataclass(slots=True)
+class _Progress:
+    """What has become of the operations so far."""
 
-    Capping: pace before qdisc before class before mark. Lifting: mark before pace before class before qdisc. A mark
-    never names a class that is not there, and no socket feeds a class faster than it drains.
-    """
-    return tuple(_diff(actual, plan))
+    done: list[Operation] = field(default_factory=list)
+    refused: dict[KernelObject, str] = field(default_factory=dict)
+    errors: dict[str, None] = field(default_factory=dict)
 
+    @property
+    def failed(self) -> bool:
+        return bool(self.refused or self.errors)
 
-def _diff(actual: KernelState, plan: KernelPlan) -> Iterator[Operation]:
-    for interface in actual.qdisc.pending_elsewhere:
-        yield RestoreQdisc(interface)
-    htb, paces = actual.qdisc.htb, actual.pacing.paces or {}
-    freed = {ends: rate for ends, rate in paces.items() if ends not in plan.paces}
-    if not plan.htb:
-        for version in actual.chains:
-            yield RemoveChain(version)
-        if freed:
-            yield ChangePaces({}, freed)
-        if htb is not None or actual.qdisc.restore_pending:
-            yield RestoreQdisc()
-        return
-    slowed = _differing(plan.paces, paces)
-    if slowed and actual.pacing.paces is not None:
-        yield ChangePaces(slowed, {})
-    marks = {version: _of_version(plan.marks, version) for version in IP_VERSIONS}
-    for version, chain in actual.chains.items():
-        if chain.altered and not marks[version]:
-            yield RemoveChain(version)
-    chains = {version: chain for version, chain in actual.chains.items() if not chain.altered}
-    if htb is not None and (htb.default_minor != plan.default_minor or not htb.filtered):
-        yield RestoreQdisc()
-        htb = None
-    classes: Mapping[int, Rate | None] = {} if htb is None else htb.classes
-    if htb is None:
-        yield InstallHtb(plan.default_minor)
-    for minor, rate in _differing(plan.classes, classes).items():
-        if minor in classes:
-            yield ChangeClass(minor, rate, mend=classes[minor] is None)
-        else:
-            yield AddClass(minor, rate)
-    for version, wanted in marks.items():
-        if version not in chains:
-            if wanted:
-                yield MakeChain(version, wanted)
-            continue
-        present = chains[version].marks
-        add, remove = _differing(wanted, present), _differing(present, wanted)
-        if add or remove:
-            yield ChangeMarks(version, add, remove)
-    if freed:
-        yield ChangePaces({}, freed)
-    for minor in classes:
-        if minor not in plan.classes:
-            yield DeleteClass(minor)
-
-
-def _differing(these: Mapping[K, V], those: Mapping[K, W]) -> dict[K, V]:
-    """Of `these`, what is not the same in `those`."""
-    # Nothing at all, nearly always: Python compares dictionaries ten times as fast as it goes through them.
-    return {} if these == those else {key: value for key, value in these.items() if those.get(key) != value}
+    def refuse(self, operation: Operation, error: str, plan: KernelPlan) -> KernelPlan:
+        """The part of the plan that can still be applied."""
+        objects = objects_of(operation, plan)
+        if not objects:
+            self.errors[error] = None
+            return plan
+        self.refused.update(dict.fromkeys(objects, error))
+        return without(plan, objects)
 
 
 class Reconciler:
-    """Owns the kernel: the one place where operations are carried out."""
+    """The one place where operations are applied to the kernel. For one thread."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        # As last read: what of it is not ours to plan.
+        # Of what was read last, what no plan tells.
         self._pacing = PacingState()
-        self._chains: set[int] = set()
+        self._chains: frozenset[int] = frozenset()
 
-    def converge(self, plan: KernelPlan) -> Outcome:
-        """Bring the kernel to `plan` as far as it lets us; what fails leaves its subflows uncapped.
+    def full(self, plan: KernelPlan) -> Outcome:
+        """Bring the whole kernel to `plan` as far as it lets us; what fails leaves its subflows free.
 
-        Where an operation fails, the plan without what depends on it is tried next, and if anybody is still held to a
-        rate he should not be held to, nobody is to be held to any.
+        If an operation fails, the plan without what depends on it is tried next. If a subflow is still throttled that
+        should not be, all are freed.
         """
-        done: list[Operation] = []
-        errors: list[str] = []
-        look = partial(self._read, to_hold=plan.htb)
+        progress = _Progress()
         try:
-            state = look()
+            state = self._read(plan)
             obstacle = state.qdisc.obstacle
             if state.pacing.paces is None:
-                plan = replace(plan, paces={})
+                plan = replace(plan, paces=Map())
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
-            state, wanted = self._attempt(look, state, wanted, done, errors)
-            if errors:
-                state, wanted = self._attempt(look, state, wanted, done, errors)
-                if _wrongly_held(state, wanted):
-                    state, wanted = self._attempt(look, state, UNTOUCHED, done, errors)
-                if _wrongly_held(state, wanted):
-                    errors += self._let_go()
-                    state = look()
+            state, wanted = self._attempt(plan, state, wanted, progress)
+            if progress.failed:
+                state, wanted = self._attempt(plan, state, wanted, progress)
+                if _wrongly_throttled(state, wanted):
+                    state, wanted = self._attempt(plan, state, UNTOUCHED, progress)
+                if _wrongly_throttled(state, wanted):
+                    progress.errors.update(self._fail_open())
+                    state = self._read(plan)
         except KernelError as error:
-            return Outcome(tuple(done), tuple(dict.fromkeys([*errors, str(error), *self._let_go()])), UNTOUCHED)
-        self._pacing, self._chains = state.pacing, set(state.chains)
-        in_force = plan if wanted is plan and not errors else _in_force(state, plan)
-        return Outcome(tuple(done), tuple(dict.fromkeys(errors)), in_force, obstacle, state.pacing.problem)
+            progress.errors.update({str(error): None, **self._fail_open()})
+            return Outcome(tuple(progress.done), UNTOUCHED, Map(progress.refused), tuple(progress.errors))
+        self._pacing, self._chains = state.pacing, frozenset(state.chains)
+        applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
+        return _outcome(progress, applied, obstacle, state.pacing.problem)
 
-    def advance(self, plan: KernelPlan, before: KernelPlan, after: KernelPlan) -> Outcome:
-        """Bring the kernel to `plan` from one that is in force as a whole, where only `before` is to become `after`.
+    def incremental(self, applied: KernelPlan, wanted: KernelPlan) -> Outcome:
+        """Bring the classes and subflows of a part of the plan from what is `applied` of them to what is `wanted`.
 
-        What the kernel acknowledges is taken for done until it is compared again; what it refuses is left to
-        `converge`.
+        Nothing is read: what the kernel acknowledges counts as applied until the next full reconcile.
         """
-        done: list[Operation] = []
-        for operations in _grouped(diff(_as_state(before, self._pacing, self._chains), after)):
-            refusals = self._apply(operations)
-            done += (operation for operation, refusal in zip(operations, refusals, strict=True) if refusal is None)
-            refused = [str(refusal) for refusal in refusals if refusal is not None]
-            if refused:
-                outcome = self.converge(plan)
-                errors = tuple(dict.fromkeys([*refused, *outcome.errors]))
-                return replace(outcome, done=(*done, *outcome.done), errors=errors)
-        self._chains |= {ends.client.address.version for ends in after.marks}
-        in_force = plan if self._pacing.paces is not None else replace(plan, paces={})
-        return Outcome(tuple(done), (), in_force, None, self._pacing.problem, compared=False)
+        if self._pacing.paces is None:
+            wanted = replace(wanted, paces=Map())
+        progress = _Progress()
+        state, reachable = self._apply_diff(state_of(applied, self._pacing, self._chains), wanted, progress)
+        if progress.refused:
+            # Remove what was applied for a subflow before one of its operations was refused.
+            state, reachable = self._apply_diff(state, reachable, progress)
+        self._chains = frozenset(state.chains)
+        return replace(
+            _outcome(progress, wanted if not progress.failed else _applied(state, wanted), None, self._pacing.problem),
+            certain=not _wrongly_throttled(state, reachable),
+        )
 
-    def quick_check(self, plan: KernelPlan) -> bool:
-        """Whether a plan that is in force as a whole seems to be so still: the look takes as long for one as for all.
+    def quick_check(self, applied: KernelPlan) -> bool:
+        """Whether what was applied seems to be there still, in a time that does not grow with the number of subflows.
 
-        Of tc nothing is looked at: who changes that is notified of (kernel/notifications.py). That somebody has put as
-        many other marks in the place of ours is left to be found by `converge`.
+        tc is left out: the kernel notifies us of its changes (kernel/watch.py). A mark that was changed in place does
+        not change the count; a full reconcile finds it.
         """
         try:
             seen = self._kernel.quick_check()
         except KernelError:
             return False
         paced = None if seen.pacing.paces is None else len(seen.pacing.paces)
-        planned = None if self._pacing.paces is None else len(plan.paces)
+        expected = None if self._pacing.paces is None else len(applied.paces)
         counts = seen.marks.values()
         return (
             seen.marks.keys() == self._chains
             and None not in counts
-            and sum(filter(None, counts)) == len(plan.marks)
-            and (paced, seen.pacing.problem) == (planned, self._pacing.problem)
+            and sum(filter(None, counts)) == len(applied.marks)
+            and (paced, seen.pacing.problem) == (expected, self._pacing.problem)
         )
 
     def _attempt(
-        self,
-        look: Callable[[], KernelState],
-        state: KernelState,
-        wanted: KernelPlan,
-        done: list[Operation],
-        errors: list[str],
+        self, plan: KernelPlan, state: KernelState, wanted: KernelPlan, progress: _Progress
     ) -> tuple[KernelState, KernelPlan]:
+        """Apply what differs and read the kernel again."""
         operations = diff(state, wanted)
         if not operations:
             return state, wanted
-        before = len(errors)
-        wanted = self._carry_out(operations, wanted, done, errors)
-        if len(errors) == before and all(isinstance(operation, ChangePaces) for operation in operations):
-            return state, wanted  # nobody else changes paces, and what is read of them is what we have put there
-        state = look()
-        if len(errors) == before:
-            errors += [f"not in force after it was applied: {operation}" for operation in diff(state, wanted)]
-        return state, wanted
+        reachable, all_done = self._apply(operations, wanted, progress)[1:]
+        if all_done and all(isinstance(operation, ChangePaces) for operation in operations):
+            return state, reachable  # nobody else changes paces: what is read of them is what we have written
+        state = self._read(plan)
+        if all_done:
+            for operation in diff(state, reachable):
+                progress.refuse(operation, f"not applied though the kernel acknowledged it: {operation}", reachable)
+        return state, reachable
 
-    def _carry_out(
-        self, operations: tuple[Operation, ...], plan: KernelPlan, done: list[Operation], errors: list[str]
-    ) -> KernelPlan:
-        for group in _grouped(operations):
-            carried_out = tuple(_without_unplanned(operation, plan) for operation in group)
-            for operation, refusal in zip(carried_out, self._apply(carried_out), strict=True):
+    def _apply_diff(
+        self, state: KernelState, wanted: KernelPlan, progress: _Progress
+    ) -> tuple[KernelState, KernelPlan]:
+        """Apply what differs; the state that this leads to, as the kernel acknowledges it."""
+        done, reachable, _ = self._apply(diff(state, wanted), wanted, progress)
+        return reduce(effects.after, done, state), reachable
+
+    def _apply(
+        self, operations: Sequence[Operation], plan: KernelPlan, progress: _Progress
+    ) -> tuple[list[Operation], KernelPlan, bool]:
+        """Apply operations in order, without what has become unreachable by a refusal.
+
+        What is done, the part of the plan that can still be reached, and whether nothing was refused.
+        """
+        done: list[Operation] = []
+        all_done = True
+        for group in _groups(operations):
+            reachable = [reduced for operation in group if (reduced := _reachable(operation, plan)) is not None]
+            for operation, refusal in zip(reachable, self._apply_group(reachable), strict=True):
                 if refusal is None:
                     done.append(operation)
                     continue
-                errors.append(str(refusal))
+                all_done = False
+                plan = progress.refuse(operation, str(refusal), plan)
                 if isinstance(operation, InstallHtb) or (operation == RestoreQdisc() and plan.htb):
-                    return UNTOUCHED
-                plan = _without(operation, plan)
-        return plan
+                    progress.done += done
+                    return done, UNTOUCHED, False
+        progress.done += done
+        return done, plan, all_done
 
-    def _apply(self, operations: Sequence[Operation]) -> list[KernelError | None]:
-        """Carry out operations on classes, or a single other one; for each, why it was refused."""
+    def _apply_group(self, operations: Sequence[Operation]) -> list[KernelError | None]:
+        """Apply operations on classes, or a single other operation; for each, why it was refused."""
         classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
         if classes:
             return self._kernel.change_classes(classes)
-        (operation,) = (operation for operation in operations if not isinstance(operation, ClassOperation))
-        try:
-            self._kernel.apply(operation)
-        except KernelError as error:
-            return [error]
-        return [None]
+        for operation in operations:
+            if not isinstance(operation, ClassOperation):
+                return [_refusal(self._kernel.apply, operation)]
+        return []
 
-    def _read(self, *, to_hold: bool) -> KernelState:
+    def _read(self, plan: KernelPlan) -> KernelState:
         state = self._try_to_read()
-        # Where HTB is to be and something is in its way, to put back what was there before would put it in the way of
-        # somebody else, who would take it for ours. It stays on record.
-        return replace(state, qdisc=replace(state.qdisc, restore_pending=False)) if to_hold else state
+        # With something else in the place of HTB, restoring the saved qdisc would put it in the way of another program,
+        # which would take it for ours. It stays saved.
+        return replace(state, qdisc=replace(state.qdisc, restore_pending=False)) if plan.htb else state
 
     def _try_to_read(self) -> KernelState:
         for _ in range(_READ_ATTEMPTS - 1):
@@ -289,15 +244,29 @@ class Reconciler:
                 return self._kernel.read()
         return self._kernel.read()
 
-    def _let_go(self) -> list[str]:
+    def _fail_open(self) -> dict[str, None]:
         try:
             self._kernel.fail_open()
         except KernelError as error:
-            return [str(error)]
-        return []
+            return {str(error): None}
+        return {}
 
 
-def _grouped(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
+def _outcome(progress: _Progress, applied: KernelPlan, obstacle: str | None, pacing_problem: str | None) -> Outcome:
+    refused: Map[KernelObject, str] = Map(progress.refused)
+    errors = tuple(progress.errors)
+    return Outcome(tuple(progress.done), applied, refused, errors, obstacle, pacing_problem)
+
+
+def _refusal(apply: Callable[[OtherOperation], None], operation: OtherOperation) -> KernelError | None:
+    try:
+        apply(operation)
+    except KernelError as error:
+        return error
+    return None
+
+
+def _groups(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
     """The operations in order, those on classes that follow each other together."""
     for on_classes, group in groupby(operations, lambda operation: isinstance(operation, ClassOperation)):
         if on_classes:
@@ -306,65 +275,21 @@ def _grouped(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]
             yield from ((operation,) for operation in group)
 
 
-def _without(failed: Operation, plan: KernelPlan) -> KernelPlan:
-    """The part of the plan that can still be had: a subflow without its class or mark is left alone.
-
-    Where marks cannot be changed, the classes that they lead to are given up: a mark without a class holds nobody.
-    """
-    match failed:
-        case AddClass(minor=minor) | ChangeClass(minor=minor):
-            return _without_classes({minor}, plan)
-        case MakeChain(marks=add):
-            return _without_marks(add, plan)
-        case ChangeMarks(add=add, remove=remove) if not remove:
-            return _without_marks(add, plan)
-        case ChangeMarks(ip_version=version, remove=remove):
-            return _without_classes({*_of_version(plan.marks, version).values(), *remove.values()}, plan)
-        case RemoveChain(ip_version=version):
-            return _without_classes(set(_of_version(plan.marks, version).values()), plan)
-        case _:
-            return plan
-
-
-def _without_marks(refused: Mapping[FourTuple, int], plan: KernelPlan) -> KernelPlan:
-    marks = {ends: minor for ends, minor in plan.marks.items() if ends not in refused}
-    return _without_classes(set(refused.values()) - set(marks.values()), replace(plan, marks=marks))
-
-
-def _without_classes(minors: set[int], plan: KernelPlan) -> KernelPlan:
-    marks = {ends: minor for ends, minor in plan.marks.items() if minor not in minors}
-    return replace(
-        plan,
-        classes={minor: rate for minor, rate in plan.classes.items() if minor not in minors},
-        marks=marks,
-        paces={ends: rate for ends, rate in plan.paces.items() if ends in marks},
-    )
-
-
-def _without_unplanned(operation: Operation, plan: KernelPlan) -> Operation:
+def _reachable(operation: Operation, plan: KernelPlan) -> Operation | None:
+    """The operation without the marks that are not in the plan any more; None if nothing is left of it."""
     match operation:
         case MakeChain(marks=marks):
-            return replace(operation, marks={ends: m for ends, m in marks.items() if ends in plan.marks})
-        case ChangeMarks(add=add):
-            return replace(operation, add={ends: m for ends, m in add.items() if ends in plan.marks})
+            kept = {ends: minor for ends, minor in marks.items() if ends in plan.marks}
+            return replace(operation, marks=kept) if kept else None
+        case ChangeMarks(add=add, remove=remove):
+            kept = {ends: minor for ends, minor in add.items() if ends in plan.marks}
+            return replace(operation, add=kept) if kept or remove else None
         case _:
             return operation
 
 
-def _as_state(plan: KernelPlan, pacing: PacingState, chains_present: Collection[int]) -> KernelState:
-    """The kernel in which a plan is in force."""
-    chains = {version: ChainState(_of_version(plan.marks, version)) for version in chains_present}
-    if pacing.paces is not None:
-        pacing = PacingState(plan.paces)
-    return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), chains, pacing)
-
-
-def _of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:
-    return {ends: minor for ends, minor in marks.items() if ends.client.address.version == version}
-
-
-def _wrongly_held(state: KernelState, wanted: KernelPlan) -> bool:
-    """Whether any mark leads to a class that is not the planned one, or has not the planned rate."""
+def _wrongly_throttled(state: KernelState, wanted: KernelPlan) -> bool:
+    """Whether a mark leads to a class that is not the planned one, or has not the planned rate."""
     if state.qdisc.htb is None or not state.qdisc.htb.filtered:
         return False
     classes = state.qdisc.htb.classes
@@ -375,7 +300,8 @@ def _wrongly_held(state: KernelState, wanted: KernelPlan) -> bool:
     )
 
 
-def _in_force(state: KernelState, plan: KernelPlan) -> KernelPlan:
+def _applied(state: KernelState, plan: KernelPlan) -> KernelPlan:
+    """The part of the plan that is in the kernel."""
     htb = state.qdisc.htb
     if htb is None or not htb.filtered or not plan.htb:
         return UNTOUCHED
@@ -383,5 +309,5 @@ def _in_force(state: KernelState, plan: KernelPlan) -> KernelPlan:
     present = {ends: m for chain in state.chains.values() if not chain.altered for ends, m in chain.marks.items()}
     marks = {ends: m for ends, m in plan.marks.items() if m in classes and present.get(ends) == m}
     known = state.pacing.paces or {}
-    paces = {ends: rate for ends, rate in plan.paces.items() if ends in marks and known.get(ends) == rate}
-    return replace(plan, classes=classes, marks=marks, paces=paces)
+    paces = {ends: pace for ends, pace in plan.paces.items() if ends in marks and known.get(ends) == pace}
+    return replace(plan, classes=Map(classes), marks=Map(marks), paces=Map(paces))

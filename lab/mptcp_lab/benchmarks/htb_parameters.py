@@ -19,7 +19,7 @@ from mptcp_lab.benchmarks.goodput import Cell, Figures, bench, number_pair
 _LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
 _BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
 _PAYLOAD: Final = "mptcp_throttled.desired.kernel_plan:PAYLOAD_PART"
-_SETTLE: Final = "mptcp_throttled.main:_SETTLE_SECONDS"
+_SETTLE: Final = "mptcp_throttled.loop:_SETTLE_SECONDS"
 _DESCENT: Final = "mptcp_throttled.kernel.pacing:_DESCENT_BITS"
 _NOTSENT: Final = "mptcp_throttled.kernel.pacing:_NOTSENT_BITS"
 

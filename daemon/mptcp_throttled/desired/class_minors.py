@@ -1,0 +1,47 @@
+"""The pool of free class minors."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+
+class ClassMinors(Iterator[int]):
+    """The class minors that are free, lowest first; `first` is the lowest there may be."""
+
+    def __init__(self, first: int) -> None:
+        self._first = self._next = self._end = first
+        self._free: list[int] = []
+        self._resting: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._free) + max(self._end - self._next, 0)
+
+    def __next__(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        if self._next >= self._end:
+            raise StopIteration
+        self._next += 1
+        return self._next - 1
+
+    def adopt(self, marked: Collection[int], unused: Iterable[int]) -> None:
+        """Before any minor is given out: the minors `marked` are not free; the `unused` ones of them rest."""
+        self._next = max(marked, default=self._first - 1) + 1
+        self._free = [minor for minor in range(self._first, self._next) if minor not in marked]
+        self._resting = list(unused)
+
+    def release(self, minor: int) -> None:
+        """Give a minor back. It rests for one update, since its marks may still be in the kernel."""
+        self._resting.append(minor)
+
+    def end_of_rest(self, last: int) -> None:
+        """All minors given back so far are free; `last` is the largest minor there may be."""
+        self._end = last + 1
+        for minor in self._resting:
+            heapq.heappush(self._free, minor)
+        self._resting.clear()

@@ -1,0 +1,85 @@
+"""What the daemon logs: a line for every decision that changes something, for new errors, and for errors resolved."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.model import format_token
+from mptcp_throttled.kernel.htb import classid
+from mptcp_throttled.kernel.tc import format_classid
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from mptcp_throttled.policy.decide import Decision
+    from mptcp_throttled.state import Snapshot, Throttled, Transition
+
+_log = logging.getLogger("mptcp-throttled")
+
+
+def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
+    """Log what a step of the loop has changed."""
+    for transition in transitions:
+        _log_transition(transition)
+    if after.pacing_problem != before.pacing_problem:
+        _log_pacing(after.pacing_problem)
+    if after.sniffer.problem != before.sniffer.problem:
+        _log_sniffer(after)
+    _log_errors(before.errors, after.errors)
+
+
+def log_adopted(throttled: Iterable[Throttled]) -> None:
+    """Log how many subflows kept the marks of an earlier instance."""
+    adopted = [one.latency is None for one in throttled]
+    if adopted:
+        _log.info("%d throttled subflows adopted, %d added", sum(adopted), len(adopted) - sum(adopted))
+
+
+def log_repair(operations: int) -> None:
+    """Log that somebody else had changed what was applied."""
+    _log.warning("the kernel had been changed; repaired by %d operations", operations)
+
+
+def _log_transition(transition: Transition) -> None:
+    before, after, decision = transition.before, transition.after, transition.decision
+    if after is not None and after.decision.throttle is not None:
+        _log.info(
+            "%s %s rate=%s class=%s reason=%r after_ms=%s",
+            after.decision.throttle.share.kind,
+            _identify(after.decision),
+            after.decision.throttle.rate,
+            format_classid(classid(after.minor)),
+            after.decision.reason,
+            None if after.latency is None else round(after.latency * 1000, 1),
+        )
+    elif before is not None:
+        reason = "subflow ended" if decision is None else decision.reason
+        _log.info("free %s reason=%r", _identify(decision or before.decision), reason)
+
+
+def _log_errors(before: Collection[str], after: Collection[str]) -> None:
+    for error in after:
+        if error not in before:
+            _log.error("%s; the subflows concerned stay free until a retry succeeds", error)
+    for error in before:
+        if error not in after:
+            _log.info("resolved: %s", error)
+
+
+def _log_pacing(problem: str | None) -> None:
+    if problem is None:
+        _log.info("the proxy's sockets can be paced")
+    else:
+        _log.warning("only HTB enforces the rates, which slows whole connections down: %s", problem)
+
+
+def _log_sniffer(snapshot: Snapshot) -> None:
+    if snapshot.sniffer.problem is None:
+        _log.info("following the sniffer: %d connections", len(snapshot.connections))
+    else:
+        _log.warning("sniffer lost, no subflow stays capped: %s", snapshot.sniffer.problem)
+
+
+def _identify(decision: Decision) -> str:
+    return f"token={format_token(decision.token)} client={decision.subflow.ends.client} network={decision.network}"

@@ -1,0 +1,280 @@
+"""The control loop: take what has come, decide, plan, reconcile, publish a snapshot.
+
+One step does all of that once, in the one thread that writes to the kernel. Clock, kernel, table source and inputs of
+the operator are handed in, so the rules of the loop are tested without root and without sleeping:
+
+* A change of the table or of the rates is reconciled at once, incrementally: only its own shares are touched.
+* HTB is installed and removed by a full reconcile, at once.
+* What the kernel refuses for one share is retried with a back-off of its own and delays no other share.
+* If HTB itself is refused, every change waits for its back-off; nothing is applied then, so nothing waits to be freed.
+* A full reconcile follows the kernel's notifications, quick checks that fail, refusals, and once in a while nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mptcp_throttled import eventlog
+from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings
+from mptcp_throttled.desired.planner import PlanDelta, Planner
+from mptcp_throttled.kernel.htb import max_minor
+from mptcp_throttled.policy.decision_table import DecisionTable
+from mptcp_throttled.policy.overrides import effective
+from mptcp_throttled.reconcile.objects import KernelObject, ObjectKind, without
+from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
+from mptcp_throttled.reconcile.retries import Retries
+from mptcp_throttled.reconcile.schedule import Schedule
+from mptcp_throttled.state import Snapshot, SnifferState, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    from mptcp_throttle.model import AccessNetwork, FourTuple
+    from mptcp_throttled.inbox import Request
+    from mptcp_throttled.operator_state import OperatorStore
+    from mptcp_throttled.policy.decide import Decision
+    from mptcp_throttled.running_config import RunningConfig
+    from mptcp_throttled.source import TableUpdate
+
+_SETTLE_SECONDS: Final = 1.0
+_NO_MINOR: Final = 0
+
+
+class Clock(Protocol):
+    """The module `time`, or a clock of a test. All in seconds."""
+
+    def time(self) -> float:
+        """Since the epoch."""
+
+    def monotonic(self) -> float:
+        """Since some point, never backwards."""
+
+    def thread_time(self) -> float:
+        """Processor time of this thread."""
+
+
+class Source(Protocol):
+    """Where the sniffer's table comes from."""
+
+    def take(self) -> TableUpdate | None:
+        """What is new since the last call; None if nothing."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step in progress: what is applied so far, and the decisions that may show it (None: the subflow has ended)."""
+
+    delta: PlanDelta
+    applied: KernelPlan
+    pacing_problem: str | None
+    concerned: dict[FourTuple, Decision | None]
+
+
+class Loop:
+    """The control loop as a value. `snapshot` and `note_kernel_change` are for any thread, all else for one."""
+
+    def __init__(
+        self, config: RunningConfig, operator: OperatorStore, source: Source, kernel: Kernel, clock: Clock
+    ) -> None:
+        self._config = config
+        self._operator = operator
+        self._source = source
+        self._clock = clock
+        self._decisions = DecisionTable()
+        self._planner = Planner()
+        self._reconciler = Reconciler(kernel)
+        self._retries = Retries()
+        self._unverified: set[KernelObject] = set()
+        self._schedule = Schedule(clock.monotonic())
+        self._adopted: Mapping[FourTuple, int] = {}
+        self._errors: tuple[str, ...] = ()
+        self._htb_refused = False
+        self._kernel_changed = threading.Event()
+        self.snapshot = Snapshot()
+
+    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+        """Before the first step: keep subflows in the classes for which an earlier instance has marked them."""
+        self._adopted = marks
+        self._planner.adopt(marks)
+
+    def note_kernel_change(self) -> None:
+        """Somebody else has changed something in the kernel: the next step reconciles fully, or soon after."""
+        self._kernel_changed.set()
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next step is due even if nothing comes, in monotonic seconds."""
+        operator_expiry = self.snapshot.operator.next_expiry
+        linger_expiry = self._planner.next_expiry
+        return min(
+            self._schedule.due,
+            self._schedule.quick_check_due,
+            self._retries.next_due,
+            math.inf if operator_expiry is None else operator_expiry - self._clock.time() + self._clock.monotonic(),
+            math.inf if linger_expiry is None else linger_expiry,
+        )
+
+    def step(self, requests: Sequence[Request[Any]] = ()) -> None:
+        """Do everything that is due. `requests` are carried out first and answered when they are applied."""
+        for request in requests:
+            request.carry_out()
+        if self._kernel_changed.is_set():
+            self._kernel_changed.clear()
+            self._schedule.changed()
+        self._step()
+        for request in requests:
+            request.answer()
+
+    def release(self) -> tuple[str, ...]:
+        """Leave the kernel as it was found; what could not be restored."""
+        return self._reconciler.full(UNTOUCHED).failures
+
+    def _step(self) -> None:
+        before, config = self.snapshot, self._config.config
+        operator = self._operator.current(self._clock.time())
+        networks = effective(config.networks, operator.overrides)
+        settings = PlanSettings(
+            max_minor(config.daemon.mark_mask),
+            config.daemon.linger,
+            config.daemon.other_traffic,
+            _SETTLE_SECONDS if before.pacing_problem is None else 0.0,
+        )
+        update = self._source.take()
+        delta = self._plan(update, networks, settings, paused=operator.pause is not None)
+        work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
+        self._reconcile(work)
+        throttled, transitions = follow(
+            before.throttled,
+            work.concerned,
+            work.applied,
+            self._decisions.decisions,
+            self._adopted,
+            self._clock.time(),
+        )
+        self._adopted = {}
+        exhausted = (
+            f"no class left for all of {network}: mark_mask allows {settings.max_minor}"
+            for network in self._planner.exhausted_networks
+        )
+        self.snapshot = Snapshot(
+            before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem),
+            config.networks,
+            networks,
+            operator,
+            self._decisions.connections,
+            self._decisions.decisions,
+            self._planner.plan,
+            work.applied,
+            throttled,
+            (*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors))),
+            work.pacing_problem,
+        )
+        eventlog.log_step(before, self.snapshot, transitions)
+
+    def _plan(
+        self, update: TableUpdate | None, networks: Sequence[AccessNetwork], settings: PlanSettings, *, paused: bool
+    ) -> PlanDelta:
+        table = self._decisions
+        previous = table.reconfigure(networks, paused=paused)
+        if update is not None:
+            later = table.replace(update.connections) if update.whole else table.update(update.connections)
+            previous = {**later, **previous}
+        return self._planner.update(previous, table.decisions, self._clock.monotonic(), settings)
+
+    def _reconcile(self, step: _Step) -> None:
+        """Bring the kernel to the plan, by the delta alone where that is enough; nothing is read without a reason."""
+        self._forget_unplanned(step.delta)
+        is_due = self._clock.monotonic() >= self._schedule.due
+        certain = True
+        if step.delta.root or self._planner.plan.htb != step.applied.htb:
+            # To free somebody never waits; to throttle somebody waits if HTB itself has been refused.
+            is_due = is_due or step.applied.htb or not self._htb_refused
+        elif step.applied.htb:
+            if not step.delta.empty:
+                certain = self._increment(step, step.delta.before, step.delta.after, frozenset())
+            if not is_due and (due := self._retries.take_due(self._clock.monotonic())):
+                certain &= self._retry(step, due)
+        if is_due or not certain or not self._seems_intact(step.applied):
+            self._reconcile_fully(step)
+
+    def _increment(self, step: _Step, before: KernelPlan, after: KernelPlan, due: frozenset[KernelObject]) -> bool:
+        """Reconcile a part of the plan, without refused objects that are not `due`; whether the outcome is certain."""
+        began = self._clock.monotonic()
+        present = step.applied.part(before, after)
+        outcome = self._reconciler.incremental(present, without(after, self._retries.waiting(due)))
+        step.applied = step.applied.replaced(present, outcome.applied)
+        step.pacing_problem = outcome.pacing_problem
+        self._note_refused(outcome, due, began)
+        if outcome.errors or (outcome.refused and not due):
+            # Perhaps refused only because the kernel is not in the state that we believe: a full reconcile will tell.
+            self._unverified.update(outcome.refused)
+            self._errors = tuple(dict.fromkeys((*self._errors, *outcome.errors)))
+            self._schedule.changed()
+        return outcome.certain
+
+    def _retry(self, step: _Step, due: frozenset[KernelObject]) -> bool:
+        marks = self._planner.plan.marks
+        minors = {one.key if isinstance(one.key, int) else marks.get(one.key, _NO_MINOR) for one in due}
+        step.concerned.update(self._planner.members(minors))
+        part = self._planner.part(minors)
+        return self._increment(step, part, part, due)
+
+    def _reconcile_fully(self, step: _Step) -> None:
+        plan, interval = self._planner.plan, self._config.config.daemon.reconcile_interval
+        began, used = self._clock.monotonic(), self._clock.thread_time()
+        due = self._retries.take_due(began) | self._unverified
+        self._unverified.clear()
+        is_expected = bool(due or self._errors or self._htb_refused or not step.delta.empty)
+        outcome = self._reconciler.full(without(plan, self._retries.waiting(due)))
+        step.applied, step.pacing_problem = outcome.applied, outcome.pacing_problem
+        self._errors = (*(() if outcome.obstacle is None else (outcome.obstacle,)), *outcome.errors)
+        self._htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
+        if outcome.applied.htb:
+            self._note_refused(outcome, due, began)
+        else:
+            # Nothing is applied that could be retried by itself: what was refused is part of why HTB is not there.
+            self._errors = (*self._errors, *outcome.failures)
+            self._retries = Retries()
+        is_repair = bool(outcome.done) and not is_expected
+        if is_repair:
+            eventlog.log_repair(len(outcome.done))
+        if outcome.done or outcome.refused or outcome.errors or is_expected:
+            step.concerned = self._everybody()
+        # Only processor time counts: on a busy machine the full reconciles need not become rarer.
+        ended, used = self._clock.monotonic(), self._clock.thread_time() - used
+        trouble = is_repair or bool(self._errors) or self._htb_refused
+        self._schedule.reconciled(ended - used, ended, interval, trouble=trouble)
+
+    def _seems_intact(self, applied: KernelPlan) -> bool:
+        """Whether a quick check, if one is due, finds nothing, or its finding has to wait for a back-off."""
+        began = self._clock.monotonic()
+        if began < self._schedule.quick_check_due:
+            return True
+        is_intact = self._reconciler.quick_check(applied)
+        interval = self._config.config.daemon.reconcile_interval
+        self._schedule.quick_checked(began, self._clock.monotonic(), interval)
+        if not is_intact:
+            self._schedule.changed()
+        return is_intact or began < self._schedule.due
+
+    def _note_refused(self, outcome: Outcome, due: Iterable[KernelObject], began: float) -> None:
+        longest = self._config.config.daemon.reconcile_interval
+        self._retries.attempted(due, outcome.refused, began, self._clock.monotonic(), longest)
+
+    def _forget_unplanned(self, delta: PlanDelta) -> None:
+        if not self._retries:
+            return
+        before, after = delta.before, delta.after
+        self._retries.forget(KernelObject(ObjectKind.CLASS, m) for m in before.classes if m not in after.classes)
+        for kind in (ObjectKind.MARK, ObjectKind.PACE):
+            self._retries.forget(KernelObject(kind, ends) for ends in before.marks if ends not in after.marks)
+
+    def _everybody(self) -> dict[FourTuple, Decision | None]:
+        """The decision for every subflow; None for one that was throttled and is not known any more."""
+        decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
+        decisions.update((d.subflow.ends, d) for of in self._decisions.decisions.values() for d in of)
+        return decisions

@@ -1,0 +1,70 @@
+"""What an operation does to a kernel state, if the kernel does not refuse it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from immutables import Map
+
+from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState
+from mptcp_throttled.reconcile.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    ChangePaces,
+    DeleteClass,
+    InstallHtb,
+    MakeChain,
+    Operation,
+    RemoveChain,
+    RestoreQdisc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptcp_throttle.units import Rate
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def after(state: KernelState, operation: Operation) -> KernelState:
+    """The state after an operation that succeeded in `state`."""
+    qdisc = state.qdisc
+    match operation:
+        case InstallHtb(default_minor):
+            return replace(state, qdisc=replace(qdisc, htb=HtbState(default_minor, True, {}), restore_pending=False))
+        case RestoreQdisc(None):
+            return replace(state, qdisc=replace(qdisc, htb=None, restore_pending=False))
+        case RestoreQdisc(interface):
+            pending = tuple(name for name in qdisc.pending_elsewhere if name != interface)
+            return replace(state, qdisc=replace(qdisc, pending_elsewhere=pending))
+        case AddClass(minor, rate) | ChangeClass(minor, rate):
+            return _with_classes(state, _classes(state).set(minor, rate))
+        case DeleteClass(minor):
+            return _with_classes(state, _classes(state).delete(minor))
+        case MakeChain(ip_version, marks):
+            return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
+        case ChangeMarks(ip_version, add, remove):
+            marks = _changed(state.chains[ip_version].marks, add, remove)
+            return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
+        case ChangePaces(add, remove):
+            return replace(state, pacing=replace(state.pacing, paces=_changed(state.pacing.paces or {}, add, remove)))
+        case RemoveChain(ip_version):
+            return replace(state, chains={v: chain for v, chain in state.chains.items() if v != ip_version})
+
+
+def _classes(state: KernelState) -> Map[int, Rate | None]:
+    return Map() if state.qdisc.htb is None else Map(state.qdisc.htb.classes)
+
+
+def _with_classes(state: KernelState, classes: Map[int, Rate | None]) -> KernelState:
+    if state.qdisc.htb is None:
+        raise ValueError("no class without HTB")
+    return replace(state, qdisc=replace(state.qdisc, htb=replace(state.qdisc.htb, classes=classes)))
+
+
+def _changed(whole: Mapping[K, V], add: Mapping[K, V], remove: Mapping[K, V]) -> dict[K, V]:
+    return {key: value for key, value in whole.items() if key not in remove} | dict(add)

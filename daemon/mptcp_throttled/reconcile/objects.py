@@ -1,0 +1,91 @@
+"""The kernel objects that can be refused one by one, each for the subflows of one share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from immutables import Map
+
+from mptcp_throttled.desired.kernel_plan import KernelPlan
+from mptcp_throttled.reconcile.kernel_state import of_version
+from mptcp_throttled.reconcile.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    ChangePaces,
+    MakeChain,
+    Operation,
+    RemoveChain,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from mptcp_throttle.model import FourTuple
+
+
+class ObjectKind(StrEnum):
+    """What an object is."""
+
+    CLASS = "class"
+    MARK = "mark"
+    PACE = "pace"
+
+
+class KernelObject(NamedTuple):
+    """A class, known by its minor, or the mark or the pace of a subflow."""
+
+    kind: ObjectKind
+    key: int | FourTuple
+
+
+def objects_of(operation: Operation, plan: KernelPlan) -> set[KernelObject]:
+    """The objects that are not as planned if an operation is refused; none if it concerns no single share.
+
+    If marks cannot be removed, the classes that they name are given up: a mark without a class throttles nobody.
+    """
+    match operation:
+        case AddClass(minor=minor) | ChangeClass(minor=minor):
+            return _classes({minor})
+        case MakeChain(marks=add):
+            return _marks(add)
+        case ChangeMarks(add=add, remove=remove) if not remove:
+            return _marks(add)
+        case ChangeMarks(ip_version=version, remove=remove):
+            return _classes({*of_version(plan.marks, version).values(), *remove.values()})
+        case RemoveChain(ip_version=version):
+            return _classes(of_version(plan.marks, version).values())
+        case ChangePaces(add=add):
+            return {KernelObject(ObjectKind.PACE, ends) for ends in add}
+        case _:
+            return set()
+
+
+def _classes(minors: Iterable[int]) -> set[KernelObject]:
+    return {KernelObject(ObjectKind.CLASS, minor) for minor in minors}
+
+
+def _marks(marked: Iterable[FourTuple]) -> set[KernelObject]:
+    return {KernelObject(ObjectKind.MARK, ends) for ends in marked}
+
+
+def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:
+    """The plan without these objects and what depends on them: a subflow without its class or its mark is free.
+
+    A class goes too if none of its marks is left.
+    """
+    if not refused:
+        return plan
+    lost = {ends for ends in plan.marks if KernelObject(ObjectKind.MARK, ends) in refused}
+    marks = {ends: minor for ends, minor in plan.marks.items() if ends not in lost}
+    gone = {minor for minor in plan.classes if KernelObject(ObjectKind.CLASS, minor) in refused}
+    gone |= {plan.marks[ends] for ends in lost} - set(marks.values())
+    marks = {ends: minor for ends, minor in marks.items() if minor not in gone}
+    paces = {
+        ends: pace
+        for ends, pace in plan.paces.items()
+        if ends in marks and KernelObject(ObjectKind.PACE, ends) not in refused
+    }
+    classes = {minor: rate for minor, rate in plan.classes.items() if minor not in gone}
+    return KernelPlan(plan.htb, plan.default_minor, Map(classes), Map(marks), Map(paces))

@@ -1,0 +1,121 @@
+"""The JSON answers to `status` and `connections`, from a snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.model import format_token
+from mptcp_throttle.rpc.wire import encode_subflow
+from mptcp_throttled.kernel.htb import classid
+from mptcp_throttled.kernel.tc import format_classid
+from mptcp_throttled.policy.decide import RateKind
+from mptcp_throttled.policy.overrides import encode_override
+
+if TYPE_CHECKING:
+    from mptcp_throttle.model import AccessNetwork, Connection
+    from mptcp_throttle.rpc import Json
+    from mptcp_throttled.operator_state import Pause
+    from mptcp_throttled.policy.decide import Decision
+    from mptcp_throttled.state import Snapshot
+
+
+def status(snapshot: Snapshot, interface: str, marks: str, config: Json, now: float) -> Json:
+    """The answer to `status`; `marks` is the marking back end, `config` the part about the configuration.
+
+    `now` is in seconds since the epoch.
+    """
+    throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
+    kinds = Counter(throttle.share.kind for throttle in throttles)
+    throttled = Counter(throttle.share.network for throttle in throttles)
+    live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
+    return {
+        "daemon": {
+            "interface": interface,
+            "config": config,
+            "pause": pause_status(snapshot.operator.pause, now),
+            "marks": marks,
+            "qdisc": "htb" if snapshot.applied.htb else "original",
+            "classes": len(snapshot.applied.classes),
+            "capped_subflows": kinds[RateKind.CAP],
+            "limited_subflows": kinds[RateKind.LIMIT],
+            "paced_subflows": len(snapshot.applied.paces),
+            "unpaced": snapshot.pacing_problem,
+            "errors": list(snapshot.errors),
+        },
+        "sniffer": {
+            "connected": snapshot.sniffer.problem is None,
+            "problem": snapshot.sniffer.problem,
+            "epoch": snapshot.sniffer.epoch,
+            "revision": snapshot.sniffer.revision,
+            "connections": len(snapshot.connections),
+        },
+        "networks": [
+            _network_status(configured, network, snapshot, live[network.name], throttled[network.name])
+            for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
+        ],
+    }
+
+
+def pause_status(pause: Pause | None, now: float) -> Json:
+    """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
+    if pause is None:
+        return None
+    end = pause.expires_at
+    return {"expires_at": end, "seconds_left": None if end is None else max(end - now, 0.0)}
+
+
+def connections(snapshot: Snapshot) -> Json:
+    """The answer to `connections`, the oldest connection first."""
+    oldest_first = sorted(snapshot.connections.items(), key=lambda item: (_opened_at(item[1]), item[0]))
+    return {
+        "connections": [
+            {
+                "token": format_token(token),
+                "version": connection.version,
+                "subflows": [_subflow_status(decision, snapshot) for decision in snapshot.decisions[token]],
+            }
+            for token, connection in oldest_first
+        ]
+    }
+
+
+def _opened_at(connection: Connection) -> float:
+    return min((subflow.opened_at for subflow in connection.subflows), default=0.0)
+
+
+def _network_status(configured: AccessNetwork, now: AccessNetwork, snapshot: Snapshot, live: int, held: int) -> Json:
+    return {
+        "name": now.name,
+        "subnets": [str(subnet) for subnet in now.subnets],
+        "preference": now.preference,
+        "per": now.per,
+        "cap": _text(now.cap),
+        "limit": _text(now.limit),
+        "configured_cap": _text(configured.cap),
+        "configured_limit": _text(configured.limit),
+        "overrides": [encode_override(o) for o in snapshot.operator.overrides if o.network == now.name],
+        "subflows": live,
+        "held_subflows": held,
+    }
+
+
+def _subflow_status(decision: Decision, snapshot: Snapshot) -> Json:
+    throttled = snapshot.throttled.get(decision.subflow.ends)
+    throttle = None if throttled is None else throttled.decision.throttle
+    refused = decision.throttle is not None and throttle is None
+    latency = None if throttled is None else throttled.latency
+    return {
+        **encode_subflow(decision.subflow),
+        "network": decision.network,
+        "rule": None if throttle is None else throttle.share.kind,
+        "rate": None if throttle is None else str(throttle.rate),
+        "rate_bps": None if throttle is None else throttle.rate.bits_per_second,
+        "class": None if throttled is None else format_classid(classid(throttled.minor)),
+        "reason": "the kernel refused; see status" if refused else decision.reason,
+        "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
+    }
+
+
+def _text(value: object | None) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,452 @@
+"""The rules of the control loop: what waits and what does not, and when the whole kernel is read.
+
+Time is a number here, the kernel is a model in memory: nothing sleeps, nothing needs root.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from immutables import Map
+from model_kernel import ModelKernel
+from tables import ETHERNET, WIFI, connection, ends, subflow
+from worlds import ManualClock, ManualSource, configuration
+
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import Connection, FourTuple, Per, Token
+from mptcp_throttle.units import Rate
+from mptcp_throttled.inbox import Inbox
+from mptcp_throttled.loop import Loop
+from mptcp_throttled.operator_state import OperatorStore, Pause
+from mptcp_throttled.policy.decide import RateKind
+from mptcp_throttled.policy.overrides import Override
+from mptcp_throttled.reconcile.kernel_state import ChainState, KernelState, PacingState, QdiscState
+from mptcp_throttled.reconcile.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    ChangePaces,
+    DeleteClass,
+    InstallHtb,
+    MakeChain,
+    Operation,
+    RestoreQdisc,
+)
+from mptcp_throttled.running_config import RunningConfig
+from mptcp_throttled.source import TableUpdate
+
+INTERVAL = 1.0
+SLOW = Rate.parse("1mbit")
+
+
+@dataclass
+class World:
+    """A loop with everything around it. `table` is the sniffer's."""
+
+    directory: Path
+    kernel: ModelKernel = field(default_factory=lambda: ModelKernel(KernelState(pacing=PacingState({}))))
+    clock: ManualClock = field(default_factory=ManualClock)
+    source: ManualSource = field(default_factory=ManualSource)
+    inbox: Inbox = field(default_factory=Inbox)
+    table: dict[Token, Connection] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.running = RunningConfig(configuration(), self.clock.time())
+        self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET))
+        self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.clock)
+
+    def step(self, *joined: Connection, ended: int | None = None, after: float = 0.0) -> list[Operation]:
+        """Let time pass, connections join and one end, and take one step; the operations that it tried."""
+        self.clock.now += after
+        changes: dict[Token, Connection | None] = {one.token: one for one in joined}
+        if ended is not None:
+            changes[Token(ended)] = None
+        if changes:
+            self.source.update = TableUpdate("epoch", 1, changes, whole=False, problem=None)
+        self.kernel.tried.clear()
+        self.loop.step()
+        return list(self.kernel.tried)
+
+    def wait_until_due(self, limit: float = 100.0) -> list[Operation]:
+        """Take the steps that are due by themselves until one of them tries something; what it tried."""
+        end = self.clock.now + limit
+        while self.loop.next_deadline < end:
+            self.clock.now = max(self.clock.now, self.loop.next_deadline)
+            if tried := self.step():
+                return tried
+        raise AssertionError(f"nothing tried for {limit:g} s")
+
+    def settle(self) -> None:
+        """Two quiet seconds: all rates are applied."""
+        for _ in range(20):
+            self.step(after=0.1)
+
+    @property
+    def throttled(self) -> set[FourTuple]:
+        return set(self.loop.snapshot.throttled)
+
+    @property
+    def errors(self) -> list[str]:
+        return list(self.loop.snapshot.errors)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    world.step()
+    return world
+
+
+def client(number: int) -> Connection:
+    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
+    return connection(number, subflow(f"10.1.0.{number}"), subflow(f"10.2.0.{number}"))
+
+
+def capped(number: int) -> FourTuple:
+    return ends(f"10.1.0.{number}")
+
+
+# What is done at once, and with how little
+
+
+def test_loop_touches_nothing_while_nobody_is_throttled(world: World) -> None:
+    assert world.step(connection(1, subflow("10.1.0.1"))) == []
+    assert world.kernel.applied == []
+
+
+def test_loop_installs_htb_at_the_first_cap(world: World) -> None:
+    tried = world.step(client(1))
+    assert [type(operation) for operation in tried] == [ChangePaces, InstallHtb, AddClass, MakeChain]
+    assert world.throttled == {capped(1)}
+    assert world.loop.snapshot.applied == world.loop.snapshot.plan
+
+
+def test_loop_adds_a_further_cap_without_reading_the_kernel(world: World) -> None:
+    world.step(client(1))
+    reads = world.kernel.reads
+    tried = world.step(client(2))
+    assert [type(operation) for operation in tried] == [ChangePaces, AddClass, ChangeMarks]
+    assert (world.kernel.reads, world.throttled) == (reads, {capped(1), capped(2)})
+
+
+def test_loop_frees_at_once_when_the_preferred_path_ends(world: World) -> None:
+    world.step(client(1), client(2))
+    world.step(connection(1, subflow("10.1.0.1")))
+    assert world.throttled == {capped(2)}
+    assert set(world.kernel.throttled) == {capped(2)}
+
+
+def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) -> None:
+    world.step(client(1))
+    world.step(ended=1)
+    assert world.kernel.state.qdisc.htb is not None
+    world.clock.now += 5.1
+    world.wait_until_due()
+    assert world.kernel.state.qdisc.htb is None
+    assert not world.kernel.state.chains
+
+
+def test_loop_frees_everybody_without_the_sniffer(world: World) -> None:
+    world.step(client(1))
+    world.source.update = TableUpdate(problem="no service answers")
+    world.step()
+    assert (world.throttled, world.kernel.throttled) == (set(), {})
+    assert world.loop.snapshot.sniffer.problem == "no service answers"
+
+
+def test_loop_release_leaves_the_kernel_as_it_was(world: World) -> None:
+    world.step(client(1))
+    assert world.loop.release() == ()
+    assert world.kernel.state == KernelState(pacing=PacingState({}))
+
+
+def test_loop_adopts_the_classes_of_an_earlier_instance(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    first.step(client(1), client(2))
+    first.settle()
+    second = World(tmp_path, kernel=first.kernel)
+    second.loop.adopt({capped(2): 2, capped(1): 3})
+    second.kernel.state = replace(second.kernel.state, chains={4: ChainState({capped(2): 2, capped(1): 3})})
+    second.step(client(1), client(2))
+    assert {one.latency for one in second.loop.snapshot.throttled.values()} == {None}
+    assert dict(second.loop.snapshot.applied.marks) == {capped(2): 2, capped(1): 3}
+
+
+# What the kernel refuses, and who waits for it
+
+
+def test_refused_class_delays_no_other_client(world: World) -> None:
+    world.step(client(100))
+    world.kernel.refuse = (AddClass(3, Rate.parse("10gbit")), AddClass(3, SLOW))
+    world.step(client(1))
+    for number in range(2, 12):
+        world.step(client(number))
+        assert capped(number) in world.throttled, "without any time passing"
+    assert capped(1) not in world.throttled
+    assert world.errors == ["AddClass: ENOMEM"]
+
+
+def test_refused_class_does_not_delay_its_own_retry_by_others(world: World) -> None:
+    world.step(client(100))
+    world.kernel.refuse = (AddClass,)
+    world.step(client(1))
+    world.kernel.refuse = ()
+    world.wait_until_due()
+    assert world.throttled == {capped(100), capped(1)}
+    assert world.errors == []
+
+
+def test_retries_of_one_class_back_off_up_to_the_interval(world: World) -> None:
+    world.step(client(100))
+    world.settle()
+    world.kernel.refuse = (AddClass,)
+    world.step(client(1))
+    times = [world.clock.now]
+    for _ in range(7):
+        tried = world.wait_until_due()
+        assert [type(operation) for operation in tried] == [ChangePaces, AddClass, ChangePaces]
+        times.append(world.clock.now)
+    delays = [later - earlier for earlier, later in pairwise(times)]
+    # First a full reconcile, in case it was refused because the kernel is not in the state that we believe.
+    assert delays == pytest.approx([0.0, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0])
+
+
+def test_retries_read_the_kernel_no_more_than_a_quiet_loop(world: World) -> None:
+    world.step(client(100))
+    world.settle()
+    world.kernel.refuse = (AddClass,)
+    world.step(client(1))
+    world.wait_until_due()
+    reads = world.kernel.reads
+    for _ in range(3):
+        world.wait_until_due()
+    assert world.kernel.reads - reads <= 2
+
+
+def test_refused_class_is_forgotten_when_its_share_has_lingered(world: World) -> None:
+    world.step(client(100))
+    world.kernel.refuse = (AddClass,)
+    world.step(client(1))
+    world.step(ended=1)
+    world.step(after=5.1)
+    assert world.errors == []
+    assert AddClass not in map(type, world.step(after=10 * INTERVAL))
+
+
+def test_refused_mark_frees_only_its_subflow_of_a_share(world: World) -> None:
+    shared = replace(ETHERNET, per=Per.NETWORK)
+    world.running.config = replace(world.running.config, networks=(WIFI, shared))
+    world.step(client(1))
+    world.kernel.refuse = (ChangeMarks,)
+    world.step(client(2))
+    assert world.throttled == {capped(1)}
+    assert world.kernel.throttled.keys() == {capped(1)}
+    world.kernel.refuse = ()
+    world.wait_until_due()
+    assert world.throttled == {capped(1), capped(2)}
+
+
+def test_refused_pace_keeps_the_cap_and_is_retried(world: World) -> None:
+    world.step(client(100))
+    world.kernel.refuse = (ChangePaces,)
+    world.step(client(1))
+    assert capped(1) in world.throttled
+    assert capped(1) not in world.loop.snapshot.applied.paces
+    world.kernel.refuse = ()
+    world.wait_until_due()
+    assert capped(1) in world.loop.snapshot.applied.paces
+    assert world.errors == []
+
+
+def test_refused_rate_change_frees_the_subflow(world: World) -> None:
+    world.step(client(1), client(2))
+    world.settle()
+    world.kernel.refuse = (ChangeClass(2, Rate.parse("2mbit")),)
+    world.operator.set(Override("ethernet", RateKind.CAP, Rate.parse("2mbit"), None))
+    world.step()
+    assert world.throttled == {capped(2)}
+    assert world.kernel.throttled == {capped(2): Rate.parse("2mbit")}
+
+
+def test_refusal_to_free_is_answered_by_a_full_reconcile_at_once(world: World) -> None:
+    world.step(client(1), client(2))
+    world.settle()
+    reads = world.kernel.reads
+    world.kernel.refuse = (ChangeMarks, DeleteClass)
+    world.step(connection(1, subflow("10.1.0.1")))
+    assert world.kernel.reads > reads
+    assert capped(1) not in world.kernel.throttled
+
+
+def test_refused_htb_makes_every_change_wait_for_its_back_off(world: World) -> None:
+    world.kernel.refuse = (InstallHtb,)
+    assert InstallHtb in map(type, world.step(client(1)))
+    assert world.step(client(2)) == []
+    assert world.throttled == set()
+    assert world.errors == ["InstallHtb: ENOMEM"]
+    world.kernel.refuse = ()
+    world.wait_until_due()
+    assert world.throttled == {capped(1), capped(2)}
+    assert world.errors == []
+
+
+def test_obstacle_is_reported_and_retried_until_it_is_gone(world: World) -> None:
+    world.kernel.replace_qdisc(obstacle="eth0: root qdisc cake")
+    world.step(client(1), after=2 * INTERVAL)
+    assert (world.errors, world.throttled) == (["eth0: root qdisc cake"], set())
+    world.kernel.replace_qdisc(obstacle=None)
+    world.wait_until_due()
+    assert (world.errors, world.throttled) == ([], {capped(1)})
+
+
+def test_unreadable_kernel_frees_everybody_until_it_answers(world: World) -> None:
+    world.step(client(1))
+    world.kernel.reads_refused = 3
+    world.loop.note_kernel_change()
+    world.step(after=INTERVAL)
+    assert (world.throttled, world.kernel.throttled) == (set(), {})
+    world.wait_until_due()
+    assert (world.throttled, world.errors) == ({capped(1)}, [])
+
+
+def test_exhausted_classes_are_reported_by_network(world: World) -> None:
+    world.running.config = replace(world.running.config, daemon=configuration(mark_mask="0x0000ff00").daemon)
+    world.step(*(connection(n, subflow(f"10.1.1.{n}"), subflow(f"10.2.1.{n}")) for n in range(1, 256)))
+    assert world.errors == ["no class left for all of ethernet: mark_mask allows 255"]
+    assert len(world.throttled) == 254
+
+
+# When the whole kernel is read
+
+
+def test_notification_is_followed_by_a_full_reconcile(world: World) -> None:
+    world.step(client(1))
+    world.settle()
+    htb = world.kernel.state.qdisc.htb
+    assert htb is not None
+    world.kernel.replace_qdisc(htb=replace(htb, classes={}))
+    world.loop.note_kernel_change()
+    assert AddClass in map(type, world.step(after=0.1))
+    assert world.kernel.throttled == {capped(1): SLOW}
+
+
+def test_quick_check_that_fails_is_followed_by_a_full_reconcile(world: World) -> None:
+    world.step(client(1))
+    world.settle()
+    checks = world.kernel.quick_checks
+    world.kernel.state = replace(world.kernel.state, chains={})
+    assert MakeChain in map(type, world.wait_until_due())
+    assert world.kernel.quick_checks > checks
+    assert world.kernel.throttled == {capped(1): SLOW}
+
+
+def test_quick_check_goes_on_beside_a_refused_class(world: World) -> None:
+    world.step(client(1))
+    world.settle()
+    world.kernel.refuse = (AddClass,)
+    world.step(client(2))
+    world.settle()
+    world.kernel.state = replace(world.kernel.state, chains={})
+    for _ in range(12):
+        world.step(after=0.1)
+    assert world.kernel.throttled.keys() == {capped(1)}
+
+
+def test_whoever_undoes_it_is_answered_with_back_off(world: World) -> None:
+    world.step(client(1))
+    world.settle()
+    repairs = 0
+    for _ in range(100):
+        if world.kernel.state.qdisc.htb is not None:
+            world.kernel.replace_qdisc(htb=None)
+        world.loop.note_kernel_change()
+        repairs += InstallHtb in map(type, world.step(after=0.1))
+    assert 5 <= repairs <= 14
+
+
+def test_loop_wakes_by_itself_for_the_next_thing_due(world: World) -> None:
+    assert world.loop.next_deadline <= world.clock.now + INTERVAL
+    world.operator.set(Override("ethernet", RateKind.CAP, SLOW, world.clock.time() + 0.3))
+    world.step()
+    assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.3)
+    world.operator.pause(Pause(world.clock.time() + 0.2))
+    world.step()
+    assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.2)
+    assert not math.isinf(world.loop.next_deadline)
+
+
+# The operator, and what others see
+
+
+def test_pause_frees_everybody_and_its_end_throttles_again(world: World) -> None:
+    world.step(client(1))
+    world.operator.pause(Pause(world.clock.time() + 60))
+    world.step()
+    assert (world.throttled, world.kernel.throttled) == (set(), {})
+    world.step(after=61)
+    assert world.throttled == {capped(1)}
+
+
+def test_request_is_answered_when_its_change_is_applied(world: World) -> None:
+    world.step(client(1))
+    world.settle()
+    override = Override("ethernet", RateKind.CAP, Rate.parse("3mbit"), None)
+
+    def ask(change: Callable[[], None]) -> None:
+        world.inbox.ask(change)
+        assert world.kernel.throttled == {capped(1): Rate.parse("3mbit")}
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, lambda: world.operator.set(override))
+        world.loop.step(world.inbox.wait(10))
+        asked.result(10)
+
+
+def test_request_that_is_refused_changes_nothing(world: World) -> None:
+    override = Override("nowhere", RateKind.CAP, SLOW, None)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(world.inbox.ask, lambda: world.operator.set(override))
+        world.loop.step(world.inbox.wait(10))
+        with pytest.raises(UserError, match="no such access network"):
+            asked.result(10)
+    assert world.loop.snapshot.operator.overrides == ()
+
+
+def test_snapshot_never_changes_afterwards(world: World) -> None:
+    world.step(client(1))
+    before = world.loop.snapshot
+    kept = (before.plan.marks, before.applied.marks, before.connections, before.decisions, before.throttled)
+    sizes = [len(one) for one in kept]
+    world.step(client(2))
+    world.step(ended=1)
+    assert [len(one) for one in kept] == sizes == [1] * 5
+    assert all(isinstance(one, Map) for one in kept)
+    assert dict(before.plan.marks) == {capped(1): 2}
+
+
+def test_pacing_that_becomes_unavailable_is_reported_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.step(client(1))
+    world.kernel.state = replace(world.kernel.state, pacing=PacingState(None, "no cgroup2"))
+    for _ in range(30):
+        world.step(after=0.1)
+    assert world.loop.snapshot.pacing_problem == "no cgroup2"
+    assert world.throttled == {capped(1)}
+    assert sum("no cgroup2" in record.message for record in caplog.records) == 1
+
+
+def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World) -> None:
+    world.kernel.state = replace(world.kernel.state, qdisc=QdiscState(pending_elsewhere=("wan0",)))
+    world.kernel.refuse = (RestoreQdisc("wan0"),)
+    world.step(after=10 * INTERVAL)
+    assert world.errors == ["RestoreQdisc: ENOMEM"]
+    world.step(client(1))
+    assert world.throttled == {capped(1)}
+    world.kernel.refuse = ()
+    world.wait_until_due()
+    assert world.errors == []

@@ -1,0 +1,52 @@
+"""What surrounds the control loop in unit tests: a clock that a test moves, and a table that a test sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tables import ETHERNET, WIFI
+
+from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
+from mptcp_throttled.source import TableUpdate
+
+
+@dataclass
+class ManualClock:
+    """A clock that a test moves. Wall clock and monotonic clock differ, as they do."""
+
+    now: float = 1000.0
+    used: float = 0.0
+
+    def time(self) -> float:
+        return self.now + 1.7e9
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        self.used += 0.01  # so much for every full reconcile: the next one comes after seconds, a quick check sooner
+        return self.used
+
+
+@dataclass
+class ManualSource:
+    """A table source that has what a test gives it."""
+
+    update: TableUpdate | None = None
+
+    def take(self) -> TableUpdate | None:
+        update, self.update = self.update, None
+        return update
+
+
+def configuration(**daemon: object) -> Config:
+    return Config(
+        ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
+        SnifferSection(),
+        DaemonSection.model_validate({"linger": "5s", **daemon}),
+        Path("/run/x"),
+        Path("/var/lib/x"),
+        None,
+        (WIFI, ETHERNET),
+    )
