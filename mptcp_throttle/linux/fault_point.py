@@ -1,6 +1,6 @@
-"""The edge of the kernel: what the system refuses becomes KernelError, and the lab makes it refuse.
+"""Calls into the kernel: an OSError becomes KernelError, and the lab can inject faults.
 
-In production no faults are ever set.
+Production never injects faults.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _inject: Callable[[str], None] | None = None
 
 
 def set_faults(inject: Callable[[str], None] | None) -> None:
-    """Call `inject` with the name of every call into the kernel before it is made.
+    """Call `inject` before each call into the kernel, with its name; None stops that.
 
-    An OSError that it raises is taken for the kernel's answer.
+    An OSError that `inject` raises is handled as if the kernel had answered it.
     """
     global _inject
     _inject = inject
 
 
 def fault_point(what: str) -> None:
-    """A call into the kernel, named as an operator would type it, is about to be made."""
+    """To be called before each call into the kernel; `what` names it as an operator would type it."""
     if _inject is not None:
         _inject(what)
 
 
 def injects() -> bool:
-    """Whether calls are made to go wrong."""
+    """Whether fault injection is on."""
     return _inject is not None
 
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into KernelError, which says `what` was tried."""
+    """Turn an OSError into KernelError, which names `what` was tried."""
     try:
         yield
     except OSError as error:
