@@ -31,7 +31,7 @@ for line in sys.stdin:
         answer = str(error)
     left = sorted(path.name for path in Path(directory).iterdir())
     state = root.read()
-    print(json.dumps([answer, f"{(*['owed'] * state.owed, *state.unrestored)} {left}"]), flush=True)
+    print(json.dumps([answer, f"{(*['pending'] * state.restore_pending, *state.pending_elsewhere)} {left}"]), flush=True)
 """
 
 Swap = Callable[..., list[str]]
