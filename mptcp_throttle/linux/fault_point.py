@@ -1,6 +1,6 @@
-"""Calls into the kernel: an OSError becomes KernelError, and the lab can inject faults.
+"""The edge of the kernel: what the system refuses becomes KernelError, and the lab makes it refuse.
 
-Production never injects faults.
+In production no faults are ever set.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _inject: Callable[[str], None] | None = None
 
 
 def set_faults(inject: Callable[[str], None] | None) -> None:
-    """Call `inject` before each call into the kernel, with its name; None stops that.
+    """Call `inject` with the name of every call into the kernel before it is made.
 
-    An OSError that `inject` raises is handled as if the kernel had answered it.
+    An OSError that it raises is taken for the kernel's answer.
     """
     global _inject
     _inject = inject
 
 
 def fault_point(what: str) -> None:
-    """To be called before each call into the kernel; `what` names it as an operator would type it."""
+    """A call into the kernel, named as an operator would type it, is about to be made."""
     if _inject is not None:
         _inject(what)
 
 
 def injects() -> bool:
-    """Whether fault injection is on."""
+    """Whether calls are made to go wrong."""
     return _inject is not None
 
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into KernelError, which names `what` was tried."""
+    """Turn an OSError into KernelError, which says `what` was tried."""
     try:
         yield
     except OSError as error:
