@@ -23,7 +23,7 @@ _log = logging.getLogger("mptcp-throttled")
 class MarkingBackEnd(Protocol):
     """Sets the packet mark of subflows, by IP version. For one thread only; all methods raise KernelError.
 
-    A chain is altered if the other back end has left its objects; `make` and `remove` remove those too.
+    A chain is altered if another back end has left its objects; `make` and `remove` remove those too.
     """
 
     @property

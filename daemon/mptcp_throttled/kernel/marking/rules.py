@@ -47,7 +47,7 @@ class RuleMarking(IptablesMarking):
         """Remove and add marks, in one commit."""
         chain = self._chains[ip_version]
         chain.change(
-            f"{len(add)} marks added, {len(remove)} removed",
+            f"add {len(add)} marks, remove {len(remove)}",
             lambda: (
                 [self._rule(chain, *mark) for mark in add.items()],
                 [self._rule(chain, *mark) for mark in remove.items()],
