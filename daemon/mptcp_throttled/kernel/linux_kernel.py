@@ -1,4 +1,4 @@
-"""The kernel layer as the reconciler sees it; each module behind it knows one kernel interface and no policy."""
+"""The kernel layer behind one class, for the reconciler."""
 
 from __future__ import annotations
 
