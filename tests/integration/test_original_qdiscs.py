@@ -31,7 +31,8 @@ for line in sys.stdin:
         answer = str(error)
     left = sorted(path.name for path in Path(directory).iterdir())
     state = root.read()
-    print(json.dumps([answer, f"{(*['pending'] * state.restore_pending, *state.pending_elsewhere)} {left}"]), flush=True)
+    pending = (*["here"] * state.restore_pending, *state.pending_elsewhere)
+    print(json.dumps([answer, f"{pending} {left}"]), flush=True)
 """
 
 Swap = Callable[..., list[str]]

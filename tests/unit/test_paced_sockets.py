@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from mptcp_throttle.linux import ebpf
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel import pacing
 from mptcp_throttled.kernel.pacing import PacedSockets
@@ -24,8 +25,8 @@ def sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PacedSockets:
     found = tmp_path.stat()
     attached = SimpleNamespace(identity=(found.st_dev, found.st_ino), map=0, close=lambda: None)
     monkeypatch.setattr(pacing, "_Attached", lambda _cgroup, _ports: attached)
-    monkeypatch.setattr(pacing.ebpf, "update_map", lambda _map, _elements: None)
-    monkeypatch.setattr(pacing.ebpf, "delete_from_map", lambda _map, _key: None)
+    monkeypatch.setattr(ebpf, "update_map", lambda _map, _elements: None)
+    monkeypatch.setattr(ebpf, "delete_from_map", lambda _map, _key: None)
     return PacedSockets((8080,), tmp_path)
 
 
@@ -36,4 +37,3 @@ def test_paces_that_were_read_stay_as_they_were_after_a_change(sockets: PacedSoc
     sockets.change({TWO: 2000}, (ONE,))
     two = sockets.read()
     assert [state.paces for state in (empty, one, two)] == [{}, {ONE: 1000}, {TWO: 2000}]
-

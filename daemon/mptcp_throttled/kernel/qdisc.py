@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from socket import if_nametoindex
 from typing import TYPE_CHECKING
@@ -12,17 +12,25 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.htb_classes import change_classes
 from mptcp_throttled.kernel.qdisc_restore import QdiscRestore
 from mptcp_throttled.kernel.saved_qdisc import tree_of, why_not_restorable
-from mptcp_throttled.kernel.tc import Interface, Qdisc, TrafficControl, format_handle
+from mptcp_throttled.kernel.tc import (
+    Interface,
+    Qdisc,
+    TrafficControl,
+    add_class,
+    add_leaf,
+    delete_class,
+    format_handle,
+)
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
+from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mptcp_throttle.linux.netlink_requests import Request
     from mptcp_throttled.kernel.htb import Marking
-    from mptcp_throttled.reconcile.operations import ClassOperation
 
 
 class RootQdisc:
@@ -108,12 +116,24 @@ class RootQdisc:
             raise
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
-        """Add, change and delete classes, in order; for each operation, why it was refused."""
+        """Add, change and delete classes, in order and in one batch; for each operation, why it was refused.
+
+        A class whose leaf qdisc is refused is deleted again. To repair a class replaces its leaf.
+        """
         try:
             interface = self._own_interface()
         except KernelError as error:
             return [error] * len(operations)
-        return change_classes(self._tc, interface, operations)
+        requests = [tuple(_requests(operation, interface)) for operation in operations]
+        answers = iter(self._tc.carry_out([request for of in requests for request in of]))
+        refusals, without_leaf = [], []
+        for operation, of in zip(operations, requests, strict=True):
+            first, *rest = (next(answers) for _ in of)
+            refusals.append(first or next(filter(None, rest), None))
+            if isinstance(operation, AddClass) and first is None and any(rest):
+                without_leaf.append(delete_class(interface, htb.classid(operation.minor)))
+        self._tc.carry_out(without_leaf)
+        return refusals
 
     def require_htb(self) -> None:
         """Raise KernelError with ENOENT if the kernel has no HTB, ENODEV if the interface does not exist."""
@@ -157,3 +177,17 @@ def _interface(name: str) -> Interface:
         return Interface(if_nametoindex(name), name)
     except OSError as error:
         raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
+
+
+def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Request]:
+    classid, leaf = htb.classid(operation.minor), htb.leaf_qdisc(operation.minor)
+    match operation:
+        case AddClass(rate=rate):
+            yield add_class(interface, classid, htb.class_options(rate), rate)
+            yield add_leaf(interface, leaf)
+        case ChangeClass(rate=rate, mend=mend):
+            yield add_class(interface, classid, htb.class_options(rate), rate, change=True)
+            if mend:
+                yield add_leaf(interface, leaf, replace=True)
+        case DeleteClass():
+            yield delete_class(interface, classid)
