@@ -1,4 +1,4 @@
-"""Files that must survive a crash whole."""
+"""Files that a crash must not leave half-written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` so that a crash at any moment leaves the old or the new text, readable by all who get there.
-
-    Raises OSError.
-    """
+    """Replace the file so that a crash at any moment leaves the old or the new text, with mode 0644. Raises OSError."""
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)
-    # O_EXCL: never through a link that somebody else has put there.
+    # O_EXCL does not follow a symbolic link that another user has put there.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with open(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o644)

@@ -1,7 +1,7 @@
-"""Classic BPF programs: the instructions we use, and an assembler whose labels may occur many times.
+"""An assembler for classic BPF, whose labels may occur several times.
 
-Classic BPF (Documentation/networking/filter.rst) is what packet sockets and the `bpf` classifier of tc take. Its jumps
-go forward only, a conditional one at most 255 instructions far.
+Packet sockets and the `bpf` classifier of tc accept classic BPF (Documentation/networking/filter.rst). Its jumps go
+forward only; a conditional jump skips at most 255 instructions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BPF_JA, _BPF_JEQ, _BPF_JGT, _BPF_JGE, _BPF_JSET = 0x00, 0x10, 0x20, 0x30, 0x40
 _BPF_K, _BPF_X, _BPF_A = 0x00, 0x08, 0x10
 _BPF_TAX, _BPF_TXA = 0x00, 0x80
 
-# The instructions we need, by their names in Documentation/networking/filter.rst. A is the accumulator, X the index.
+# Instructions, named as in Documentation/networking/filter.rst. A is the accumulator, X the index register.
 LDH_ABS: Final = _BPF_LD | _BPF_H | _BPF_ABS  # A = frame[k:k+2]
 LDB: Final = _BPF_LD | _BPF_B | _BPF_IND  # A = frame[X+k]
 LDH: Final = _BPF_LD | _BPF_H | _BPF_IND  # A = frame[X+k:X+k+2]
@@ -46,7 +46,7 @@ JEQ: Final = _BPF_JMP | _BPF_JEQ | _BPF_K  # if A == k
 JGT_X: Final = _BPF_JMP | _BPF_JGT | _BPF_X  # if A > X
 JGE: Final = _BPF_JMP | _BPF_JGE | _BPF_K  # if A >= k
 JSET: Final = _BPF_JMP | _BPF_JSET | _BPF_K  # if A & k
-RET: Final = _BPF_RET | _BPF_K  # keep k bytes of the frame; none: reject it
+RET: Final = _BPF_RET | _BPF_K  # accept k bytes of the frame; 0 rejects it
 
 OR: Final = _BPF_ALU | _BPF_OR | _BPF_K  # A |= k
 LD: Final = _BPF_LD | _BPF_W | _BPF_ABS  # A = frame[k:k+4]
@@ -55,10 +55,10 @@ LDX_MSH: Final = _BPF_LDX | _BPF_B | _BPF_MSH  # X = 4 * (frame[k] & 0xf)
 RET_A: Final = _BPF_RET | _BPF_A  # return A
 
 SKF_AD_MARK: Final = 0xFFFF_F000 + 20
-"""Load from here for the packet's mark (SKF_AD_OFF + SKF_AD_MARK)."""
+"""Load offset of the packet's mark (SKF_AD_OFF + SKF_AD_MARK)."""
 
 SKF_NET_OFF: Final = 0xFFF0_0000
-"""Load from here on for the network header, wherever it begins."""
+"""Load offset of the network header, whatever the link layer."""
 
 _SOCK_FILTER: Final = Struct("HBBI")
 _SOCK_FPROG: Final = Struct("HP")
@@ -75,7 +75,7 @@ class Instruction(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An instruction whose jumps name labels; the empty name is the next line."""
+    """An instruction whose jumps name labels; an empty name means the next line."""
 
     code: int
     operand: int = 0
@@ -84,7 +84,7 @@ class Line(NamedTuple):
 
 
 def assemble(lines: Sequence[Line | str]) -> tuple[Instruction, ...]:
-    """Turn labels into distances. A label may occur many times: a jump goes to the next one."""
+    """Turn labels into distances. A label may occur several times: a jump goes to the next occurrence."""
     reversed_program: list[Instruction] = []
     labels = {}
     for line in reversed(lines):
@@ -93,7 +93,7 @@ def assemble(lines: Sequence[Line | str]) -> tuple[Instruction, ...]:
             labels[line] = following
             continue
         then, otherwise = (following - labels[label] if label else 0 for label in (line.then, line.otherwise))
-        # An unconditional jump keeps its distance, of 32 instead of 8 bits, in the operand.
+        # An unconditional jump has its distance in the operand, with 32 instead of 8 bits.
         reversed_program.append(
             Instruction(line.code, 0, 0, then)
             if line.code == JA
@@ -103,12 +103,12 @@ def assemble(lines: Sequence[Line | str]) -> tuple[Instruction, ...]:
 
 
 def encode(program: Iterable[Instruction]) -> bytes:
-    """The program as the kernel takes it: an array of `struct sock_filter`."""
+    """The program as an array of `struct sock_filter`."""
     return b"".join(_SOCK_FILTER.pack(*instruction) for instruction in program)
 
 
 def attach_filter(sock: socket.socket, program: Sequence[Instruction]) -> None:
-    """Let only what `program` passes into `sock`, from the next frame or message on. Raises OSError."""
+    """Let `sock` receive only what `program` accepts, from the next frame or message on. Raises OSError."""
     instructions = ctypes.create_string_buffer(encode(program))
     fprog = _SOCK_FPROG.pack(len(program), ctypes.addressof(instructions))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)

@@ -1,7 +1,4 @@
-"""eBPF without a compiler: instructions as values, and the commands of bpf(2) that a map, a program and a link need.
-
-Nothing on the target knows C: a program is written as instructions with names, and what is loaded is what is written.
-"""
+"""eBPF without a compiler: an assembler, and the bpf(2) commands for a hash map, a program and a cgroup link."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Registers (include/uapi/linux/bpf.h): a result, arguments that a call destroys, four that survive it, the stack.
+# Registers (include/uapi/linux/bpf.h): R0 result; R1-R5 arguments, clobbered by calls; R6-R9 preserved; R10 stack.
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = range(11)
 
 # Opcodes (Documentation/bpf/standardization/instruction-set.rst): class | source | operation.
@@ -53,7 +50,7 @@ _INSTRUCTION: Final = Struct("=BBhi")
 
 
 class Instruction(NamedTuple):
-    """One instruction; a jump names the label it goes `to`."""
+    """One instruction; a jump names its target label in `to`."""
 
     opcode: int
     dst: int = 0
@@ -94,17 +91,17 @@ def move(dst: int, src: int) -> Instruction:
 
 
 def constant(dst: int, value: int) -> Instruction:
-    """`dst = value`."""
+    """`dst = value`, sign-extended from 32 bits."""
     return Instruction(_MOV64_K, dst, immediate=value)
 
 
 def constant32(dst: int, value: int) -> Instruction:
-    """`dst = value`, up to 32 bits, not sign-extended."""
+    """`dst = value`, zero-extended from 32 bits."""
     return Instruction(_MOV32_K, dst, immediate=value - (1 << 32) if value >> 31 else value)
 
 
 def constant64(dst: int, value: int) -> Sequence[Instruction]:
-    """`dst = value`, up to 64 bits: two instruction slots."""
+    """`dst = value`, 64 bits: takes two instruction slots."""
     low, high = Struct("=ii").unpack(Struct("=Q").pack(value))
     return Instruction(_LD_DW, dst, immediate=low), Instruction(0, immediate=high)
 
@@ -175,7 +172,7 @@ def jump(to: str) -> Instruction:
 
 
 def load_map(dst: int, descriptor: int) -> Sequence[Instruction]:
-    """`dst = map`: two instruction slots."""
+    """`dst = map`: takes two instruction slots."""
     return Instruction(_LD_DW, dst, _PSEUDO_MAP_FD, 0, descriptor), Instruction(0)
 
 
@@ -190,7 +187,7 @@ def leave() -> Instruction:
 
 
 def assemble(lines: Sequence[Instruction | str]) -> bytes:
-    """The program as the kernel wants it; a text among the lines is a label for the instruction after it."""
+    """Encode a program for the kernel; a string among the lines labels the instruction after it."""
     labels: dict[str, int] = {}
     instructions: list[Instruction] = []
     for line in lines:
@@ -206,7 +203,7 @@ def _encode(number: int, one: Instruction, labels: Mapping[str, int]) -> bytes:
     return _INSTRUCTION.pack(one.opcode, one.dst | one.src << 4, offset, one.immediate)
 
 
-# bpf(2): commands and what goes with them (include/uapi/linux/bpf.h).
+# bpf(2): commands and union bpf_attr (include/uapi/linux/bpf.h).
 _SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _ATTRIBUTE_BYTES: Final = 144
 _MAP_CREATE, _MAP_DELETE, _PROG_LOAD, _MAP_UPDATE_BATCH, _LINK_CREATE = 0, 3, 5, 26, 28
@@ -223,26 +220,26 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def create_hash_map(key_bytes: int, value_bytes: int, entries: int) -> int:
-    """The descriptor of a new hash map. Raises KernelError."""
+    """Create a hash map; returns its descriptor. Raises KernelError."""
     attributes = _CREATE.pack(_MAP_TYPE_HASH, key_bytes, value_bytes, entries, _NO_PREALLOC)
     return _bpf("bpf map create", _MAP_CREATE, attributes)
 
 
 def update_map(descriptor: int, elements: Mapping[bytes, bytes]) -> None:
-    """Put values in a map, in one call (Linux 5.6). Raises KernelError; then some of them may be there."""
+    """Add or replace elements, in one call (Linux 5.6). Raises KernelError, after which some may have been written."""
     with _in_memory(b"".join(elements), b"".join(elements.values())) as (keys_at, values_at):
         batch = _BATCH.pack(0, 0, keys_at, values_at, len(elements), descriptor, 0, 0)
         _bpf("bpf map update", _MAP_UPDATE_BATCH, batch)
 
 
 def delete_from_map(descriptor: int, key: bytes) -> None:
-    """Take a key that is there out of a map. Raises KernelError."""
+    """Delete an element. Raises KernelError, with ENOENT if the map does not have the key."""
     with _in_memory(key) as (key_at,):
         _bpf("bpf map delete", _MAP_DELETE, _ELEMENT.pack(descriptor, key_at, 0, 0))
 
 
 def load_program(kind: int, program: bytes) -> int:
-    """The descriptor of a loaded program of that type. Raises KernelError, with what the verifier says last."""
+    """Load a program of type `kind`; returns its descriptor. Raises KernelError with the verifier's last line."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     with _in_memory(program, b"GPL\0") as (program_at, license_at):
         count = len(program) // _INSTRUCTION.size
@@ -255,9 +252,9 @@ def load_program(kind: int, program: bytes) -> int:
 
 
 def link(program: int, target: int, attach_type: int) -> int:
-    """The descriptor of a link from the program to a cgroup: it is detached when the descriptor closes.
+    """Attach a program to a cgroup, beside those of others; returns the link, which detaches it when closed.
 
-    Others may be attached to the same cgroup. Raises KernelError.
+    Raises KernelError.
     """
     return _bpf("bpf link create", _LINK_CREATE, _LINK.pack(program, target, attach_type, 0))
 

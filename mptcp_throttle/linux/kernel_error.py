@@ -1,4 +1,4 @@
-"""What the kernel refuses, as one exception."""
+"""The exception for every operation that the kernel refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 
 
 class KernelError(Exception):
-    """The kernel refused: `what` was tried, and the `errno` number it answered."""
+    """The kernel refused `what`; `number` is the errno it answered, `remedy` a hint for the operator."""
 
     def __init__(self, what: str, number: int, remedy: str = "") -> None:
         name = errno.errorcode.get(number, str(number))

@@ -228,4 +228,4 @@ def test_without_sets_in_the_kernel_auto_means_rules(use: Use, caplog: pytest.Lo
         with pytest.raises(KernelError, match=call):
             use(choose_marking(MarkMethod.IPSET, MARKING)).require()
     (line,) = caplog.messages
-    assert line.startswith("marks: one rule per subflow, for want of sets: ")
+    assert line.startswith("marks: one iptables rule per subflow, because ipset cannot be used: ")

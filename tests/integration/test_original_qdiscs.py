@@ -31,7 +31,8 @@ for line in sys.stdin:
         answer = str(error)
     left = sorted(path.name for path in Path(directory).iterdir())
     state = root.read()
-    print(json.dumps([answer, f"{(*['owed'] * state.owed, *state.unrestored)} {left}"]), flush=True)
+    pending = [*["many0"] * state.restore_pending, *state.pending_elsewhere]
+    print(json.dumps([answer, f"{pending} {left}"]), flush=True)
 """
 
 Swap = Callable[..., list[str]]
@@ -121,7 +122,7 @@ def configure(proxy: Host, commands: list[str]) -> None:
 def test_it_comes_back_with_all_below_it(proxy: Host, swap: Swap, tmp_path: Path, qdiscs: list[str]) -> None:
     configure(proxy, [f"qdisc add dev many0 {qdisc}" for qdisc in qdiscs])
     before = show(proxy)
-    assert swap(tmp_path) == ["True", "() []"]
+    assert swap(tmp_path) == ["True", "[] []"]
     assert show(proxy) == before
 
 
@@ -154,7 +155,7 @@ def test_it_is_not_replaced_if_it_would_not_come_back(
     refusal, nothing_left = swap(tmp_path)
     assert refusal.startswith(f"many0: root {problem}")
     assert "that cannot be put back as it is; remove it, replace it by" in refusal
-    assert (nothing_left, show(proxy)) == ("() []", before)
+    assert (nothing_left, show(proxy)) == ("[] []", before)
 
 
 def test_an_operator_who_insists_gets_the_default_back_where_nothing_better_can_be_had(
@@ -162,5 +163,5 @@ def test_an_operator_who_insists_gets_the_default_back_where_nothing_better_can_
 ) -> None:
     default = show(proxy)
     proxy.tc(CLASSES)
-    assert swap(tmp_path, force=True) == ["True", "() []"]
+    assert swap(tmp_path, force=True) == ["True", "[] []"]
     assert show(proxy) == default

@@ -24,20 +24,20 @@ from mptcp_throttle.linux.ebpf import R0, R1, R3, R6, R10
         (ebpf.leave(), "95 00 00 00 00000000"),
     ],
 )
-def test_an_instruction_is_eight_bytes(instruction: ebpf.Instruction, encoded: str) -> None:
+def test_instruction_is_encoded_in_eight_bytes(instruction: ebpf.Instruction, encoded: str) -> None:
     assert ebpf.assemble([instruction]).hex() == encoded.replace(" ", "")
 
 
-def test_a_jump_counts_the_instructions_it_skips_in_either_direction() -> None:
+def test_jump_offset_counts_skipped_instructions_both_ways() -> None:
     forward = ebpf.assemble([ebpf.jump_if_equal(R3, 2, "end"), ebpf.constant(R0, 0), "end", ebpf.leave()])
     assert forward[:8].hex() == "1503010002000000"
     backward = ebpf.assemble(["begin", ebpf.constant(R0, 0), ebpf.jump("begin")])
     assert backward[8:].hex() == "0500feff00000000"
 
 
-def test_a_map_takes_two_slots() -> None:
+def test_load_map_takes_two_slots() -> None:
     assert ebpf.assemble(ebpf.load_map(R1, 7)).hex() == "1811000007000000" + "00" * 8
 
 
-def test_a_constant_of_64_bits_takes_two_slots() -> None:
+def test_constant64_takes_two_slots() -> None:
     assert ebpf.assemble(ebpf.constant64(R1, 0x8765432101234567)).hex() == "1801000067452301" + "0000000021436587"

@@ -1,4 +1,4 @@
-"""What is on record of an interface's own qdiscs, by interface."""
+"""The records of saved qdiscs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mptcp_throttled.kernel.tc import Qdisc
 RECORDED = SavedQdiscs((Qdisc("pfifo", 0x50000, 0xFFFFFFFF, bytes(4)),), restoring=True)
 
 
-def test_what_is_recorded_is_loaded_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_saved_qdisc_is_loaded_until_forgotten(tmp_path: Path) -> None:
     records = SavedQdiscStore(tmp_path)
     records.write(2, RECORDED)
     assert (records.indices(), records.load(2)) == ([2], RECORDED)
@@ -20,23 +20,23 @@ def test_what_is_recorded_is_loaded_until_it_is_forgotten(tmp_path: Path) -> Non
     assert (records.indices(), records.load(2)) == ([], None)
 
 
-def test_a_record_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_saved_qdisc_load_raises_if_the_record_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "original-qdisc-2.json").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
         SavedQdiscStore(tmp_path).load(2)
 
 
-def test_a_record_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_saved_qdisc_write_does_not_follow_a_symlink(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("theirs")
+    secret.write_text("secret")
     (tmp_path / "original-qdisc-2.new").symlink_to(secret)
     SavedQdiscStore(tmp_path).write(2, RECORDED)
-    assert (secret.read_text(), SavedQdiscStore(tmp_path).load(2)) == ("theirs", RECORDED)
+    assert (secret.read_text(), SavedQdiscStore(tmp_path).load(2)) == ("secret", RECORDED)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"version": 99}', "[1]", '{"version": 1, "restoring": true, "qdiscs": [{}]}']
 )
-def test_a_record_that_cannot_be_used_is_none(tmp_path: Path, text: str) -> None:
+def test_saved_qdisc_load_ignores_a_malformed_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "original-qdisc-2.json").write_text(text, encoding="ascii")
     assert SavedQdiscStore(tmp_path).load(2) is None

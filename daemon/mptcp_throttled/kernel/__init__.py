@@ -1,1 +1,1 @@
-"""The kernel layer: small modules that each know one kernel interface, and nothing of policy."""
+"""The kernel layer: each module knows one kernel interface and no policy; `linux_kernel` is what the daemon uses."""

@@ -1,4 +1,4 @@
-"""What our HTB looks like: handle, class parameters, leaf queue, and the filter from mark to class."""
+"""Our HTB as netlink attributes: handle, class parameters, leaf qdisc, and the filter from mark to class."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.tc import Filter, Qdisc
 
 HANDLE: Final = 0x4D50_0000
-"""`4d50:` ("MP"): nobody picks it by hand, and `tc` assigns handles from 8001: up."""
+"""`4d50:` ("MP"): unlikely to be chosen by hand, and the kernel assigns handles from 8001: up (sch_api.c)."""
 
 LEAF_PACKETS: Final = 1000
-"""The kernel's own default (DEFAULT_TX_QUEUE_LEN). Senders limit themselves (congestion window, TCP small queues). A
-short leaf only drops, and a sender whose packet is dropped before it has left waits for a timer instead of an ACK."""
+"""The kernel's default (DEFAULT_TX_QUEUE_LEN). Congestion window and TCP small queues bound what a sender queues. A
+shorter leaf only drops, and a packet dropped on its own host is often noticed by a timer instead of an ACK."""
 
 _LEAF_KIND: Final = "pfifo"
 _BURST_SECONDS: Final = 0.01
@@ -60,7 +60,7 @@ _TCA_HTB_PARMS: Final = 1
 # struct tc_htb_opt: two struct tc_ratespec, and buffer, cbuffer, quantum, level, prio
 _RATESPEC: Final = "BBHhHI"
 _HTB_OPT: Final = Struct(f"={_RATESPEC}{_RATESPEC}IIIII")
-_LINKLAYER_ETHERNET: Final = 1  # without one, the kernel asks for a table of the rate
+_LINKLAYER_ETHERNET: Final = 1  # without a link layer, the kernel demands a rate table
 _TICK_NANOSECONDS: Final = 64  # include/net/pkt_sched.h, PSCHED_SHIFT
 
 _IPPROTO_TCP: Final = 6
@@ -68,14 +68,14 @@ _IPV6_HEADER_BYTES: Final = 40
 
 
 class Marking(NamedTuple):
-    """Which packets are in a class: those from the proxy's TCP `ports`, by the bits of their mark under `mask`."""
+    """Which packets the filter classifies: those from the proxy's TCP `ports`, by the mark bits under `mask`."""
 
     mask: int
     ports: tuple[int, ...]
 
 
 def mark_shift(mask: int) -> int:
-    """How far a class minor is shifted left to stand under the mark mask."""
+    """By how many bits a class minor is shifted left to fit the mark mask."""
     return (mask & -mask).bit_length() - 1
 
 
@@ -90,7 +90,7 @@ def classid(minor: int) -> int:
 
 
 def root_qdisc(default_minor: int) -> Qdisc:
-    """Our HTB; unmarked packets go to class `default_minor`, or unshaped if that is 0."""
+    """Our HTB; unmarked packets go to class `default_minor`, or are sent unshaped if it is 0."""
     glob = _HTB_GLOB.pack(_HTB_VERSION, _HTB_RATE2QUANTUM, default_minor, 0, 0)
     return Qdisc("htb", HANDLE, TC_H_ROOT, attribute(_TCA_HTB_INIT, glob))
 
@@ -102,17 +102,17 @@ def default_minor_of(qdisc: Qdisc) -> int:
 
 
 def class_options(rate: Rate) -> bytes:
-    """TCA_OPTIONS of a class with its ceil at its rate: a cap is a cap."""
+    """TCA_OPTIONS of a class whose ceil is its rate: it never borrows."""
     rate_bytes = rate.bytes_per_second
     ratespec = (0, _LINKLAYER_ETHERNET, 0, 0, 0, rate_bytes)
     ticks = burst_bytes(rate) * 10**9 // rate_bytes // _TICK_NANOSECONDS
     return attribute(_TCA_HTB_PARMS, _HTB_OPT.pack(*ratespec, *ratespec, ticks, ticks, quantum_bytes(rate), 0, 0))
 
 
-# Of thousands of classes most have the options of another.
+# Most of thousands of classes have the same options.
 @lru_cache
 def rate_of(options: bytes) -> Rate | None:
-    """The rate of a class read from the kernel with these TCA_OPTIONS; None if it is not as we make them."""
+    """The rate of a class read from the kernel with these TCA_OPTIONS; None if it differs from what we set."""
     parameters = attributes(options).get(_TCA_HTB_PARMS, b"")
     if len(parameters) != _HTB_OPT.size:
         return None
@@ -124,12 +124,12 @@ def rate_of(options: bytes) -> Rate | None:
 
 
 def leaf_qdisc(minor: int) -> Qdisc:
-    """The queue of a class. Its handle is the kernel's choice."""
+    """The leaf qdisc of a class; the kernel chooses its handle."""
     return Qdisc(_LEAF_KIND, 0, classid(minor), _leaf_options())
 
 
 def is_leaf(qdisc: Qdisc) -> bool:
-    """Whether a qdisc read from the kernel is the queue of one of our classes, as we make them."""
+    """Whether a qdisc read from the kernel is the leaf of one of our classes, unchanged."""
     return qdisc.kind == _LEAF_KIND and qdisc.parent & ~0xFFFF == HANDLE and qdisc.options == _leaf_options()
 
 
@@ -140,9 +140,9 @@ def _leaf_options() -> bytes:
 def mark_filter(marking: Marking) -> Filter:
     """One classic BPF program maps every mark to its class: class id = our handle | (mark & mask) >> shift.
 
-    Unlike `fw` filters it exists on kernels without cls_fw, respects the mask, and is one rule for all classes. It
-    looks at what comes from the proxy's TCP ports only: whoever else uses the bits under our mask is left alone.
-    A result of 0 means "no match" (net/sched/cls_bpf.c), so all other packets go to the default class.
+    Unlike `fw` filters it needs no cls_fw, respects the mask, and is one filter for all classes. It matches only
+    packets from the proxy's TCP ports, so that marks which other programs set under our mask have no effect.
+    A result of 0 means "no match" (net/sched/cls_bpf.c): all other packets go to the default class.
     """
     program = _filter_program(marking)
     count = _OPS_LEN.pack(len(program))
@@ -151,7 +151,7 @@ def mark_filter(marking: Marking) -> Filter:
 
 
 def filter_bytecode(marking: Marking) -> str:
-    """The filter's program as `tc filter ... bpf bytecode` takes it."""
+    """The filter's program in the syntax of `tc filter ... bpf bytecode`."""
     program = _filter_program(marking)
     return ",".join([str(len(program)), *(" ".join(map(str, instruction)) for instruction in program)])
 
@@ -188,17 +188,17 @@ def _filter_program(marking: Marking) -> tuple[Instruction, ...]:
 
 
 def is_mark_filter(filter_: Filter, marking: Marking) -> bool:
-    """Whether a filter read from the kernel is ours; the kernel adds attributes of its own to the program."""
+    """Whether a filter read from the kernel is ours; the kernel adds attributes to those that we set."""
     ours = mark_filter(marking)
     program = attributes(ours.options or b"")[_TCA_BPF_OPS]
     return filter_[:3] == ours[:3] and attributes(filter_.options or b"").get(_TCA_BPF_OPS) == program
 
 
 def burst_bytes(rate: Rate) -> int:
-    """How much may leave at once: 10 ms of the rate, at least two frames."""
+    """Burst of a class: 10 ms of its rate, at least two Ethernet frames."""
     return max(int(rate.bytes_per_second * _BURST_SECONDS), _MIN_BURST_BYTES)
 
 
 def quantum_bytes(rate: Rate) -> int:
-    """How much a class may send before the next one of its level; in proportion to the rate, within HTB's bounds."""
+    """What a class may send before the next one of its level: a tenth of a second's bytes, within HTB's bounds."""
     return min(max(rate.bytes_per_second // _HTB_RATE2QUANTUM, _MIN_QUANTUM_BYTES), _MAX_QUANTUM_BYTES)

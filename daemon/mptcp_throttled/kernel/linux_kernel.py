@@ -1,4 +1,4 @@
-"""The kernel layer: small modules that each know one kernel interface, and nothing of policy."""
+"""The kernel layer behind one class, for the reconciler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class LinuxKernel:
-    """tc, iptables and ipset of this host. For one thread: neither pyroute2 nor libiptc handles may be shared."""
+    """tc, iptables, ipset and socket paces of this host.
+
+    For one thread only: pyroute2 sockets and libiptc handles must not be shared between threads.
+    """
 
     def __init__(
         self,
@@ -47,53 +50,53 @@ class LinuxKernel:
 
     @property
     def mark_back_end(self) -> str:
-        """What marks packets: `ipset` or `rules`."""
+        """The marking back end in use: `ipset` or `rules`."""
         return self._marks.kind
 
     @property
     def ports(self) -> frozenset[int]:
-        """The netlink ports through which we change tc: notifications name them as their cause."""
+        """The netlink ports (nlmsg_pid) of our tc requests; notifications of our own changes carry them."""
         return self._qdisc.ports
 
     def check(self) -> None:
-        """Raise KernelError if the interface, HTB, or what it takes to mark packets is missing."""
+        """Raise KernelError if the interface, HTB or what the marking back end needs is missing."""
         self._qdisc.require_htb()
         self._marks.require()
 
     def read(self) -> KernelState:
-        """What is ours in the kernel. Raises KernelError."""
+        """The observed state. Raises KernelError."""
         pacing = self._pacing()
         return KernelState(self._qdisc.read(), self._marks.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
-        """What of ours nobody tells us about, counted. Raises KernelError."""
+        """Count what the kernel does not notify us of: marks and paces. Raises KernelError."""
         return QuickCheck(self._marks.count(), self._pacing())
 
     def _pacing(self) -> PacingState:
         return PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
 
     def marks(self) -> dict[FourTuple, int]:
-        """The marks that are there, whoever has made them. Raises KernelError."""
+        """The class minors by which subflows are marked now, also by an earlier daemon. Raises KernelError."""
         return {ends: minor for chain in self._marks.read().values() for ends, minor in chain.marks.items()}
 
     def release_sockets(self) -> int:
-        """Give the sockets that are in use time to lose their paces; how many still have one. Raises KernelError."""
+        """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""
         return 0 if self._sockets is None else self._sockets.release()
 
     def fail_open(self) -> None:
-        """Put the root qdisc back if it is ours, whatever the chains hold. Raises KernelError."""
+        """Restore the saved qdisc wherever our HTB is the root, whatever marks remain. Raises KernelError."""
         self._qdisc.fail_open()
 
     def forget_stale(self) -> None:
-        """Forget the originals of qdiscs that we have not replaced. Raises KernelError."""
+        """Delete records of saved qdiscs that we have not replaced. Raises KernelError."""
         self._qdisc.forget_stale()
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
-        """Carry them out in order; for each, why it was refused."""
+        """Apply the operations in order; for each, why it was refused."""
         return self._qdisc.change_classes(operations)
 
     def apply(self, operation: OtherOperation) -> None:
-        """Carry one operation out. Raises KernelError."""
+        """Apply one operation. Raises KernelError."""
         match operation:
             case InstallHtb(default_minor):
                 self._qdisc.install(default_minor)

@@ -1,21 +1,19 @@
-"""The root qdisc of the proxy's interface: its own, or our HTB."""
+"""The root qdisc of the proxy's interface: the saved qdisc, or our HTB with its classes."""
 
 from __future__ import annotations
 
 import errno
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from socket import if_indextoname, if_nametoindex
-from typing import TYPE_CHECKING, NamedTuple
+from socket import if_nametoindex
+from typing import TYPE_CHECKING
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.fault_point import fault_point, os_errors
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.saved_qdisc import SavedQdiscs, SavedQdiscStore, tree_of, what_cannot_be_put_back
+from mptcp_throttled.kernel.qdisc_restore import QdiscRestore
+from mptcp_throttled.kernel.saved_qdisc import tree_of, why_not_restorable
 from mptcp_throttled.kernel.tc import (
     Interface,
     Qdisc,
@@ -34,24 +32,12 @@ if TYPE_CHECKING:
     from mptcp_throttle.linux.netlink_requests import Request
     from mptcp_throttled.kernel.htb import Marking
 
-_log = logging.getLogger("mptcp-throttled")
-
-
-class _Dump(NamedTuple):
-    """All interfaces, and their qdiscs by interface index."""
-
-    interfaces: list[Interface]
-    qdiscs: Mapping[int, Sequence[Qdisc]]
-
-    def of(self, interface: Interface) -> Sequence[Qdisc]:
-        return self.qdiscs.get(interface.index, ())
-
 
 class RootQdisc:
-    """Swaps the root qdisc and manages our classes below it. All methods raise KernelError.
+    """Replaces and restores the root qdisc, and changes the classes of our HTB. All methods raise KernelError.
 
-    The interface is looked up by name at each use: interfaces come and go, and are renamed. With `force`, a qdisc that
-    cannot be put back as it is does not keep us from replacing it.
+    The interface is looked up by name at each use, because interfaces appear, disappear and are renamed. With `force`,
+    a root qdisc is replaced even if it cannot be restored exactly.
     """
 
     def __init__(self, interface: str, marking: Marking, run_directory: Path, *, force: bool = False) -> None:
@@ -59,89 +45,70 @@ class RootQdisc:
         self._marking = marking
         self._force = force
         self._tc = TrafficControl()
-        self._records = SavedQdiscStore(run_directory)
+        self._saved = QdiscRestore(self._tc, run_directory, force=force)
 
     @property
     def ports(self) -> frozenset[int]:
-        """The netlink ports of our requests."""
+        """The netlink ports (nlmsg_pid) of our requests."""
         return self._tc.ports
 
     def read(self) -> QdiscState:
-        """Our HTB, or why it cannot be put in; and the interfaces on which we have left anything."""
-        dump = self._dump()
-        ours = next((interface for interface in dump.interfaces if interface.name == self._interface), None)
-        if ours is None:
-            return QdiscState(
-                None, f"interface {self._interface} does not exist", False, self._pending_elsewhere(dump, None)
-            )
-        pending_elsewhere = self._pending_elsewhere(dump, ours)
-        if not _is_under_ours(dump.of(ours)):
-            restore_pending = self._is_owed_its_own(dump, ours)
-            return QdiscState(None, self._obstacle(ours, dump.of(ours)), restore_pending, pending_elsewhere)
-        return QdiscState(self._read_htb(ours, dump.of(ours)), None, False, pending_elsewhere)
+        """Our HTB, or why it cannot be installed; and the interfaces for which a restore is pending."""
+        dump = self._saved.dump()
+        own = next((interface for interface in dump.interfaces if interface.name == self._interface), None)
+        pending_elsewhere = tuple(
+            interface.name
+            for interface in dump.interfaces
+            if interface != own and (dump.has_htb(interface) or self._saved.is_pending(dump, interface))
+        )
+        if own is None:
+            return QdiscState(None, f"interface {self._interface} does not exist", False, pending_elsewhere)
+        if not dump.has_htb(own):
+            restore_pending = self._saved.is_pending(dump, own)
+            return QdiscState(None, self._obstacle(own, dump.of(own)), restore_pending, pending_elsewhere)
+        return QdiscState(self._read_htb(own, dump.of(own)), None, False, pending_elsewhere)
 
     def forget_stale(self) -> None:
-        """Remove the records of interfaces on which we have left nothing: what they have now is their own."""
-        dump = self._dump()
-        kept = {
-            interface.index
-            for interface in dump.interfaces
-            if _is_under_ours(dump.of(interface)) or self._is_owed_its_own(dump, interface)
-        }
-        for index in self._records.indices():
-            if index not in kept:
-                self._records.forget(index)
+        """Delete the records of interfaces whose root qdisc we have not replaced."""
+        self._saved.forget_stale()
 
     def install(self, default_minor: int) -> None:
-        """Record the root qdisc and replace it by HTB with its filter; undone if the filter is refused."""
+        """Save the root qdisc and replace it by HTB with its filter; restore it if the filter is refused."""
         interface = self._own_interface()
-        dump = self._dump()
+        dump = self._saved.dump()
         obstacle = self._obstacle(interface, dump.of(interface))
         if obstacle is not None:
             raise KernelError(obstacle, errno.EEXIST)
-        restore_pending = self._is_owed_its_own(dump, interface)  # then what could not be put back stays on record
+        restore_pending = self._saved.is_pending(dump, interface)  # then the existing record stays valid
         if not restore_pending:
-            self._record(interface, SavedQdiscs(tree_of(dump.of(interface))))
+            self._saved.save(interface, dump)
         try:
             self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
         except KernelError:
             if not restore_pending:
-                self._records.forget(interface.index)
+                self._saved.forget(interface)
             raise
         try:
-            if restore_pending and (original := self._load(interface)) is not None and original.restoring:
-                self._record(interface, replace(original, restoring=False))
+            if restore_pending:
+                self._saved.withdraw_restore(interface)
             self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
             self.restore()
             raise
 
     def restore(self, name: str | None = None) -> None:
-        """Put the recorded qdiscs of an interface (or of ours) back; without a record, the kernel's default."""
-        interface = self._interface_of(name or self._interface)
-        original = self._load(interface)
-        if original is None:
-            _log.warning("%s: no record of its own root qdisc: the kernel's default takes its place", interface.name)
-        if original is None or not original.qdiscs:
-            self._tc.delete_root(interface)
-        else:
-            # If the process ends between the root and what hangs from it, the next one must know.
-            try:
-                self._record(interface, replace(original, restoring=True))
-            except KernelError as error:
-                _log.warning("%s", error)
-            self._replay(interface, original.qdiscs)
-        self._records.forget(interface.index)
+        """Restore the saved qdisc of an interface (default: the proxy's), or the kernel's default if none is saved."""
+        self._saved.restore(_interface(name or self._interface))
 
     def fail_open(self) -> None:
-        """Restore wherever our HTB is the root qdisc; where that fails, no mark leads to a class any more.
+        """Restore every interface whose root is our HTB; if that fails, delete the filter that leads to the classes.
 
-        The latter takes a single message, and no look at what there is: the handle is nobody else's.
+        Deleting the filter takes one message and reads nothing first: no other program uses our handle.
         """
         try:
-            dump = self._dump()
+            dump = self._saved.dump()
             for interface in dump.interfaces:
-                if _is_under_ours(dump.of(interface)):
+                if dump.has_htb(interface):
                     self.restore(interface.name)
         except KernelError:
             with suppress(OSError, KernelError):
@@ -149,9 +116,9 @@ class RootQdisc:
             raise
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
-        """Add, change and delete classes, in order; for each, why it was refused.
+        """Add, change and delete classes, in order and in one batch; for each operation, why it was refused.
 
-        A class comes with its leaf queue, or not at all. When one is mended, its leaf is replaced.
+        A class whose leaf qdisc is refused is deleted again. To repair a class replaces its leaf.
         """
         try:
             interface = self._own_interface()
@@ -169,44 +136,31 @@ class RootQdisc:
         return refusals
 
     def require_htb(self) -> None:
-        """Raise KernelError with ENOENT if the kernel has no HTB, ENODEV if there is no such interface."""
+        """Raise KernelError with ENOENT if the kernel has no HTB, ENODEV if the interface does not exist."""
         if not self._tc.knows_qdisc(self._own_interface(), "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
-    def _dump(self) -> _Dump:
-        dump = _Dump(self._tc.interfaces(), self._tc.qdiscs())
-        # An interface that has gone is restore_pending nothing, and another may get its index.
-        for index in set(self._records.indices()) - {interface.index for interface in dump.interfaces}:
-            if not _exists(index):  # others that come and go may hide one from a listing
-                self._records.forget(index)
-        return dump
-
     def _own_interface(self) -> Interface:
-        return self._interface_of(self._interface)
-
-    def _interface_of(self, name: str) -> Interface:
-        try:
-            return Interface(if_nametoindex(name), name)
-        except OSError as error:
-            raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
+        return _interface(self._interface)
 
     def _read_htb(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
-        leaves = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
+        with_leaf = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
         return HtbState(
             htb.default_minor_of(root),
             any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(interface, htb.HANDLE)),
             {
-                c.classid & 0xFFFF: htb.rate_of(c.options) if c.classid in leaves else None
+                c.classid & 0xFFFF: htb.rate_of(c.options) if c.classid in with_leaf else None
                 for c in self._tc.htb_classes(interface)
             },
         )
 
     def _obstacle(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> str | None:
+        """Why the root qdisc must not be replaced; None if it may be."""
         if self._force:
             return None
         tree = tree_of(qdiscs)
-        problem = what_cannot_be_put_back(tree)
+        problem = why_not_restorable(tree)
         filtered = next((q for q in tree if problem is None and self._tc.filters(interface, q.handle)), None)
         if filtered is not None:
             problem = f"qdisc {filtered.kind} {format_handle(filtered.handle)} has filters"
@@ -217,47 +171,12 @@ class RootQdisc:
             " pfifo, or set daemon.replace_any_qdisc"
         )
 
-    def _pending_elsewhere(self, dump: _Dump, own: Interface | None) -> tuple[str, ...]:
-        return tuple(
-            interface.name
-            for interface in dump.interfaces
-            if interface != own and (_is_under_ours(dump.of(interface)) or self._is_owed_its_own(dump, interface))
-        )
 
-    def _is_owed_its_own(self, dump: _Dump, interface: Interface) -> bool:
-        original = self._load(interface)
-        if original is None:
-            return False
-        # With no configured root, somebody has deleted ours.
-        return original.restoring or (bool(original.qdiscs) and not tree_of(dump.of(interface)))
-
-    def _replay(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> None:
-        # What is there already, from a restoring that was broken off, stays: not every kind can be changed.
-        present = self._dump().of(interface)
-        try:
-            for qdisc in qdiscs:
-                if qdisc not in present:
-                    self._tc.add_qdisc(interface, qdisc, replace=True)
-        except KernelError as error:
-            if not self._force:
-                raise
-            _log.warning("%s: %s; what was replaced by force is not put back as it was", interface.name, error)
-            if _is_under_ours(self._dump().of(interface)):
-                self._tc.delete_root(interface)
-            return
-        now = tree_of(self._dump().of(interface))
-        if now != tuple(qdiscs):
-            _log.warning("%s: qdiscs were %s, are now %s", interface.name, qdiscs, now)
-
-    def _record(self, interface: Interface, original: SavedQdiscs) -> None:
-        what = f"record the root qdisc of {interface.name}"
-        with os_errors(what):
-            fault_point(what)
-            self._records.write(interface.index, original)
-
-    def _load(self, interface: Interface) -> SavedQdiscs | None:
-        with os_errors(f"read the record of {interface.name}"):
-            return self._records.load(interface.index)
+def _interface(name: str) -> Interface:
+    try:
+        return Interface(if_nametoindex(name), name)
+    except OSError as error:
+        raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
 
 
 def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Request]:
@@ -272,15 +191,3 @@ def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Reque
                 yield add_leaf(interface, leaf, replace=True)
         case DeleteClass():
             yield delete_class(interface, classid)
-
-
-def _exists(index: int) -> bool:
-    try:
-        if_indextoname(index)
-    except OSError:
-        return False
-    return True
-
-
-def _is_under_ours(qdiscs: Sequence[Qdisc]) -> bool:
-    return any(q.parent == TC_H_ROOT and q.kind == "htb" and q.handle == htb.HANDLE for q in qdiscs)

@@ -1,7 +1,7 @@
-"""An interface's own root qdisc with all below it: recorded before we replace it, put back exactly as it was.
+"""The saved qdisc of an interface: its own root qdisc with all below it, recorded before we replace it.
 
-A qdisc with handle 0 is the kernel's default: deleting ours brings it back. Any other was configured by somebody; we
-replay its kind, handle and netlink options, which works for the kinds whose dump is also a valid request.
+A qdisc with handle 0 is the kernel's default, which comes back when ours is deleted. Any other was configured, and is
+restored from its kind, handle and netlink options. This works for kinds whose dump is also a valid request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REPLAYABLE_KINDS: Final = frozenset(
     {
         *("noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"),
         *("sfq", "codel", "fq_codel", "fq", "pie", "tbf"),
-        # Their classes come with them: a band or a hardware queue each.
+        # These create their classes themselves, one per band or transmit queue.
         *("mq", "multiq", "prio"),
     }
 )
@@ -36,9 +36,9 @@ _REPLAYABLE_KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SavedQdiscs:
-    """The qdiscs of an interface that somebody configured, the root first; none if the kernel's default was there.
+    """The configured qdiscs of an interface, parents first; empty if it had the kernel's default.
 
-    `restoring` says that putting them back has begun: if they are not all there, it was broken off.
+    `restoring`: a restore has begun. If the record still exists at a later start, the restore was interrupted.
     """
 
     qdiscs: tuple[Qdisc, ...]
@@ -46,7 +46,7 @@ class SavedQdiscs:
 
 
 def tree_of(qdiscs: Sequence[Qdisc]) -> tuple[Qdisc, ...]:
-    """Of an interface's qdiscs, the configured ones that hang from a configured root; every parent comes first."""
+    """The configured qdiscs below and including a configured root, parents first; empty without such a root."""
     root = next((qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT and qdisc.handle), None)
     return () if root is None else (root, *_below(root, qdiscs))
 
@@ -58,8 +58,8 @@ def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
             yield from _below(qdisc, qdiscs)
 
 
-def what_cannot_be_put_back(tree: Sequence[Qdisc]) -> str | None:
-    """The first qdisc that would not come back as it is, and why; None if all would."""
+def why_not_restorable(tree: Sequence[Qdisc]) -> str | None:
+    """The first qdisc that cannot be restored exactly, and why; None if all can."""
     for qdisc in tree:
         name = f"qdisc {qdisc.kind} {format_handle(qdisc.handle)}"
         if qdisc.kind not in _REPLAYABLE_KINDS:
@@ -70,19 +70,19 @@ def what_cannot_be_put_back(tree: Sequence[Qdisc]) -> str | None:
 
 
 class SavedQdiscStore:
-    """The records of all interfaces, a file each in the run directory, by interface index: names change.
+    """The records: one file per interface in the run directory, by interface index because names can change.
 
-    Where a reboot empties it: what was on an interface before means nothing after.
+    The run directory is emptied by a reboot, after which an interface has its default qdisc again.
     """
 
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
 
-    def write(self, index: int, original: SavedQdiscs) -> None:
-        """Write it down durably. Raises OSError."""
+    def write(self, index: int, saved: SavedQdiscs) -> None:
+        """Record the qdiscs of an interface durably. Raises OSError."""
         document = {
             "version": _FORMAT_VERSION,
-            "restoring": original.restoring,
+            "restoring": saved.restoring,
             "qdiscs": [
                 {
                     "kind": qdisc.kind,
@@ -90,13 +90,13 @@ class SavedQdiscStore:
                     "parent": qdisc.parent,
                     "options": None if qdisc.options is None else qdisc.options.hex(),
                 }
-                for qdisc in original.qdiscs
+                for qdisc in saved.qdiscs
             ],
         }
         write_atomically(self._path(index), json.dumps(document))
 
     def load(self, index: int) -> SavedQdiscs | None:
-        """What was recorded; None if nothing usable is on record. Raises OSError if that cannot be told."""
+        """The record of an interface; None if there is none or it is malformed. Raises OSError if it cannot be read."""
         try:
             document = json.loads(self._path(index).read_text(encoding="utf-8"))
             if document["version"] != _FORMAT_VERSION:
@@ -106,14 +106,14 @@ class SavedQdiscStore:
             return None
 
     def indices(self) -> list[int]:
-        """The interfaces of which there is a record."""
+        """The indices of the interfaces that have a record."""
         if not self._directory.is_dir():
             return []
         names = (_FILE_NAME.fullmatch(entry.name) for entry in self._directory.iterdir())
         return sorted(int(name[1]) for name in names if name is not None)
 
     def forget(self, index: int) -> None:
-        """It is back in its place, or its interface has gone."""
+        """Delete the record of an interface, if there is one."""
         self._path(index).unlink(missing_ok=True)
 
     def _path(self, index: int) -> Path:

@@ -1,4 +1,4 @@
-"""What marks the packets of held subflows: two back ends with one contract, and the choice between them."""
+"""The contract of a marking back end, and the choice between the back ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = logging.getLogger("mptcp-throttled")
 
 
 class MarkingBackEnd(Protocol):
-    """MarkingBackEnd of subflows in the kernel, by IP version. For one thread only; all methods raise KernelError.
+    """Sets the packet mark of subflows, by IP version. For one thread only; all methods raise KernelError.
 
-    What the other back end has left makes a chain altered, and goes with it.
+    A chain is altered if another back end has left its objects; `make` and `remove` remove those too.
     """
 
     @property
@@ -34,26 +34,26 @@ class MarkingBackEnd(Protocol):
         """Close the netlink socket."""
 
     def require(self) -> None:
-        """Raise KernelError if the kernel has not what it takes."""
+        """Raise KernelError if the kernel lacks what this back end needs."""
 
     def read(self) -> dict[int, ChainState]:
-        """Our chains by IP version; none, where nothing of ours is."""
+        """Our chains by IP version, without those IP versions that have nothing of ours."""
 
     def count(self) -> dict[int, int | None]:
-        """How many marks each of our chains has, by IP version; None for one that is altered."""
+        """The number of marks by IP version; None for an altered chain."""
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
-        """Make our chain with these marks alone, in place of what is there."""
+        """Make our chain with exactly these marks; an existing chain is replaced."""
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add marks, in a chain that is there."""
+        """Remove and add marks of an existing chain, which is not altered."""
 
     def remove(self, ip_version: int) -> None:
-        """Remove all that is ours."""
+        """Remove everything of ours."""
 
 
 def choose_marking(wanted: MarkMethod, marking: Marking) -> MarkingBackEnd:
-    """The back end that is `wanted`; for `auto` sets, if the kernel has them."""
+    """The back end that is `wanted`; for `auto`: ipset if the kernel has it, else rules."""
     if wanted is MarkMethod.RULES:
         return RuleMarking(marking.mask)
     sets = IpsetMarking(marking)
@@ -61,7 +61,7 @@ def choose_marking(wanted: MarkMethod, marking: Marking) -> MarkingBackEnd:
         try:
             sets.require()
         except KernelError as error:
-            _log.warning("marks: one rule per subflow, for want of sets: %s", error)
+            _log.warning("marks: one iptables rule per subflow, because ipset cannot be used: %s", error)
             sets.close()
             return RuleMarking(marking.mask)
     return sets

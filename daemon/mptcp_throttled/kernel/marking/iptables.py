@@ -1,7 +1,7 @@
-"""Our chain in the mangle tables, through python-iptables, whatever rules it holds.
+"""Our chain in the mangle tables, through python-iptables; the back ends decide which rules it has.
 
-`-t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to it. POSTROUTING, since a changed mark in OUTPUT makes the
-kernel look up the route of every packet again.
+`-t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to it. POSTROUTING, because the kernel repeats the route
+lookup of each packet whose mark changes in OUTPUT (net/ipv4/netfilter/iptable_mangle.c).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOOKS: Final = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _TERMINATING: Final = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE", "NFQUEUE"})
 _NO_TABLE: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EAFNOSUPPORT})
 _XTABLES_LOCK: Final = "/run/xtables.lock"
-"""What iptables(8) locks; libiptc itself does not (iptables/xshared.c)."""
+"""The lock file of iptables(8) (iptables/xshared.c); libiptc itself takes no lock."""
 
 _LOCK_SECONDS: Final = 0.5
 _LOCK_REMEDY: Final = "tmpfiles.d/mptcp-throttle.conf makes it writable for our group"
@@ -36,22 +36,22 @@ _COMMIT_ATTEMPTS: Final = 20
 _COMMIT_PAUSE_SECONDS: Final = 0.01
 
 _NOT_UNDERSTOOD: Final = (AttributeError, TypeError, ValueError)
-"""What python-iptables makes of rules that it does not understand."""
+"""What python-iptables raises for rules that it does not understand."""
 
 _TABLES: Final = {4: iptc.Table, 6: iptc.Table6}
 _RULES: Final = {4: iptc.Rule, 6: iptc.Rule6}
 
 for _table in _TABLES.values():
-    # To see whether a jump's target is a chain, python-iptables opens every table it takes for available. Opening one
-    # creates it, and `nat` brings connection tracking with it, on somebody's production proxy.
+    # To tell whether a jump's target is a chain, python-iptables opens every table that it believes available. Opening
+    # a table creates it, and creating `nat` turns on connection tracking for the whole host.
     _table.existing_table_names.update({name: name == _table.MANGLE for name in _table.ALL})
 
 
 class OwnChain:
     """Our chain in the mangle table of one IP version. For one thread only; all methods raise KernelError.
 
-    python-iptables writes a whole table at each commit and gives up with EAGAIN if another program wrote in between;
-    then the table is read again and the change repeated.
+    libiptc writes the whole table at each commit, and fails with EAGAIN if another program has written since the
+    last read; then the table is read again and the change repeated.
     """
 
     def __init__(self, ip_version: int) -> None:
@@ -61,34 +61,34 @@ class OwnChain:
 
     def require_table(self) -> None:
         """Raise KernelError if the kernel has no mangle table for this IP version."""
-        with translated(f"the kernel has no mangle table for IPv{self._ip_version} (CONFIG_IP_NF_MANGLE)"):
+        with _iptables_errors(f"the kernel has no mangle table for IPv{self._ip_version} (CONFIG_IP_NF_MANGLE)"):
             self._fresh_table()
 
     def require_target(self, name: str) -> None:
-        """Raise KernelError with ENOENT if libxtables or the kernel does not know a target."""
+        """Raise KernelError with ENOENT if libxtables or the kernel does not have a target."""
         what = f"the kernel has no target {name} (CONFIG_NETFILTER_XT_TARGET_{name}, xt_{name.lower()})"
-        with translated(what):
+        with _iptables_errors(what):
             self.new_rule().create_target(name)
 
     def new_rule(self) -> Any:
-        """A rule for `make` and `change`, of this IP version, that matches TCP."""
+        """A new rule of this IP version that matches TCP, for `make` and `change`."""
         rule = _RULES[self._ip_version]()
         rule.protocol = "tcp"
         return rule
 
-    def read(self, understand: Callable[[Sequence[Any]], ChainState]) -> ChainState | None:
-        """What `understand` makes of our chain's rules; None if there is neither chain nor jump, nor such a table."""
+    def read(self, parse: Callable[[Sequence[Any]], ChainState]) -> ChainState | None:
+        """What `parse` returns for our chain's rules; None if there is neither chain nor jump to it, or no table."""
         try:
-            with translated(f"{self._tool} -t mangle -S {CHAIN}"):
+            with _iptables_errors(f"{self._tool} -t mangle -S {CHAIN}"):
                 table = self._fresh_table()
-                return _read_chain(table, understand) if _is_present(table) else None
+                return _read_chain(table, parse) if _is_present(table) else None
         except KernelError as error:
             if error.number in _NO_TABLE:
                 return None
             raise
 
     def make(self, build: Callable[[], Iterable[Any]]) -> None:
-        """Have our chain hold exactly the rules that `build` returns, reached by one jump, in one commit."""
+        """Give our chain exactly the rules that `build` returns, and one jump to it, in one commit."""
 
         def edit(table: Any) -> None:
             rules = list(build())
@@ -97,7 +97,7 @@ class OwnChain:
                 iptc.Chain(table, CHAIN).flush()
             else:
                 table.create_chain(CHAIN)
-            # Before all others: one of them may end the traversal.
+            # First, because any rule before it may end the traversal.
             jump = self.new_rule()
             jump.create_target(CHAIN)
             iptc.Chain(table, _HOOK).insert_rule(jump)
@@ -106,7 +106,7 @@ class OwnChain:
         self._commit(f"{self._tool} -t mangle -A {CHAIN}", edit)
 
     def change(self, what: str, build: Callable[[], tuple[Iterable[Any], Iterable[Any]]]) -> None:
-        """Add and remove the rules that `build` returns, in one commit; `what` is said of it if it fails."""
+        """Add and remove the rules that `build` returns, in one commit; `what` describes the change in errors."""
 
         def edit(table: Any) -> None:
             add, remove = build()
@@ -118,7 +118,7 @@ class OwnChain:
         self._commit(f"{self._tool}: {what}", edit)
 
     def remove(self) -> None:
-        """Remove our chain and the jumps to it; what it holds first, in case somebody else refers to it."""
+        """Remove our chain and the jumps to it. Its rules go first, in case a rule that is not ours keeps the chain."""
 
         def empty(table: Any) -> None:
             _remove_jumps(table)
@@ -129,7 +129,7 @@ class OwnChain:
             if table.is_chain(CHAIN):
                 table.delete_chain(CHAIN)
 
-        # To look takes no lock, which may not be ours to take.
+        # Reading needs no lock, which we may lack the permission to take.
         if self.read(lambda _: ChainState({})) is None:
             return
         self._commit(f"{self._tool} -t mangle -F {CHAIN}", empty)
@@ -137,7 +137,7 @@ class OwnChain:
 
     def _fresh_table(self) -> Any:
         if self._table is None:
-            # Autocommit would swallow the kernel's errors.
+            # Autocommit would hide errors of the kernel.
             self._table = _TABLES[self._ip_version](_TABLES[self._ip_version].MANGLE, autocommit=False)
         self._table.refresh()
         return self._table
@@ -145,7 +145,7 @@ class OwnChain:
     def _commit(self, what: str, edit: Callable[[Any], None]) -> None:
         for attempt in range(1, _COMMIT_ATTEMPTS + 1):
             try:
-                with translated(what), _xtables_lock():
+                with _iptables_errors(what), _xtables_lock():
                     table = self._fresh_table()
                     edit(table)
                     table.commit()
@@ -161,11 +161,11 @@ def target_of(rule: Any) -> str | None:
     return None if rule.target is None else str(rule.target.name)
 
 
-def _read_chain(table: Any, understand: Callable[[Sequence[Any]], ChainState]) -> ChainState:
+def _read_chain(table: Any, parse: Callable[[Sequence[Any]], ChainState]) -> ChainState:
     try:
         if not table.is_chain(CHAIN):
             return ChainState({}, altered=True)
-        found = understand(iptc.Chain(table, CHAIN).rules)
+        found = parse(iptc.Chain(table, CHAIN).rules)
         return found if _is_reached(table) else ChainState(found.marks, altered=True)
     except _NOT_UNDERSTOOD:
         return ChainState({}, altered=True)
@@ -210,7 +210,7 @@ def _xtables_lock() -> Iterator[None]:
 
 
 def _lock_in_time(lock: IO[str]) -> None:
-    # Not for ever: whoever is held to a rate meanwhile can still be let go by tc alone.
+    # Bounded, because failing open needs only tc and must not wait for this lock.
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -222,8 +222,11 @@ def _lock_in_time(lock: IO[str]) -> None:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
-    """python-iptables reports errors as text, which libiptc took from errno; errno itself is long gone."""
+def _iptables_errors(what: str) -> Iterator[None]:
+    """Turn the errors of python-iptables into KernelError, which names `what` was tried.
+
+    They have libiptc's text for an errno, but not its number.
+    """
     try:
         fault_point(what)
         yield
@@ -236,7 +239,7 @@ def translated(what: str) -> Iterator[None]:
 
 
 def _errno_of(text: str) -> int:
-    # The texts of libiptc's iptc_strerror (libiptc/libiptc.c), and of python-iptables.
+    # The texts of iptc_strerror (libiptc/libiptc.c) and of python-iptables.
     for fragment, number in (
         ("Permission denied", errno.EPERM),
         ("Table does not exist", errno.ENOENT),

@@ -1,6 +1,6 @@
-"""MarkingBackEnd as rules: one MARK rule per subflow in our chain, that matches both ends of it, address and port.
+"""The back end `rules`: one MARK rule per subflow in our chain, which matches address and port of both ends.
 
-Simple and legible; but every packet is compared with every rule, and every change writes the whole table.
+Easy to read with iptables-save, but every packet is compared with every rule, and every change writes the whole table.
 """
 
 from __future__ import annotations
@@ -11,47 +11,34 @@ from typing import Any
 
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import mark_shift
-from mptcp_throttled.kernel.marking.ipset import OwnSets
 from mptcp_throttled.kernel.marking.iptables import OwnChain, target_of
-from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, ChainState
+from mptcp_throttled.kernel.marking.iptables_marking import IptablesMarking
+from mptcp_throttled.reconcile.kernel_state import ChainState
 
 
-class RuleMarking:
+class RuleMarking(IptablesMarking):
     """The back end `rules`. For one thread only; all methods raise KernelError."""
 
     kind = "rules"
 
-    def __init__(self, mask: int) -> None:
-        self._mask = mask
-        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
-        self._sets = OwnSets()
-
-    def close(self) -> None:
-        """Close the netlink socket."""
-        self._sets.close()
-
-    def require(self) -> None:
-        """Raise KernelError if the kernel has no mangle table for IPv4."""
-        self._chains[4].require_table()
-
     def read(self) -> dict[int, ChainState]:
-        """Our chains by IP version; sets of ours, which another instance has left, make one altered."""
+        """Our chains by IP version; a chain is altered if sets of the other back end are there."""
         found = {}
-        left = {our_set.ip_version for our_set in self._sets.present()}
+        with_sets = {our_set.ip_version for our_set in self._sets.present()}
         for version, chain in self._chains.items():
-            state = chain.read(self._understand)
-            if version in left:
+            state = chain.read(self._parse)
+            if version in with_sets:
                 found[version] = ChainState({} if state is None else state.marks, altered=True)
             elif state is not None:
                 found[version] = state
         return found
 
     def count(self) -> dict[int, int | None]:
-        """How many marks each of our chains has, by IP version; None for one that is altered."""
+        """The number of marks by IP version; None for an altered chain."""
         return {version: None if state.altered else len(state.marks) for version, state in self.read().items()}
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
-        """Make our chain with these marks alone, in one commit."""
+        """Make our chain with exactly these marks, in one commit."""
         chain = self._chains[ip_version]
         chain.make(lambda: [self._rule(chain, *mark) for mark in marks.items()])
         self._sets.destroy_all(ip_version)
@@ -60,19 +47,14 @@ class RuleMarking:
         """Remove and add marks, in one commit."""
         chain = self._chains[ip_version]
         chain.change(
-            f"{len(add)} marks added, {len(remove)} removed",
+            f"add {len(add)} marks, remove {len(remove)}",
             lambda: (
                 [self._rule(chain, *mark) for mark in add.items()],
                 [self._rule(chain, *mark) for mark in remove.items()],
             ),
         )
 
-    def remove(self, ip_version: int) -> None:
-        """Remove our chain, the jumps to it, and sets of ours."""
-        self._chains[ip_version].remove()
-        self._sets.destroy_all(ip_version)
-
-    def _understand(self, rules: Sequence[Any]) -> ChainState:
+    def _parse(self, rules: Sequence[Any]) -> ChainState:
         marks: dict[FourTuple, int] = {}
         altered = False
         for rule in rules:
@@ -95,10 +77,10 @@ class RuleMarking:
         return rule
 
     def _minor_of(self, rule: Any) -> int | None:
-        # To ask the target of a foreign rule for its parameters may fail in many ways.
+        # Reading the parameters of a rule that is not ours can fail in many ways.
         if target_of(rule) != "MARK":
             return None
-        # python-iptables reads back what it wrote as set_mark under the name set_xmark.
+        # iptables shows --set-mark as --set-xmark, and so does python-iptables.
         value, _, mask = rule.target.parameters.get("set_xmark", "").partition("/")
         try:
             return int(value, 0) >> mark_shift(self._mask) if int(mask, 0) == self._mask else None

@@ -1,7 +1,7 @@
-"""MarkingBackEnd in sets: a packet is looked up once, whatever the number of subflows.
+"""The back end `ipset`: one set lookup per packet, whatever the number of subflows.
 
-In our chain one rule per proxy port, `-p tcp --sport PORT -j SET --map-set mptcp-throttle-4-PORT dst,dst,src
---map-mark`, and for each of them a set that maps client address, client port and proxy address to a mark.
+Our chain has one rule per proxy port, `-p tcp --sport PORT -j SET --map-set mptcp-throttle-4-PORT dst,dst,src
+--map-mark`; its set maps client address, client port and proxy address to a mark.
 """
 
 from __future__ import annotations
@@ -10,37 +10,35 @@ import errno
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Address, Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import Marking, mark_shift
 from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, decode_element, encode_element
-from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, OwnSet, OwnSets, SetHeader
+from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, OwnSet, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
-from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, ChainState
+from mptcp_throttled.kernel.marking.iptables_marking import IptablesMarking
+from mptcp_throttled.reconcile.kernel_state import ChainState
 
 LOOKED_UP = "dst,dst,src"
+"""The packet fields that the SET target looks up: client address, client port, proxy address."""
 
 
-class IpsetMarking:
+class IpsetMarking(IptablesMarking):
     """The back end `ipset`. For one thread only; all methods raise KernelError."""
 
     kind = "ipset"
 
     def __init__(self, marking: Marking, max_marks: int = MAX_MARKS) -> None:
-        self._marking = marking
-        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
-        self._sets = OwnSets(max_marks)
+        super().__init__(marking.mask, max_marks)
+        self._ports = marking.ports
         self._last: dict[OwnSet, _Contents] = {}
 
-    def close(self) -> None:
-        """Close the netlink socket."""
-        self._sets.close()
-
     def require(self) -> None:
-        """Raise KernelError if the kernel has no mangle table for IPv4, no sets, or no target that looks into them."""
-        self._chains[4].require_table()
+        """Raise KernelError if the kernel has no mangle table for IPv4, no such sets, or no SET target."""
+        super().require()
         self._sets.require()
         self._chains[4].require_target("SET")
 
@@ -54,7 +52,7 @@ class IpsetMarking:
         return found
 
     def count(self) -> dict[int, int | None]:
-        """How many marks each of our chains has, by IP version; None for one that is altered."""
+        """The number of marks by IP version; None for an altered chain."""
         found: dict[int, int | None] = {}
         for version, present in self._present().items():
             state = self._read_chain(version, present)
@@ -64,7 +62,7 @@ class IpsetMarking:
         return found
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
-        """Make our chain and sets with these marks alone; where there are such sets, in one step for each."""
+        """Make our chain and sets with exactly these marks; a set that exists is swapped for a new one, atomically."""
         elements = self._elements(ip_version, marks)
         wanted, present = list(elements), self._sets.present()
         filled = {own: own._replace(new=own in present) for own in wanted}
@@ -80,26 +78,21 @@ class IpsetMarking:
         self._sets.destroy(*(own for own in present if own.ip_version == ip_version and own not in kept))
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add marks; one that is only another than before is changed in place."""
-        gone = self._elements(ip_version, {ends: minor for ends, minor in remove.items() if ends not in add})
-        came = self._elements(ip_version, add)
-        for own, elements in gone.items():
+        """Remove and add marks; a mark in both is changed in place. A refused addition undoes the change."""
+        removed = self._elements(ip_version, {ends: minor for ends, minor in remove.items() if ends not in add})
+        added = self._elements(ip_version, add)
+        for own, elements in removed.items():
             self._sets.delete(own, elements)
         try:
-            for own, elements in came.items():
+            for own, elements in added.items():
                 self._sets.add(own, elements)
         except KernelError:
             with suppress(KernelError):
-                for own, elements in came.items():
+                for own, elements in added.items():
                     self._sets.delete(own, elements)
                 for own, elements in self._elements(ip_version, remove).items():
                     self._sets.add(own, elements)
             raise
-
-    def remove(self, ip_version: int) -> None:
-        """Remove our chain, the jumps to it, and our sets."""
-        self._chains[ip_version].remove()
-        self._sets.destroy_all(ip_version)
 
     def _make(
         self,
@@ -113,7 +106,7 @@ class IpsetMarking:
             self._sets.create(new)
             self._sets.add(new, elements[own])
         if not all(present[own].is_as_made for own in filled if own in present):
-            # One that is not as we make them cannot be swapped, nor destroyed while a rule refers to it.
+            # A set of another type cannot be swapped, and a set cannot be destroyed while a rule refers to it.
             chain.remove()
         for own, new in filled.items():
             if new.new:
@@ -121,7 +114,7 @@ class IpsetMarking:
         chain.make(lambda: [self._rule(chain, own) for own in filled])
 
     def _own_sets(self, ip_version: int) -> list[OwnSet]:
-        return [OwnSet(ip_version, port) for port in self._marking.ports]
+        return [OwnSet(ip_version, port) for port in self._ports]
 
     def _present(self) -> dict[int, dict[OwnSet, SetHeader]]:
         """Our sets by IP version."""
@@ -132,7 +125,7 @@ class IpsetMarking:
         }
 
     def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> ChainState | None:
-        """Our chain without its marks; None if nothing of ours is there."""
+        """Our chain without its marks; None if there is neither chain nor set."""
         chain = self._chains[ip_version]
         state = chain.read(lambda rules: ChainState({}, not self._are_ours(ip_version, rules, present)))
         if state is None:
@@ -148,7 +141,7 @@ class IpsetMarking:
         return ChainState(marks, any(one.state.altered for one in contents))
 
     def _contents(self, own: OwnSet) -> _Contents:
-        self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._marking.mask)
+        self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._mask)
         return contents
 
     def _put_in_place(self, new: OwnSet, own: OwnSet, *, is_as_made: bool) -> None:
@@ -161,7 +154,7 @@ class IpsetMarking:
 
     def _are_ours(self, ip_version: int, rules: Sequence[Any], present: Mapping[OwnSet, SetHeader]) -> bool:
         wanted = self._own_sets(ip_version)
-        # A rule about a set that is not there cannot even be made.
+        # libxtables refuses to build a rule for a set that does not exist.
         if len(rules) != len(wanted) or not present.keys() >= set(wanted):
             return False
         chain = self._chains[ip_version]
@@ -176,47 +169,49 @@ class IpsetMarking:
         return rule
 
     def _elements(self, ip_version: int, marks: Mapping[FourTuple, int]) -> dict[OwnSet, list[bytes]]:
-        shift = mark_shift(self._marking.mask)
+        shift = mark_shift(self._mask)
         elements: dict[OwnSet, list[bytes]] = {own: [] for own in self._own_sets(ip_version)}
         for ends, minor in marks.items():
-            if ends.proxy.port not in self._marking.ports:
+            if ends.proxy.port not in self._ports:
                 raise KernelError(f"port {ends.proxy.port} is not among proxy.ports", errno.EINVAL)
-            element = Element(
-                ends.client.address, ends.client.port, ends.proxy.address, minor << shift, self._marking.mask
-            )
+            element = Element(ends.client.address, ends.client.port, ends.proxy.address, minor << shift, self._mask)
             elements[OwnSet(ip_version, ends.proxy.port)].append(encode_element(element))
         return elements
 
 
 class _Contents(NamedTuple):
-    """A set as it was read: its elements, raw, and what they mean; `strange` are those that are nothing of ours."""
+    """A set as read: its raw elements, how many of them are `foreign` (not as we add them), the marks of the others.
 
-    elements: set[bytes]
-    strange: int
+    `state` shows `marks` through a proxy, which readers cannot change; a dict is copied without hashing its keys again.
+    """
+
+    elements: frozenset[bytes]
+    foreign: int
+    marks: dict[FourTuple, int]
     state: ChainState
 
 
 def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: int) -> _Contents:
-    """The contents of a set. What it held `last` too is taken over from there, as its bytes say the same."""
+    """The contents of a set; only elements that the `last` contents do not have are decoded."""
     size = ELEMENT_BYTES[own.ip_version]
-    raw = {row[begin : begin + size] for row in rows for begin in range(0, len(row), size)}
+    raw = frozenset(row[begin : begin + size] for row in rows for begin in range(0, len(row), size))
     if last is not None and raw == last.elements:
         return last
-    marks = {} if last is None else dict(last.state.marks)
-    strange, before = (0, set()) if last is None else (last.strange, last.elements)
-    for gone in before - raw:
-        mark = _decode(gone, own, mask)
+    marks = {} if last is None else last.marks.copy()
+    foreign, before = (0, frozenset()) if last is None else (last.foreign, last.elements)
+    for removed in before - raw:
+        mark = _decode(removed, own, mask)
         if mark is None:
-            strange -= 1
+            foreign -= 1
         else:
             del marks[mark[0]]
-    for came in raw - before:
-        mark = _decode(came, own, mask)
+    for added in raw - before:
+        mark = _decode(added, own, mask)
         if mark is None:
-            strange += 1
+            foreign += 1
         else:
             marks[mark[0]] = mark[1]
-    return _Contents(raw, strange, ChainState(marks, altered=strange > 0))
+    return _Contents(raw, foreign, marks, ChainState(MappingProxyType(marks), altered=foreign > 0))
 
 
 def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:
@@ -227,7 +222,7 @@ def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:
     return ends, element.mark >> mark_shift(mask)
 
 
-# All subflows end at a few sockets of the proxy: equal values are one object.
+# All subflows end at a few proxy sockets, so equal values share one object.
 @lru_cache
 def _proxy(address: Address, port: int) -> Endpoint:
     return Endpoint(address, port)

@@ -1,0 +1,50 @@
+"""The marks that `IpsetMarking` reports are values: neither readers nor later reads change them."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any, Final, cast
+
+import pytest
+
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.marking.ipset import OwnSet, OwnSets, SetHeader
+from mptcp_throttled.kernel.marking.iptables import OwnChain
+from mptcp_throttled.kernel.marking.sets import IpsetMarking
+from mptcp_throttled.reconcile.kernel_state import ChainState
+
+SET: Final = OwnSet(4, 8080)
+PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
+ONE, TWO = (FourTuple(Endpoint(ip_address("10.9.31.74"), port), PROXY) for port in (33041, 33042))
+# From an IPSET_CMD_LIST of Linux 6.18: `ONE` with mark 0x0d320000/0xffff0000.
+RAW_ONE: Final = bytes.fromhex(
+    "38000780 0c000180 08000100 0a091f4a 0c001480 08000100 0a030002 06000440 81110000 05000700 06000000"
+    "0c001b40 0d320000 ffff0000"
+)
+RAW_TWO: Final = RAW_ONE.replace(b"\x81\x11", b"\x81\x12")
+
+
+@pytest.fixture
+def elements(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The elements of the kernel's only set; chain and set are as we make them."""
+    present = [RAW_ONE]
+    monkeypatch.setattr(OwnSets, "present", lambda _: {SET: SetHeader(True, len(present))})
+    monkeypatch.setattr(OwnSets, "elements", lambda _sets, _own: iter(present))
+    monkeypatch.setattr(OwnChain, "read", lambda chain, _: ChainState({}) if chain._ip_version == 4 else None)
+    return present
+
+
+def test_ipset_marks_that_were_read_stay_when_the_set_changes(elements: list[bytes]) -> None:
+    marking = IpsetMarking(Marking(0xFFFF_0000, (8080,)))
+    before = marking.read()[4]
+    elements[:] = [RAW_TWO]
+    assert (before, marking.read()[4]) == (ChainState({ONE: 0xD32}), ChainState({TWO: 0xD32}))
+
+
+@pytest.mark.usefixtures("elements")
+def test_ipset_marks_cannot_be_changed_by_their_reader() -> None:
+    marking = IpsetMarking(Marking(0xFFFF_0000, (8080,)))
+    with pytest.raises(TypeError):
+        cast("dict[Any, int]", marking.read()[4].marks)[TWO] = 9
+    assert marking.read() == {4: ChainState({ONE: 0xD32})}
