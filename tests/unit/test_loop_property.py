@@ -1,0 +1,106 @@
+"""Whatever happens in whatever order: nobody is wrongly throttled, and when all is well again, the plan is applied."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from immutables import Map
+from model_kernel import ModelKernel
+from policy_oracle import decide_all
+from tables import ETHERNET, WIFI, connection, subflow
+from worlds import ManualClock, ManualSource, configuration
+
+from mptcp_throttle.model import Connection, Token
+from mptcp_throttled.loop import Loop
+from mptcp_throttled.operator_state import OperatorStore
+from mptcp_throttled.reconcile.kernel_state import ChainState, KernelState, PacingState
+from mptcp_throttled.reconcile.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    ChangePaces,
+    DeleteClass,
+    InstallHtb,
+    MakeChain,
+    RemoveChain,
+    RestoreQdisc,
+)
+from mptcp_throttled.running_config import RunningConfig
+from mptcp_throttled.source import TableUpdate
+
+NUMBERS = st.integers(1, 4)
+REFUSALS = st.sets(
+    st.sampled_from(
+        [AddClass, ChangeClass, DeleteClass, MakeChain, ChangeMarks, RemoveChain, ChangePaces, InstallHtb, RestoreQdisc]
+    ),
+    max_size=3,
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), NUMBERS, st.booleans()),
+        st.tuples(st.just("lone"), NUMBERS, st.booleans()),
+        st.tuples(st.just("end"), NUMBERS, st.booleans()),
+        st.tuples(st.just("refuse"), REFUSALS, st.booleans()),
+        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "chains"]), st.booleans()),
+        st.tuples(st.just("wait"), st.sampled_from([0.01, 0.15, 1.1, 6.0]), st.booleans()),
+    ),
+    max_size=25,
+)
+
+
+def joined(number: int, *, v6: bool, alone: bool) -> Connection:
+    addresses = [f"fd00:{net}::{number}" if v6 else f"10.{net}.0.{number}" for net in ((1,) if alone else (1, 2))]
+    return connection(number, *map(subflow, addresses))
+
+
+@settings(deadline=None)
+@given(STEPS, st.booleans())
+def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, object, bool]], paced: bool) -> None:
+    pacing = PacingState({}) if paced else PacingState(None, "no cgroup2")
+    kernel, clock, source = ModelKernel(KernelState(pacing=pacing)), ManualClock(), ManualSource()
+    table: dict[Token, Connection] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        operator = OperatorStore(Path(directory) / "overrides.json", (WIFI, ETHERNET))
+        loop = Loop(RunningConfig(configuration(), clock.time()), operator, source, kernel, clock)
+        for what, argument, flag in steps:
+            match what, argument:
+                case (("join" | "lone"), int(number)):
+                    table[Token(number)] = joined(number, v6=flag, alone=what == "lone")
+                case "end", int(number):
+                    table.pop(Token(number), None)
+                case "refuse", set(refused):
+                    kernel.refuse = tuple(refused)
+                case "undo", "qdisc":
+                    kernel.replace_qdisc(htb=None)
+                    loop.note_kernel_change()
+                case "undo", _:
+                    kernel.state = KernelState(
+                        kernel.state.qdisc, {4: ChainState({}, altered=True)}, kernel.state.pacing
+                    )
+                case "wait", float(seconds):
+                    clock.now += seconds
+            source.update = TableUpdate("epoch", 1, dict(table), True, None)
+            loop.step()
+            decisions = decide_all(table.values(), (WIFI, ETHERNET))
+            justified = {d.subflow.ends for d in decisions if d.throttle is not None}
+            if RestoreQdisc not in kernel.refuse:
+                # With everything refused that could free, only the qdisc itself can go.
+                assert kernel.throttled.keys() <= justified
+            assert set(loop.snapshot.throttled) <= justified
+        kernel.refuse = ()
+        loop.note_kernel_change()
+        for _ in range(40):
+            clock.now += 0.5
+            loop.step()
+        assert set(loop.snapshot.throttled) == kernel.throttled.keys() == (justified if steps else set())
+        assert loop.snapshot.errors == ()
+        plan = loop.snapshot.plan
+        assert loop.snapshot.applied == (plan if paced else replace(plan, paces=Map()))
+        assert loop.release() == ()
+        assert kernel.state.qdisc.htb is None
+        assert not kernel.state.chains
+        assert not kernel.state.pacing.paces
