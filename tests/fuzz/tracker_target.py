@@ -23,10 +23,11 @@ from segments import (
     token,
 )
 
+from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import Flag, Segment
-from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
+from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
 
 BOUNDS = Bounds(connections=2, half_open=2)
@@ -102,7 +103,7 @@ def _steps(tracker: Tracker, program: bytes) -> Iterator[tuple[Segment | None, l
                 now += who
                 yield None, tracker.expire(now, idle_seconds=a or None)
             case 1:
-                yield None, tracker.reconcile(KernelList(now - a / 64, dict(_listed(who, b, c, d))))
+                yield None, tracker.apply_kernel_list(KernelList(now - a / 64, dict(_listed(who, b, c, d))))
             case _:
                 segment = _segment(CLIENTS[who % len(CLIENTS)], who >> 4, a, (b, c, d))
                 yield segment, tracker.observe(segment, now)
@@ -149,5 +150,5 @@ def _must_be_consistent(tracker: Tracker, table: dict[Token, Connection]) -> Non
 
 def _must_be_proved(events: list[Event], segment: Segment) -> None:
     for event in events:
-        if event.kind is Kind.ESTABLISHED:
+        if event.kind is EventKind.ESTABLISHED:
             assert any(proof in segment.options for proof in PROOFS[event.token]), event

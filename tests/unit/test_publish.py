@@ -80,7 +80,7 @@ def test_forgetting_begins_a_new_epoch_with_an_empty_table() -> None:
     table = PublishedTable(history=2)
     table.publish([opened(1)])
     before = table.position()
-    table.forget()
+    table.reset()
     assert table.snapshot()["connections"] == []
     assert table.changes(before["epoch"], before["revision"], 0) == {"resync": True}
 

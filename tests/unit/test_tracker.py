@@ -21,10 +21,11 @@ from segments import (
     token,
 )
 
+from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import Segment
-from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
+from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
 
 OTHER_KEY = b"otherkey"
@@ -71,7 +72,7 @@ class Wire:
         """The kernel lists these subflows, and no others."""
         at = self.now if at is None else at
         subflow = ListedSubflow(of, 7, backup)
-        self.take(self.tracker.reconcile(KernelList(at, {client.ends: subflow for client in clients})))
+        self.take(self.tracker.apply_kernel_list(KernelList(at, {client.ends: subflow for client in clients})))
 
     def clients(self, of: Token) -> list[str]:
         return [str(subflow.ends.client) for subflow in self.table[of].subflows]
@@ -139,7 +140,7 @@ def test_nothing_is_live_before_its_third_ack() -> None:
     assert wire.table == {}
     wire.send(ETHERNET.ack(capable_ack()), WIFI.syn(join_syn(token())), WIFI.synack(join_synack()))
     assert wire.clients(token()) == ["10.1.0.2:40000"]
-    assert [event.kind for event in wire.events] == [Kind.OPENED, Kind.ESTABLISHED, Kind.JOINING]
+    assert [event.kind for event in wire.events] == [EventKind.OPENED, EventKind.ESTABLISHED, EventKind.JOINING]
 
 
 def test_the_first_data_stands_in_for_a_lost_third_ack() -> None:
@@ -231,7 +232,7 @@ def test_the_reason_of_a_reset_is_told() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.send(ETHERNET.reset_by_proxy(tcprst(3)))
-    assert [event.detail for event in wire.events if event.kind is Kind.CLOSED] == ["RST, reason 3"]
+    assert [event.detail for event in wire.events if event.kind is EventKind.CLOSED] == ["RST, reason 3"]
 
 
 def test_a_connection_left_without_subflows_can_be_joined_again_for_a_while() -> None:
@@ -316,7 +317,7 @@ def test_retransmitted_handshakes_are_one_subflow() -> None:
     wire.join(WIFI)
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
     assert wire.table[token()].subflows[0].opened_at == pytest.approx(1000.001, abs=1e-6)
-    assert [event.kind for event in wire.events].count(Kind.ESTABLISHED) == 2
+    assert [event.kind for event in wire.events].count(EventKind.ESTABLISHED) == 2
 
 
 def test_reused_ports_end_the_old_subflow_once_the_proxy_answers_the_new_one() -> None:
@@ -426,7 +427,7 @@ def test_a_join_to_a_connection_without_known_keys_is_left_to_the_kernel() -> No
     wire.listed(ETHERNET, of=token())
     wire.join(WIFI, backup=True, address_id=9)
     assert wire.clients(token()) == ["10.1.0.2:40000"]
-    assert wire.tracker.take_doubt()
+    assert wire.tracker.needs_kernel_list()
     wire.now += 1
     wire.listed(ETHERNET, WIFI, of=token(), backup=True)
     joined = wire.table[token()].subflows[1]
@@ -443,7 +444,12 @@ def test_a_connection_that_the_kernel_lists_before_its_handshake_is_taken_gets_i
     wire.join(WIFI)
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
     assert wire.table[token()].subflows[0].opened_at == pytest.approx(1000.001, abs=1e-6)
-    assert [event.kind for event in wire.events] == [Kind.OPENED, Kind.ESTABLISHED, Kind.JOINING, Kind.ESTABLISHED]
+    assert [event.kind for event in wire.events] == [
+        EventKind.OPENED,
+        EventKind.ESTABLISHED,
+        EventKind.JOINING,
+        EventKind.ESTABLISHED,
+    ]
 
 
 @pytest.mark.parametrize("captured", [0, 1, 2])
@@ -464,7 +470,7 @@ def test_a_subflow_that_the_kernel_lists_before_its_handshake_is_taken_is_what_t
     joined = wire.table[token()].subflows[1]
     assert (joined.address_id, joined.backup_at_join) == (9, True)
     assert joined.opened_at == pytest.approx(1000.004, abs=1e-6)
-    assert Kind.CLOSED not in [event.kind for event in wire.events]
+    assert EventKind.CLOSED not in [event.kind for event in wire.events]
 
 
 def test_a_handshake_on_the_ports_of_a_subflow_known_from_the_kernel_ends_that_one() -> None:
@@ -486,10 +492,10 @@ def test_what_the_kernel_no_longer_has_is_dropped_unless_we_saw_it_since() -> No
 def test_a_forged_fin_is_undone_by_the_kernel_and_a_real_one_is_not() -> None:
     wire = Wire()
     wire.open(ETHERNET)
-    assert not wire.tracker.take_doubt()
+    assert not wire.tracker.needs_kernel_list()
     wire.send(ETHERNET.fin())
-    assert wire.tracker.take_doubt()
-    assert not wire.tracker.take_doubt()
+    assert wire.tracker.needs_kernel_list()
+    assert not wire.tracker.needs_kernel_list()
     wire.listed(ETHERNET, of=token())
     assert wire.table == {}
     wire.now += 1
@@ -523,9 +529,9 @@ def test_a_stalled_subflow_is_published_as_such_until_it_recovers() -> None:
     wire.open(ETHERNET)
     for stalled in (True, False):
         listed = ListedSubflow(token(), 0, backup=False, stalled=stalled)
-        wire.take(wire.tracker.reconcile(KernelList(wire.now, {ETHERNET.ends: listed})))
+        wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, {ETHERNET.ends: listed})))
         assert wire.table[token()].subflows[0].stalled is stalled
-    assert [event.kind for event in wire.events[-2:]] == [Kind.STALLED, Kind.RECOVERED]
+    assert [event.kind for event in wire.events[-2:]] == [EventKind.STALLED, EventKind.RECOVERED]
 
 
 def test_without_a_kernel_to_ask_the_silent_expire() -> None:
@@ -573,7 +579,7 @@ def test_in_any_order_of_segments_the_table_stays_consistent_and_bounded(
             wire.send(step)
         else:
             wire.now += 1
-            wire.take(wire.tracker.reconcile(KernelList(wire.now, step)))
+            wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, step)))
         sizes = wire.tracker.sizes()
         subflows = [subflow.ends for connection in wire.table.values() for subflow in connection.subflows]
         assert len(set(subflows)) == len(subflows) == sizes["subflows"]
