@@ -221,11 +221,11 @@ def test_signalling_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STAY)
-def test_everything_else_stays(name: str) -> None:
+def test_everything_else_is_rejected(name: str) -> None:
     assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], STAY[name]) == 0
 
 
-def test_of_the_longest_headers_nothing_is_cut_and_of_the_payload_nothing_is_copied(
+def test_snap_length_keeps_the_longest_headers_and_no_payload(
     kernels: dict[Link, Kernel],
 ) -> None:
     headers = ethernet(ipv4(tcp(NOP * 37 + PRIO, b""), NOP * 40), 0x88A8, 0x8100)
@@ -233,7 +233,7 @@ def test_of_the_longest_headers_nothing_is_cut_and_of_the_payload_nothing_is_cop
 
 
 @pytest.mark.parametrize("of", ["SYN", "SYN over IPv6", "a VLAN in a provider's VLAN"])
-def test_a_header_cut_off_anywhere_stays(kernels: dict[Link, Kernel], of: str) -> None:
+def test_header_cut_off_anywhere_is_rejected(kernels: dict[Link, Kernel], of: str) -> None:
     whole = PASS[of].removesuffix(DATA)
     assert_all_agree(kernels, whole)
     for length in range(1, len(whole)):
@@ -241,7 +241,7 @@ def test_a_header_cut_off_anywhere_stays(kernels: dict[Link, Kernel], of: str) -
         assert_all_agree(kernels, whole[:length])
 
 
-def test_interpreter_kernel_and_parser_agree_on_all_examples(kernels: dict[Link, Kernel]) -> None:
+def test_interpreter_kernel_and_parser_agree_on_the_examples(kernels: dict[Link, Kernel]) -> None:
     # The third tag is where the filter stops and the parser, which is given no such frame, would go on.
     for data in EXAMPLES:
         if data is not STAY["a third VLAN tag"]:
@@ -249,7 +249,7 @@ def test_interpreter_kernel_and_parser_agree_on_all_examples(kernels: dict[Link,
 
 
 @pytest.mark.parametrize("link", Link)
-def test_the_examples_take_every_branch(link: Link) -> None:
+def test_examples_take_every_branch(link: Link) -> None:
     taken: set[tuple[int, int]] = set()
     for data in EXAMPLES:
         cbpf_interpreter.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is Link.RAW_IP else data, taken)
@@ -257,7 +257,7 @@ def test_the_examples_take_every_branch(link: Link) -> None:
 
 
 @pytest.mark.parametrize("options", FILLED, ids=len)
-def test_the_walk_does_not_go_on_in_the_payload(options: bytes) -> None:
+def test_walk_over_options_ends_before_the_payload(options: bytes) -> None:
     ways = []
     for payload in (b"", DATA, NOP * 100):
         ways.append(set[tuple[int, int]]())
@@ -316,7 +316,7 @@ def test_interpreter_kernel_and_parser_agree_on_any_frame(kernels: dict[Link, Ke
 
 @pytest.mark.parametrize("link", Link)
 @pytest.mark.parametrize("ports", [(8080,), tuple(range(8000, 8016))], ids=len)
-def test_the_kernels_rules_are_kept(link: Link, ports: tuple[int, ...]) -> None:
+def test_program_keeps_the_rules_of_the_kernel(link: Link, ports: tuple[int, ...]) -> None:
     program = signalling_filter(ports, link=link)
     cbpf_interpreter.check(program)
     # include/uapi/linux/filter.h, struct sock_filter: u16, u8, u8, u32.
@@ -339,7 +339,7 @@ BAD_PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", BAD_PROGRAMS)
-def test_the_interpreter_and_the_kernel_have_the_same_rules(name: str) -> None:
+def test_interpreter_and_kernel_have_the_same_rules(name: str) -> None:
     with pytest.raises(AssertionError):
         cbpf_interpreter.check(BAD_PROGRAMS[name])
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -347,7 +347,7 @@ def test_the_interpreter_and_the_kernel_have_the_same_rules(name: str) -> None:
         attach_filter(far, BAD_PROGRAMS[name])
 
 
-def test_the_program_fits_into_what_a_kernel_before_6_7_grants_a_socket() -> None:
+def test_program_fits_into_optmem_max_of_kernels_before_6_7() -> None:
     """net.core.optmem_max was 20480 bytes; longer programs are refused with ENOMEM, however short they look here."""
     kernel = Kernel(signalling_filter(range(8000, 8016), link=Link.ETHERNET))
     # asm-generic/socket.h, SO_MEMINFO; its seventh number is SK_MEMINFO_OPTMEM (include/uapi/linux/sock_diag.h).
