@@ -3,6 +3,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 
+from polling import eventually
+
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import TableChange
 from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
@@ -90,7 +92,7 @@ def test_reader_beyond_the_bound_of_waiting_ones_is_answered_at_once() -> None:
     epoch, revision = table.position()["epoch"], table.position()["revision"]
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(table.changes, epoch, revision, 5) for _ in range(16)]
-        time.sleep(0.1)
+        eventually(lambda: table._waiting == 16, "16 readers that wait")
         began = time.monotonic()
         assert table.changes(epoch, revision, 5)["changes"] == []
         assert time.monotonic() - began < 1

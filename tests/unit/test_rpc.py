@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from polling import eventually
 
 from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.errors import UserError
@@ -25,20 +26,26 @@ def crash() -> None:
     raise RuntimeError("secret detail")
 
 
-in_wait: list[float] = []
+class Gate:
+    """`hold` is a method whose calls do not return before `release`."""
 
+    def __init__(self) -> None:
+        self.held = 0
+        self._released = threading.Event()
 
-def wait(seconds: float) -> None:
-    in_wait.append(seconds)
-    time.sleep(seconds)
-    in_wait.remove(seconds)
+    def hold(self) -> None:
+        self.held += 1
+        assert self._released.wait(30)
+
+    def release(self) -> None:
+        self._released.set()
 
 
 METHODS: dict[str, Callable[..., Json]] = {
     "echo": lambda value: value,
     "refuse": refuse,
     "crash": crash,
-    "wait": wait,
+    "sleep": time.sleep,
     "thread": threading.get_ident,
     "big": lambda: "x" * 10**6,
 }
@@ -91,18 +98,23 @@ def connection_threads() -> int:
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def wait_until(condition: Callable[[], bool], within: float = 3.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def wait_for_threads(number: int) -> None:
+    eventually(lambda: connection_threads() == number, f"{number} connections")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.release()
+
+
+@pytest.fixture
+def path(tmp_path: Path, gate: Gate) -> Iterator[Path]:
     socket_path = tmp_path / "test.sock"
-    server = RpcServer(socket_path, METHODS, group=None)
+    server = RpcServer(socket_path, {**METHODS, "hold": gate.hold}, group=None)
     yield socket_path
+    gate.release()
     server.close()
     assert not socket_path.exists()
 
@@ -237,7 +249,7 @@ def is_dropped(sock: socket.socket) -> bool:
 def test_client_that_sends_slowly_is_dropped(path: Path) -> None:
     slow = [connect(path, begin) for begin in (b"", b"POST / HT", b"POST / HTTP/1.0\r\nA", post(b"", 1000))]
     began = time.monotonic()
-    wait_until(lambda: [is_dropped(sock) for sock in slow] == [True] * 4)
+    eventually(lambda: [is_dropped(sock) for sock in slow] == [True] * 4, "all dropped")
     assert time.monotonic() - began == pytest.approx(0.25, abs=0.2)
     for sock in slow:
         sock.close()
@@ -246,9 +258,9 @@ def test_client_that_sends_slowly_is_dropped(path: Path) -> None:
 @pytest.mark.usefixtures("short_timeout")
 def test_client_that_does_not_read_the_answer_is_dropped(path: Path) -> None:
     silent = connect(path, request("big"))
-    wait_until(lambda: connection_threads() == 1)
+    wait_for_threads(1)
     assert seconds_to_echo(path) < 0.3
-    wait_until(lambda: connection_threads() == 0)
+    wait_for_threads(0)
     assert 0 < len(rest(silent)) < 10**6
 
 
@@ -266,7 +278,7 @@ def test_client_with_keep_makes_all_calls_on_one_connection(path: Path) -> None:
 def test_client_with_keep_reconnects_after_an_idle_time(path: Path) -> None:
     with closing(RpcClient(path, keep=True)) as client:
         assert client.call("echo", 1) == 1
-        wait_until(lambda: connection_threads() == 0)
+        wait_for_threads(0)
         assert client.call("echo", 2) == 2
 
 
@@ -279,63 +291,70 @@ def test_connection_ends_after_a_malformed_request(path: Path) -> None:
 
 @pytest.mark.usefixtures("short_timeout")
 def test_method_may_take_longer_than_a_client_may(path: Path) -> None:
-    assert RpcClient(path).call("wait", 0.4) is None
+    assert RpcClient(path).call("sleep", 0.4) is None
 
 
-def test_silent_connections_do_not_delay_other_clients(path: Path) -> None:
-    calls = [connect(path, request("wait", 0.4)) for _ in range(10)]
-    wait_until(lambda: len(in_wait) == 10)
+def test_silent_connections_do_not_delay_other_clients(path: Path, gate: Gate) -> None:
+    calls = [connect(path, request("hold")) for _ in range(10)]
+    eventually(lambda: gate.held == 10, "ten calls")
     silent = []
     for _ in range(300):
         silent.append(connect(path))
         if len(silent) % 30 == 0:
             assert seconds_to_echo(path) < 1
-    wait_until(lambda: connection_threads() <= 64)
+    eventually(lambda: connection_threads() <= 64, "no more than 64 connections")
     # The latest connection has not been dropped.
     silent[-1].sendall(request("echo", 2))
     assert b'"result": 2' in rest(silent.pop())
+    gate.release()
     assert [rest(call).count(b'"result": null') for call in calls] == [1] * 10
     for sock in silent:
         sock.close()
 
 
-def test_connection_is_refused_at_once_when_all_are_being_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_refused_at_once_when_all_are_being_answered(
+    path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mptcp_throttle.rpc.server._MAX_CONNECTIONS", 2)
-    calls = [connect(path, request("wait", 0.3)) for _ in range(2)]
-    wait_until(lambda: len(in_wait) == 2)
-    began = time.monotonic()
+    calls = [connect(path, request("hold")) for _ in range(2)]
+    eventually(lambda: gate.held == 2, "two calls")
     with pytest.raises(RpcError, match="no service answers"):
         RpcClient(path).call("echo", 1)
-    assert time.monotonic() - began < 0.2
+    gate.release()
     assert [rest(call).count(b'"result": null') for call in calls] == [1, 1]
 
 
-def test_close_completes_running_calls_and_drops_other_clients(tmp_path: Path) -> None:
+def test_close_completes_running_calls_and_drops_other_clients(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc.server._CLOSE_SECONDS", 30)
     path = tmp_path / "test.sock"
-    server = RpcServer(path, METHODS, group=None)
-    call = connect(path, request("wait", 0.3))
-    wait_until(lambda: len(in_wait) == 1)
+    server = RpcServer(path, {**METHODS, "hold": gate.hold}, group=None)
+    call = connect(path, request("hold"))
+    eventually(lambda: gate.held == 1, "a call")
     visitors = [connect(path, data) for data in (b"", b"POST / HT", post(b"", 10), request("big"))]
-    wait_until(lambda: connection_threads() == 5)
-    began = time.monotonic()
-    server.close()
-    assert time.monotonic() - began < 0.6
-    call.setblocking(False)
-    assert b'"result": null' in rest(call)
+    wait_for_threads(5)
+    closing_server = threading.Thread(target=server.close)
+    closing_server.start()
     for sock in visitors:
         rest(sock)
+    assert closing_server.is_alive()
+    gate.release()
+    closing_server.join()
+    call.setblocking(False)
+    assert b'"result": null' in rest(call)
 
 
-def test_close_does_not_wait_for_a_method_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_does_not_wait_for_a_method_that_hangs(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mptcp_throttle.rpc.server._CLOSE_SECONDS", 0.1)
-    server = RpcServer(tmp_path / "test.sock", METHODS, group=None)
-    call = connect(tmp_path / "test.sock", request("wait", 0.5))
-    wait_until(lambda: len(in_wait) == 1)
-    began = time.monotonic()
-    server.close()
-    assert time.monotonic() - began < 0.4
-    call.close()
-    wait_until(lambda: not in_wait)
+    server = RpcServer(tmp_path / "test.sock", {"hold": gate.hold}, group=None)
+    with connect(tmp_path / "test.sock", request("hold")):
+        eventually(lambda: gate.held == 1, "a call")
+        server.close()
+    gate.release()
+    wait_for_threads(0)
 
 
 def test_call_beyond_the_maximum_length_is_refused_with_the_reason(shared: Path) -> None:
@@ -343,18 +362,15 @@ def test_call_beyond_the_maximum_length_is_refused_with_the_reason(shared: Path)
         RpcClient(shared).call("echo", "x" * 10**6)
 
 
-def test_call_that_waits_does_not_delay_others(path: Path) -> None:
-    waiting = threading.Thread(target=lambda: RpcClient(path).call("wait", 0.3))
-    waiting.start()
-    began = time.monotonic()
-    RpcClient(path).call("echo", 1)
-    assert time.monotonic() - began < 0.2
-    waiting.join()
+def test_call_that_waits_does_not_delay_others(path: Path, gate: Gate) -> None:
+    with connect(path, request("hold")):
+        eventually(lambda: gate.held == 1, "a call")
+        assert RpcClient(path).call("echo", 1) == 1
 
 
 def test_call_ends_at_its_timeout_when_the_service_hangs(path: Path) -> None:
     with pytest.raises(RpcError, match=r"no answer in 0\.1 s"):
-        RpcClient(path, timeout=0.1).call("wait", 0.2)
+        RpcClient(path, timeout=0.1).call("hold")
 
 
 def receive_request(sock: socket.socket) -> None:
@@ -543,20 +559,21 @@ def test_incomplete_request_is_logged_in_one_line(
 ) -> None:
     caplog.set_level(logging.INFO)
     connect(path, b"POST / HT").close()
-    wait_until(lambda: caplog.messages == ["rpc: request refused: 400 Bad request version ('HT')"])
+    eventually(lambda: caplog.messages == ["rpc: request refused: 400 Bad request version ('HT')"], "a log line")
     rest(connect(path, post(b"{", 2)))
-    wait_until(lambda: connection_threads() == 0)
+    wait_for_threads(0)
     assert caplog.messages[1:] == ["rpc: request refused: 400 Incomplete request"]
     assert capfd.readouterr().err == ""
 
 
 def test_client_that_leaves_before_the_answer_is_not_logged(
-    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    path: Path, gate: Gate, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(RpcError):
-        RpcClient(path, timeout=0.1).call("wait", 0.15)
-    wait_until(lambda: caplog.record_tuples != [])
+    with connect(path, request("hold")):
+        eventually(lambda: gate.held == 1, "a call")
+    gate.release()
+    eventually(lambda: caplog.record_tuples != [], "a debug line")
     assert caplog.record_tuples == [
         ("mptcp-throttle", logging.DEBUG, "rpc: connection ended: BrokenPipeError(32, 'Broken pipe')")
     ]
