@@ -1,4 +1,4 @@
-"""Replays what the fuzzers found interesting; see tests/fuzz/fuzz_options.py for the fuzzing itself."""
+"""Replays the corpus of the fuzzers (tests/fuzz/fuzz_options.py and fuzz_tracker.py)."""
 
 from pathlib import Path
 

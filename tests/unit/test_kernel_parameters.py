@@ -1,4 +1,4 @@
-"""What `mptcp-throttle doctor` makes of kernel parameters, which depends on the kernel."""
+"""How `mptcp-throttle doctor` judges kernel parameters, which depends on the kernel version."""
 
 from __future__ import annotations
 

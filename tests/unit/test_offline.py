@@ -1,4 +1,4 @@
-"""`mptcp-sniffer --read`: any capture, the same account."""
+"""`mptcp-sniffer --read`: the same result for every file and link type."""
 
 import json
 import os
@@ -74,11 +74,11 @@ def test_captures_of_every_file_and_link_type_give_the_same_result(kind: str, tm
     history = read_capture(written(kind, tmp_path / "capture"), (8080,), Trust.HANDSHAKE)
     (connection,) = history["connections"]
     assert (connection["token"], connection["version"]) == (format_token(token()), 1)
-    told = [
+    subflows = [
         (s["client"], s["client_port"], s["address_id"], s["backup_at_join"], s["backup"], s["established"], s["state"])
         for s in connection["subflows"]
     ]
-    assert told == [
+    assert subflows == [
         (*ETHERNET, 0, False, False, True, "closed"),
         (*WIFI, 3, True, False, True, "active"),
         (*LATE, 4, False, False, False, "joining"),

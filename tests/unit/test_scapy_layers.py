@@ -63,7 +63,7 @@ ADDED = {"address_id": BYTE, "address": IPV4 | IPV6, "port": st.none() | SHORT}
 
 
 def dss_fields(flags: int) -> dict[str, int]:
-    """The fields that a DSS option with these flags has, with values as wide as they can be."""
+    """The fields of a DSS option with these flags, with values of the full width."""
     fields = {"flags": flags}
     if flags & 0x01:
         fields["data_ack"] = 0x0102030405060708 if flags & 0x02 else 0x01020304
@@ -118,7 +118,7 @@ OPTIONS: dict[int, list[st.SearchStrategy[Option]]] = {
 
 
 def dissected(options: bytes) -> list[tuple[str | int, object]]:
-    """What Scapy makes of raw options, which fill their header."""
+    """The options that Scapy dissects from raw bytes, which fill their header."""
     header = bytes(TCP(dataofs=5 + len(options) // 4)) + options
     found: list[tuple[str | int, object]] = TCP(header).options
     return found

@@ -50,7 +50,7 @@ def test_second_instance_is_refused_while_the_first_lives(tmp_path: Path) -> Non
         pass
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_lock_file_made_by_root_can_be_locked_by_another_user() -> None:
     nobody = 65534
     with tempfile.TemporaryDirectory() as name:
@@ -83,7 +83,7 @@ def test_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 
 def test_missing_capability_is_named() -> None:
-    # Bit 63 is no capability, so nobody has it.
+    # Bit 63 is no capability, so no process has it.
     with pytest.raises(UserError, match="missing capability: CAP_NONE; run as root or grant it in the unit") as refused:
         service.require_capabilities(CAP_NONE=63)
     assert refused.value.status == os.EX_NOPERM

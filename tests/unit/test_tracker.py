@@ -32,7 +32,7 @@ OTHER_KEY = b"otherkey"
 
 
 class Wire:
-    """Feeds a tracker and keeps the table that its changes describe."""
+    """Sends segments to a tracker and keeps the table that its changes give."""
 
     def __init__(self, max_connections: int = 100, max_half_open: int = 100, trust: Trust = Trust.HANDSHAKE) -> None:
         self.events: list[Event] = []
@@ -69,7 +69,7 @@ class Wire:
         )
 
     def listed(self, *clients: Client, of: Token, backup: bool = False, at: float | None = None) -> None:
-        """The kernel lists these subflows, and no others."""
+        """The kernel list has these subflows and no others."""
         at = self.now if at is None else at
         subflow = ListedSubflow(of, 7, backup)
         self.take(self.tracker.apply_kernel_list(KernelList(at, {client.ends: subflow for client in clients})))
