@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, TransportError, UnixHTTPConnection, UnixTransport
 
@@ -17,8 +17,6 @@ from mptcp_throttle.rpc.wire import JSON_RPC, Json
 if TYPE_CHECKING:
     from http.client import HTTPResponse
     from pathlib import Path
-
-_DEFAULT_SECONDS: Final = 5.0
 
 
 class RpcError(UserError):
@@ -117,7 +115,7 @@ class RpcClient:
     With `keep`, the connection stays open for the next call.
     """
 
-    def __init__(self, path: Path, timeout: float = _DEFAULT_SECONDS, *, keep: bool = False) -> None:
+    def __init__(self, path: Path, timeout: float = 5.0, *, keep: bool = False) -> None:
         self._path = path
         self._timeout = timeout
         self._transport = _Transport(path, timeout, keep=keep)

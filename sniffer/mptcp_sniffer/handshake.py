@@ -132,10 +132,10 @@ class Handshakes:
                     self._counters["wrong_hmac"] += 1
                     return None
                 half_open.answer = answer
-                if self._trust is Trust.TOKEN:
+                authenticated = self._trust is Trust.TOKEN
+                if authenticated:
                     del self._half_open[ends]
-                    return _joined(ends, half_open, syn, answer, authenticated=True)
-                return _joined(ends, half_open, syn, answer, authenticated=False)
+                return _joined(ends, half_open, syn, authenticated=authenticated)
         del self._half_open[ends]
         self._counters["fell_back"] += 1
         return None
@@ -150,17 +150,17 @@ class Handshakes:
             if self._trust is Trust.TOKEN and isinstance(ack, MpCapable):
                 return self._opened_without_syn(ends, segment, ack, at)
             return None
-        match half_open.option, half_open.answer, ack:
-            case MpCapable() as syn, answer, MpCapable(sender_key=bytes(client), receiver_key=bytes(proxy)):
+        match half_open.option, ack:
+            case MpCapable() as syn, MpCapable(sender_key=bytes(client), receiver_key=bytes(proxy)):
                 keys = Keys(ack.version, client, proxy)
-                if not self._is_valid_capable(half_open, segment, syn, answer, keys):
+                if not self._is_valid_capable(half_open, segment, syn, keys):
                     self._counters["wrong_key"] += 1
                     return None
                 del self._half_open[ends]
                 token = token_of(keys.version, keys.proxy)
                 return Opened(ends, token, keys.version, keys, half_open.sequence, half_open.at)
-            case MpJoinSyn() as syn, answer, MpJoinAck():
-                return self._join_completed(ends, half_open, segment, syn, answer, ack)
+            case MpJoinSyn() as syn, MpJoinAck():
+                return self._join_completed(ends, half_open, segment, syn, ack)
         return None
 
     def _opened_without_syn(self, ends: Ends, segment: Segment, ack: MpCapable, at: float) -> Opened | None:
@@ -170,14 +170,8 @@ class Handshakes:
         token = token_of(keys.version, keys.proxy)
         return Opened(ends, token, keys.version, keys, _before(segment.sequence), at)
 
-    def _is_valid_capable(
-        self,
-        half_open: _HalfOpen,
-        segment: Segment,
-        syn: MpCapable,
-        answer: MpCapable | MpJoinSynAck | None,
-        keys: Keys,
-    ) -> bool:
+    def _is_valid_capable(self, half_open: _HalfOpen, segment: Segment, syn: MpCapable, keys: Keys) -> bool:
+        answer = half_open.answer
         if answer is None:
             return self._trust is Trust.TOKEN
         return (
@@ -188,27 +182,20 @@ class Handshakes:
         )
 
     def _join_completed(
-        self,
-        ends: Ends,
-        half_open: _HalfOpen,
-        segment: Segment,
-        syn: MpJoinSyn,
-        answer: MpCapable | MpJoinSynAck | None,
-        ack: MpJoinAck,
+        self, ends: Ends, half_open: _HalfOpen, segment: Segment, syn: MpJoinSyn, ack: MpJoinAck
     ) -> Joined | None:
-        if self._trust is Trust.TOKEN and answer is None:
-            del self._half_open[ends]
-            return _joined(ends, half_open, syn, None, authenticated=True)
-        if not isinstance(answer, MpJoinSynAck) or not _follows(half_open, segment):
-            return None
-        if half_open.keys is None:
-            self._counters["join_left_to_kernel"] += 1
-            return None
-        if not is_client_hmac(half_open.keys, syn, answer, ack):
-            self._counters["wrong_hmac"] += 1
-            return None
+        answer = half_open.answer
+        if answer is not None or self._trust is not Trust.TOKEN:
+            if not isinstance(answer, MpJoinSynAck) or not _follows(half_open, segment):
+                return None
+            if half_open.keys is None:
+                self._counters["join_left_to_kernel"] += 1
+                return None
+            if not is_client_hmac(half_open.keys, syn, answer, ack):
+                self._counters["wrong_hmac"] += 1
+                return None
         del self._half_open[ends]
-        return _joined(ends, half_open, syn, answer, authenticated=True)
+        return _joined(ends, half_open, syn, authenticated=True)
 
     def accepted_by_kernel(self, ends: Ends) -> Joined | None:
         """What is known of a JOIN that is in the kernel list, None if its SYN was not seen.
@@ -220,8 +207,7 @@ class Handshakes:
             return None
         if half_open.keys is None:
             del self._half_open[ends]
-        answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
-        return _joined(ends, half_open, half_open.option, answer, authenticated=True)
+        return _joined(ends, half_open, half_open.option, authenticated=True)
 
     def on_reset(self, ends: Ends) -> None:
         """An RST of either side: the handshake has failed."""
@@ -243,9 +229,8 @@ def _only_handshake(options: Sequence[Option]) -> Option | None:
     return found[0] if len(found) == 1 else None
 
 
-def _joined(
-    ends: Ends, half_open: _HalfOpen, syn: MpJoinSyn, answer: MpJoinSynAck | None, *, authenticated: bool
-) -> Joined:
+def _joined(ends: Ends, half_open: _HalfOpen, syn: MpJoinSyn, *, authenticated: bool) -> Joined:
+    answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
     return Joined(
         ends,
         Token(syn.token),

@@ -64,18 +64,17 @@ class ListReader:
     def running(self) -> Iterator[None]:
         """Read the list now, and from then on in a thread."""
         self._read()
-        thread = threading.Thread(target=self._run, name="kernel-list")
-        thread.start()
-        watcher = threading.Thread(target=self._watch_events, name="kernel-events")
+        threads = [threading.Thread(target=self._run, name="kernel-list")]
         if self._settings.kernel_view and self._settings.kernel_events:
-            watcher.start()
+            threads.append(threading.Thread(target=self._watch_events, name="kernel-events"))
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             self._stop.set()
-            thread.join()
-            if watcher.ident is not None:
-                watcher.join()
+            for thread in threads:
+                thread.join()
 
     def _run(self) -> None:
         due = time.monotonic() + self._settings.kernel_list_interval

@@ -380,7 +380,7 @@ class Tracker:
             if ends in self._tokens:
                 yield from self._update_listed(ends, listed, settled, kernel_list.at)
             elif self._closed.get(ends, 0.0) < settled:
-                yield from self._add_listed(ends, listed.token, listed.address_id, listed.backup, kernel_list.at)
+                yield from self._add_listed(ends, listed, kernel_list.at)
 
     def _update_listed(self, ends: Ends, listed: ListedSubflow, settled: float, at: float) -> Iterator[Token]:
         entry = self._connections[self._tokens[ends]]
@@ -395,7 +395,8 @@ class Tracker:
             self._report(EventKind.BACKUP_CHANGED, at, entry, live, "in the kernel list")
             yield entry.token
 
-    def _add_listed(self, ends: Ends, token: Token, address_id: int, backup: bool, at: float) -> Iterator[Token]:
+    def _add_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
+        token = listed.token
         entry = self._entry(token)
         if entry is None:
             if len(self._connections) >= self._bounds.connections:
@@ -407,7 +408,7 @@ class Tracker:
             return
         joined = self._handshakes.accepted_by_kernel(ends)
         if joined is None:
-            live = _LiveSubflow(_unpack(ends), address_id, 0, backup, backup, False, at, at, None)
+            live = _LiveSubflow(_unpack(ends), listed.address_id, 0, listed.backup, listed.backup, False, at, at, None)
         else:
             live = _live(joined, at)
         self.counters["learned_from_kernel"] += 1
