@@ -1,4 +1,4 @@
-"""Errors that end at the operator: one clear line each and a documented exit status, never a traceback."""
+"""Errors for the operator: one line each and a documented exit status, no traceback."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ EX_INTERRUPTED: Final = 128 + signal.SIGINT
 EX_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 EXIT_STATUSES: Final = {
-    os.EX_OK: "done",
-    EX_FAILURE: "the service refused the request, or the kernel an operation",
+    os.EX_OK: "success",
+    EX_FAILURE: "the service or the kernel refused the request",
     2: "wrong command line",
-    os.EX_DATAERR: "a capture (`mptcp-sniffer --read`) is of a kind that cannot be read",
-    os.EX_NOINPUT: "a capture cannot be read",
+    os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) has an unsupported format",
+    os.EX_NOINPUT: "a capture file cannot be read",
     os.EX_UNAVAILABLE: "the service does not answer, or the interface does not exist",
     os.EX_OSERR: "a kernel feature is missing",
     os.EX_IOERR: "the output cannot be written",
@@ -23,9 +23,9 @@ EXIT_STATUSES: Final = {
     os.EX_NOPERM: "a capability or a file permission is missing",
     os.EX_CONFIG: "the configuration is invalid",
     EX_INTERRUPTED: "interrupted by Ctrl-C",
-    EX_BROKEN_PIPE: "the reader of the output has gone",
+    EX_BROKEN_PIPE: "the reader of the output has closed it",
 }
-"""Of all our programs: those of <sysexits.h>, which systemd prints by name, and the shell's for a signal."""
+"""The exit statuses of all our programs: <sysexits.h>, whose names systemd prints, and 128 + signal as in a shell."""
 
 EXIT_STATUS_HELP: Final = "exit status:\n" + "\n".join(
     f"  {status:3}  {text}" for status, text in EXIT_STATUSES.items()
@@ -34,7 +34,7 @@ EXIT_STATUS_HELP: Final = "exit status:\n" + "\n".join(
 
 
 class UserError(Exception):
-    """What went wrong, in one line for the operator, and the exit status it ends a program with."""
+    """An error message of one line for the operator, and the exit status of the program."""
 
     def __init__(self, message: str, status: int = EX_FAILURE) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be used: a line per problem, naming file, key, value and what is allowed."""
+    """An invalid configuration: one line per problem, with file, line, key, value and what is allowed."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems), os.EX_CONFIG)
@@ -50,6 +50,6 @@ class ConfigError(UserError):
 
 
 def shown(value: object) -> str:
-    """A value as an error message quotes it: in one line, and not all of a long one."""
+    """A value as error messages quote it: on one line, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

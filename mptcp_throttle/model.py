@@ -1,6 +1,6 @@
-"""The vocabulary of the project: what a connection, a subflow and an access network are.
+"""The data model: connections, subflows and access networks.
 
-All values are frozen; addresses are never IPv4-mapped IPv6 (`::ffff:a.b.c.d`), because the wire never is.
+All values are frozen. Addresses are never IPv4-mapped IPv6 (`::ffff:a.b.c.d`), because packets never have such ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 Token = NewType("Token", int)
-"""The proxy's 32-bit connection token (RFC 8684, section 3.2): the connection's identity for us."""
+"""The proxy's 32-bit token of a connection (RFC 8684, section 3.2), which identifies the connection."""
 
 
 def format_token(token: Token) -> str:
-    """The token as operators see it in `ss -M` and in our logs: eight hexadecimal digits."""
+    """The token as in `ss -M` and in our logs: eight hexadecimal digits."""
     return f"{token:08x}"
 
 
@@ -55,10 +55,10 @@ class FourTuple:
 class Subflow:
     """A live subflow.
 
-    `address_id` is the client's. `backup` says "use me only when nothing else works" (RFC 8684, section 3.2):
-    `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), which MP_PRIO changes later.
-    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch. `stalled`: the proxy's kernel has sent
-    to it again and again, and nothing has come back.
+    `address_id` is the client's. `backup`: to be used only if no other subflow is usable (RFC 8684, section 3.2);
+    `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), and MP_PRIO changes `backup` later.
+    `opened_at` is the kernel's time stamp of the SYN in seconds since the epoch. `stalled`: the proxy's kernel
+    retransmits on it without an answer.
     """
 
     ends: FourTuple
@@ -71,7 +71,7 @@ class Subflow:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An MPTCP connection to the proxy and its live subflows, in the order in which they joined."""
+    """An MPTCP connection to the proxy with its live subflows, in the order in which they joined."""
 
     token: Token
     version: int
@@ -79,14 +79,14 @@ class Connection:
 
 
 class Trust(StrEnum):
-    """What the sniffer takes for a subflow: a handshake that was proved, or any that names the token."""
+    """What makes a subflow: an authenticated handshake, or any handshake that names the token."""
 
     HANDSHAKE = "handshake"
     TOKEN = "token"  # noqa: S105
 
 
 class MarkMethod(StrEnum):
-    """What marks the packets of held subflows: sets, one rule for each subflow, or sets where the kernel has them."""
+    """What marks the packets of throttled subflows: ipset, one iptables rule per subflow, or ipset if possible."""
 
     AUTO = "auto"
     IPSET = "ipset"
@@ -103,10 +103,10 @@ class Per(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AccessNetwork:
-    """A network that clients come from, and what the operator wants of it.
+    """A network from which clients connect, with its configured rates.
 
-    `preference` 1 is the most preferred. `cap` holds while the same connection has a live non-backup subflow on a
-    more preferred network; `limit` holds always. None means unlimited.
+    `preference` 1 is the most preferred. `cap` applies while the same connection has a live non-backup subflow on a
+    more preferred network; `limit` applies always. None means unlimited.
     """
 
     name: str

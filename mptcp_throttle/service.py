@@ -1,4 +1,4 @@
-"""What both services share: start, logging, signals, and the single-instance lock."""
+"""What the programs share: exit status, logging, signals, the single-instance lock, capabilities."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from mptcp_throttle.config.schema import SocketGroup
 
 
-# Those of a pipe and of a full disk. Of all other files an OSError is translated where it occurs: these are of stdout.
+# Of standard output: a closed pipe and a full disk. The code that uses other files translates their errors itself.
 _OUTPUT_ERRORS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
-_LARGE_BLOCK_BYTES: Final = 2**17  # what glibc begins with
+_LARGE_BLOCK_BYTES: Final = 2**17  # the initial value in glibc
 
 _SWITCH_SECONDS: Final = 0.0001
-# Few young objects at a time, for everybody waits meanwhile; and all of them very rarely: tables have no cycles.
+# Small young generations, since collection stops all threads; full collections rarely: our tables have no cycles.
 _GARBAGE_THRESHOLDS: Final = (700, 4, 12500)
 
 
 def run(main: Callable[[], None]) -> int:
-    """Run a program's `main`; every UserError becomes one line per problem on stderr and its exit status.
+    """Run a program's `main` and return its exit status; a UserError is printed to stderr.
 
-    So does an output that cannot be written; a reader that has gone (`| head`) ends the program without a word.
+    So is an error of standard output, except that a closed pipe (`| head`) ends the program silently.
     """
     try:
         main()
@@ -53,7 +53,7 @@ def run(main: Callable[[], None]) -> int:
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS:
             raise
-        # What is still buffered would be tried again, and complained about, at exit.
+        # At exit Python would try to write the rest of the buffer again, and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return EX_BROKEN_PIPE
@@ -69,10 +69,10 @@ def configure_logging() -> None:
 
 
 def prefer_latency() -> None:
-    """Let no thread and no garbage collection keep the others waiting for long.
+    """Shorten the time for which one thread or the garbage collector blocks the other threads.
 
-    Python's defaults: a thread that computes gives way every 5 ms, and all objects are looked through whenever they
-    have become a quarter more, which takes half a second where there are millions.
+    Python's defaults: a thread keeps the interpreter lock for 5 ms, and a full collection, which takes half a second
+    with millions of objects, comes whenever their number has grown by a quarter.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
@@ -81,10 +81,10 @@ def prefer_latency() -> None:
 
 
 def spare_memory() -> None:
-    """Let large blocks go back to the kernel when they are freed.
+    """Return large blocks to the kernel when they are freed.
 
-    By itself glibc keeps blocks of up to 32 MB once one of that size has been freed (mallopt(3), M_MMAP_THRESHOLD), and
-    a table leaves many of them behind as it grows.
+    glibc raises the threshold up to 32 MB when a block of that size is freed (mallopt(3), M_MMAP_THRESHOLD), and a
+    growing table frees many such blocks.
     """
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
@@ -96,8 +96,8 @@ def on_stop_signal(stop: Callable[[], None]) -> None:
 
 
 def on_reload_signal(reload: Callable[[], None]) -> None:
-    """Call `reload` after SIGHUP, in a thread of its own; signals that come in a row may lead to one call."""
-    # Of all means to wake a thread, this one may be used in a signal handler that interrupts itself.
+    """Call `reload` in a separate thread after SIGHUP; several signals in quick succession may cause one call."""
+    # SimpleQueue.put is reentrant: the signal handler may interrupt itself.
     hang_ups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def follow() -> None:
@@ -113,17 +113,17 @@ def on_reload_signal(reload: Callable[[], None]) -> None:
 
 @contextmanager
 def single_instance(run_directory: Path, name: str, group: SocketGroup | None = None) -> Iterator[None]:
-    """Hold the lock file of service `name`; the kernel releases it however the process ends.
+    """Hold the lock file of service `name`; the kernel releases it when the process ends.
 
-    A directory that is not there yet is made, and `group` let into it.
-    Raises UserError if another instance holds it, or the directory cannot be used.
+    A missing directory is made, accessible to `group`. Raises UserError if another instance holds the lock, or if the
+    directory cannot be used.
     """
     path = run_directory / f"{name}.lock"
     try:
         if not run_directory.exists():
             _make_directory(run_directory, group)
-        # Neither writable nor private: root, by hand, may be the first to make it, and the service's user follows.
-        # Nor a link: what root opens in a directory of the service's user must be what it says.
+        # Read-only and readable by all: root may create it, and the service's own user must be able to open it later.
+        # O_NOFOLLOW: the directory may belong to the service's user, who must not make root open another file.
         lock = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {error.strerror}", os.EX_NOPERM) from error
@@ -143,12 +143,12 @@ def _make_directory(directory: Path, group: SocketGroup | None) -> None:
     gid = -1 if group is None else group.gid
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     os.chown(directory, -1, gid)
-    # Not left to the umask, which may keep the group out.
+    # Again: the umask may have removed the bits of the group.
     directory.chmod(0o750)
 
 
 def require_writable(directory: Path) -> None:
-    """Raise UserError if no file can be made in `directory`."""
+    """Raise UserError if files cannot be created in `directory`."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             pass
@@ -157,14 +157,14 @@ def require_writable(directory: Path) -> None:
 
 
 def missing_capabilities(**bits: int) -> list[str]:
-    """Which of the capabilities (linux/capability.h numbers) this process lacks."""
+    """The capabilities, of these (numbers as in linux/capability.h), that this process lacks."""
     with open("/proc/self/status", encoding="ascii") as status:
         effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
     return [name for name, bit in bits.items() if not effective >> bit & 1]
 
 
 def require_capabilities(**bits: int) -> None:
-    """Raise UserError naming the capabilities (linux/capability.h numbers) this process lacks."""
+    """Raise UserError with the names of the capabilities (numbers as in linux/capability.h) that this process lacks."""
     missing = missing_capabilities(**bits)
     if missing:
         raise UserError(f"missing capability: {', '.join(missing)}; run as root or grant it in the unit", os.EX_NOPERM)

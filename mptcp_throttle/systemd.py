@@ -1,4 +1,4 @@
-"""What a service tells systemd: that it is ready, that it stops, and, to the watchdog, that it is alive."""
+"""Notifications to systemd: ready, stopping, and watchdog keep-alives (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SEND_SECONDS: Final = 1.0
 
 
 def notify(state: str) -> None:
-    """Send `READY=1`, `STOPPING=1` or `WATCHDOG=1` (sd_notify(3)); nothing happens if nobody listens."""
+    """Send `READY=1`, `STOPPING=1` or `WATCHDOG=1`; without systemd nothing happens."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    # Whatever becomes of systemd, what a service has to put back is put back.
+    # A failure must not end the service, which may have kernel state to restore.
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.settimeout(_SEND_SECONDS)
-        # A leading @ stands for the zero byte of the abstract name space.
+        # A leading @ stands for the zero byte of an abstract socket address (unix(7)).
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.send(state.encode())
 
 
 def watchdog_interval(environment: Mapping[str, str]) -> float | None:
-    """Seconds within which systemd wants to hear from this process (sd_watchdog_enabled(3)); None: it does not."""
+    """The watchdog interval of this process in seconds (sd_watchdog_enabled(3)); None if there is no watchdog."""
     microseconds = environment.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -39,7 +39,7 @@ def watchdog_interval(environment: Mapping[str, str]) -> float | None:
 class Watchdog:
     """Pings systemd's watchdog at half its interval, as sd_watchdog_enabled(3) recommends.
 
-    To be used by the thread without which the service is of no use: no other may keep it alive.
+    Only the main thread of the service may ping, so that systemd notices if that thread hangs.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Watchdog:
         """The monotonic time of the next ping."""
 
     def alive(self) -> None:
-        """Ping if it is time."""
+        """Ping if it is due."""
         now = time.monotonic()
         if self._pause is not None and now >= self.due:
             notify("WATCHDOG=1")

@@ -1,4 +1,4 @@
-"""Rates, sizes and durations: text at the edge, typed numbers inside."""
+"""Rates, sizes and durations: parsed from text once, numbers with units from then on."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, up to 3650d, such as 5
 SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB"
 
 MAX_DURATION: Final = 3650 * 86400.0
-"""In seconds: ten years, picked arbitrarily. Past `threading.TIMEOUT_MAX` (292 years) nothing can wait any more."""
+"""In seconds: ten years, an arbitrary value below `threading.TIMEOUT_MAX` (292 years)."""
 
 _MAX_RATE: Final = 32 * 10**9
-# The only size is that of a socket buffer, which the kernel doubles and keeps in an int (net/core/sock.c).
+# The only size is that of a socket buffer, which the kernel doubles and stores in an int (net/core/sock.c).
 _MAX_SIZE: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rate:
-    """A bandwidth in bits per second, decimal multiples as in `tc` and in networking at large.
+    """A rate in bits per second, a multiple of 8 from 8 kbit to 32 gbit; units are decimal as in tc(8).
 
-    A multiple of 8, since the kernel counts bytes. Below 8 kbit a full-size packet would take more than 1.5 s; above
-    2**32 bytes/s (34 Gbit/s) `struct tc_ratespec` (include/uapi/linux/pkt_sched.h) no longer holds the rate.
+    The kernel counts bytes. Below 8 kbit a full-size packet takes more than 1.5 s; above 2**32 bytes/s (34 Gbit/s)
+    the rate does not fit into `struct tc_ratespec` (include/uapi/linux/pkt_sched.h).
 
-    Raises ValueError, with what is allowed, for anything else.
+    Raises ValueError, with what is allowed, for other values.
     """
 
     bits_per_second: int
@@ -53,22 +53,22 @@ class Rate:
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Read `1mbit`, `1.5 mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed."""
+        """Parse `1mbit`, `1.5 mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed."""
         return cls(round(parse_quantity(text, _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
 
 
 def parse_duration(text: str) -> float:
-    """Read `250ms`, `5s`, `10m`, `2h`, `1d` into seconds. Raises ValueError with what is allowed."""
+    """Parse `250ms`, `5s`, `10m`, `2h`, `1d` into seconds. Raises ValueError with what is allowed."""
     return parse_quantity(text, _DURATION_UNITS, MAX_DURATION, "duration", DURATION_SYNTAX)
 
 
 def parse_size(text: str) -> int:
-    """Read `8MiB` into bytes. Raises ValueError with what is allowed."""
+    """Parse `8MiB` into bytes. Raises ValueError with what is allowed."""
     return round(parse_quantity(text, _SIZE_UNITS, _MAX_SIZE, "size", SIZE_SYNTAX))
 
 
 def parse_quantity(text: str, units: dict[str, int] | dict[str, float], most: float, noun: str, syntax: str) -> float:
-    """Read a number and its unit. Raises ValueError, with the `syntax` that is allowed, for anything else."""
+    """Parse a number with its unit. Raises ValueError with the allowed `syntax`."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units:
         raise ValueError(f"is not a {noun}; allowed: {syntax}")

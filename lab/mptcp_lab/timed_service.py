@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import mptcp_sniffer.main
 import mptcp_throttled.main
+from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.publish import PublishedTable
-from mptcp_sniffer.tracker import Event, Kind, Tracker
+from mptcp_sniffer.tracker import Tracker
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.reconcile.operations import AddClass, ChangeMarks, ChangePaces, MakeChain
 from mptcp_throttled.source import TableSource, TableUpdate
@@ -43,13 +44,13 @@ def _keys(connections: Iterable[Connection | None]) -> Iterator[str]:
 
 
 def _time_sniffer() -> None:
-    observe, reconcile, publish = Tracker.observe, Tracker.reconcile, PublishedTable.publish
+    observe, apply_kernel_list, publish = Tracker.observe, Tracker.apply_kernel_list, PublishedTable.publish
 
     def timed_observe(tracker: Tracker, segment: Segment, at: float) -> list[TableChange]:
         return _noted(tracker, lambda: observe(tracker, segment, at), at)
 
-    def timed_reconcile(tracker: Tracker, view: KernelList) -> list[TableChange]:
-        return _noted(tracker, lambda: reconcile(tracker, view), time.time())
+    def timed_apply_kernel_list(tracker: Tracker, kernel_list: KernelList) -> list[TableChange]:
+        return _noted(tracker, lambda: apply_kernel_list(tracker, kernel_list), time.time())
 
     def timed_publish(table: PublishedTable, changes: Iterable[TableChange]) -> None:
         changes = list(changes)
@@ -57,7 +58,8 @@ def _time_sniffer() -> None:
         now = time.time()
         _note("published", _keys(change.connection for change in changes), now)
 
-    Tracker.observe, Tracker.reconcile = timed_observe, timed_reconcile  # type: ignore[method-assign, assignment]
+    Tracker.observe = timed_observe  # type: ignore[method-assign, assignment]
+    Tracker.apply_kernel_list = timed_apply_kernel_list  # type: ignore[method-assign, assignment]
     PublishedTable.publish = timed_publish  # type: ignore[method-assign, assignment]
 
 
@@ -71,11 +73,11 @@ def _noted(tracker: Tracker, change: Callable[[], list[TableChange]], now: float
         if event.subflow is not None:
             key = f"{event.token} {event.subflow.ends}"
             # Of what is known from the kernel alone, the time of the SYN is not known.
-            if event.kind in (Kind.JOINING, Kind.ESTABLISHED) and event.subflow.opened_at != event.at:
+            if event.kind in (EventKind.JOINING, EventKind.ESTABLISHED) and event.subflow.opened_at != event.at:
                 _note("asked", [key], event.subflow.opened_at)
-            if event.kind is Kind.ESTABLISHED:
+            if event.kind is EventKind.ESTABLISHED:
                 _note("proved", [key], now)
-            elif event.kind is Kind.CLOSED:
+            elif event.kind is EventKind.CLOSED:
                 _note("closed", [key], now)
         listener(event)
     return changes

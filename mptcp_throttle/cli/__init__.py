@@ -1,4 +1,4 @@
-"""`mptcp-throttle`: look at the services and change rates by hand."""
+"""`mptcp-throttle`: show the state of the services and override rates."""
 
 from mptcp_throttle.cli.main import main
 

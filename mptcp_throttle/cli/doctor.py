@@ -1,4 +1,4 @@
-"""`mptcp-throttle doctor`: what keeps the services from doing their work, from the kernel up, each with a remedy."""
+"""`mptcp-throttle doctor`: checks the kernel, the proxy and both services, and names a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OLD_REMEDY: Final = "in systemd/sysctl.d/mptcp-throttle-before-6.9.conf"
 
 
 class Finding(NamedTuple):
-    """What was looked at, and what is wrong with it, if anything; `harm`: it keeps clients from being capped."""
+    """The result of one check: its `problem`, None if there is none; `harm`: the problem prevents caps."""
 
     subject: str
     problem: str | None = None
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 def examine(config: Config, timeout: float) -> list[Finding]:
-    """Look at this host and ask both services, each for at most `timeout` seconds."""
+    """Check this host and both services, each of which has `timeout` seconds to answer."""
     return [
         _kernel(),
         _send_buffers(),
@@ -60,30 +60,30 @@ def _kernel() -> Finding:
 
 def _send_buffers() -> Finding:
     _, initial, _ = map(int, _SEND_BUFFERS.read_text(encoding="ascii").split())
-    problem = f"begin with {initial} bytes, so that who is capped from the first second may stay slow for long"
+    problem = f"start at {initial} bytes: a connection capped from the start may stay slow for long"
     remedy = f"net.ipv4.tcp_wmem {_REMEDY}"
     return Finding("send buffers", None if initial >= _SEND_BUFFER_BYTES else f"{problem}; {remedy}", harm=False)
 
 
 def heeds_notsent_lowat() -> bool:
-    """Whether MPTCP heeds tcp_notsent_lowat on this kernel: from Linux 6.9 on (mptcp_send_limit)."""
+    """Whether MPTCP on this kernel honours tcp_notsent_lowat: since Linux 6.9 (mptcp_send_limit)."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
     return version is None or (int(version[1]), int(version[2])) >= _HEEDS_NOTSENT_LOWAT
 
 
 def _unsent() -> Finding:
     if not heeds_notsent_lowat():
-        return _pieces()
+        return _unsent_before_6_9()
     unsent = int(_UNSENT.read_text(encoding="ascii"))
-    problem = f"of a connection may be {unsent} bytes, so that readers wait for what a capped subflow was given"
+    problem = f"may be {unsent} bytes per connection: the reader waits for those already given to a capped subflow"
     remedy = f"net.ipv4.tcp_notsent_lowat {_REMEDY}"
     return Finding("unsent data", None if unsent <= _UNSENT_BYTES else f"{problem}; {remedy}", harm=False)
 
 
-def _pieces() -> Finding:
-    # Network namespaces do not have it; it is the whole host's.
+def _unsent_before_6_9() -> Finding:
+    # Only the initial network namespace has it; it applies to the whole host.
     small = not _SINGLE_PAGES.exists() or _SINGLE_PAGES.read_text(encoding="ascii").strip() == "1"
-    problem = "is handed to subflows 32 kB at a time, so that readers wait for what a capped one was given"
+    problem = "is given to subflows in pieces of 32 kB: the reader waits for those of a capped subflow"
     remedy = f"net.core.high_order_alloc_disable {_OLD_REMEDY}"
     return Finding("unsent data", None if small else f"{problem}; {remedy}", harm=False)
 
@@ -105,7 +105,7 @@ def _listeners(ports: Sequence[int]) -> Iterator[Finding]:
         elif _listens("-t", port):
             yield Finding(subject, "is listened on without MPTCP; start the proxy with `mptcpize run`")
         else:
-            yield Finding(subject, "nobody listens on it")
+            yield Finding(subject, "no process listens on it")
 
 
 def _listens(protocol: str, port: int) -> bool:
@@ -130,7 +130,7 @@ def _sniffer(status: Json | str) -> Iterator[Finding]:
     yield Finding("mptcp-sniffer")
     dropped, view = status["dropped"], status["kernel_view"]
     if dropped:
-        yield Finding("capture", f"{dropped} frames dropped since its start: the host has no time for it", harm=False)
+        yield Finding("capture", f"{dropped} frames dropped since its start: it cannot keep up", harm=False)
     if view["enabled"] and view["problem"]:
         yield Finding("kernel's list", view["problem"], harm=False)
 
@@ -146,5 +146,5 @@ def _daemon(status: Json | str) -> Iterator[Finding]:
         problems.append("is paused; `mptcp-throttle resume`")
     yield from [Finding("mptcp-throttled", problem) for problem in problems] or [Finding("mptcp-throttled")]
     unpaced = daemon["unpaced"]
-    cost = None if unpaced is None else f"none, so that a cap costs users more than it takes: {unpaced}"
+    cost = None if unpaced is None else f"none, so that a cap slows down the whole connection: {unpaced}"
     yield Finding("pacing", cost, harm=False)

@@ -1,4 +1,4 @@
-"""Command line of `mptcp-throttle`: arguments in, one RPC call, a table or JSON out."""
+"""The command line of `mptcp-throttle`: each command makes an RPC call and prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def _rate(text: str) -> Rate | None:
     return None if text == "unlimited" else Rate.parse(text)
 
 
-def _span(text: str) -> float:
+def _duration(text: str) -> float:
     seconds = parse_duration(text)
     if not seconds:
-        raise ValueError(f"is over at once; allowed: {DURATION_SYNTAX}")
+        raise ValueError(f"is zero; allowed: {DURATION_SYNTAX}")
     return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mptcp-throttle",
-        description="Look at mptcp-throttled and change rates by hand.",
+        description="Show the state of mptcp-throttled and override rates.",
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -60,29 +60,29 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("status", _status, "networks, rates, and what is in force in the kernel")
-    add("connections", _connections, "every connection, and how each subflow is treated and why")
-    add("plan", _plan, "the kernel operations behind the present state, as tc, iptables and ipset commands")
-    add("doctor", _doctor, "look for what keeps the services from doing their work")
-    add("check-config", _check_config, "validate the configuration; touches nothing, needs no service")
+    add("status", _status, "show networks, rates, and what is applied in the kernel")
+    add("connections", _connections, "show every connection, and for each subflow its rate and the reason")
+    add("plan", _plan, "show the planned kernel state as tc, iptables and ipset commands")
+    add("doctor", _doctor, "look for problems that keep the services from working")
+    add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
     set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")
     set_rate.add_argument("network", metavar="NETWORK")
     set_rate.add_argument("rate", type=_argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
-    _add_span(set_rate, "reset-rate")
+    _add_duration(set_rate, "reset-rate")
     reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
     reset_rate.add_argument("network", metavar="NETWORK")
-    _add_span(add("pause", _pause, "hold nobody to any rate, for now"), "resume")
+    _add_duration(add("pause", _pause, "release all subflows, for now"), "resume")
     add("resume", _resume, "end a pause")
-    add("reload", _reload, "take up what has changed in the configuration files")
+    add("reload", _reload, "apply changes of the configuration files")
     return parser
 
 
-def _add_span(command: argparse.ArgumentParser, ended_by: str) -> None:
+def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
     command.add_argument(
         "--for",
         dest="seconds",
-        type=_argument(_span),
+        type=_argument(_duration),
         metavar="DURATION",
         help=f"{DURATION_SYNTAX}; default: until {ended_by}",
     )
@@ -146,7 +146,7 @@ def _doctor(options: argparse.Namespace) -> None:
     _print(options, [finding._asdict() for finding in findings], tables.show_findings)
     harms = sum(finding.problem is not None and finding.harm for finding in findings)
     if harms:
-        raise UserError(f"{harms} of {len(findings)} findings keep clients from being capped")
+        raise UserError(f"{harms} of {len(findings)} checks found a problem that prevents caps")
 
 
 def _check_config(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The human side of the CLI: answers of the services as tables."""
+"""The answers of the services as tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        # Called while rich handles the BrokenPipeError, which `service.run` turns into an exit status.
+        # rich calls this in its handler of BrokenPipeError, which `service.run` turns into an exit status.
         raise
 
 
 def _console() -> Console:
-    # Without a terminal rich would wrap at 80 columns what a pager or a file takes at any width.
+    # Without a terminal rich would wrap at 80 columns.
     return _Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
 
 
@@ -37,11 +37,11 @@ def show_status(data: Json) -> None:
     console.print(
         f"pacing: {daemon['paced_subflows']} subflows paced"
         if daemon["unpaced"] is None
-        else f"pacing: none, HTB alone holds the rates: {daemon['unpaced']}",
+        else f"pacing: none, only HTB limits the rates: {daemon['unpaced']}",
         markup=False,
     )
     console.print(
-        f"sniffer: following {sniffer['connections']} connections, revision {sniffer['revision']}"
+        f"sniffer: {sniffer['connections']} connections, revision {sniffer['revision']}"
         if sniffer["connected"]
         else f"sniffer: not connected: {sniffer['problem']}"
     )
@@ -67,7 +67,7 @@ def _capture(capture: Json) -> str:
 
 def _pause(pause: Json) -> str:
     left = pause["seconds_left"]
-    return f"paused by the operator, {'until resumed' if left is None else f'for {left:.0f} s'}: nobody is held"
+    return f"paused by the operator, {'until resumed' if left is None else f'for {left:.0f} s'}: nothing is throttled"
 
 
 def show_pause(data: Json) -> None:
@@ -82,7 +82,7 @@ def show_reload(data: Json) -> None:
 
 
 def show_findings(data: Json) -> None:
-    """What `doctor` has found."""
+    """The findings of `doctor`."""
     console = _console()
     for finding in data:
         if finding["problem"] is None:
@@ -99,7 +99,7 @@ def show_network(data: Json) -> None:
 
 
 def _show_networks(console: Console, networks: Json) -> None:
-    table = Table("network", "preference", "cap", "limit", "per", "subflows", "held", "subnets", box=None)
+    table = Table("network", "preference", "cap", "limit", "per", "subflows", "throttled", "subnets", box=None)
     for network in networks:
         table.add_row(
             network["name"],
@@ -148,12 +148,12 @@ def show_plan(data: Json) -> None:
     """The answer to `plan`."""
     console = _console()
     if not data["operations"]:
-        console.print("nothing is held: the interface keeps its own qdisc")
+        console.print("nothing is throttled: the interface has its own qdisc")
         return
     for operation in data["operations"]:
         for command in operation["commands"]:
             console.print(command, markup=False)
-    console.print("# in force" if data["in_force"] else "# not wholly in force: see status", markup=False)
+    console.print("# applied" if data["in_force"] else "# not completely applied: see status", markup=False)
 
 
 def show_check(data: Json) -> None:

@@ -1,1 +1,1 @@
-"""The configuration: what may stand in it, how it is read, and what differs between two."""
+"""The configuration: its schema, its loader, and the differences between two configurations."""

@@ -1,4 +1,4 @@
-"""What differs between two configurations, in the operator's terms, and what it takes to bring it into force."""
+"""The differences between two configurations, for the log, and whether each takes a reload or a restart."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
 
 _RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "daemon.other_traffic"})
-# What only the daemon reads. It needs a restart for the sniffer's own settings too: they are part of what it has
-# validated as a whole, and a restart of both is what makes that whole the one in force.
-_OF_DAEMON: Final = frozenset(
+# Read by the daemon only. A change of the sniffer's settings needs a restart of both services: the daemon validates the
+# whole configuration, and reports it as the one in force.
+_DAEMON_ONLY: Final = frozenset(
     {
         "daemon.mark_mask",
         "daemon.marks",
@@ -31,9 +31,9 @@ _OF_DAEMON: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: `key` had the text `old` and has `new`; None means it is not there.
+    """One difference: the texts of `key` before and after, None where it is absent.
 
-    `restart` names the services that must be restarted for it; none, if a reload of `mptcp-throttled` is enough.
+    `restart` names the services that must be restarted; it is empty if a reload of `mptcp-throttled` suffices.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Change:
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
-    """All differences, those of the service file first."""
+    """All differences: first those of the service file, then those of the networks."""
     return (*_changed_settings(old, new), *_changed_networks(old, new))
 
 
@@ -68,7 +68,7 @@ def _settings(config: Config) -> dict[str, object]:
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
         "run_directory": config.run_directory,
         "state_directory": config.state_directory,
-        # Not where it is written: a line more above it changes nothing.
+        # The name only: where it stands in the file is no setting.
         "socket_group": None if config.socket_group is None else config.socket_group.name,
     }
 
@@ -76,7 +76,7 @@ def _settings(config: Config) -> dict[str, object]:
 def _restart(key: str) -> tuple[str, ...]:
     if key in _RELOADED:
         return ()
-    return (DAEMON,) if key in _OF_DAEMON else (SNIFFER, DAEMON)
+    return (DAEMON,) if key in _DAEMON_ONLY else (SNIFFER, DAEMON)
 
 
 def _changed_networks(old: Config, new: Config) -> Iterator[Change]:

@@ -1,7 +1,7 @@
-"""Read the configuration: YAML files in, one frozen `Config` out, or a `ConfigError` and nothing applied.
+"""Loads the configuration: YAML files to one frozen `Config`, or a `ConfigError` with all problems.
 
-`mptcp-throttle.yaml` describes the service, one file per access network in `networks.d/` describes the networks.
-The whole set is validated together; `mptcp-throttle check-config` and both services share this loader.
+`mptcp-throttle.yaml` configures the services, each file in `networks.d/` an access network. Both services and
+`mptcp-throttle check-config` validate them together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def load_config(path: Path) -> Config:
-    """Read `path` and the network files beside it.
+    """The configuration of `path` and its network files.
 
     Raises ConfigError with all problems found, one line each.
     """
@@ -56,15 +56,15 @@ def load_config(path: Path) -> Config:
 
 
 def find_sockets(path: Path) -> Sockets:
-    """Where the services answer according to `path`, whatever else is wrong with it or with the network files.
+    """The sockets according to `path`, whatever else is wrong with it or with the network files.
 
-    Raises ConfigError if that cannot be told.
+    Raises ConfigError if the run directory cannot be read from it.
     """
     return Sockets.below(Path(validate(RunDirectoryFile, read_yaml(path)).run_directory))
 
 
 def find_run_directory(path: Path) -> Path:
-    """The run directory according to `path`, whatever is wrong with it; the usual one if that cannot be told."""
+    """The run directory according to `path`; the default one if it cannot be read from it."""
     try:
         return find_sockets(path).daemon.parent
     except ConfigError:
@@ -82,7 +82,7 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
 def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
     name = service_file.data.get("networks_directory", NETWORKS_DIRECTORY)
     if not is_text(name):
-        raise ConfigError([])  # ServiceFile has the line about it
+        raise ConfigError([])  # the validation of ServiceFile reports it
     directory = service_file.path.parent / name
     prefix = f"{service_file.where(('networks_directory',))}: networks_directory: {directory}:"
     try:

@@ -1,4 +1,4 @@
-"""What the configuration files may say, key by key, and the frozen `Config` that a valid set of them makes."""
+"""The schema of the configuration files, and the frozen `Config` that is made of valid ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NETWORKS_DIRECTORY: Final = "networks.d"
 _RUN_DIRECTORY: Final = "/run/mptcp-throttle"
 _SNIFFER_SOCKET: Final = "sniffer.sock"
 _DAEMON_SOCKET: Final = "daemon.sock"
-# sun_path holds 108 bytes (include/uapi/linux/un.h), of which Python wants the last for a zero.
+# sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
@@ -45,7 +45,7 @@ def _subnet(text: str) -> Network:
         raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
     if isinstance(subnet, IPv6Network) and subnet.subnet_of(_IPV4_MAPPED):
         written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
-        raise ValueError(f"is IPv4-mapped, which no packet is; allowed: {written}")
+        raise ValueError(f"is IPv4-mapped, and packets never have such addresses; allowed: {written}")
     return subnet
 
 
@@ -75,14 +75,14 @@ RunDirectory = Annotated[
 
 
 class ProxySection(Section):
-    """Where the proxy is reached: interface and TCP ports."""
+    """The interface and TCP ports on which clients reach the proxy."""
 
     interface: Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
     ports: Annotated[tuple[Annotated[int, whole(1, 65535)], ...], list_of("ports", 16), AfterValidator(each_once)]
 
 
 class SnifferSection(Section):
-    """What the sniffer believes, and its bounds: entries in its tables, changes in its history, bytes of buffer.
+    """The sniffer's sources, and its bounds: table entries, changes in the history, bytes of the capture buffer.
 
     `kernel_list_interval` and `idle_expiry` are in seconds.
     """
@@ -100,7 +100,7 @@ class SnifferSection(Section):
 
 
 class DaemonSection(Section):
-    """How the daemon treats the kernel: marks, hysteresis and audit period in seconds, the other traffic."""
+    """What the daemon does in the kernel; `linger` and `reconcile_interval` are in seconds."""
 
     mark_mask: Annotated[int, parsed_by(_mark_mask)] = 0xFFFF_0000
     marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
@@ -125,7 +125,7 @@ class ServiceFile(Section):
 
 
 class RunDirectoryFile(Section):
-    """mptcp-throttle.yaml, of which only the run directory is read."""
+    """Only the run directory of mptcp-throttle.yaml."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -133,7 +133,7 @@ class RunDirectoryFile(Section):
 
 
 class NetworkFile(Section):
-    """A file of networks.d."""
+    """A file in networks.d."""
 
     name: Name
     subnets: Annotated[tuple[Annotated[Network, parsed_by(_subnet)], ...], list_of("subnets", 1000)]
@@ -145,14 +145,14 @@ class NetworkFile(Section):
 
 @dataclass(frozen=True, slots=True)
 class SocketGroup:
-    """A group that may use the sockets. It need not exist before a service starts; `where` is FILE:LINE of its name."""
+    """The group that may use the sockets. It is looked up only when used; `where` is FILE:LINE of its name."""
 
     name: str
     where: str
 
     @property
     def gid(self) -> int:
-        """Its number. Raises ConfigError if this host has no such group."""
+        """The group id. Raises ConfigError if there is no such group on this host."""
         try:
             return grp.getgrnam(self.name).gr_gid
         except KeyError as error:
@@ -164,20 +164,20 @@ class SocketGroup:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The Unix sockets on which the services answer."""
+    """The Unix sockets of the services."""
 
     sniffer: Path
     daemon: Path
 
     @classmethod
     def below(cls, run_directory: Path) -> Self:
-        """Those in this run directory."""
+        """The sockets in this run directory."""
         return cls(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A configuration that validated as a whole. Networks are ordered by preference, then name."""
+    """A valid configuration. Networks are ordered by preference, then name."""
 
     proxy: ProxySection
     sniffer: SnifferSection
@@ -189,9 +189,9 @@ class Config:
 
     @property
     def sockets(self) -> Sockets:
-        """Where the services answer."""
+        """The Unix sockets of the services."""
         return Sockets.below(self.run_directory)
 
     def network(self, name: str) -> AccessNetwork | None:
-        """The access network of that name."""
+        """The access network of that name, None if there is none."""
         return next((network for network in self.networks if network.name == name), None)

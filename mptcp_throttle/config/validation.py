@@ -1,4 +1,4 @@
-"""Validation of YAML files by pydantic models: a line per problem, with file, line, key, value and what is allowed."""
+"""Validation of YAML files by pydantic models: one error line per problem, with what is allowed instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None) -> PlainValidator:
-    """A validator: `parse` makes the value from its text; `at_least` is the lowest allowed, as text."""
+    """A validator: `parse` converts the text; `at_least` is the lowest allowed value, as text."""
 
     def validate(value: object) -> _T:
         result = parse(str(value))
@@ -43,7 +43,7 @@ def one_of(choices: type[_Choice]) -> PlainValidator:
 
 
 def whole(lowest: int, highest: int) -> PlainValidator:
-    """A validator: a whole number between these."""
+    """A validator: a whole number in this range, bounds included."""
 
     def validate(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
@@ -60,12 +60,12 @@ def _flag(value: object) -> bool:
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether the value is text of printable characters, and not empty."""
+    """Whether the value is non-empty text of printable characters."""
     return isinstance(value, str) and value != "" and value.isprintable()
 
 
 def text_that(is_allowed: Callable[[str], object], allowed: str) -> PlainValidator:
-    """A validator: text that `is_allowed` accepts; `allowed` says what that is."""
+    """A validator: text that `is_allowed` accepts; `allowed` describes it in the error message."""
 
     def validate(value: object) -> str:
         if not is_text(value) or not is_allowed(value):
@@ -102,7 +102,7 @@ Name = Annotated[
 
 
 class Section(BaseModel):
-    """A mapping with these keys and no others."""
+    """A mapping without other keys than these."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -111,7 +111,7 @@ _Model = TypeVar("_Model", bound=Section)
 
 
 class Document(Protocol):
-    """What was read, and where each value stands: a YamlFile, or what was made of several."""
+    """Data with the line of each value: a YamlFile, or several of them merged."""
 
     @property
     def data(self) -> Mapping[str, object]:
@@ -123,7 +123,7 @@ class Document(Protocol):
 
     @property
     def scalars(self) -> Mapping[KeyPath, str]:
-        """Every scalar as it was written."""
+        """The text of every scalar."""
 
     def where(self, keys: KeyPath) -> str:
         """`FILE:LINE` of the innermost of these nested keys that the document contains."""
@@ -140,12 +140,12 @@ def validate(model: type[_Model], document: Document) -> _Model:
 def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> str:
     keys = tuple(key for key in detail["loc"] if isinstance(key, str | int))
     while keys and keys not in document.lines and detail["type"] != "missing":
-        keys = keys[:-1]  # pydantic appends the union member it tried
+        keys = keys[:-1]  # pydantic appends the name of the union member
     prefix = f"{document.where(keys)}: {dotted(keys)}:"
     if detail["type"] == "missing":
         return f"{prefix} is required"
     value = detail["input"]
-    # A mask is written in hexadecimal, and what is no text to YAML may have been meant as text.
+    # As written in the file: the parsed value would show a mask in decimal, and `no` as False.
     written = document.scalars.get(keys)
     quoted = shown(value) if isinstance(value, str) or written is None else written[:60] or "null"
     if detail["type"] == "extra_forbidden":
@@ -156,7 +156,7 @@ def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> 
 
 
 def _keys_beside(annotation: object, keys: KeyPath) -> list[str]:
-    """The keys that a section allows where `keys` ends, in the type that is annotated so."""
+    """The keys that the type `annotation` allows in the section in which `keys` ends."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         fields = {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
         if len(keys) == 1:

@@ -1,4 +1,4 @@
-"""YAML with line numbers: what a good error message about a configuration file needs."""
+"""YAML with line numbers, for error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES: Final = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A parsed file: its mapping, the line (from 1) of every key path, and every scalar as it was written."""
+    """A parsed file: its mapping, the line (from 1) of every key path, and the text of every scalar."""
 
     path: Path
     data: dict[str, object]
@@ -36,7 +36,7 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a file that must hold one mapping.
+    """Read a file that contains one mapping.
 
     Keys are text; values are null, bool, int, text, lists and mappings.
 
@@ -89,7 +89,7 @@ def _walk(node: yaml.Node, keys: KeyPath, line: int) -> Iterator[tuple[KeyPath, 
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without what a configuration does not need and YAML brings along: dates, fractions, aliases, merged keys."""
+    """YAML without dates, floats, aliases and merge keys."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in resolvers if tag in _TYPES]
@@ -110,7 +110,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
-            # What PyYAML makes of `0b_`, of `!!bool maybe`, and of a number of 5000 digits.
+            # PyYAML raises these for `0b_`, `!!bool maybe` and a number of 5000 digits.
             problem = f"{str(node.value)[:40]!r} is not a value of its type"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 

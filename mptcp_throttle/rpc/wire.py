@@ -1,4 +1,4 @@
-"""How connections travel over JSON-RPC: plain objects, decoded once into the frozen model.
+"""What travels over JSON-RPC: connections as plain JSON objects, decoded once into the frozen model.
 
 `{"token": "1a2b3c4d", "version": 1, "subflows": [{"client": "10.1.0.2", "client_port": 40000, "proxy": "10.3.0.2",
 "proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 1700000000.25,
@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Any, Final
+
+from jsonrpclib.config import Config
 
 from mptcp_throttle.model import Address, Connection, Endpoint, FourTuple, Subflow, Token, format_token
-from mptcp_throttle.rpc import Json
+
+Json = Any
+"""What `json` can encode; checked where it is decoded."""
+
+JSON_RPC: Final = Config(use_jsonclass=False)
+"""What both ends tell pelix: plain JSON, no Python objects."""
 
 
 def encode_connection(connection: Connection) -> Json:
@@ -67,7 +75,7 @@ def _decode_subflow(data: Json) -> Subflow:
     )
 
 
-# A client has many subflows, and all of them end at a few sockets of the proxy: equal values are one object.
+# Equal addresses and endpoints are one object: clients have many subflows, and the proxy few sockets.
 @lru_cache(65536)
 def _address(text: str) -> Address:
     return ip_address(text)

@@ -1,4 +1,4 @@
-"""Who may join a connection: tokens and HMACs of the handshakes (RFC 8684 and RFC 6824, sections 3.1 and 3.2)."""
+"""Tokens and HMACs that authenticate the handshakes (RFC 8684 and RFC 6824, sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HASHES: Final = {0: "sha1", 1: "sha256"}
 
 
 class Keys(NamedTuple):
-    """The secrets of a connection: what its ends showed each other when it was opened."""
+    """The keys that client and proxy exchanged when they opened a connection."""
 
     version: int
     client: bytes
@@ -27,13 +27,13 @@ def token_of(version: int, key: bytes) -> Token:
     return Token(int.from_bytes(hashlib.new(_HASHES[version], key).digest()[:4]))
 
 
-def client_proves(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck, ack: MpJoinAck) -> bool:
+def is_client_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck, ack: MpJoinAck) -> bool:
     """Whether the third ACK of a JOIN comes from the client that opened the connection (HMAC-A)."""
     expected = _hmac(keys.version, keys.client + keys.proxy, syn.nonce + synack.nonce)
     return hmac.compare_digest(expected[: len(ack.hmac)], ack.hmac)
 
 
-def proxy_proves(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck) -> bool:
+def is_proxy_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck) -> bool:
     """Whether the SYN/ACK of a JOIN comes from the proxy of the connection (HMAC-B, truncated)."""
     expected = _hmac(keys.version, keys.proxy + keys.client, synack.nonce + syn.nonce)
     return hmac.compare_digest(expected[: len(synack.hmac)], synack.hmac)

@@ -1,4 +1,4 @@
-"""Scapy's packet socket with what a service needs: a large buffer, no promiscuous mode, and the drop counters."""
+"""Frames from Scapy's packet socket, with a large buffer, without promiscuous mode, and with the drop counter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SO_RCVBUFFORCE: Final = 33
 _TPACKET_STATS: Final = Struct("II")
 
 _log = logging.getLogger("mptcp-sniffer")
-# It guesses the link type from the protocol, and warns that it cannot; we ask the interface.
+# Scapy warns that it cannot guess the link type from the protocol; we ask the interface.
 log_runtime.setLevel(logging.ERROR)
 
 # include/uapi/linux/if_arp.h: ARPHRD_ETHER, ARPHRD_LOOPBACK; ARPHRD_NONE (tun, WireGuard), ARPHRD_PPP, ARPHRD_RAWIP.
@@ -45,19 +45,19 @@ class CapturedFrame(NamedTuple):
 
 
 class CaptureLost(Exception):
-    """The interface went down or away; what happened meanwhile is unknown."""
+    """The interface went down or was removed; what happens until it is captured again is unknown."""
 
 
 class Capture:
-    """Captures on `interface` what `signalling_filter` passes for `ports`.
+    """Captures on `interface` what `signalling_filter` passes for `ports`; needs CAP_NET_RAW.
 
-    `parse` turns a captured frame into a segment, according to the interface's link type. Raises UserError if the
-    capture cannot be opened; needs CAP_NET_RAW.
+    `parse` makes a segment of a captured frame, according to the link type of the interface. Raises UserError if the
+    capture cannot be opened.
     """
 
     def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int, poll_seconds: float) -> None:
         try:
-            # Of protocol 0, a packet socket receives nothing (packet(7)): no frame comes before the filter is there.
+            # With protocol 0 a packet socket receives nothing (packet(7)), so no frame precedes the filter.
             self._socket = L2ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
             with ExitStack() as on_failure:
                 on_failure.callback(self._socket.close)
@@ -74,14 +74,14 @@ class Capture:
         self._dropped = 0
 
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
-        """Let frames in, filtered according to the link type; returns their parser."""
+        """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
         hardware_type = self._socket.ins.getsockname()[3]
         link = _LINKS.get(hardware_type)
         if link is None:
             raise UserError(f"{interface}: link type {hardware_type} is not supported", os.EX_UNAVAILABLE)
         attach_filter(self._socket.ins, signalling_filter(ports, link=link))
         self._socket.ins.bind((interface, _ETH_P_ALL))
-        # bind() succeeds on an interface that is down, and leaves the error to be found.
+        # bind() succeeds on an interface that is down; only SO_ERROR tells.
         pending = self._socket.ins.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if pending:
             raise OSError(pending, os.strerror(pending))
@@ -92,7 +92,7 @@ class Capture:
             self._socket.ins.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)
         except PermissionError:
             self._socket.ins.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-        # The kernel doubles what is asked for, to account for its own overhead (socket(7)).
+        # The kernel doubles the value that is set, for its own overhead (socket(7)).
         granted = self._socket.ins.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
         if granted < buffer_bytes:
             _log.warning(
@@ -102,7 +102,7 @@ class Capture:
             )
 
     def next_frame(self) -> CapturedFrame | None:
-        """The next frame; None if none came in `poll_seconds`. Raises CaptureLost."""
+        """The next frame; None if there was none for `poll_seconds`. Raises CaptureLost."""
         try:
             _, data, at = self._socket.recv_raw(SNAP_BYTES)
         except TimeoutError:
@@ -113,9 +113,9 @@ class Capture:
 
     def dropped(self) -> int:
         """Frames the kernel dropped since the capture began because the buffer was full."""
-        with suppress(OSError):  # the capture may have been closed meanwhile
+        with suppress(OSError):  # another thread may have closed the capture
             statistics = self._socket.ins.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _TPACKET_STATS.size)
-            # Reading resets the kernel's counters.
+            # Each reading resets the kernel's counters.
             self._dropped += _TPACKET_STATS.unpack(statistics)[1]
         return self._dropped
 

@@ -1,8 +1,8 @@
-"""From the segments of a handshake to an opened connection or a joined subflow, or to nothing.
+"""MP_CAPABLE and MP_JOIN handshakes: which of them open a connection or add a subflow.
 
-With `Trust.HANDSHAKE` a handshake counts when its third ACK has proved it: the right keys for MP_CAPABLE, the right
-HMAC for MP_JOIN, the right sequence numbers for both. With `Trust.TOKEN`, for boxes that see one direction only, it
-counts with the first segment that names the token.
+With `Trust.HANDSHAKE` a handshake is complete at its third ACK, with the right keys for MP_CAPABLE, the right HMAC for
+MP_JOIN, and the right sequence numbers for both. With `Trust.TOKEN`, for hosts that see one direction only, it is
+complete at the first segment that names the token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mptcp_sniffer.authentication import Keys, client_proves, proxy_proves, token_of
+from mptcp_sniffer.authentication import Keys, is_client_hmac, is_proxy_hmac, token_of
 from mptcp_sniffer.options import MpCapable, MpJoinAck, MpJoinSyn, MpJoinSynAck, Option
 from mptcp_throttle.model import Token, Trust
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from mptcp_sniffer.segment import PackedEndpoint, Segment
 
 _HALF_OPEN_SECONDS: Final = 75.0
-"""Linux gives up on a SYN/ACK after about 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); some margin on top."""
+"""Linux drops a half-open connection after 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); with some margin."""
 
 
 class Ends(NamedTuple):
-    """A subflow's four-tuple as the wire has it."""
+    """A subflow's four-tuple, with addresses in network byte order."""
 
     client: PackedEndpoint
     proxy: PackedEndpoint
 
 
 class Opened(NamedTuple):
-    """A connection, with its first subflow. `keys` is None where the trust in force did without the client's."""
+    """A complete MP_CAPABLE handshake, SYN at `at`. `keys` is None if only the proxy's was seen (`Trust.TOKEN`)."""
 
     ends: Ends
     token: Token
@@ -44,7 +44,7 @@ class Opened(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A further subflow of a connection. `authenticated` is false before the client has proved itself."""
+    """An MP_JOIN handshake, SYN at `at`; complete if `authenticated`, else it waits for its third ACK."""
 
     ends: Ends
     token: Token
@@ -59,7 +59,7 @@ class Joined(NamedTuple):
 
 @dataclass(slots=True)
 class _HalfOpen:
-    """A SYN, and the proxy's answer once there is one. `keys` are those of the connection it wants to join."""
+    """A SYN, and the SYN/ACK once there is one. `keys` are those of the connection to join, if known."""
 
     option: MpCapable | MpJoinSyn
     sequence: int
@@ -74,10 +74,10 @@ class UnknownToken(LookupError):
 
 
 class Handshakes:
-    """The handshakes under way: at most `bound`, the oldest is forgotten first.
+    """The incomplete handshakes: at most `bound`, beyond which the oldest is forgotten.
 
-    `keys_of` gives the keys of the connection with a token, None if it is known but its keys are not; it raises
-    UnknownToken. `counters` tell what happened to handshakes that came to nothing.
+    `keys_of` returns the keys of the connection with a token, or None if only the connection is known, and raises
+    UnknownToken. `counters` count the handshakes that failed, by reason.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._half_open)
 
-    def asked(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> None:
+    def on_syn(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> None:
         """A client's SYN."""
         option = _only_handshake(options)
         if not isinstance(option, MpCapable | MpJoinSyn):
@@ -113,8 +113,8 @@ class Handshakes:
         self._half_open.move_to_end(ends)
         self.expire(at)
 
-    def answered(self, ends: Ends, segment: Segment, options: Sequence[Option]) -> Opened | Joined | None:
-        """The proxy's SYN/ACK; returns a JOIN that waits for its proof too."""
+    def on_syn_ack(self, ends: Ends, segment: Segment, options: Sequence[Option]) -> Opened | Joined | None:
+        """The proxy's SYN/ACK. Returns a complete handshake, or a JOIN that waits for its third ACK."""
         half_open = self._half_open.get(ends)
         if half_open is None or half_open.sequence != _before(segment.acknowledgment):
             return None
@@ -128,54 +128,50 @@ class Handshakes:
                     return Opened(ends, token, answer.version, None, half_open.sequence, half_open.at)
                 return None
             case MpJoinSyn() as syn, MpJoinSynAck():
-                if half_open.keys is not None and not proxy_proves(half_open.keys, syn, answer):
+                if half_open.keys is not None and not is_proxy_hmac(half_open.keys, syn, answer):
                     self._counters["wrong_hmac"] += 1
                     return None
                 half_open.answer = answer
-                if self._trust is Trust.TOKEN:
+                authenticated = self._trust is Trust.TOKEN
+                if authenticated:
                     del self._half_open[ends]
-                    return _joined(ends, half_open, syn, answer, authenticated=True)
-                return _joined(ends, half_open, syn, answer, authenticated=False)
+                return _joined(ends, half_open, syn, authenticated=authenticated)
         del self._half_open[ends]
         self._counters["fell_back"] += 1
         return None
 
-    def completed(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> Opened | Joined | None:
+    def on_third_ack(
+        self, ends: Ends, segment: Segment, options: Sequence[Option], at: float
+    ) -> Opened | Joined | None:
         """A client's segment with MP_CAPABLE or MP_JOIN and without SYN: the third ACK, or the first data."""
-        proof = _only_handshake(options)
+        ack = _only_handshake(options)
         half_open = self._half_open.get(ends)
         if half_open is None:
-            if self._trust is Trust.TOKEN and isinstance(proof, MpCapable):
-                return self._opened_unseen(ends, segment, proof, at)
+            if self._trust is Trust.TOKEN and isinstance(ack, MpCapable):
+                return self._opened_without_syn(ends, segment, ack, at)
             return None
-        match half_open.option, half_open.answer, proof:
-            case MpCapable() as syn, answer, MpCapable(sender_key=bytes(client), receiver_key=bytes(proxy)):
-                keys = Keys(proof.version, client, proxy)
-                if not self._capable_holds(half_open, segment, syn, answer, keys):
+        match half_open.option, ack:
+            case MpCapable() as syn, MpCapable(sender_key=bytes(client), receiver_key=bytes(proxy)):
+                keys = Keys(ack.version, client, proxy)
+                if not self._is_valid_capable(half_open, segment, syn, keys):
                     self._counters["wrong_key"] += 1
                     return None
                 del self._half_open[ends]
                 token = token_of(keys.version, keys.proxy)
                 return Opened(ends, token, keys.version, keys, half_open.sequence, half_open.at)
-            case MpJoinSyn() as syn, answer, MpJoinAck():
-                return self._join_completed(ends, half_open, segment, syn, answer, proof)
+            case MpJoinSyn() as syn, MpJoinAck():
+                return self._join_completed(ends, half_open, segment, syn, ack)
         return None
 
-    def _opened_unseen(self, ends: Ends, segment: Segment, proof: MpCapable, at: float) -> Opened | None:
-        if proof.sender_key is None or proof.receiver_key is None:
+    def _opened_without_syn(self, ends: Ends, segment: Segment, ack: MpCapable, at: float) -> Opened | None:
+        if ack.sender_key is None or ack.receiver_key is None:
             return None
-        keys = Keys(proof.version, proof.sender_key, proof.receiver_key)
+        keys = Keys(ack.version, ack.sender_key, ack.receiver_key)
         token = token_of(keys.version, keys.proxy)
         return Opened(ends, token, keys.version, keys, _before(segment.sequence), at)
 
-    def _capable_holds(
-        self,
-        half_open: _HalfOpen,
-        segment: Segment,
-        syn: MpCapable,
-        answer: MpCapable | MpJoinSynAck | None,
-        keys: Keys,
-    ) -> bool:
+    def _is_valid_capable(self, half_open: _HalfOpen, segment: Segment, syn: MpCapable, keys: Keys) -> bool:
+        answer = half_open.answer
         if answer is None:
             return self._trust is Trust.TOKEN
         return (
@@ -186,47 +182,39 @@ class Handshakes:
         )
 
     def _join_completed(
-        self,
-        ends: Ends,
-        half_open: _HalfOpen,
-        segment: Segment,
-        syn: MpJoinSyn,
-        answer: MpCapable | MpJoinSynAck | None,
-        proof: MpJoinAck,
+        self, ends: Ends, half_open: _HalfOpen, segment: Segment, syn: MpJoinSyn, ack: MpJoinAck
     ) -> Joined | None:
-        if self._trust is Trust.TOKEN and answer is None:
-            del self._half_open[ends]
-            return _joined(ends, half_open, syn, None, authenticated=True)
-        if not isinstance(answer, MpJoinSynAck) or not _follows(half_open, segment):
-            return None
-        if half_open.keys is None:
-            self._counters["join_left_to_kernel"] += 1
-            return None
-        if not client_proves(half_open.keys, syn, answer, proof):
-            self._counters["wrong_hmac"] += 1
-            return None
+        answer = half_open.answer
+        if answer is not None or self._trust is not Trust.TOKEN:
+            if not isinstance(answer, MpJoinSynAck) or not _follows(half_open, segment):
+                return None
+            if half_open.keys is None:
+                self._counters["join_left_to_kernel"] += 1
+                return None
+            if not is_client_hmac(half_open.keys, syn, answer, ack):
+                self._counters["wrong_hmac"] += 1
+                return None
         del self._half_open[ends]
-        return _joined(ends, half_open, syn, answer, authenticated=True)
+        return _joined(ends, half_open, syn, authenticated=True)
 
-    def take(self, ends: Ends) -> Joined | None:
-        """What a JOIN that the kernel is known to have accepted has said of itself, None if nothing.
+    def accepted_by_kernel(self, ends: Ends) -> Joined | None:
+        """What is known of a JOIN that is in the kernel list, None if its SYN was not seen.
 
-        It is over if it waits for keys that are not known. Any other may go on: its frames are on their way.
+        It is forgotten if its HMAC cannot be checked without the keys; otherwise its third ACK is still to come.
         """
         half_open = self._half_open.get(ends)
         if half_open is None or not isinstance(half_open.option, MpJoinSyn):
             return None
         if half_open.keys is None:
             del self._half_open[ends]
-        answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
-        return _joined(ends, half_open, half_open.option, answer, authenticated=True)
+        return _joined(ends, half_open, half_open.option, authenticated=True)
 
-    def forget(self, ends: Ends) -> None:
-        """A handshake that was reset."""
+    def on_reset(self, ends: Ends) -> None:
+        """An RST of either side: the handshake has failed."""
         self._half_open.pop(ends, None)
 
     def expire(self, now: float) -> None:
-        """Forget the oldest beyond the bound, and those that waited too long."""
+        """Forget the oldest beyond the bound, and those that are too old at `now`."""
         while self._half_open:
             oldest = next(iter(self._half_open.values()))
             if len(self._half_open) <= self._bound and now - oldest.at <= _HALF_OPEN_SECONDS:
@@ -236,14 +224,13 @@ class Handshakes:
 
 
 def _only_handshake(options: Sequence[Option]) -> Option | None:
-    """The handshake option of a segment; None for several, which Linux ignores too (net/mptcp/subflow.c)."""
+    """The handshake option of a segment; None if there are several, which Linux ignores too (net/mptcp/subflow.c)."""
     found = [option for option in options if isinstance(option, MpCapable | MpJoinSyn | MpJoinSynAck | MpJoinAck)]
     return found[0] if len(found) == 1 else None
 
 
-def _joined(
-    ends: Ends, half_open: _HalfOpen, syn: MpJoinSyn, answer: MpJoinSynAck | None, *, authenticated: bool
-) -> Joined:
+def _joined(ends: Ends, half_open: _HalfOpen, syn: MpJoinSyn, *, authenticated: bool) -> Joined:
+    answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
     return Joined(
         ends,
         Token(syn.token),
@@ -258,7 +245,7 @@ def _joined(
 
 
 def _follows(half_open: _HalfOpen, segment: Segment) -> bool:
-    """Whether a segment continues this very handshake: nobody off the path knows both sequence numbers."""
+    """Whether a segment belongs to this handshake: an off-path attacker does not know both sequence numbers."""
     return (
         _before(segment.sequence) == half_open.sequence and _before(segment.acknowledgment) == half_open.answer_sequence
     )

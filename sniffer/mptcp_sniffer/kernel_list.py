@@ -1,7 +1,7 @@
-"""What the kernel knows: the live MPTCP subflows of the proxy's sockets, where the proxy runs on this host.
+"""The kernel list: the live MPTCP subflows of the proxy's sockets, if the proxy runs on this host.
 
-inet_diag lists them with token, address id and backup flag, to those with CAP_NET_ADMIN. A generic netlink group tells
-when something has happened to any of them. Neither exists on a box that only forwards.
+inet_diag lists them with token, address id and backup flag to processes with CAP_NET_ADMIN. A generic netlink group
+reports that something has happened to one of them. A host that only forwards has neither.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 class ListedSubflow(NamedTuple):
     """A subflow as the kernel lists it; `address_id` is the client's.
 
-    `stalled`: the retransmission timer has run out twice in a row. Once happens on every lossy path.
+    `stalled`: the retransmission timer has expired twice in a row. Once is normal on a lossy path.
     """
 
     token: Token
@@ -51,20 +51,20 @@ class ListedSubflow(NamedTuple):
 
 
 class KernelList(NamedTuple):
-    """The live subflows at a time, in seconds since the epoch, not later than the listing began."""
+    """The live subflows, and the time, in seconds since the epoch, just before the kernel was asked."""
 
     at: float
     subflows: dict[Ends, ListedSubflow]
 
 
 class KernelListUnavailable(Exception):
-    """The kernel cannot or will not list MPTCP subflows, and why."""
+    """The kernel does not list MPTCP subflows; the message says why."""
 
 
 def list_subflows(ports: Sequence[int]) -> KernelList:
     """The established MPTCP subflows of this host's sockets on `ports`. Raises KernelListUnavailable."""
     if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
-        # To others the kernel lists the same sockets, as if they were plain TCP.
+        # Without it the kernel lists the same sockets as if they were plain TCP.
         raise KernelListUnavailable("needs CAP_NET_ADMIN")
     at = time.time()
     try:
@@ -93,7 +93,7 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
 
 
 class KernelEvents:
-    """A subscription to the kernel's MPTCP events (genetlink family mptcp_pm); what they say is left to the listing.
+    """A subscription to the kernel's MPTCP events (genetlink family mptcp_pm), as a trigger: their content is not read.
 
     Raises KernelListUnavailable if there is no such family or the capability CAP_NET_ADMIN is missing.
     """
@@ -111,7 +111,7 @@ class KernelEvents:
         return int(self._socket.fileno())
 
     def drain(self) -> None:
-        """Take all pending events off the socket."""
+        """Discard the pending events."""
         self._socket.recv(65536)
 
     def __enter__(self) -> Self:

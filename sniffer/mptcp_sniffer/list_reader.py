@@ -1,4 +1,4 @@
-"""Reads the kernel's list of subflows: at the start, now and then, and a moment after anything that was in doubt."""
+"""When the kernel list is read: at start, once per interval, and soon after the tracker needs it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 _TICK_SECONDS: Final = 0.1
-_SOON_SECONDS: Final = 0.7
-"""Longer than `tracker` takes segments for newer than the listing."""
+_REQUEST_SECONDS: Final = 0.7
+"""From a request to the reading: longer than the time for which `tracker` prefers a segment to the list."""
 
 _MAX_SHARE: Final = 0.1
-"""The share of time that listing may take: the kernel walks all its sockets for it."""
+"""The share of time that reading may take: the kernel walks all its TCP sockets for it."""
 
 _HOUSEKEEPING_SECONDS: Final = 1.0
 
@@ -30,29 +30,29 @@ _log = logging.getLogger("mptcp-sniffer")
 
 
 class ListReader:
-    """Calls `take` with the kernel's listing, or with None where there is none, about once a second or less often.
+    """Calls `deliver` with each kernel list that it has read, and once a second with None, for housekeeping.
 
-    A kernel that cannot be asked is said once in the log; asking goes on.
+    If the kernel does not answer, it logs that once and goes on trying.
     """
 
     def __init__(
-        self, ports: Sequence[int], settings: SnifferSection, take: Callable[[KernelList | None], None]
+        self, ports: Sequence[int], settings: SnifferSection, deliver: Callable[[KernelList | None], None]
     ) -> None:
         self._ports = ports
         self._settings = settings
-        self._take = take
+        self._deliver = deliver
         self._stop = threading.Event()
-        self._soon = threading.Event()
+        self._requested = threading.Event()
         self._problem: str | None = None
-        self._listed: tuple[int, float] | None = None
+        self._last: tuple[int, float] | None = None
 
-    def soon(self) -> None:
-        """Something happened that only the kernel can confirm."""
-        self._soon.set()
+    def request(self) -> None:
+        """Read the list soon. May be called from any thread and at any rate."""
+        self._requested.set()
 
     def status(self) -> Json:
         """`{enabled, problem, subflows, age_seconds}`."""
-        subflows, at = self._listed or (None, None)
+        subflows, at = self._last or (None, None)
         return {
             "enabled": self._settings.kernel_view,
             "problem": self._problem,
@@ -62,32 +62,31 @@ class ListReader:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Read the list now, and from then on in a thread of its own."""
+        """Read the list now, and from then on in a thread."""
         self._read()
-        thread = threading.Thread(target=self._run, name="audit")
-        thread.start()
-        watcher = threading.Thread(target=self._watch, name="kernel-events")
+        threads = [threading.Thread(target=self._run, name="kernel-list")]
         if self._settings.kernel_view and self._settings.kernel_events:
-            watcher.start()
+            threads.append(threading.Thread(target=self._watch_events, name="kernel-events"))
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             self._stop.set()
-            thread.join()
-            if watcher.ident is not None:
-                watcher.join()
+            for thread in threads:
+                thread.join()
 
     def _run(self) -> None:
         due = time.monotonic() + self._settings.kernel_list_interval
-        tidy = 0.0
+        housekeeping_due = 0.0
         while not self._stop.wait(_TICK_SECONDS):
             began = time.monotonic()
-            if self._soon.is_set():
-                self._soon.clear()
-                due = min(due, began + _SOON_SECONDS)
-            if began >= tidy:
-                self._take(None)
-                tidy = began + _HOUSEKEEPING_SECONDS
+            if self._requested.is_set():
+                self._requested.clear()
+                due = min(due, began + _REQUEST_SECONDS)
+            if began >= housekeeping_due:
+                self._deliver(None)
+                housekeeping_due = began + _HOUSEKEEPING_SECONDS
             if began >= due:
                 self._read()
                 took = time.monotonic() - began
@@ -97,26 +96,26 @@ class ListReader:
         if not self._settings.kernel_view:
             return
         try:
-            view = list_subflows(self._ports)
+            kernel_list = list_subflows(self._ports)
         except KernelListUnavailable as error:
-            self._listed = None
-            self._report(f"the kernel's list of subflows cannot be read ({error})")
+            self._last = None
+            self._set_problem(f"the kernel's list of subflows cannot be read ({error})")
             return
-        self._report(None)
-        self._listed = len(view.subflows), view.at
-        self._take(view)
+        self._set_problem(None)
+        self._last = len(kernel_list.subflows), kernel_list.at
+        self._deliver(kernel_list)
 
-    def _report(self, problem: str | None) -> None:
+    def _set_problem(self, problem: str | None) -> None:
         if problem != self._problem and problem is not None:
-            _log.warning("%s: only what is captured counts", problem)
+            _log.warning("%s: the table follows the capture alone", problem)
         self._problem = problem
 
-    def _watch(self) -> None:
+    def _watch_events(self) -> None:
         try:
             with KernelEvents() as events:
                 while not self._stop.is_set():
                     if select.select([events], [], [], _HOUSEKEEPING_SECONDS)[0]:
                         events.drain()
-                        self._soon.set()
+                        self._requested.set()
         except (KernelListUnavailable, OSError) as error:
             _log.warning("kernel events are not available: %s", error)

@@ -1,7 +1,8 @@
-"""`mptcp-sniffer --read FILE`: what the sniffer would have published for a capture, so that any trace can check it."""
+"""`mptcp-sniffer --read FILE`: what the sniffer would have published for a capture file."""
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import Trust
     from mptcp_throttle.rpc import Json
 
-# Numbers of the registry of link-layer header types (pcap-linktype(7)).
+# Link-layer header types, pcap-linktype(7).
 _PARSERS: Final[dict[int, Callable[[bytes], Segment | None]]] = {
     1: parse_ethernet,
     12: parse_ip,
@@ -47,9 +48,20 @@ def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Js
     return {**history.as_json(), "counters": dict(tracker.counters)}
 
 
+def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bool) -> None:
+    """Print `read_capture` as JSON, or one line per event. Raises UserError."""
+    capture = read_capture(path, ports, trust)
+    if as_json:
+        print(json.dumps(capture, indent=2))
+        return
+    for event in capture["events"]:
+        subflow = f" {event['client']}:{event['client_port']}" if "client" in event else ""
+        print(f"{event['at']:.6f} {event['token']} {event['event']}{subflow} {event['detail']}".rstrip())
+
+
 def _segments(path: Path, tracker: Tracker) -> Iterator[tuple[Segment, float]]:
     try:
-        # Scapy leaves a file open that it cannot read.
+        # Given a path, Scapy would not close a file that it cannot read.
         with path.open("rb") as file, RawPcapReader(file) as reader:
             for frame, metadata in reader:
                 if isinstance(reader, RawPcapNgReader):

@@ -1,8 +1,8 @@
-"""MPTCP options: RFC 8684 (version 1) and RFC 6824 (version 0), from raw bytes to typed values.
+"""Decodes MPTCP options: RFC 8684 (version 1) and RFC 6824 (version 0).
 
-The hot path of the sniffer; `scapy_layers` describes the same options for building and display. Lengths are those of
-the RFCs and of Linux (net/mptcp/protocol.h, TCPOLEN_MPTCP_*). As in Linux (net/mptcp/options.c), a malformed MPTCP
-option spoils only itself, while a TCP option that contradicts the header's length ends the walk.
+Part of the hot path; `scapy_layers` has the same options for building and display. Lengths are those of the RFCs and of
+Linux (net/mptcp/protocol.h, TCPOLEN_MPTCP_*). As in Linux (net/mptcp/options.c), a malformed MPTCP option is skipped,
+and a TCP option that exceeds the header ends the walk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MpCapable(NamedTuple):
 
 
 class MpJoinSyn(NamedTuple):
-    """MP_JOIN of a SYN: asks to add a subflow to the connection with this token."""
+    """MP_JOIN of a SYN: the request to add a subflow to the connection with this token."""
 
     backup: bool
     address_id: int
@@ -63,7 +63,7 @@ class MpJoinSyn(NamedTuple):
 
 
 class MpJoinSynAck(NamedTuple):
-    """MP_JOIN of a SYN/ACK: the proxy knows the token, and proves it with the leftmost 8 bytes of its HMAC."""
+    """MP_JOIN of a SYN/ACK: authenticates the proxy with the leftmost 8 bytes of its HMAC."""
 
     backup: bool
     address_id: int
@@ -72,13 +72,13 @@ class MpJoinSynAck(NamedTuple):
 
 
 class MpJoinAck(NamedTuple):
-    """MP_JOIN of the third ACK: the client's proof, the leftmost 20 bytes of its HMAC."""
+    """MP_JOIN of the third ACK: authenticates the client with the leftmost 20 bytes of its HMAC."""
 
     hmac: bytes
 
 
 class AddAddr(NamedTuple):
-    """ADD_ADDR offers an address to the peer, or confirms (`echo`) such an offer."""
+    """ADD_ADDR offers an address to the peer, or confirms (`echo`) the offer of the peer."""
 
     address_id: int
     address: IPv4Address | IPv6Address
@@ -106,7 +106,7 @@ class MpFail(NamedTuple):
 
 
 class MpFastclose(NamedTuple):
-    """MP_FASTCLOSE ends the connection at once; `receiver_key` proves that the sender knows it."""
+    """MP_FASTCLOSE ends the connection at once; `receiver_key` authenticates the sender."""
 
     receiver_key: bytes
 
@@ -124,7 +124,7 @@ Option = (
 
 
 class Decoded(NamedTuple):
-    """The MPTCP options of a segment in their order, without DSS and unknown ones, and how many were malformed."""
+    """The MPTCP options of a segment in order, without DSS and unknown ones, and the number of malformed ones."""
 
     options: tuple[Option, ...]
     malformed: int
@@ -180,7 +180,7 @@ def _capable(body: bytes, flags: int) -> MpCapable | None:
     if version not in _SUPPORTED_VERSIONS:
         return None
     if not flags & Flag.SYN:
-        # Version 1 may add the length of the data it travels with, and then a checksum (RFC 8684, section 3.1).
+        # Version 1 may add the length of the data in the segment, and then a checksum (RFC 8684, section 3.1).
         _require(body, 18, 20, 22) if version else _require(body, 18)
     elif flags & Flag.ACK or version == 0:
         _require(body, 10)
@@ -188,7 +188,7 @@ def _capable(body: bytes, flags: int) -> MpCapable | None:
         # Version 1 moved the client's key from the SYN to the third ACK.
         _require(body, 2)
     if body[1] & _EXTENSIBILITY or not body[1] & _CRYPTO_HMAC:
-        return None  # to be ignored, by the same section: what else it says, and the hash for tokens, are not known
+        return None  # to be ignored (same section): the extension, or the algorithm of the token, is not known
     return MpCapable(version, body[2:10] or None, body[10:18] or None)
 
 
@@ -205,7 +205,7 @@ def _join(body: bytes, flags: int) -> MpJoinSyn | MpJoinSynAck | MpJoinAck:
 
 
 def _add_addr(body: bytes, _flags: int) -> AddAddr:
-    # Version 1 adds an HMAC unless it echoes; version 0 has the IP version where version 1 has flags, and no HMAC.
+    # Version 1 has an HMAC unless it is an echo; version 0 has no HMAC, and the IP version in place of flags.
     _require(body, *(2 + address + port + hmac for address in (4, 16) for port in (0, 2) for hmac in (0, 8)))
     rest = body[2:]
     address = IPv4Address(rest[:4]) if len(rest) < 16 else IPv6Address(rest[:16])

@@ -1,10 +1,10 @@
-"""The kernel's part of the capture: a classic BPF program that lets only signalling through to Python.
+"""The classic BPF program of the packet socket: it passes only signalling to Python.
 
-What passes, from or to the proxy ports: SYN, FIN and RST, and every segment with an MPTCP option other than DSS. Data
-and its acknowledgments carry DSS alone and stay in the kernel, however fast they come.
+It accepts, from or to the proxy ports, SYN, FIN and RST, and every segment with an MPTCP option other than DSS. Data
+and acknowledgments carry DSS alone and are rejected in the kernel.
 
-A filter of libpcap cannot say this: options have no fixed place, and the language has no loop. Nor has the machine,
-whose jumps go forward only; so the walk over the options is written out once per byte that an option can begin at.
+libpcap's filter language cannot express this: options have no fixed offset, and it has no loop. Classic BPF jumps
+forward only, so the walk over the options is unrolled: once per byte at which an option can begin.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
-"""What passes is cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""
+"""Accepted frames are cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""
 
 # Slots of scratch memory.
 _TCP_HEADER: Final = 0
@@ -61,11 +61,11 @@ _TCP_FIXED_BYTES: Final = 20
 _KIND_END, _KIND_NOP, _KIND_MPTCP = 0, 1, 30
 _DSS: Final = 0x2
 _OPTION_STARTS: Final = 40 - 2
-"""TCP has room for 40 bytes of options; the last option that can hold a subtype, its third byte, begins at the 38th."""
+"""TCP has up to 40 bytes of options; the last option with a subtype, its third byte, begins at the 38th."""
 
 
 class Link(Enum):
-    """What the frames of an interface begin with."""
+    """The header with which the frames of an interface begin."""
 
     ETHERNET = auto()
     RAW_IP = auto()
@@ -76,12 +76,12 @@ _REJECT: Final = Line(RET, 0)
 
 
 def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction, ...]:
-    """The program for the proxy's `ports`, some hundred of them at most.
+    """The program for the proxy's `ports`, up to about a hundred.
 
-    It agrees with `mptcp_sniffer.segment` on what is a TCP segment, for up to two VLAN tags, and passes none with a
-    header cut off. (Of a received frame, the kernel has taken the outermost tag away by then; Scapy puts it back.)
-    TCP behind IPv6 extension headers is missed. Options are read as the kernel reads them (net/mptcp/options.c,
-    mptcp_get_options): the walk ends at kind 0, at a length below 2, and at one that goes beyond the header.
+    It agrees with `mptcp_sniffer.segment` on what is a TCP segment, for up to two VLAN tags, and rejects truncated
+    headers. (The kernel removes the outermost tag of a received frame before the filter; Scapy puts it back.)
+    TCP behind IPv6 extension headers is rejected. Options are read as in Linux (net/mptcp/options.c,
+    mptcp_get_options): the walk ends at kind 0, at a length below 2, and at a length that exceeds the header.
     """
     return assemble([*_find_ip(link), *_find_tcp(), *_select(ports), *_walk_options()])
 
@@ -119,7 +119,7 @@ def _find_tcp() -> Iterator[Line | str]:
     yield Line(LDB, 9)
     yield Line(JEQ, _IPPROTO_TCP, otherwise="reject")
     yield Line(LDH, 6)
-    yield Line(JSET, 0x1FFF, "reject")  # the fragment's offset
+    yield Line(JSET, 0x1FFF, "reject")  # fragment offset
     yield Line(LDB, 0)
     yield Line(AND, 0x0F)
     yield Line(LSH, 2)
@@ -128,16 +128,16 @@ def _find_tcp() -> Iterator[Line | str]:
     yield Line(ADD_X)
     yield Line(TAX)
     yield Line(LDB, 12)
-    yield Line(RSH, 2)  # from the upper four bits, in words, to bytes
+    yield Line(RSH, 2)  # data offset: the upper four bits, in words of 4 bytes
     yield Line(AND, 0x3C)
     yield Line(JGE, _TCP_FIXED_BYTES, "store")
-    # Before the stores: net/core/filter.c, check_load_and_stores, takes what follows a `ret` for reached from there.
+    # Before the stores: check_load_and_stores (net/core/filter.c) assumes that a `ret` falls through.
     yield "reject"
     yield _REJECT
     yield "store"
     yield Line(ADD_X)
     yield Line(ST, _OPTIONS_END)
-    # A load beyond the frame rejects it: what has the header's last byte has all of it.
+    # A load beyond the end of the frame rejects it: load the last byte of the header.
     yield Line(STX, _TCP_HEADER)
     yield Line(SUB, 1)
     yield Line(TAX)
@@ -146,7 +146,7 @@ def _find_tcp() -> Iterator[Line | str]:
 
 
 def _select(ports: Sequence[int]) -> Iterator[Line | str]:
-    """Other services end here, and so do SYN, FIN and RST; X = start of the options."""
+    """Reject other ports, accept SYN, FIN and RST; X = start of the options."""
     for field in (0, 2):
         yield Line(LDH, field)
         for port in ports:
@@ -164,17 +164,17 @@ def _select(ports: Sequence[int]) -> Iterator[Line | str]:
 
 
 def _walk_options() -> Iterator[Line | str]:
-    """X = start of an option, in each round."""
+    """At the start of each iteration X = start of an option."""
     for _ in range(_OPTION_STARTS):
         yield Line(LD_MEM, _OPTIONS_END)
         yield Line(JGT_X, otherwise="end")
-        # Kind and length at once, for a load costs a call: a frame that ends after the kind has nothing to offer.
+        # Kind and length in one load, since a load is a function call. A frame that ends after the kind is rejected.
         yield Line(LDH, 0)
         yield Line(ST, _KIND_AND_LENGTH)
         yield Line(JEQ, _KIND_MPTCP << 8 | 2, "other")  # too short for a subtype
         yield Line(RSH, 8)
         yield Line(JEQ, _KIND_END, "end")
-        yield Line(JEQ, _KIND_NOP, "advance")  # one byte long, and A is one
+        yield Line(JEQ, _KIND_NOP, "advance")  # one byte long, and A is 1
         yield Line(JEQ, _KIND_MPTCP, otherwise="other")
         yield Line(LDB, 2)
         yield Line(AND, 0xF0)

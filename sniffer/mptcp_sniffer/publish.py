@@ -1,7 +1,7 @@
-"""The published table: its present state, and a bounded history for readers that follow it.
+"""The published table: its present state, and a bounded history of changes for readers that follow it.
 
-Revisions count changes; an epoch is one unbroken life of the table. A reader from another epoch, or one that fell
-behind the history, is told to resynchronise: no change is lost silently.
+A revision counts the changes of an epoch; each new table begins an epoch. A reader of another epoch, or one whose
+revision is no longer in the history, is told to resynchronise: no change is lost silently.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 _MAX_WAIT_SECONDS: Final = 5.0
-_MAX_WAITING: Final = 16  # a quarter of the connections that rpc.py serves at a time; others are answered at once
-_MAX_PART: Final = 4096  # of 2 MB; of a whole table, the text alone may take as much memory as the table
+_MAX_WAITING: Final = 16  # a quarter of the connections that rpc/server.py allows; further calls return at once
+_MAX_PART: Final = 4096  # connections, 2 MB of JSON; the JSON of a whole table would take as much memory as the table
 
 
 class PublishedTable:
-    """What readers see. One thread publishes, any number read."""
+    """The table as readers see it. One thread publishes, any number of threads read."""
 
     def __init__(self, history: int) -> None:
         self._changed = threading.Condition()
@@ -54,28 +54,28 @@ class PublishedTable:
                 self._revision += 1
             self._changed.notify_all()
 
-    def forget(self) -> None:
-        """Begin a new epoch with an empty table: what was known is no longer true."""
+    def reset(self) -> None:
+        """Begin a new epoch with an empty table."""
         with self._changed:
             self._begin_epoch()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let waiting readers return at once."""
+        """Let readers that wait return at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def position(self) -> dict[str, Json]:
-        """The epoch and revision of the present state."""
+        """`{epoch, revision}` of the present state."""
         with self._changed:
             return {"epoch": self._epoch, "revision": self._revision}
 
     def snapshot(self, after: int = -1) -> Json:
-        """A part of the table: `{epoch, revision, connections, next}`, connections with tokens above `after`.
+        """A part of the table: `{epoch, revision, connections, next}`, the connections with tokens above `after`.
 
-        The part that follows is the one after `next`, null in the last one. Together with the changes since the
-        revision of the first part they are the table, whatever happens between one and the next.
+        `next` is the `after` of the next part, null in the last one. All parts and then the changes since the revision
+        of the first part give the table, whatever was published in between.
         """
         with self._changed:
             tokens = sorted(token for token in self._connections if token > after)
@@ -88,10 +88,10 @@ class PublishedTable:
         }
 
     def changes(self, epoch: str, revision: int, timeout: float) -> Json:
-        """What changed after `revision`, waiting up to `timeout` seconds for something to change.
+        """What changed after `revision`; if nothing has, waits up to `timeout` seconds for a change.
 
-        `{epoch, revision, changes: [{token, connection}]}`, with only the last state of each connection and null
-        for one that has ended; or `{resync: true}` if the reader must call `snapshot()`.
+        `{epoch, revision, changes: [{token, connection}]}` with the last state of each changed connection, null for
+        one that has ended; or `{resync: true}` if the reader must call `snapshot()`.
         """
         with self._changed:
             if self._waiting < _MAX_WAITING:
@@ -104,7 +104,7 @@ class PublishedTable:
             behind = self._revision - revision
             if epoch != self._epoch or not 0 <= behind <= len(self._history):
                 return {"resync": True}
-            # From its end: the history is long, and what a reader has not seen of it is short.
+            # From the end: a deque is slow in the middle, and the unseen part is short.
             unseen = list(islice(reversed(self._history), behind))
             latest = {change.token: change.connection for change in reversed(unseen)}
             position = {"epoch": self._epoch, "revision": self._revision}

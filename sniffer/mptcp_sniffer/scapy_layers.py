@@ -1,12 +1,12 @@
 """MPTCP options (RFC 8684 and RFC 6824) as Scapy layers, for building, dissecting and display.
 
-Importing this module teaches Scapy's TCP layer the option kind 30, in the manner of Scapy's own contributed layers:
+Importing this module adds option kind 30 to Scapy's TCP layer, as Scapy's contributed layers do:
 
     >>> TCP(flags="S", options=[("MPTCP", MpJoinSynOption(receiver_token=0x613A7ED5, address_id=2))])
     >>> sniff(filter="tcp", prn=lambda packet: packet.show())
 
-Which form of a subtype an option has is told by its length. Unknown and malformed options stay `(30, bytes)`, and such
-tuples build as ever. For speed, the sniffer itself decodes with `options`; each of the two is the other's oracle.
+The length of an option decides which form of its subtype it is. Unknown and malformed options stay `(30, bytes)`, and
+such tuples can be built as before. The sniffer itself decodes with the faster `options`; tests compare the two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scapy.packet import Packet
 from mptcp_sniffer.options import KIND, Subtype
 
 NAME: Final = "MPTCP"
-"""What stands in `TCP.options` for kind 30."""
+"""The name of kind 30 in `TCP.options`."""
 
 _RESET_REASONS: Final = {
     0: "unspecified",
@@ -53,7 +53,7 @@ _RESET_REASONS: Final = {
 
 
 class _OptionalField(ConditionalField):  # type: ignore[misc]
-    """A field that is built unless it is None, and dissected if the number of bytes left says that it is there."""
+    """A field that is built unless it is None, and dissected if the number of bytes left implies it."""
 
     def __init__(self, field: Any, is_there: Callable[[int], bool] = bool) -> None:  # noqa: ANN401
         super().__init__(field, lambda packet: packet.getfieldval(field.name) is not None)
@@ -64,7 +64,7 @@ class _OptionalField(ConditionalField):  # type: ignore[misc]
 
 
 class _AddressField(Field):  # type: ignore[misc]
-    """An IPv6 address where there is room for one, or else an IPv4 address."""
+    """An IPv6 address if at least 16 bytes are left, else an IPv4 address."""
 
     def any2i(self, _pkt: Packet | None, x: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
         return ip_address(x)
@@ -85,7 +85,7 @@ def _subtype(value: Subtype) -> Field:
 
 
 def _wide(name: str, present: str, eight_bytes: str) -> Field:
-    """A number of the DSS option: there if one flag is set, of 8 instead of 4 bytes if another is."""
+    """A number of the DSS option: present if one flag is set, with 8 instead of 4 bytes if another is."""
     return ConditionalField(
         MultipleTypeField([(LongField(name, 0), lambda dss: eight_bytes in dss.flags)], IntField(name, 0)),
         lambda dss: present in dss.flags,
@@ -93,18 +93,18 @@ def _wide(name: str, present: str, eight_bytes: str) -> Field:
 
 
 class MptcpOption(Packet):  # type: ignore[misc]
-    """What follows kind and length. `lengths` are those that the fields can have."""
+    """An option without kind and length. `lengths` are its possible lengths in bytes."""
 
     lengths: ClassVar[tuple[int, ...]]
 
     @classmethod
     def fits(cls, body: bytes) -> bool:
-        """Whether `body`, of the right subtype, is an option of this form."""
+        """Whether `body`, of the right subtype, has this form."""
         return len(body) in cls.lengths
 
 
 class MpCapableOption(MptcpOption):
-    """RFC 8684, section 3.1: with no key (SYN), one (SYN of version 0, SYN/ACK) or two (ACK), and how much data."""
+    """RFC 8684, section 3.1: with no key (SYN), one (SYN of version 0, SYN/ACK) or two (ACK), and the data length."""
 
     name = "MP_CAPABLE"
     lengths = (2, 10, 18, 20, 22)
@@ -120,7 +120,7 @@ class MpCapableOption(MptcpOption):
 
     @classmethod
     def fits(cls, body: bytes) -> bool:
-        """As for all; later versions may have another form."""
+        """By length, and for versions 0 and 1 only."""
         return super().fits(body) and body[0] & 0x0F in (0, 1)
 
 
@@ -167,7 +167,7 @@ class MpJoinAckOption(MptcpOption):
 
 
 class DssOption(MptcpOption):
-    """RFC 8684, section 3.3. Flags: A Data ACK, a of 8 bytes, M mapping, m with 8 bytes of DSN, F DATA_FIN."""
+    """RFC 8684, section 3.3. Flags: A data ACK, a with 8 bytes; M mapping, m with a DSN of 8 bytes; F DATA_FIN."""
 
     name = "DSS"
     fields_desc: ClassVar = [
@@ -183,7 +183,7 @@ class DssOption(MptcpOption):
 
     @classmethod
     def fits(cls, body: bytes) -> bool:
-        """By its flags, and with or without a checksum; like Linux, not asking whether there is anything to check."""
+        """By its flags, with or without a checksum; like Linux, even if there is no mapping to check."""
         if len(body) < 2:
             return False
         has_ack, ack8, has_map, dsn8 = (bool(body[1] & bit) for bit in (0x01, 0x02, 0x04, 0x08))
@@ -212,7 +212,7 @@ class AddAddrOption(MptcpOption):
 
 
 class AddAddrV0Option(MptcpOption):
-    """RFC 6824, section 3.4.1, version 0: with the IP version, and never an HMAC."""
+    """RFC 6824, section 3.4.1, version 0: with the IP version and without an HMAC."""
 
     name = "ADD_ADDR of version 0"
     fields_desc: ClassVar = [
@@ -230,7 +230,7 @@ class AddAddrV0Option(MptcpOption):
 
 
 class RemoveAddrOption(MptcpOption):
-    """RFC 8684, section 3.4.2; Linux takes up to 8 addresses."""
+    """RFC 8684, section 3.4.2; Linux accepts up to 8 address ids."""
 
     name = "REMOVE_ADDR"
     lengths = tuple(range(2, 10))
@@ -242,7 +242,7 @@ class RemoveAddrOption(MptcpOption):
 
 
 class MpPrioOption(MptcpOption):
-    """RFC 8684, section 3.3.8; version 0 may name an address."""
+    """RFC 8684, section 3.3.8; version 0 may have an address id."""
 
     name = "MP_PRIO"
     lengths = (1, 2)
@@ -304,21 +304,21 @@ _FORMS: Final[dict[int, tuple[type[MptcpOption], ...]]] = {
 
 
 class _OptionsField(TCPOptionsField):  # type: ignore[misc]
-    """Scapy's TCP options, and MPTCP."""
+    """Scapy's TCP options with MPTCP."""
 
     def m2i(self, pkt: Packet, x: bytes) -> list[tuple[str | int, Any]]:
         options: list[tuple[str | int, Any]] = super().m2i(pkt, x)
-        # Of an option that is cut off, Scapy returns what is there: its length byte promises more.
+        # Scapy returns the available bytes of a truncated option; its length byte is greater.
         is_cut_off = bool(options) and options[-1][0] == KIND and x[-len(options[-1][1]) - 1] != len(options[-1][1]) + 2
         whole = len(options) - is_cut_off
-        return [_explained(*option) for option in options[:whole]] + options[whole:]
+        return [_with_layer(*option) for option in options[:whole]] + options[whole:]
 
     def i2m(self, pkt: Packet, x: list[tuple[str | int, Any]]) -> bytes:
         raw = [(KIND, bytes(value)) if name == NAME else (name, value) for name, value in x]
         return bytes(super().i2m(pkt, raw))
 
 
-def _explained(name: str | int, value: Any) -> tuple[str | int, Any]:  # noqa: ANN401
+def _with_layer(name: str | int, value: Any) -> tuple[str | int, Any]:  # noqa: ANN401
     if name == KIND and value:
         for form in _FORMS.get(value[0] >> 4, ()):
             if form.fits(value):
@@ -328,5 +328,5 @@ def _explained(name: str | int, value: Any) -> tuple[str | int, Any]:  # noqa: A
 
 for _header in (TCP, TCPerror):
     _header.fields_desc[-1] = _OptionsField("options", "")
-    # Scapy keeps what it has learnt of a layer's fields from the first packet; the next one learns anew.
+    # Scapy caches the default fields of a layer at its first packet.
     Packet.class_default_fields.pop(_header, None)

@@ -1,6 +1,6 @@
-"""From a captured frame to the TCP header fields that the tracker needs, on raw bytes.
+"""Parses captured frames into the TCP header fields that the tracker needs.
 
-This is the hot path: Scapy's dissection keeps up with 4 000 SYN/s, a walk over the bytes with some 100 000.
+This is the hot path: Scapy's dissection reaches 4 000 SYN/s, parsing the raw bytes about 100 000.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _TCP: Final = Struct("!HHIIBB")
 
 
 class Malformed(ValueError):
-    """A frame, header or option that contradicts its own lengths. It is counted and ignored."""
+    """A frame, header or option is truncated or contradicts its own lengths. It is counted and ignored."""
 
 
 class Flag(IntEnum):
-    """TCP flags (RFC 9293, section 3.1) that open and close subflows. No IntFlag: its operators cost 2 us each."""
+    """TCP flags (RFC 9293, section 3.1). Not an IntFlag: its operators take 2 us each."""
 
     FIN = 0x01
     SYN = 0x02
@@ -33,7 +33,7 @@ class Flag(IntEnum):
 
 
 class PackedEndpoint(NamedTuple):
-    """An endpoint as the wire has it: 4 or 16 address bytes, and the port."""
+    """An endpoint: 4 or 16 address bytes in network byte order, and the port."""
 
     address: bytes
     port: int
@@ -51,20 +51,20 @@ class Segment(NamedTuple):
 
 
 def parse_ethernet(frame: bytes) -> Segment | None:
-    """The TCP segment of an Ethernet frame, VLAN-tagged or not; None if it carries something else.
+    """The TCP segment of an Ethernet frame, with or without VLAN tags; None for other protocols.
 
-    Raises Malformed if headers are cut off.
+    Raises Malformed if a header is truncated.
     """
     return _parse_ethertype(frame, _ETHERNET_HEADER_BYTES - 2)
 
 
 def parse_cooked(frame: bytes) -> Segment | None:
-    """The same for Linux's "any" capture, version 1 (LINKTYPE_LINUX_SLL): protocol at the end of a 16-byte header."""
+    """As `parse_ethernet`, for LINKTYPE_LINUX_SLL: the protocol ends a header of 16 bytes."""
     return _parse_ethertype(frame, 14)
 
 
 def parse_cooked_v2(frame: bytes) -> Segment | None:
-    """The same for version 2 (LINKTYPE_LINUX_SLL2): protocol at the start of a 20-byte header."""
+    """As `parse_ethernet`, for LINKTYPE_LINUX_SLL2: the protocol begins a header of 20 bytes."""
     return _parse_ethertype(frame[:2] + frame[20:], 0)
 
 
@@ -81,7 +81,7 @@ def _parse_ethertype(frame: bytes, offset: int) -> Segment | None:
 def parse_ip(packet: bytes) -> Segment | None:
     """The TCP segment of an IP packet; None for other protocols and later fragments.
 
-    IPv6 extension headers are not followed: TCP behind one is not seen. Raises Malformed if headers are cut off.
+    IPv6 extension headers are not followed: TCP behind one is missed. Raises Malformed if a header is truncated.
     """
     if not packet:
         raise Malformed("empty packet")
@@ -90,7 +90,7 @@ def parse_ip(packet: bytes) -> Segment | None:
         header_bytes = (packet[0] & 0xF) * 4
         if header_bytes < 20 or len(packet) < header_bytes:
             raise Malformed("IPv4 header cut off")
-        # The lower 13 bits of the flags word: a later fragment has no TCP header.
+        # Fragment offset, 13 bits: a later fragment has no TCP header.
         if packet[9] != _PROTOCOL_TCP or int.from_bytes(packet[6:8]) & 0x1FFF:
             return None
         source, destination = packet[12:16], packet[16:20]

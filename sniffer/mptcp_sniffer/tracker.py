@@ -1,8 +1,8 @@
-"""The table: which connection does each subflow belong to, and is it alive?
+"""The table of connections and their live subflows, from segments and the kernel list.
 
-Connections are known by token. A JOIN belongs to the connection whose token it names, never to "the last client".
-A subflow is live from the moment its handshake counts (see `handshake`) until a FIN, an RST, a REMOVE_ADDR of one of
-its addresses or an MP_FASTCLOSE. What segments cannot show, `reconcile` takes from the kernel.
+A connection is identified by its token; a JOIN belongs to the connection whose token it names. A subflow is live from
+the end of its handshake (see `handshake`) to a FIN, an RST, a REMOVE_ADDR of one of its addresses or an MP_FASTCLOSE.
+`apply_kernel_list` corrects what was missed or forged.
 The tracker is deterministic: segments with time stamps in, changed connections and events out, no clock and no I/O.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
 from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, MpTcpRst, Option, RemoveAddr, decode
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
@@ -26,60 +26,38 @@ if TYPE_CHECKING:
     from mptcp_sniffer.authentication import Keys
     from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
 _ORPHAN_SECONDS: Final = 75.0
-"""How long a connection without subflows may be joined again: net.mptcp.close_timeout (60 s), and some margin."""
+"""How long a connection without subflows can be joined again: net.mptcp.close_timeout (60 s), with some margin."""
 
 _LINUX_VERSION: Final = 1
-"""Upstream Linux speaks version 1 only, so that is what its sockets are."""
+"""The MPTCP version of sockets in the kernel list: upstream Linux has no other."""
 
 _SETTLING_SECONDS: Final = 0.5
-"""How much older than the kernel's listing a segment must be for the listing to overrule it: the capture stamps a
-segment before TCP has taken it, and the change it causes may need a worker."""
-
-
-class Kind(StrEnum):
-    """What can happen to a connection."""
-
-    OPENED = "opened"
-    JOINING = "joining"
-    ESTABLISHED = "established"
-    BACKUP_CHANGED = "backup-changed"
-    ADDRESS_OFFERED = "address-offered"
-    STALLED = "stalled"
-    RECOVERED = "recovered"
-    CLOSED = "closed"
-    ENDED = "ended"
-
-
-class Event(NamedTuple):
-    """Something that happened to a connection, or to one subflow of it; `detail` says why or how."""
-
-    at: float
-    kind: Kind
-    token: Token
-    version: int
-    subflow: Subflow | None
-    detail: str
+"""The kernel list overrules segments only if they are this much older: the capture time stamp is taken before TCP
+processes the segment, and some changes are made by a worker later."""
 
 
 class TableChange(NamedTuple):
-    """A connection as it is now; None when its last subflow has gone."""
+    """A connection as it is now; None if its last subflow has ended."""
 
     token: Token
     connection: Connection | None
 
 
 class Bounds(NamedTuple):
-    """How much is kept, whatever anybody sends: connections (and as many handshakes and orphans as `half_open`)."""
+    """The most entries: `connections`, and `half_open` handshakes, orphans and closed subflows each."""
 
     connections: int
     half_open: int
 
 
 @dataclass(slots=True)
-class _Live:
-    """A live subflow. `sequence`, the client's initial one, tells its incarnation from the next on the same ports;
-    None where it is known from the kernel. `idle_since` is the time of its last segment that we saw."""
+class _LiveSubflow:
+    """`sequence`, the client's initial sequence number, distinguishes it from a later subflow on the same ports; None
+    if known from the kernel list only. `idle_since` is the time of its last captured segment."""
 
     ends: FourTuple
     address_id: int
@@ -94,7 +72,7 @@ class _Live:
 
     @property
     def backup(self) -> bool:
-        # Linux schedules by both sides' wishes (net/mptcp/protocol.c, mptcp_subflow_get_send).
+        # Linux treats a subflow as backup if either side asks for it (net/mptcp/protocol.c, mptcp_subflow_get_send).
         return self.backup_by_client or self.backup_by_proxy
 
     def subflow(self) -> Subflow:
@@ -102,20 +80,20 @@ class _Live:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Tracked:
     token: Token
     version: int
     keys: Keys | None
     authenticated: bool
-    subflows: dict[Ends, _Live] = field(default_factory=dict)
+    subflows: dict[Ends, _LiveSubflow] = field(default_factory=dict)
     orphaned_at: float = 0.0
 
 
 class Tracker:
     """Follows the subflows of all connections to the proxy's `ports`, within `bounds`.
 
-    Beyond `bounds.connections` a new connection is not tracked (and so never held to a rate), unless one that has not
-    proved itself can make room. `counters` tell what happened, `on_event` is called for what happened to whom.
+    Beyond `bounds.connections` a new connection replaces one that is not authenticated; if there is none, it is not
+    tracked, and so never throttled. `counters` count segments and changes by kind; `on_event` is called for each event.
     """
 
     def __init__(
@@ -130,12 +108,12 @@ class Tracker:
         self._on_event = on_event
         self.counters: Counter[str] = Counter()
         self._handshakes = Handshakes(bounds.half_open, trust, self._keys_of, self.counters)
-        self._connections: dict[Token, _Entry] = {}
+        self._connections: dict[Token, _Tracked] = {}
         self._tokens: dict[Ends, Token] = {}
-        self._unproved: OrderedDict[Token, None] = OrderedDict()
-        self._orphans: OrderedDict[Token, _Entry] = OrderedDict()
+        self._unauthenticated: OrderedDict[Token, None] = OrderedDict()
+        self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
-        self._in_doubt = False
+        self._unconfirmed = False
 
     def sizes(self) -> dict[str, int]:
         """Entries in each table."""
@@ -146,15 +124,15 @@ class Tracker:
             "orphans": len(self._orphans),
         }
 
-    def take_doubt(self) -> bool:
-        """Whether, since the last call, something happened that only the kernel can confirm."""
-        in_doubt, self._in_doubt = self._in_doubt, False
-        return in_doubt
+    def needs_kernel_list(self) -> bool:
+        """Whether something has happened since the last call that only the kernel list can confirm."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, False
+        return unconfirmed
 
     def observe(self, segment: Segment, at: float) -> list[TableChange]:
-        """Take one segment, captured at `at` seconds since the epoch; return the connections it changed.
+        """The connections that a segment changes, captured at `at` seconds since the epoch.
 
-        Malformed options are counted under `malformed` and ignored.
+        Malformed options are counted as `malformed` and ignored.
         """
         return self._changes(self._observe(segment, at))
 
@@ -171,26 +149,26 @@ class Tracker:
             return
         if segment.flags & Flag.SYN and not segment.flags & (Flag.FIN | Flag.RST):
             if by_client and not segment.flags & Flag.ACK:
-                self._handshakes.asked(ends, segment, options, at)
+                self._handshakes.on_syn(ends, segment, options, at)
             elif not by_client and segment.flags & Flag.ACK:
-                yield from self._answered(ends, segment, options, at)
+                yield from self._on_syn_ack(ends, segment, options, at)
             return
         if options:
             if by_client:
-                yield from self._accept(self._handshakes.completed(ends, segment, options, at), at)
-            yield from self._signalled(ends, options, at, by_client=by_client)
+                yield from self._accept(self._handshakes.on_third_ack(ends, segment, options, at), at)
+            yield from self._apply_options(ends, options, at, by_client=by_client)
         if segment.flags & (Flag.FIN | Flag.RST):
-            yield from self._ended(ends, segment, options, at)
+            yield from self._on_fin_or_rst(ends, segment, options, at)
 
-    def _answered(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
+    def _on_syn_ack(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         token = self._tokens.get(ends)
         if token is not None:
             known = self._connections[token].subflows[ends].sequence
             if known is not None and known != (segment.acknowledgment - 1) & 0xFFFF_FFFF:
-                # The kernel answers a SYN on these ports anew: it has closed the subflow that we still hold.
+                # A SYN/ACK for another SYN on these ports: the kernel has closed the subflow that is in our table.
                 self.counters["port_reused"] += 1
-                yield self._drop(ends, at, "ports used again")
-        yield from self._accept(self._handshakes.answered(ends, segment, options), at)
+                yield self._close(ends, at, "ports reused")
+        yield from self._accept(self._handshakes.on_syn_ack(ends, segment, options), at)
 
     def _accept(self, handshake: Opened | Joined | None, at: float) -> Iterator[Token]:
         match handshake:
@@ -201,37 +179,37 @@ class Tracker:
             case Joined(token=token):
                 entry = self._entry(token)
                 if entry is not None:
-                    self._in_doubt = self._in_doubt or entry.keys is None
-                    self._report(Kind.JOINING, at, entry, _live(handshake, at))
+                    self._unconfirmed = self._unconfirmed or entry.keys is None
+                    self._report(EventKind.JOINING, at, entry, _live(handshake, at))
 
     def _open(self, opened: Opened, at: float) -> Iterator[Token]:
         entry = self._connections.get(opened.token)
         if entry is not None and opened.ends in entry.subflows:
-            # Seen at the SYN/ACK already, or listed by the kernel before; the third ACK adds the keys.
+            # Known from the SYN/ACK or from the kernel list; the third ACK adds the keys.
             entry.keys, entry.authenticated = opened.keys or entry.keys, entry.authenticated or opened.keys is not None
             if entry.authenticated:
-                self._unproved.pop(opened.token, None)
+                self._unauthenticated.pop(opened.token, None)
             live = entry.subflows[opened.ends]
             if live.sequence is None:
                 live.sequence, live.opened_at = opened.sequence, opened.at
                 yield opened.token
             return
         if opened.ends in self._tokens:
-            yield self._drop(opened.ends, at, "ports used again")
+            yield self._close(opened.ends, at, "ports reused")
         if entry is not None:
-            # The kernel gives a token out again only after its connection has ended.
-            yield from self._drop_all(entry, at, "token used again")
+            # The kernel reuses a token only after its connection has ended.
+            yield from self._close_all(entry, at, "token reused")
         self._orphans.pop(opened.token, None)
         if len(self._connections) >= self._bounds.connections:
-            if not self._unproved:
+            if not self._unauthenticated:
                 self.counters["connections_not_tracked"] += 1
                 return
-            yield from self._drop_all(self._connections[next(iter(self._unproved))], at, "no room")
-        entry = _Entry(opened.token, opened.version, opened.keys, authenticated=opened.keys is not None)
+            yield from self._close_all(self._connections[next(iter(self._unauthenticated))], at, "table full")
+        entry = _Tracked(opened.token, opened.version, opened.keys, authenticated=opened.keys is not None)
         self._connections[opened.token] = entry
         if not entry.authenticated:
-            self._unproved[opened.token] = None
-        self._report(Kind.OPENED, at, entry)
+            self._unauthenticated[opened.token] = None
+        self._report(EventKind.OPENED, at, entry)
         self._add(entry, opened.ends, _live(opened, at), at)
         yield opened.token
 
@@ -240,21 +218,21 @@ class Tracker:
         if known is not None:
             subflows = self._connections[known].subflows
             if known == joined.token and subflows[joined.ends].sequence in (None, joined.sequence):
-                # The kernel has listed it before its frames were taken.
+                # It was in the kernel list before its frames were captured.
                 subflows[joined.ends] = _live(joined, at)
                 yield known
                 return
-            yield self._drop(joined.ends, at, "ports used again")
+            yield self._close(joined.ends, at, "ports reused")
         entry = self._entry(joined.token)
         if entry is None:
             self.counters["unknown_token"] += 1
             return
-        if not self._revive(entry, at):
+        if not self._reopen(entry, at):
             return
         self._add(entry, joined.ends, _live(joined, at), at)
         yield joined.token
 
-    def _entry(self, token: Token) -> _Entry | None:
+    def _entry(self, token: Token) -> _Tracked | None:
         return self._connections.get(token) or self._orphans.get(token)
 
     def _keys_of(self, token: Token) -> Keys | None:
@@ -263,8 +241,8 @@ class Tracker:
             raise UnknownToken
         return entry.keys
 
-    def _revive(self, entry: _Entry, at: float) -> bool:
-        """Put a connection that was left without subflows back in the table; whether it is there now."""
+    def _reopen(self, entry: _Tracked, at: float) -> bool:
+        """Put an orphan back into the table; false if the table is full."""
         if entry.token in self._connections:
             return True
         if len(self._connections) >= self._bounds.connections:
@@ -272,18 +250,18 @@ class Tracker:
             return False
         del self._orphans[entry.token]
         self._connections[entry.token] = entry
-        self._report(Kind.OPENED, at, entry, detail="joined again")
+        self._report(EventKind.OPENED, at, entry, detail="joined again")
         return True
 
-    def _add(self, entry: _Entry, ends: Ends, live: _Live, at: float, detail: str = "") -> None:
-        ends = Ends(ends.client, _shared(ends.proxy))
+    def _add(self, entry: _Tracked, ends: Ends, live: _LiveSubflow, at: float, detail: str = "") -> None:
+        ends = Ends(ends.client, _interned(ends.proxy))
         entry.subflows[ends] = live
         self._tokens[ends] = entry.token
         self._closed.pop(ends, None)
         self.counters["subflows_opened"] += 1
-        self._report(Kind.ESTABLISHED, at, entry, live, detail)
+        self._report(EventKind.ESTABLISHED, at, entry, live, detail)
 
-    def _signalled(self, ends: Ends, options: tuple[Option, ...], at: float, *, by_client: bool) -> Iterator[Token]:
+    def _apply_options(self, ends: Ends, options: tuple[Option, ...], at: float, *, by_client: bool) -> Iterator[Token]:
         for option in options:
             token = self._tokens.get(ends)
             if token is None:
@@ -292,28 +270,28 @@ class Tracker:
             entry.subflows[ends].idle_since = at
             match option:
                 case MpPrio():
-                    yield from self._reprioritised(entry, ends, option, at, by_client=by_client)
+                    yield from self._change_backup(entry, ends, option, at, by_client=by_client)
                 case RemoveAddr(address_ids):
                     for gone in _with_address(entry, address_ids, by_client=by_client):
-                        self._in_doubt = True
-                        yield self._drop(gone, at, f"{'client' if by_client else 'proxy'} removed the address")
+                        self._unconfirmed = True
+                        yield self._close(gone, at, f"{'client' if by_client else 'proxy'} removed the address")
                 case MpFastclose(key):
-                    yield from self._fastclosed(entry, key, at, by_client=by_client)
+                    yield from self._fast_close(entry, key, at, by_client=by_client)
                 case MpFail() if len(entry.subflows) == 1:
-                    self._in_doubt = True
-                    yield from self._drop_all(entry, at, "fell back to TCP after a checksum failure")
+                    self._unconfirmed = True
+                    yield from self._close_all(entry, at, "fell back to TCP after a checksum failure")
                 case AddAddr(echo=False) as offer:
                     port = "" if offer.port is None else f" port {offer.port}"
                     offered = f"id {offer.address_id} {offer.address}{port} by {'client' if by_client else 'proxy'}"
-                    self._report(Kind.ADDRESS_OFFERED, at, entry, entry.subflows[ends], offered)
+                    self._report(EventKind.ADDRESS_OFFERED, at, entry, entry.subflows[ends], offered)
 
-    def _reprioritised(
-        self, entry: _Entry, ends: Ends, option: MpPrio, at: float, *, by_client: bool
+    def _change_backup(
+        self, entry: _Tracked, ends: Ends, option: MpPrio, at: float, *, by_client: bool
     ) -> Iterator[Token]:
-        named = [ends]
+        affected = [ends]
         if option.address_id is not None:
-            named = _with_address(entry, (option.address_id,), by_client=by_client)
-        for one in named:
+            affected = _with_address(entry, (option.address_id,), by_client=by_client)
+        for one in affected:
             live = entry.subflows[one]
             if (live.backup_by_client if by_client else live.backup_by_proxy) == option.backup:
                 continue
@@ -321,59 +299,55 @@ class Tracker:
                 live.backup_by_client = option.backup
             else:
                 live.backup_by_proxy = option.backup
-            self._in_doubt = True
-            self._report(Kind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
+            self._unconfirmed = True
+            self._report(EventKind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
             yield entry.token
 
-    def _fastclosed(self, entry: _Entry, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
+    def _fast_close(self, entry: _Tracked, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
         expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
         if expected is not None and key != expected:
             self.counters["wrong_key"] += 1
             return
-        self._in_doubt = self._in_doubt or expected is None
-        yield from self._drop_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")
+        self._unconfirmed = self._unconfirmed or expected is None
+        yield from self._close_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")
         self._orphans.pop(entry.token, None)
 
-    def _ended(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
+    def _on_fin_or_rst(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         reset = bool(segment.flags & Flag.RST)
         reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
         if reset:
-            self._handshakes.forget(ends)
+            self._handshakes.on_reset(ends)
         if ends in self._tokens:
-            # Anybody can send a FIN or RST with our client's address; only TCP knows whether it was in the window.
-            self._in_doubt = True
-            yield self._drop(ends, at, f"RST{reasons}" if reset else "FIN")
+            # It may be forged: only the kernel knows whether its sequence number was in the window.
+            self._unconfirmed = True
+            yield self._close(ends, at, f"RST{reasons}" if reset else "FIN")
 
-    def _drop_all(self, entry: _Entry, at: float, detail: str) -> Iterator[Token]:
+    def _close_all(self, entry: _Tracked, at: float, detail: str) -> Iterator[Token]:
         for ends in tuple(entry.subflows):
-            yield self._drop(ends, at, detail)
+            yield self._close(ends, at, detail)
 
-    def _drop(self, ends: Ends, at: float, detail: str) -> Token:
+    def _close(self, ends: Ends, at: float, detail: str) -> Token:
         token = self._tokens.pop(ends)
         entry = self._connections[token]
         live = entry.subflows.pop(ends)
         self._closed[ends] = at
         self._closed.move_to_end(ends)
         self.counters["subflows_closed"] += 1
-        self._report(Kind.CLOSED, at, entry, live, detail)
+        self._report(EventKind.CLOSED, at, entry, live, detail)
         if not entry.subflows:
             del self._connections[token]
-            self._unproved.pop(token, None)
+            self._unauthenticated.pop(token, None)
             entry.orphaned_at = at
             self._orphans[token] = entry
-            self._report(Kind.ENDED, at, entry)
+            self._report(EventKind.ENDED, at, entry)
             self.expire(at)
         return token
 
     def expire(self, now: float, idle_seconds: float | None = None) -> list[TableChange]:
-        """Forget what has waited too long at `now`; with `idle_seconds`, also subflows silent for that long."""
+        """Forget handshakes and orphans too old at `now`; close subflows that have been idle for `idle_seconds`."""
         self._handshakes.expire(now)
-        while self._closed and self._beyond(self._closed, next(iter(self._closed.values())), now - _SETTLING_SECONDS):
-            self._closed.popitem(last=False)
-        while self._orphans and self._beyond(
-            self._orphans, next(iter(self._orphans.values())).orphaned_at, now - _ORPHAN_SECONDS
-        ):
-            self._orphans.popitem(last=False)
+        self._forget_oldest(self._closed, lambda closed_at: closed_at < now - _SETTLING_SECONDS)
+        self._forget_oldest(self._orphans, lambda orphan: orphan.orphaned_at < now - _ORPHAN_SECONDS)
         if idle_seconds is None:
             return []
         idle = [
@@ -382,60 +356,63 @@ class Tracker:
             for ends, live in entry.subflows.items()
             if now - live.idle_since > idle_seconds
         ]
-        return self._changes(self._drop(ends, now, f"silent for {idle_seconds:g} s") for ends in idle)
+        return self._changes(self._close(ends, now, f"idle for {idle_seconds:g} s") for ends in idle)
 
-    def _beyond(self, entries: Collection[object], oldest: float, limit: float) -> bool:
-        return len(entries) > self._bounds.half_open or oldest < limit
+    def _forget_oldest(self, entries: OrderedDict[_Key, _Value], is_too_old: Callable[[_Value], bool]) -> None:
+        while entries and (len(entries) > self._bounds.half_open or is_too_old(next(iter(entries.values())))):
+            entries.popitem(last=False)
 
-    def reconcile(self, view: KernelList) -> list[TableChange]:
-        """Take the kernel's listing of its live subflows for the truth, except where our segments are newer."""
-        return self._changes(self._reconcile(view))
+    def apply_kernel_list(self, kernel_list: KernelList) -> list[TableChange]:
+        """Correct the table by the kernel list, except where captured segments are newer."""
+        return self._changes(self._apply_kernel_list(kernel_list))
 
-    def _reconcile(self, view: KernelList) -> Iterator[Token]:
-        settled = view.at - _SETTLING_SECONDS
+    def _apply_kernel_list(self, kernel_list: KernelList) -> Iterator[Token]:
+        settled = kernel_list.at - _SETTLING_SECONDS
         for ends, token in tuple(self._tokens.items()):
-            listed = view.subflows.get(ends)
+            listed = kernel_list.subflows.get(ends)
             live = self._connections[token].subflows[ends]
             if listed is None and live.idle_since < settled:
                 self.counters["closed_by_kernel"] += 1
-                yield self._drop(ends, view.at, "not in the kernel")
+                yield self._close(ends, kernel_list.at, "not in the kernel list")
             elif listed is not None and listed.token != token:
-                yield self._drop(ends, view.at, "the kernel knows it by another token")
-        for ends, listed in view.subflows.items():
+                yield self._close(ends, kernel_list.at, "other token in the kernel list")
+        for ends, listed in kernel_list.subflows.items():
             if ends in self._tokens:
-                yield from self._correct(ends, listed, settled, view.at)
+                yield from self._update_listed(ends, listed, settled, kernel_list.at)
             elif self._closed.get(ends, 0.0) < settled:
-                yield from self._learn(ends, listed.token, listed.address_id, listed.backup, view.at)
+                yield from self._add_listed(ends, listed, kernel_list.at)
 
-    def _correct(self, ends: Ends, listed: ListedSubflow, settled: float, at: float) -> Iterator[Token]:
+    def _update_listed(self, ends: Ends, listed: ListedSubflow, settled: float, at: float) -> Iterator[Token]:
         entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
         if live.stalled != listed.stalled:
             live.stalled = listed.stalled
-            self._report(Kind.STALLED if listed.stalled else Kind.RECOVERED, at, entry, live, "in the kernel")
+            kind = EventKind.STALLED if listed.stalled else EventKind.RECOVERED
+            self._report(kind, at, entry, live, "in the kernel list")
             yield entry.token
         if live.backup != listed.backup and live.idle_since < settled:
             live.backup_by_client, live.backup_by_proxy = listed.backup, False
-            self._report(Kind.BACKUP_CHANGED, at, entry, live, "in the kernel")
+            self._report(EventKind.BACKUP_CHANGED, at, entry, live, "in the kernel list")
             yield entry.token
 
-    def _learn(self, ends: Ends, token: Token, address_id: int, backup: bool, at: float) -> Iterator[Token]:
+    def _add_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
+        token = listed.token
         entry = self._entry(token)
         if entry is None:
             if len(self._connections) >= self._bounds.connections:
                 self.counters["connections_not_tracked"] += 1
                 return
-            entry = self._connections[token] = _Entry(token, _LINUX_VERSION, None, authenticated=True)
-            self._report(Kind.OPENED, at, entry, detail="in the kernel")
-        elif not self._revive(entry, at):
+            entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, None, authenticated=True)
+            self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
+        elif not self._reopen(entry, at):
             return
-        joined = self._handshakes.take(ends)
+        joined = self._handshakes.accepted_by_kernel(ends)
         if joined is None:
-            live = _Live(_unpack(ends), address_id, 0, backup, backup, False, at, at, None)
+            live = _LiveSubflow(_unpack(ends), listed.address_id, 0, listed.backup, listed.backup, False, at, at, None)
         else:
             live = _live(joined, at)
         self.counters["learned_from_kernel"] += 1
-        self._add(entry, ends, live, at, "in the kernel")
+        self._add(entry, ends, live, at, "in the kernel list")
         yield token
 
     def _changes(self, tokens: Iterable[Token]) -> list[TableChange]:
@@ -448,16 +425,18 @@ class Tracker:
         subflows = tuple(live.subflow() for live in entry.subflows.values())
         return TableChange(token, Connection(token, entry.version, subflows))
 
-    def _report(self, kind: Kind, at: float, entry: _Entry, live: _Live | None = None, detail: str = "") -> None:
+    def _report(
+        self, kind: EventKind, at: float, entry: _Tracked, live: _LiveSubflow | None = None, detail: str = ""
+    ) -> None:
         subflow = None if live is None else live.subflow()
         self._on_event(Event(at, kind, entry.token, entry.version, subflow, detail))
 
 
-def _live(handshake: Opened | Joined, at: float) -> _Live:
+def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
     ends = _unpack(handshake.ends)
     if isinstance(handshake, Opened):
-        return _Live(ends, 0, 0, False, False, False, handshake.at, at, handshake.sequence)
-    return _Live(
+        return _LiveSubflow(ends, 0, 0, False, False, False, handshake.at, at, handshake.sequence)
+    return _LiveSubflow(
         ends,
         handshake.address_id,
         handshake.proxy_address_id,
@@ -470,7 +449,7 @@ def _live(handshake: Opened | Joined, at: float) -> _Live:
     )
 
 
-def _with_address(entry: _Entry, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
+def _with_address(entry: _Tracked, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
     return [
         ends
         for ends, live in entry.subflows.items()
@@ -482,14 +461,14 @@ def _unpack(ends: Ends) -> FourTuple:
     return FourTuple(Endpoint(_address(ends.client.address), ends.client.port), _proxy(*ends.proxy))
 
 
-# A client has many subflows, and all of them end at a few sockets of the proxy: equal values are one object.
+# Equal addresses and endpoints are one object: clients have many subflows, and the proxy few sockets.
 @lru_cache(65536)
 def _address(packed: bytes) -> Address:
     return ip_address(packed)
 
 
 @lru_cache
-def _shared(proxy: PackedEndpoint) -> PackedEndpoint:
+def _interned(proxy: PackedEndpoint) -> PackedEndpoint:
     return proxy
 
 

@@ -1,4 +1,4 @@
-"""What must hold of `options.decode` for any bytes; `scapy_layers`, written from the same RFCs, is the witness."""
+"""Properties of `options.decode` for any bytes, with `scapy_layers`, written from the same RFCs, as the oracle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ANY_HMAC = b"hmachmac"
 
 
 def check(data: bytes) -> None:
-    """The first byte is for the TCP flags, the others are options."""
+    """Decode `data`: the TCP flags in the first byte, then the options."""
     flags, raw = data[:1].ljust(1, b"\0")[0], data[1:]
     options, malformed = decode(raw, flags)
     assert 0 <= malformed + len(options) <= len(raw)
@@ -48,7 +48,7 @@ def check(data: bytes) -> None:
 
 
 def layer_of(option: Option) -> MptcpOption:
-    """The Scapy layer that says the same as a decoded option."""
+    """The Scapy layer of a decoded option."""
     match option:
         case MpCapable(version, sender_key, receiver_key):
             return MpCapableOption(version=version, sender_key=sender_key, receiver_key=receiver_key)
@@ -78,5 +78,5 @@ def layer_of(option: Option) -> MptcpOption:
 
 
 def on_the_wire(layer: MptcpOption) -> bytes:
-    """The options of a TCP header that Scapy builds with this layer."""
+    """The options of a TCP header that Scapy builds from this layer."""
     return bytes(TCP(options=[(NAME, layer)]))[_TCP_FIXED_BYTES:]

@@ -1,4 +1,4 @@
-"""What must hold of `Tracker` whatever segments, kernel listings and pauses it is shown."""
+"""Properties of `Tracker` for any sequence of segments, kernel lists and pauses."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from segments import (
     token,
 )
 
+from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import Flag, Segment
-from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
+from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
 
 BOUNDS = Bounds(connections=2, half_open=2)
 KEYS = (KEY, b"otherkey", b"thirdkey")
 FORGED_KEY = b"forgery!"
 
-# Few ends, so that they meet: two addresses, two ports, and two incarnations of each.
+# Few clients, so that they collide: two addresses, two ports, two initial sequence numbers.
 CLIENTS = [
     Client(address, port, seq) for address, port, seq in product(("10.1.0.2", "fd00:2::2"), (1, 2), (100, 2**32 - 1))
 ]
 PROXY_SEQUENCE = 900
 
-# The bodies of options; the first is none.
+# The bodies of options; the first stands for no option.
 BODIES: list[bytes] = [
     b"",
     *(capable_syn(version) for version in (0, 1)),
@@ -60,11 +61,11 @@ BODIES: list[bytes] = [
     bytes([0x70, 0]),  # malformed
 ]
 
-# What must be in the segment that establishes a subflow of the connection with this token.
+# A segment that establishes a subflow of the connection with this token must contain one of these.
 PROOFS = {
     token(key, version): [
         capable_ack(key, version),
-        capable_ack(key, version, FORGED_KEY),  # whoever opens a connection chooses his key
+        capable_ack(key, version, FORGED_KEY),  # a client can open a connection with any key
         join_ack(key, version),
     ]
     for key in KEYS
@@ -75,7 +76,7 @@ _STEP = Struct("6B")
 
 
 def check(data: bytes) -> None:
-    """The first byte chooses the trust, every further six are a step (see `_steps`)."""
+    """Run the program `data`: the trust in the first byte, then steps of six bytes (see `_steps`)."""
     trust = list(Trust)[data[0] % len(Trust)] if data else Trust.HANDSHAKE
     events: list[Event] = []
     tracker = Tracker([8080], BOUNDS, trust, events.append)
@@ -93,7 +94,7 @@ def check(data: bytes) -> None:
 
 
 def _steps(tracker: Tracker, program: bytes) -> Iterator[tuple[Segment | None, list[TableChange]]]:
-    """The byte `what` tells whether a segment comes, the kernel lists, or time only passes; it always passes a bit."""
+    """The lower half of `what`: a segment, a kernel list, or a pause; the upper half: the time since the last step."""
     now = 1000.0
     for what, who, a, b, c, d in _STEP.iter_unpack(program[: len(program) // _STEP.size * _STEP.size]):
         now += (what >> 4) / 16
@@ -102,14 +103,14 @@ def _steps(tracker: Tracker, program: bytes) -> Iterator[tuple[Segment | None, l
                 now += who
                 yield None, tracker.expire(now, idle_seconds=a or None)
             case 1:
-                yield None, tracker.reconcile(KernelList(now - a / 64, dict(_listed(who, b, c, d))))
+                yield None, tracker.apply_kernel_list(KernelList(now - a / 64, dict(_listed(who, b, c, d))))
             case _:
                 segment = _segment(CLIENTS[who % len(CLIENTS)], who >> 4, a, (b, c, d))
                 yield segment, tracker.observe(segment, now)
 
 
 def _segment(client: Client, oddities: int, flags: int, bodies: tuple[int, ...]) -> Segment:
-    """From or to the client, with the sequence numbers that its flags call for, or wrong ones."""
+    """A segment of the client or to it, with right or wrong sequence numbers."""
     by_proxy, wrong_sequence, wrong_acknowledgment = (oddities >> bit & 1 for bit in range(3))
     options = b"".join(_option(BODIES[body % len(BODIES)]) for body in bodies)
     ours, theirs = PROXY_SEQUENCE, client.seq
@@ -127,7 +128,7 @@ def _option(body: bytes) -> bytes:
 
 
 def _listed(who: int, tokens: int, versions: int, backups: int) -> Iterator[tuple[Ends, ListedSubflow]]:
-    """A bit, or two, of each byte for each four-tuple."""
+    """The listed subflows: one or two bits of each byte for each four-tuple."""
     for bit, client in enumerate(CLIENTS[::2]):
         if who >> bit & 1:
             key, version = KEYS[(tokens >> 2 * bit) % len(KEYS)], versions >> bit & 1
@@ -142,12 +143,12 @@ def _must_be_consistent(tracker: Tracker, table: dict[Token, Connection]) -> Non
     assert sizes["connections"] == len(table) <= BOUNDS.connections
     assert sizes["subflows"] == len(subflows)
     assert max(sizes["half_open"], sizes["orphans"]) <= BOUNDS.half_open
-    # Whoever has followed the changes must know all that the tracker knows: there is no public way to ask for it.
+    # The changes must give the same table as the tracker's own, which is not public.
     known = {change.token: change.connection for change in tracker._changes(tracker._connections)}
     assert known == table
 
 
 def _must_be_proved(events: list[Event], segment: Segment) -> None:
     for event in events:
-        if event.kind is Kind.ESTABLISHED:
+        if event.kind is EventKind.ESTABLISHED:
             assert any(proof in segment.options for proof in PROOFS[event.token]), event

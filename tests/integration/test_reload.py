@@ -274,7 +274,7 @@ def test_a_pause_frees_everybody_until_resumed_and_survives_a_crash(work: Bench)
     download = work.download(400 * MEGABYTE)
     eventually(lambda: {s.rule for s in work.services.subflows()} == {"cap", "limit"}, "held")
     for _ in range(2):
-        assert work.services.cli("pause").stdout == "paused by the operator, until resumed: nobody is held\n"
+        assert work.services.cli("pause").stdout == "paused by the operator, until resumed: nothing is throttled\n"
         assert work.marks() == []
         assert {s.reason for s in work.services.subflows()} == {"paused by the operator"}
     eventually(lambda: kernel_state(work.lab.proxy) == before, "the interface as it was")
@@ -286,7 +286,7 @@ def test_a_pause_frees_everybody_until_resumed_and_survives_a_crash(work: Bench)
     eventually(lambda: len(work.services.subflows()) == 2, "the table is there")
     assert {(s.rule, s.reason) for s in work.services.subflows()} == {(None, "paused by the operator")}
     assert work.services.status()["daemon"]["pause"] == {"expires_at": None, "seconds_left": None}
-    assert "paused by the operator, until resumed: nobody is held\n" in work.services.cli("status").stdout
+    assert "paused by the operator, until resumed: nothing is throttled\n" in work.services.cli("status").stdout
     assert kernel_state(work.lab.proxy) == before
 
     for _ in range(2):
@@ -303,7 +303,7 @@ def test_a_pause_for_a_time_ends_by_itself(work: Bench) -> None:
     pause = work.services.cli_json("pause", "--for", "4s")["pause"]
     assert 3 < pause["seconds_left"] <= 4
     assert work.capped() == []
-    shown = re.search(r"paused by the operator, for (\d) s: nobody is held", work.services.cli("status").stdout)
+    shown = re.search(r"paused by the operator, for (\d) s: nothing is throttled", work.services.cli("status").stdout)
     assert shown is not None
     assert 1 <= int(shown[1]) <= 4
     waited = eventually(lambda: len(work.capped()) == 1, "capped again", within=6)

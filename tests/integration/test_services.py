@@ -176,7 +176,7 @@ def test_the_cli_shows_and_refuses(work: Bench) -> None:
     plan = work.services.cli_json("plan")
     assert plan["in_force"]
     assert [operation["operation"] for operation in plan["operations"]] == ["InstallHtb", "AddClass", "MakeChain"]
-    assert cli("plan").stdout.endswith("# in force\n")
+    assert cli("plan").stdout.endswith("# applied\n")
     for arguments, line in (
         (("set-rate", "dsl", "1mbit"), "dsl: no such access network; allowed: wifi, ethernet"),
         (

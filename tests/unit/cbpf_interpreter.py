@@ -1,4 +1,4 @@
-"""A machine for classic BPF, written from the kernel's description and not from our generator.
+"""An interpreter for classic BPF, written from the kernel's documentation, independent of our generator.
 
 Documentation/networking/filter.rst and include/uapi/linux/filter.h; only the instructions that our programs use.
 """
@@ -31,10 +31,10 @@ PACKET_LOADS = {0x28: (2, False), 0x48: (2, True), 0x50: (1, True)}  # code: byt
 
 
 def check(program: Sequence[Instruction]) -> None:
-    """What the kernel checks before it takes a program (net/core/filter.c, bpf_check_classic), as assertions."""
+    """The kernel's checks of a program (net/core/filter.c, bpf_check_classic) as assertions."""
     assert 0 < len(program) <= MAX_INSTRUCTIONS
     assert program[-1].code == RETURN
-    # The slots that are written on every way to an instruction. Like the kernel, do not see that `ret` leads nowhere.
+    # The slots written on every path to an instruction. Like the kernel, assume that `ret` falls through.
     everything = set(range(SCRATCH_SLOTS))
     written_at = [set(everything) for _ in program]
     written: set[int] = set()
@@ -54,7 +54,7 @@ def check(program: Sequence[Instruction]) -> None:
 
 
 def steps(program: Sequence[Instruction]) -> set[tuple[int, int]]:
-    """All pairs of instructions of which the second may follow the first."""
+    """All pairs of instructions where the second can follow the first."""
     return {
         (at, at + 1 + skipped)
         for at, (code, jump_true, jump_false, operand) in enumerate(program)
@@ -64,7 +64,7 @@ def steps(program: Sequence[Instruction]) -> set[tuple[int, int]]:
 
 
 def run(program: Sequence[Instruction], frame: bytes, taken: set[tuple[int, int]] | None = None) -> int:
-    """How many bytes of the frame the program keeps; the steps it takes are added to `taken`."""
+    """The number of bytes of the frame that the program keeps; adds the executed steps to `taken`."""
     accumulator = index = at = before = 0
     scratch: dict[int, int] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Builds the segments that tests show to the sniffer: with Scapy, which knows TCP/IP but not our code."""
+"""Segments for tests of the sniffer, built with Scapy, independent of our parser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def frame(
     ack: int = 0,
     vlans: int = 0,
 ) -> bytes:
-    """An Ethernet frame; `options` are the bodies of MPTCP options, put behind others as real stacks do."""
+    """An Ethernet frame; `options` are the bodies of MPTCP options, after other options as in real stacks."""
     ip = IPv6(src=source, dst=destination) if ":" in source else IP(src=source, dst=destination)
     mptcp = [(30, body) for body in options]
     tcp_options = [("MSS", 1460), ("NOP", None), ("WScale", 7), *mptcp, ("SAckOK", b"")] if "S" in flags else mptcp
@@ -108,7 +108,7 @@ def _hmac(version: int, key: bytes, message: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Client:
-    """One subflow's client end; each method is a segment of its life."""
+    """The client of one subflow; each method makes one of its segments."""
 
     address: str
     port: int

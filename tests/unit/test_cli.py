@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 CONFIG = str(REPOSITORY / "config/mptcp-throttle.yaml")
 
 
-def test_check_config_says_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_shows_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", CONFIG, "check-config"]) == 0
     assert "valid: interface eth0, ports [8080], networks wifi, lte" in capsys.readouterr().out
     assert main(["--config", CONFIG, "check-config", "--json"]) == 0
@@ -29,7 +29,7 @@ def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: py
     assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == ["colour", "shape"]
 
 
-def test_without_the_service_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_the_service_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "networks.d").mkdir()
     (tmp_path / "networks.d" / "a.yaml").write_text("name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n")
     path = tmp_path / "service.yaml"
@@ -39,7 +39,7 @@ def test_without_the_service_one_line_says_so(tmp_path: Path, capsys: pytest.Cap
     assert line.startswith(f"{tmp_path}/daemon.sock: no service answers")
 
 
-def test_a_doctor_without_ss_says_so_in_one_line(
+def test_doctor_without_ss_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -49,7 +49,7 @@ def test_a_doctor_without_ss_says_so_in_one_line(
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_an_output_that_cannot_be_written_is_one_line_and_a_reader_that_has_gone_none(
+def test_output_that_cannot_be_written_is_one_line(
     form: list[str], unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
@@ -71,15 +71,15 @@ def test_an_output_that_cannot_be_written_is_one_line_and_a_reader_that_has_gone
         (["set-rate", "wifi", "fast"], "argument RATE: fast: is not a rate; allowed: a number with bit, kbit"),
         (["set-rate", "wifi", "0mbit"], "argument RATE: 0mbit: is not a usable rate; allowed: "),
         (["set-rate", "wifi", "1mbit", "--for", "5"], "argument --for: 5: is not a duration; allowed: "),
-        (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is over at once; allowed: "),
-        (["pause", "--for", "0s"], "argument --for: 0s: is over at once; allowed: "),
+        (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
+        (["pause", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
         (["set-rate", "wifi", "9" * 400 + "mbit"], "is not a usable rate; allowed: "),
         (["set-rate", "wifi"], "the following arguments are required: RATE"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_status_2(
+def test_wrong_command_line_is_refused_with_status_2(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -55,9 +55,7 @@ BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
         ),
     ],
 )
-def test_a_setting_that_differs_is_one_line_with_the_restart_it_needs(
-    tmp_path: Path, old: str, new: str, line: str
-) -> None:
+def test_changed_setting_is_one_line_with_the_restart_it_needs(tmp_path: Path, old: str, new: str, line: str) -> None:
     before = config(tmp_path)
     after = config(tmp_path, SERVICE.replace(old, new, 1))
     assert [str(change) for change in changes(before, after)] == [line]
@@ -80,15 +78,13 @@ def test_a_setting_that_differs_is_one_line_with_the_restart_it_needs(
         (LTE.replace("lte", "dsl"), ["network lte removed", "network dsl added"]),
     ],
 )
-def test_every_key_of_a_network_is_compared_and_none_needs_a_restart(
-    tmp_path: Path, lte: str, lines: list[str]
-) -> None:
+def test_changed_key_of_a_network_needs_no_restart(tmp_path: Path, lte: str, lines: list[str]) -> None:
     found = changes(config(tmp_path), config(tmp_path, lte=lte, wifi=WIFI))
     assert [str(change) for change in found] == lines
     assert not any(change.restart for change in found)
 
 
-def test_comments_order_and_file_names_are_no_difference(tmp_path: Path) -> None:
+def test_comments_order_and_file_names_are_no_change(tmp_path: Path) -> None:
     before = config(tmp_path)
     lte = "# relieved\n" + LTE.replace("1mbit", "1000kbit")
     after = config(tmp_path, "\n\n" + SERVICE + "networks_directory: networks.d\n", a=WIFI, b=lte)

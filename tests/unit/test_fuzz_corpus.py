@@ -1,4 +1,4 @@
-"""Replays what the fuzzers found interesting; see tests/fuzz/fuzz_options.py for the fuzzing itself."""
+"""Replays the corpus of the fuzzers (tests/fuzz/fuzz_options.py and fuzz_tracker.py)."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ TRACKER = sorted((CORPUS / "tracker").iterdir())
 
 
 @pytest.mark.parametrize("file", OPTIONS, ids=lambda file: file.name)
-def test_options_of_the_corpus_are_decoded_consistently(file: Path) -> None:
+def test_corpus_of_options_is_decoded_consistently(file: Path) -> None:
     options_target.check(file.read_bytes())
 
 
 @pytest.mark.parametrize("file", TRACKER, ids=lambda file: file.name)
-def test_segments_of_the_corpus_leave_the_table_consistent(file: Path) -> None:
+def test_corpus_of_segments_leaves_the_table_consistent(file: Path) -> None:
     tracker_target.check(file.read_bytes())

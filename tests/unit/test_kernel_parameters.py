@@ -1,4 +1,4 @@
-"""What `mptcp-throttle doctor` makes of kernel parameters, which depends on the kernel."""
+"""How `mptcp-throttle doctor` judges kernel parameters, which depends on the kernel version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from mptcp_throttle.cli import doctor
     ("release", "heeds"),
     [("6.1.0-37-amd64", False), ("6.8.12", False), ("6.9.0", True), ("6.12.48+deb13-amd64", True), ("7.0-rc1", True)],
 )
-def test_from_6_9_on_mptcp_heeds_what_may_be_unsent(monkeypatch: pytest.MonkeyPatch, release: str, heeds: bool) -> None:
+def test_tcp_notsent_lowat_is_used_from_kernel_6_9_on(
+    monkeypatch: pytest.MonkeyPatch, release: str, heeds: bool
+) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
     assert doctor.heeds_notsent_lowat() == heeds
 
@@ -29,7 +31,7 @@ def test_from_6_9_on_mptcp_heeds_what_may_be_unsent(monkeypatch: pytest.MonkeyPa
         ("6.1.0", "16384", None, None),
     ],
 )
-def test_what_keeps_pieces_small_is_looked_for_where_this_kernel_has_it(
+def test_unsent_data_is_judged_by_the_parameter_of_this_kernel(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     release: str,

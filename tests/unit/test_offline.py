@@ -1,4 +1,4 @@
-"""`mptcp-sniffer --read`: any capture, the same account."""
+"""`mptcp-sniffer --read`: the same result for every file and link type."""
 
 import json
 import os
@@ -70,15 +70,15 @@ def written(kind: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["pcap", "pcapng", "raw", "cooked", "cooked-v2"])
-def test_captures_of_every_kind_give_the_same_account(kind: str, tmp_path: Path) -> None:
+def test_captures_of_every_file_and_link_type_give_the_same_result(kind: str, tmp_path: Path) -> None:
     history = read_capture(written(kind, tmp_path / "capture"), (8080,), Trust.HANDSHAKE)
     (connection,) = history["connections"]
     assert (connection["token"], connection["version"]) == (format_token(token()), 1)
-    told = [
+    subflows = [
         (s["client"], s["client_port"], s["address_id"], s["backup_at_join"], s["backup"], s["established"], s["state"])
         for s in connection["subflows"]
     ]
-    assert told == [
+    assert subflows == [
         (*ETHERNET, 0, False, False, True, "closed"),
         (*WIFI, 3, True, False, True, "active"),
         (*LATE, 4, False, False, False, "joining"),
@@ -87,17 +87,17 @@ def test_captures_of_every_kind_give_the_same_account(kind: str, tmp_path: Path)
     assert [event["event"] for event in history["events"]] == kinds
 
 
-def test_without_asking_for_proof_the_third_join_counts_too(tmp_path: Path) -> None:
+def test_trust_token_accepts_the_join_without_third_ack(tmp_path: Path) -> None:
     history = read_capture(written("pcap", tmp_path / "capture"), (8080,), Trust.TOKEN)
     assert [s["state"] for s in history["connections"][0]["subflows"]] == ["closed", "active", "active"]
 
 
-def test_other_ports_are_not_in_the_account(tmp_path: Path) -> None:
+def test_other_ports_are_left_out(tmp_path: Path) -> None:
     history = read_capture(written("pcap", tmp_path / "capture"), (3128,), Trust.HANDSHAKE)
     assert (history["connections"], history["events"]) == ([], [])
 
 
-def test_the_command_prints_json_or_a_line_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_json_or_a_line_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(written("pcap", tmp_path / "capture"))
     assert main(["--read", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"connections", "events", "counters"}
@@ -106,13 +106,13 @@ def test_the_command_prints_json_or_a_line_per_event(tmp_path: Path, capsys: pyt
     assert lines[1].split()[1:] == [format_token(token()), "established", "10.1.0.2:40000"]
 
 
-def test_a_capture_cut_short_tells_what_it_has(tmp_path: Path) -> None:
+def test_truncated_capture_is_read_to_its_end(tmp_path: Path) -> None:
     path = written("pcap", tmp_path / "capture")
     path.write_bytes(path.read_bytes()[:-7])
     assert len(read_capture(path, (8080,), Trust.HANDSHAKE)["connections"][0]["subflows"]) == 3
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_capture_is_one_line(tmp_path: Path) -> None:
     text, loopback = tmp_path / "text", tmp_path / "loopback"
     text.write_text("no capture, but long enough to be one")
     wrpcap(str(loopback), [Loopback() / IP()])

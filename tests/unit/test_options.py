@@ -101,7 +101,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize(("body", "flags", "expected"), FORMS.values(), ids=FORMS)
-def test_every_form_is_decoded_wherever_it_stands(body: bytes, flags: int, expected: Option) -> None:
+def test_every_form_is_decoded_at_any_position(body: bytes, flags: int, expected: Option) -> None:
     for before in (b"", NOP, MSS, MSS + NOP + NOP, DSS):
         for after in (b"", NOP, MSS, DSS, END + b"\xff\xff"):
             assert decode(before + option(body) + after, flags) == Decoded((expected,), 0)
@@ -119,7 +119,7 @@ def test_every_other_length_is_malformed(start: bytes, flags: int, lengths: set[
 
 
 @pytest.mark.parametrize("whole", [option(body) for body, _, _ in FORMS.values()], ids=FORMS)
-def test_an_option_cut_off_anywhere_is_malformed_and_what_came_before_is_kept(whole: bytes) -> None:
+def test_option_cut_off_anywhere_is_malformed_and_earlier_ones_are_kept(whole: bytes) -> None:
     for length in range(1, len(whole)):
         assert decode(PRIO + whole[:length], ACK) == Decoded((MpPrio(True, None),), 1)
 
@@ -127,14 +127,14 @@ def test_an_option_cut_off_anywhere_is_malformed_and_what_came_before_is_kept(wh
 @pytest.mark.parametrize(
     "malformed", [option(b""), option(b"\x10"), option(b"\x01\x01\x00"), option(b"\x35\x05" + V4 + HMAC)]
 )
-def test_a_malformed_option_spoils_only_itself(malformed: bytes) -> None:
+def test_malformed_option_does_not_affect_others(malformed: bytes) -> None:
     assert decode(PRIO + malformed + option(b"\x40\x07"), ACK) == Decoded((MpPrio(True, None), RemoveAddr((7,))), 1)
 
 
 @pytest.mark.parametrize(
     "contradiction", [b"\x08\x00", b"\x08\x01", b"\x1e\x00", b"\x1e\x01", b"\x08\xff", b"\x1e\xff"]
 )
-def test_a_length_that_contradicts_the_header_ends_the_walk_and_what_came_before_is_kept(contradiction: bytes) -> None:
+def test_length_beyond_the_header_ends_the_walk_and_earlier_ones_are_kept(contradiction: bytes) -> None:
     assert decode(PRIO + contradiction + PRIO, ACK) == Decoded((MpPrio(True, None),), 1)
 
 
@@ -151,7 +151,7 @@ IGNORED = {
 
 
 @pytest.mark.parametrize("ignored", IGNORED.values(), ids=IGNORED)
-def test_what_is_not_known_is_ignored(ignored: bytes) -> None:
+def test_unknown_options_are_ignored(ignored: bytes) -> None:
     assert decode(ignored, SYN) == Decoded((), 0)
 
 
@@ -163,5 +163,5 @@ def test_several_options_keep_their_order() -> None:
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.binary(max_size=30).map(option))), st.integers(0, 255))
-def test_no_bytes_raise_whatever_the_flags(soup: list[bytes], flags: int) -> None:
+def test_arbitrary_bytes_and_flags_raise_nothing(soup: list[bytes], flags: int) -> None:
     assert decode(b"".join(soup), flags).malformed >= 0

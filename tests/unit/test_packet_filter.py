@@ -1,7 +1,7 @@
-"""The kernel filter as a specification, and three witnesses that must agree on it.
+"""The packet filter, tested in three ways that must agree.
 
-Each frame is judged by the program in an interpreter, by the program in the real kernel (a filter on a Unix datagram
-socket needs no privilege, and a datagram may as well be a frame), and by an independent reading of the same bytes.
+Each frame is filtered by the program in an interpreter, by the program in the kernel (a filter on a Unix datagram
+socket needs no privilege, and a datagram can be any bytes), and by an independent parser.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ETHERNET_BYTES = 14
 OPTION_BYTES = 40
 
 FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10
-NO_FLAG_OF_OURS = 0xF8
+OTHER_FLAGS = 0xF8
 END, NOP = b"\0", b"\1"
 TIMESTAMPS = bytes([8, 10]) + bytes(8)
 DSS = bytes([30, 20, 0x20, 0x05]) + bytes(16)
@@ -43,15 +43,15 @@ def tcp(
     dport: int = 8080,
     words: int = 0,
 ) -> bytes:
-    """A segment; `options` are padded with NOPs. `words` is the data offset if it shall be wrong."""
+    """A segment; `options` are padded with NOPs. `words` replaces the right data offset."""
     options += NOP * (-len(options) % 4)
     words = words or 5 + len(options) // 4
-    # Reserved bits are set, and an urgent pointer: none of this is ours to judge.
+    # Reserved bits and an urgent pointer are set: the filter must ignore them.
     return pack("!HHIIBBHHH", sport, dport, 1, 1, words << 4 | 0xF, flags, 65535, 0, 9) + options + payload
 
 
 def ipv4(payload: bytes, options: bytes = b"", *, fragment: int = 0x4000, protocol: int = 6, first: int = 0) -> bytes:
-    """`first` is the byte of version and header length if it shall be wrong."""
+    """`first` replaces the right first byte, version and header length."""
     first = first or 0x45 + len(options) // 4
     header = pack("!BBHHHBBH4s4s", first, 0, 0, 0, fragment, 64, protocol, 0, b"\x0a\x01\x00\x02", b"\x0a\x03\x00\x02")
     return header + options + payload
@@ -105,14 +105,14 @@ PASS = {
     "a VLAN in a VLAN": ethernet(ipv6(tcp(PRIO)), 0x8100, 0x8100),
 }
 
-STAY = {
+REJECT = {
     "data": carrying(DSS),
     "data of plain TCP": carrying(NOP, NOP, TIMESTAMPS),
     "an acknowledgment": ethernet(ipv4(tcp(DSS, b""))),
     "an acknowledgment without options": ethernet(ipv4(tcp(b"", b""))),
     "two DSS": carrying(DSS, DSS),
     "DSS with reserved bits": carrying(bytes([30, 4, 0x2F, 0])),
-    "flags that neither open nor close": ethernet(ipv4(tcp(DSS, flags=NO_FLAG_OF_OURS))),
+    "flags that neither open nor close": ethernet(ipv4(tcp(DSS, flags=OTHER_FLAGS))),
     "other ports": ethernet(ipv4(tcp(flags=SYN, sport=8081, dport=443))),
     "UDP": ethernet(ipv4(tcp(flags=SYN), protocol=17)),
     "UDP over IPv6": ethernet(ipv6(tcp(flags=SYN), next_header=17)),
@@ -148,11 +148,11 @@ EVERYWHERE = [
 ]
 # The last option ends where the header ends, whichever round that is.
 FILLED = [NOP * start + bytes([8, 2 + -(start + 2) % 4]) for start in range(OPTION_BYTES - 2)]
-EXAMPLES = [*PASS.values(), *STAY.values(), *EVERYWHERE, *map(carrying, FILLED)]
+EXAMPLES = [*PASS.values(), *REJECT.values(), *EVERYWHERE, *map(carrying, FILLED)]
 
 
 def options_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and body of each option, as the kernel reads them: silly and partial ones end the list."""
+    """Kind and body of each option; like in the kernel, invalid and truncated ones end the list."""
     while data and data[0] != 0:
         if data[0] == 1:
             data = data[1:]
@@ -164,7 +164,7 @@ def options_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def signals(ethernet_frame: bytes) -> bool:
-    """What the filter should say, by another road."""
+    """Whether the filter must accept the frame, by an independent parser."""
     try:
         segment = parse_ethernet(ethernet_frame)
     except Malformed:
@@ -177,7 +177,7 @@ def signals(ethernet_frame: bytes) -> bool:
 
 
 class Kernel:
-    """The kernel's verdict: what remains of a frame that is sent through a filtered socket."""
+    """A socket with the filter in the kernel: `kept` returns what is left of a frame."""
 
     def __init__(self, program: tuple[Instruction, ...]) -> None:
         self._near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -220,12 +220,12 @@ def test_signalling_passes(name: str) -> None:
     assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], PASS[name]) > 0
 
 
-@pytest.mark.parametrize("name", STAY)
-def test_everything_else_stays(name: str) -> None:
-    assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], STAY[name]) == 0
+@pytest.mark.parametrize("name", REJECT)
+def test_everything_else_is_rejected(name: str) -> None:
+    assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], REJECT[name]) == 0
 
 
-def test_of_the_longest_headers_nothing_is_cut_and_of_the_payload_nothing_is_copied(
+def test_snap_length_keeps_the_longest_headers_and_no_payload(
     kernels: dict[Link, Kernel],
 ) -> None:
     headers = ethernet(ipv4(tcp(NOP * 37 + PRIO, b""), NOP * 40), 0x88A8, 0x8100)
@@ -233,7 +233,7 @@ def test_of_the_longest_headers_nothing_is_cut_and_of_the_payload_nothing_is_cop
 
 
 @pytest.mark.parametrize("of", ["SYN", "SYN over IPv6", "a VLAN in a provider's VLAN"])
-def test_a_header_cut_off_anywhere_stays(kernels: dict[Link, Kernel], of: str) -> None:
+def test_header_cut_off_anywhere_is_rejected(kernels: dict[Link, Kernel], of: str) -> None:
     whole = PASS[of].removesuffix(DATA)
     assert_all_agree(kernels, whole)
     for length in range(1, len(whole)):
@@ -241,15 +241,15 @@ def test_a_header_cut_off_anywhere_stays(kernels: dict[Link, Kernel], of: str) -
         assert_all_agree(kernels, whole[:length])
 
 
-def test_interpreter_kernel_and_parser_agree_on_all_examples(kernels: dict[Link, Kernel]) -> None:
+def test_interpreter_kernel_and_parser_agree_on_the_examples(kernels: dict[Link, Kernel]) -> None:
     # The third tag is where the filter stops and the parser, which is given no such frame, would go on.
     for data in EXAMPLES:
-        if data is not STAY["a third VLAN tag"]:
+        if data is not REJECT["a third VLAN tag"]:
             assert_all_agree(kernels, data)
 
 
 @pytest.mark.parametrize("link", Link)
-def test_the_examples_take_every_branch(link: Link) -> None:
+def test_examples_take_every_branch(link: Link) -> None:
     taken: set[tuple[int, int]] = set()
     for data in EXAMPLES:
         cbpf_interpreter.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is Link.RAW_IP else data, taken)
@@ -257,7 +257,7 @@ def test_the_examples_take_every_branch(link: Link) -> None:
 
 
 @pytest.mark.parametrize("options", FILLED, ids=len)
-def test_the_walk_does_not_go_on_in_the_payload(options: bytes) -> None:
+def test_walk_over_options_ends_before_the_payload(options: bytes) -> None:
     ways = []
     for payload in (b"", DATA, NOP * 100):
         ways.append(set[tuple[int, int]]())
@@ -282,11 +282,11 @@ port = st.sampled_from([*PORTS, 40000, 0x8080, 8081])
 
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """Mostly sound frames to and from the proxy, with anything in their options; some cut, some with a wrong byte."""
+    """Mostly valid frames of the proxy ports with arbitrary options; some truncated, some with a wrong byte."""
     segment = tcp(
         draw(option_soup),
         draw(st.binary(max_size=8)),
-        flags=draw(st.sampled_from([ACK, ACK, ACK, SYN, FIN | ACK, RST, NO_FLAG_OF_OURS])),
+        flags=draw(st.sampled_from([ACK, ACK, ACK, SYN, FIN | ACK, RST, OTHER_FLAGS])),
         sport=draw(port),
         dport=draw(port),
         words=draw(st.sampled_from([0, 0, 0, 0, *range(1, 16)])),
@@ -316,7 +316,7 @@ def test_interpreter_kernel_and_parser_agree_on_any_frame(kernels: dict[Link, Ke
 
 @pytest.mark.parametrize("link", Link)
 @pytest.mark.parametrize("ports", [(8080,), tuple(range(8000, 8016))], ids=len)
-def test_the_kernels_rules_are_kept(link: Link, ports: tuple[int, ...]) -> None:
+def test_program_keeps_the_rules_of_the_kernel(link: Link, ports: tuple[int, ...]) -> None:
     program = signalling_filter(ports, link=link)
     cbpf_interpreter.check(program)
     # include/uapi/linux/filter.h, struct sock_filter: u16, u8, u8, u32.
@@ -339,7 +339,7 @@ BAD_PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", BAD_PROGRAMS)
-def test_the_interpreter_and_the_kernel_have_the_same_rules(name: str) -> None:
+def test_interpreter_and_kernel_have_the_same_rules(name: str) -> None:
     with pytest.raises(AssertionError):
         cbpf_interpreter.check(BAD_PROGRAMS[name])
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -347,8 +347,8 @@ def test_the_interpreter_and_the_kernel_have_the_same_rules(name: str) -> None:
         attach_filter(far, BAD_PROGRAMS[name])
 
 
-def test_the_program_fits_into_what_a_kernel_before_6_7_grants_a_socket() -> None:
-    """net.core.optmem_max was 20480 bytes; longer programs are refused with ENOMEM, however short they look here."""
+def test_program_fits_into_optmem_max_of_kernels_before_6_7() -> None:
+    """net.core.optmem_max was 20480 bytes; longer programs are refused with ENOMEM."""
     kernel = Kernel(signalling_filter(range(8000, 8016), link=Link.ETHERNET))
     # asm-generic/socket.h, SO_MEMINFO; its seventh number is SK_MEMINFO_OPTMEM (include/uapi/linux/sock_diag.h).
     charged = unpack("9I", kernel.far.getsockopt(socket.SOL_SOCKET, 55, 36))[6]

@@ -3,6 +3,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 
+from polling import eventually
+
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import TableChange
 from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
@@ -22,14 +24,14 @@ def ended(number: int) -> TableChange:
     return TableChange(Token(number), None)
 
 
-def test_a_connection_survives_its_journey_over_the_wire() -> None:
+def test_connection_is_equal_after_encoding_and_decoding() -> None:
     v6 = FourTuple(Endpoint(ip_address("fd00:1::2"), 5), Endpoint(ip_address("fd00:3::2"), 8080))
     original = Connection(Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(v6, 3, True, False, 1.25)))
     assert encode_connection(original)["token"] == "000000ab"
     assert decode_connection(encode_connection(original)) == original
 
 
-def test_a_reader_gets_what_changed_since_its_revision_and_only_the_last_state() -> None:
+def test_changes_hold_the_last_state_since_the_readers_revision() -> None:
     table = PublishedTable(history=16)
     start = table.snapshot()
     table.publish([opened(1), opened(2), opened(1, port=7), ended(2)])
@@ -43,7 +45,7 @@ def test_a_reader_gets_what_changed_since_its_revision_and_only_the_last_state()
     assert [item["token"] for item in table.snapshot()["connections"]] == ["00000001"]
 
 
-def test_a_snapshot_comes_in_parts_that_are_the_table_with_what_has_changed_since() -> None:
+def test_snapshot_parts_and_later_changes_give_the_table() -> None:
     table = PublishedTable(history=16)
     table.publish([opened(number) for number in range(10_000)])
     first = part = table.snapshot()
@@ -60,7 +62,7 @@ def test_a_snapshot_comes_in_parts_that_are_the_table_with_what_has_changed_sinc
     assert len(set(tokens) | changes.keys()) - len(gone) == 10_000
 
 
-def test_a_reader_too_far_behind_must_resynchronise() -> None:
+def test_reader_beyond_the_history_must_resynchronise() -> None:
     table = PublishedTable(history=2)
     start = table.snapshot()
     table.publish([opened(1), opened(2)])
@@ -69,28 +71,28 @@ def test_a_reader_too_far_behind_must_resynchronise() -> None:
     assert table.changes(start["epoch"], start["revision"], 0) == {"resync": True}
 
 
-def test_a_reader_of_another_epoch_or_of_the_future_must_resynchronise() -> None:
+def test_reader_with_an_unknown_epoch_or_revision_must_resynchronise() -> None:
     table = PublishedTable(history=2)
     position = table.position()
     assert table.changes("elsewhere", 0, 0) == {"resync": True}
     assert table.changes(position["epoch"], 5, 0) == {"resync": True}
 
 
-def test_forgetting_begins_a_new_epoch_with_an_empty_table() -> None:
+def test_reset_begins_a_new_epoch_with_an_empty_table() -> None:
     table = PublishedTable(history=2)
     table.publish([opened(1)])
     before = table.position()
-    table.forget()
+    table.reset()
     assert table.snapshot()["connections"] == []
     assert table.changes(before["epoch"], before["revision"], 0) == {"resync": True}
 
 
-def test_of_many_waiting_readers_the_last_is_answered_at_once() -> None:
+def test_reader_beyond_the_bound_of_waiting_ones_is_answered_at_once() -> None:
     table = PublishedTable(history=16)
     epoch, revision = table.position()["epoch"], table.position()["revision"]
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(table.changes, epoch, revision, 5) for _ in range(16)]
-        time.sleep(0.1)
+        eventually(lambda: table._waiting == 16, "16 readers that wait")
         began = time.monotonic()
         assert table.changes(epoch, revision, 5)["changes"] == []
         assert time.monotonic() - began < 1
@@ -98,7 +100,7 @@ def test_of_many_waiting_readers_the_last_is_answered_at_once() -> None:
         assert all(reader.result()["changes"] == [] for reader in waiting)
 
 
-def test_a_waiting_reader_is_woken_by_a_change_and_by_the_end() -> None:
+def test_reader_that_waits_is_woken_by_a_change_and_by_close() -> None:
     table = PublishedTable(history=2)
     position = table.position()
     for wake in (lambda: table.publish([opened(1)]), table.close):

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from polling import eventually
 
 from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.errors import UserError
@@ -25,20 +26,26 @@ def crash() -> None:
     raise RuntimeError("secret detail")
 
 
-in_wait: list[float] = []
+class Gate:
+    """`hold` is a method whose calls do not return before `release`."""
 
+    def __init__(self) -> None:
+        self.held = 0
+        self._released = threading.Event()
 
-def wait(seconds: float) -> None:
-    in_wait.append(seconds)
-    time.sleep(seconds)
-    in_wait.remove(seconds)
+    def hold(self) -> None:
+        self.held += 1
+        assert self._released.wait(30)
+
+    def release(self) -> None:
+        self._released.set()
 
 
 METHODS: dict[str, Callable[..., Json]] = {
     "echo": lambda value: value,
     "refuse": refuse,
     "crash": crash,
-    "wait": wait,
+    "sleep": time.sleep,
     "thread": threading.get_ident,
     "big": lambda: "x" * 10**6,
 }
@@ -61,7 +68,7 @@ def connect(path: Path, data: bytes = b"") -> socket.socket:
 
 
 def rest(sock: socket.socket) -> bytes:
-    """What still comes before the end of the connection, after which it is closed here too."""
+    """Everything up to the end of the connection, which is then closed here too."""
     received = b""
     with sock:
         try:
@@ -73,11 +80,11 @@ def rest(sock: socket.socket) -> bytes:
 
 
 def answer(path: Path, data: bytes) -> bytes:
-    """The body of the answer to no more than these bytes."""
+    """The body of the answer to these bytes and the end of the stream."""
     sock = connect(path, data)
     sock.shutdown(socket.SHUT_WR)
     head, _, body = rest(sock).rpartition(b"\r\n\r\n")
-    assert (b"Content-Length: %d" % len(body) in head) or not head
+    assert (b"Content-length: %d" % len(body) in head) or not head
     return body
 
 
@@ -87,29 +94,34 @@ def seconds_to_echo(path: Path) -> float:
     return time.monotonic() - began
 
 
-def servers_threads() -> int:
+def connection_threads() -> int:
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def wait_until(condition: Callable[[], bool], within: float = 3.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def wait_for_threads(number: int) -> None:
+    eventually(lambda: connection_threads() == number, f"{number} connections")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.release()
+
+
+@pytest.fixture
+def path(tmp_path: Path, gate: Gate) -> Iterator[Path]:
     socket_path = tmp_path / "test.sock"
-    server = RpcServer(socket_path, METHODS, group=None)
+    server = RpcServer(socket_path, {**METHODS, "hold": gate.hold}, group=None)
     yield socket_path
+    gate.release()
     server.close()
     assert not socket_path.exists()
 
 
 @pytest.fixture(scope="module")
-def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """For tests that do not mind what others did to the server."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One server for all tests that leave it as it was."""
     socket_path = tmp_path_factory.mktemp("rpc") / "test.sock"
     server = RpcServer(socket_path, METHODS, group=None)
     yield socket_path
@@ -117,35 +129,35 @@ def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [1, {"a": None}], {"nested": [1.5, True]}])
-def test_values_survive_the_journey(one_for_all: Path, value: Json) -> None:
-    assert RpcClient(one_for_all).call("echo", value) == value
+def test_call_returns_values_unchanged(shared: Path, value: Json) -> None:
+    assert RpcClient(shared).call("echo", value) == value
 
 
-def test_the_socket_is_for_owner_and_group_only(path: Path) -> None:
+def test_socket_is_for_owner_and_group_only(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-def test_a_refusal_arrives_as_its_one_line(one_for_all: Path) -> None:
+def test_user_error_of_a_method_reaches_the_caller_as_one_line(shared: Path) -> None:
     with pytest.raises(RpcError, match=r"^dsl: no such access network$"):
-        RpcClient(one_for_all).call("refuse")
+        RpcClient(shared).call("refuse")
 
 
-def test_a_crash_is_answered_without_its_details(one_for_all: Path) -> None:
+def test_exception_of_a_method_reaches_the_caller_without_details(shared: Path) -> None:
     with pytest.raises(RpcError) as error:
-        RpcClient(one_for_all).call("crash")
+        RpcClient(shared).call("crash")
     assert "secret" not in str(error.value)
 
 
-def test_unknown_methods_and_wrong_parameters_are_refused(one_for_all: Path) -> None:
+def test_unknown_method_or_wrong_parameters_are_refused(shared: Path) -> None:
     for call in (("nonsense",), ("echo",), ("echo", 1, 2)):
         with pytest.raises(RpcError):
-            RpcClient(one_for_all).call(*call)
-    assert RpcClient(one_for_all).call("echo", 1) == 1
+            RpcClient(shared).call(*call)
+    assert RpcClient(shared).call("echo", 1) == 1
 
 
 DEEP = b"[" * 30_000 + b"]" * 30_000
 ENDLESS_HEADER = b"POST / HTTP/1.0\r\nA: " + b"b" * 50_000 + b"\r\nC: " + b"d" * 50_000 + b"\r\n"
-INVALID, UNKNOWN, PARAMETERS, UNREADABLE = -32600, -32601, -32602, -32700
+INVALID, UNKNOWN, PARAMETERS, INTERNAL, UNREADABLE = -32600, -32601, -32602, -32603, -32700
 
 
 @pytest.mark.parametrize(
@@ -166,9 +178,9 @@ INVALID, UNKNOWN, PARAMETERS, UNREADABLE = -32600, -32601, -32602, -32700
         pytest.param(post(b"{}", 65537), INVALID, id="length above the limit"),
         pytest.param(request("echo", "x" * 70_000), INVALID, id="too long"),
         pytest.param(post(b'{"jsonrpc": "2.0", "method": "crash", "id": 1}', 1000), INVALID, id="shorter than it says"),
-        pytest.param(post(b""), UNREADABLE, id="empty"),
+        pytest.param(post(b""), INVALID, id="empty"),
         pytest.param(post(b"{{{{{"), UNREADABLE, id="no JSON"),
-        pytest.param(post(b'"\xff"'), UNREADABLE, id="no UTF-8"),
+        pytest.param(post(b'"\xff"'), INTERNAL, id="no UTF-8"),
         pytest.param(post(DEEP), UNREADABLE, id="nested deeply"),
         pytest.param(post(b"1" * 50_000), UNREADABLE, id="number of 50000 digits"),
         pytest.param(post(b"1e999"), INVALID, id="a number"),
@@ -184,44 +196,44 @@ INVALID, UNKNOWN, PARAMETERS, UNREADABLE = -32600, -32601, -32602, -32700
         pytest.param(request("echo", params={"valeu": 1}), PARAMETERS, id="unknown parameter"),
     ],
 )
-def test_what_is_no_request_is_answered_with_an_error_and_others_still_served(
-    one_for_all: Path, data: bytes, code: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+def test_malformed_request_is_answered_with_an_error(
+    shared: Path, data: bytes, code: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
-    body = answer(one_for_all, data)
+    body = answer(shared, data)
     assert json.loads(body)["error"]["code"] == code
     assert len(body) < 1000
     assert b"Traceback" not in body
-    assert seconds_to_echo(one_for_all) < 0.5
+    assert seconds_to_echo(shared) < 0.5
     assert len(caplog.messages) <= 1
     assert all(len(line) < 300 and line.isprintable() for line in caplog.messages)
     assert capfd.readouterr().err == ""
 
 
-def test_a_request_nested_almost_too_deeply_to_be_read_is_answered_too(one_for_all: Path) -> None:
-    # There is one depth at which it can be read, but no longer quoted.
-    answers = [json.loads(answer(one_for_all, post(b'{"x": %b1%b}' % (b"[" * n, b"]" * n)))) for n in range(900, 1000)]
-    assert {error["error"]["code"] for error in answers} == {INVALID, UNREADABLE}
+def test_request_nested_at_the_limit_is_answered_with_an_error(shared: Path) -> None:
+    # At one of these depths the request can be parsed, but formatting it for the error message fails.
+    answers = [json.loads(answer(shared, post(b'{"x": %b1%b}' % (b"[" * n, b"]" * n)))) for n in range(900, 1000)]
+    assert {error["error"]["code"] for error in answers} == {INVALID, INTERNAL, UNREADABLE}
 
 
-def test_json_rpc_1_and_notifications_are_served(one_for_all: Path) -> None:
-    said = answer(one_for_all, post(b'{"method": "echo", "params": [7], "id": 3}'))
+def test_json_rpc_1_and_notifications_are_served(shared: Path) -> None:
+    said = answer(shared, post(b'{"method": "echo", "params": [7], "id": 3}'))
     assert json.loads(said) == {"result": 7, "id": 3, "error": None}
-    notification = rest(connect(one_for_all, post(b'{"jsonrpc": "2.0", "method": "echo", "params": [7]}')))
+    notification = rest(connect(shared, post(b'{"jsonrpc": "2.0", "method": "echo", "params": [7]}')))
     assert notification.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert notification.endswith(b"Content-Length: 0\r\n\r\n")
+    assert notification.endswith(b"Content-length: 0\r\n\r\n")
 
 
-def test_a_request_of_the_greatest_length_is_served(one_for_all: Path) -> None:
+def test_request_of_the_maximum_length_is_served(shared: Path) -> None:
     value = "x" * (65536 - len(request("echo", "").partition(b"\r\n\r\n")[2]))
     data = request("echo", value)
     assert b"Content-Length: 65536\r\n" in data
-    assert json.loads(answer(one_for_all, data))["result"] == value
+    assert json.loads(answer(shared, data))["result"] == value
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc._PATIENCE_SECONDS", 0.25)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc.server._CLIENT_SECONDS", 0.25)
 
 
 def is_dropped(sock: socket.socket) -> bool:
@@ -233,128 +245,132 @@ def is_dropped(sock: socket.socket) -> bool:
     return False
 
 
-@pytest.mark.usefixtures("impatient")
-def test_who_sends_a_byte_now_and_then_is_dropped(path: Path) -> None:
+@pytest.mark.usefixtures("short_timeout")
+def test_client_that_sends_slowly_is_dropped(path: Path) -> None:
     slow = [connect(path, begin) for begin in (b"", b"POST / HT", b"POST / HTTP/1.0\r\nA", post(b"", 1000))]
     began = time.monotonic()
-    wait_until(lambda: [is_dropped(sock) for sock in slow] == [True] * 4)
+    eventually(lambda: [is_dropped(sock) for sock in slow] == [True] * 4, "all dropped")
     assert time.monotonic() - began == pytest.approx(0.25, abs=0.2)
     for sock in slow:
         sock.close()
 
 
-@pytest.mark.usefixtures("impatient")
-def test_who_does_not_take_the_answer_is_dropped(path: Path) -> None:
-    deaf = connect(path, request("big"))
-    wait_until(lambda: servers_threads() == 1)
+@pytest.mark.usefixtures("short_timeout")
+def test_client_that_does_not_read_the_answer_is_dropped(path: Path) -> None:
+    silent = connect(path, request("big"))
+    wait_for_threads(1)
     assert seconds_to_echo(path) < 0.3
-    wait_until(lambda: servers_threads() == 0)
-    assert 0 < len(rest(deaf)) < 10**6
+    wait_for_threads(0)
+    assert 0 < len(rest(silent)) < 10**6
 
 
-def test_who_calls_again_and_again_keeps_his_connection(path: Path) -> None:
+def test_client_with_keep_makes_all_calls_on_one_connection(path: Path) -> None:
     longest = "x" * 65_000  # two of them are more than one request may have
     with closing(RpcClient(path, keep=True)) as client:
         assert [client.call("echo", value) for value in (1, longest, longest, 2)] == [1, longest, longest, 2]
         with pytest.raises(RpcError, match="dsl"):
             client.call("refuse")
         assert client.call("thread") == client.call("thread")
-        assert servers_threads() == 1
+        assert connection_threads() == 1
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_kept_connection_that_is_idle_is_dropped_and_the_next_call_makes_another(path: Path) -> None:
+@pytest.mark.usefixtures("short_timeout")
+def test_client_with_keep_reconnects_after_an_idle_time(path: Path) -> None:
     with closing(RpcClient(path, keep=True)) as client:
         assert client.call("echo", 1) == 1
-        wait_until(lambda: servers_threads() == 0)
+        wait_for_threads(0)
         assert client.call("echo", 2) == 2
 
 
-def test_after_what_is_no_request_nothing_more_is_read_from_a_connection(path: Path) -> None:
+def test_connection_ends_after_a_malformed_request(path: Path) -> None:
     kept = request("echo", 1).replace(b"HTTP/1.0", b"HTTP/1.1")
     said = rest(connect(path, kept + b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n" + kept))
-    assert said.count(b"HTTP/1.1 200") == said.count(b"HTTP/1.1 411") == said.count(b"Connection: close") == 1
+    assert said.count(b"HTTP/1.1 200") == said.count(b"HTTP/1.1 400") == said.count(b"Connection: close") == 1
     assert said.count(b"HTTP/1.1") == 2
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_call_may_take_longer_than_a_client_may(path: Path) -> None:
-    assert RpcClient(path).call("wait", 0.4) is None
+@pytest.mark.usefixtures("short_timeout")
+def test_method_may_take_longer_than_a_client_may(path: Path) -> None:
+    assert RpcClient(path).call("sleep", 0.4) is None
 
 
-def test_a_crowd_that_says_nothing_keeps_nobody_waiting(path: Path) -> None:
-    calls = [connect(path, request("wait", 0.4)) for _ in range(10)]
-    wait_until(lambda: len(in_wait) == 10)
-    crowd = []
+def test_silent_connections_do_not_delay_other_clients(path: Path, gate: Gate) -> None:
+    calls = [connect(path, request("hold")) for _ in range(10)]
+    eventually(lambda: gate.held == 10, "ten calls")
+    silent = []
     for _ in range(300):
-        crowd.append(connect(path))
-        if len(crowd) % 30 == 0:
+        silent.append(connect(path))
+        if len(silent) % 30 == 0:
             assert seconds_to_echo(path) < 1
-    wait_until(lambda: servers_threads() <= 64)
-    # Who came last may stay.
-    crowd[-1].sendall(request("echo", 2))
-    assert b'"result": 2' in rest(crowd.pop())
+    eventually(lambda: connection_threads() <= 64, "no more than 64 connections")
+    # The latest connection has not been dropped.
+    silent[-1].sendall(request("echo", 2))
+    assert b'"result": 2' in rest(silent.pop())
+    gate.release()
     assert [rest(call).count(b'"result": null') for call in calls] == [1] * 10
-    for sock in crowd:
+    for sock in silent:
         sock.close()
 
 
-def test_when_all_are_being_answered_another_is_refused_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc._MAX_CONNECTIONS", 2)
-    calls = [connect(path, request("wait", 0.3)) for _ in range(2)]
-    wait_until(lambda: len(in_wait) == 2)
-    began = time.monotonic()
+def test_connection_is_refused_at_once_when_all_are_being_answered(
+    path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc.server._MAX_CONNECTIONS", 2)
+    calls = [connect(path, request("hold")) for _ in range(2)]
+    eventually(lambda: gate.held == 2, "two calls")
     with pytest.raises(RpcError, match="no service answers"):
         RpcClient(path).call("echo", 1)
-    assert time.monotonic() - began < 0.2
+    gate.release()
     assert [rest(call).count(b'"result": null') for call in calls] == [1, 1]
 
 
-def test_a_server_that_closes_drops_who_waits_and_answers_who_is_being_answered(tmp_path: Path) -> None:
+def test_close_completes_running_calls_and_drops_other_clients(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc.server._CLOSE_SECONDS", 30)
     path = tmp_path / "test.sock"
-    server = RpcServer(path, METHODS, group=None)
-    call = connect(path, request("wait", 0.3))
-    wait_until(lambda: len(in_wait) == 1)
+    server = RpcServer(path, {**METHODS, "hold": gate.hold}, group=None)
+    call = connect(path, request("hold"))
+    eventually(lambda: gate.held == 1, "a call")
     visitors = [connect(path, data) for data in (b"", b"POST / HT", post(b"", 10), request("big"))]
-    wait_until(lambda: servers_threads() == 5)
-    began = time.monotonic()
-    server.close()
-    assert time.monotonic() - began < 0.6
-    call.setblocking(False)
-    assert b'"result": null' in rest(call)
+    wait_for_threads(5)
+    closing_server = threading.Thread(target=server.close)
+    closing_server.start()
     for sock in visitors:
         rest(sock)
+    assert closing_server.is_alive()
+    gate.release()
+    closing_server.join()
+    call.setblocking(False)
+    assert b'"result": null' in rest(call)
 
 
-def test_a_server_closes_though_a_method_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc._CLOSE_SECONDS", 0.1)
-    server = RpcServer(tmp_path / "test.sock", METHODS, group=None)
-    call = connect(tmp_path / "test.sock", request("wait", 0.5))
-    wait_until(lambda: len(in_wait) == 1)
-    began = time.monotonic()
-    server.close()
-    assert time.monotonic() - began < 0.4
-    call.close()
-    wait_until(lambda: not in_wait)
+def test_close_does_not_wait_for_a_method_that_hangs(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptcp_throttle.rpc.server._CLOSE_SECONDS", 0.1)
+    server = RpcServer(tmp_path / "test.sock", {"hold": gate.hold}, group=None)
+    with connect(tmp_path / "test.sock", request("hold")):
+        eventually(lambda: gate.held == 1, "a call")
+        server.close()
+    gate.release()
+    wait_for_threads(0)
 
 
-def test_a_call_too_long_to_be_read_is_refused_with_the_reason(one_for_all: Path) -> None:
-    with pytest.raises(RpcError, match=r"^Request Entity Too Large$"):
-        RpcClient(one_for_all).call("echo", "x" * 10**6)
+def test_call_beyond_the_maximum_length_is_refused_with_the_reason(shared: Path) -> None:
+    with pytest.raises(RpcError, match=r": HTTP status 413: 'Request Entity Too Large'$"):
+        RpcClient(shared).call("echo", "x" * 10**6)
 
 
-def test_a_waiting_call_does_not_keep_others_waiting(path: Path) -> None:
-    waiting = threading.Thread(target=lambda: RpcClient(path).call("wait", 0.3))
-    waiting.start()
-    began = time.monotonic()
-    RpcClient(path).call("echo", 1)
-    assert time.monotonic() - began < 0.2
-    waiting.join()
+def test_call_that_waits_does_not_delay_others(path: Path, gate: Gate) -> None:
+    with connect(path, request("hold")):
+        eventually(lambda: gate.held == 1, "a call")
+        assert RpcClient(path).call("echo", 1) == 1
 
 
-def test_a_service_that_hangs_is_given_up(path: Path) -> None:
+def test_call_ends_at_its_timeout_when_the_service_hangs(path: Path) -> None:
     with pytest.raises(RpcError, match=r"no answer in 0\.1 s"):
-        RpcClient(path, timeout=0.1).call("wait", 0.2)
+        RpcClient(path, timeout=0.1).call("hold")
 
 
 def receive_request(sock: socket.socket) -> None:
@@ -365,7 +381,7 @@ def receive_request(sock: socket.socket) -> None:
 
 @contextmanager
 def broken_service(path: Path, pieces: Sequence[bytes], *, hangs: bool = False) -> Iterator[None]:
-    """Says the same to everybody: pieces, with 0.1 s between them, and then nothing more, or the end."""
+    """Answers every connection with `pieces`, 0.1 s apart, and then `hangs` or closes it."""
     over = threading.Event()
 
     def serve() -> None:
@@ -417,10 +433,10 @@ def response(body: bytes, status: str = "200 OK", length: int | None = None) -> 
         pytest.param(response(b'{"error": 5}'), False, "the answer is not JSON-RPC: ", id="error a number"),
         pytest.param(response(b'{"error": null}'), False, "the answer is not JSON-RPC: ", id="no error and no result"),
         pytest.param(response(b'{"jsonrpc": "x"}'), False, "the answer is not JSON-RPC: ", id="version no number"),
-        pytest.param(response(b"<html>", "500 Oh"), False, "the answer is not JSON-RPC: ", id="another service"),
+        pytest.param(response(b"<html>", "500 Oh"), False, "HTTP status 500: 'Oh'", id="another service"),
     ],
 )
-def test_a_broken_service_is_one_line_within_the_timeout(
+def test_call_to_a_broken_service_is_one_line_within_the_timeout(
     tmp_path: Path, pieces: Sequence[bytes], hangs: bool, line: str
 ) -> None:
     path = tmp_path / "broken.sock"
@@ -435,14 +451,14 @@ def test_a_broken_service_is_one_line_within_the_timeout(
     assert error.value.status == os.EX_UNAVAILABLE
 
 
-def test_a_refusal_of_several_lines_is_one_line(tmp_path: Path) -> None:
+def test_error_message_of_several_lines_becomes_one_line(tmp_path: Path) -> None:
     said = {"error": {"code": 1, "message": "first\nsecond"}}
     path = tmp_path / "test.sock"
     with broken_service(path, response(json.dumps(said).encode())), pytest.raises(RpcError, match=r"^first second$"):
         RpcClient(path).call("echo", 1)
 
 
-def test_a_call_that_was_dropped_is_made_once_more(tmp_path: Path) -> None:
+def test_call_is_repeated_once_when_its_connection_was_dropped(tmp_path: Path) -> None:
     path = tmp_path / "test.sock"
     answers = [b"", *response(b'{"result": 5}')]
     with socket.socket(socket.AF_UNIX) as listener:
@@ -463,7 +479,7 @@ def test_a_call_that_was_dropped_is_made_once_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", [[b""], response(b"{", length=9)], ids=["no answer yet", "half an answer"])
-def test_a_waiting_call_can_be_interrupted(tmp_path: Path, pieces: Sequence[bytes]) -> None:
+def test_call_can_be_interrupted_from_another_thread(tmp_path: Path, pieces: Sequence[bytes]) -> None:
     client = RpcClient(tmp_path / "test.sock", timeout=30)
     with broken_service(tmp_path / "test.sock", pieces, hangs=True):
         threading.Timer(0.1, client.interrupt).start()
@@ -475,13 +491,13 @@ def test_a_waiting_call_can_be_interrupted(tmp_path: Path, pieces: Sequence[byte
         assert time.monotonic() - began < 1
 
 
-def test_without_a_service_the_caller_is_told(tmp_path: Path) -> None:
+def test_call_without_a_service_says_so(tmp_path: Path) -> None:
     with pytest.raises(RpcError, match="no service answers") as error:
         RpcClient(tmp_path / "missing.sock").call("echo", 1)
     assert error.value.status == os.EX_UNAVAILABLE
 
 
-def test_a_leftover_socket_file_does_not_prevent_a_start(tmp_path: Path) -> None:
+def test_server_replaces_a_leftover_socket_file(tmp_path: Path) -> None:
     leftover = tmp_path / "test.sock"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(leftover))
@@ -490,7 +506,7 @@ def test_a_leftover_socket_file_does_not_prevent_a_start(tmp_path: Path) -> None
     server.close()
 
 
-def test_an_unknown_group_is_a_configuration_error_and_leaves_no_socket(tmp_path: Path) -> None:
+def test_unknown_socket_group_is_a_config_error_and_leaves_no_socket(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^a:3: socket_group: 'no-such-group': no such group; allowed: ") as error:
         RpcServer(tmp_path / "test.sock", METHODS, SocketGroup("no-such-group", "a:3"))
     assert error.value.status == os.EX_CONFIG
@@ -501,7 +517,7 @@ def test_an_unknown_group_is_a_configuration_error_and_leaves_no_socket(tmp_path
     ("name", "line"),
     [("directory", "cannot be created: Is a directory"), ("x" * 108, "cannot be created: AF_UNIX path")],
 )
-def test_a_socket_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+def test_socket_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / "directory").mkdir()
     with pytest.raises(UserError, match=line) as error:
         RpcServer(tmp_path / name, METHODS, group=None)
@@ -509,12 +525,12 @@ def test_a_socket_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, lin
     assert (tmp_path / "directory").is_dir()
 
 
-def test_many_callers_at_once_are_all_answered(path: Path) -> None:
+def test_hundred_concurrent_calls_are_all_answered(path: Path) -> None:
     with ThreadPoolExecutor(100) as callers:
         assert list(callers.map(lambda value: RpcClient(path).call("echo", value), range(100))) == list(range(100))
 
 
-def test_a_caller_waits_for_room_in_the_queue(tmp_path: Path) -> None:
+def test_call_waits_for_room_in_the_listen_queue(tmp_path: Path) -> None:
     path = tmp_path / "test.sock"
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as first:
         server.bind(str(path))
@@ -525,39 +541,40 @@ def test_a_caller_waits_for_room_in_the_queue(tmp_path: Path) -> None:
     assert error.value.status == os.EX_UNAVAILABLE
 
 
-def test_what_is_no_rpc_is_answered_with_an_error_and_logged_in_one_line(
+def test_malformed_request_is_logged_in_one_line(
     path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(path))
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert sock.recv(4096).startswith(b"HTTP/1.1 501 Unsupported method ('GET')\r\n")
-    assert caplog.messages == ["rpc: code 501, message Unsupported method ('GET')"]
+        assert sock.recv(4096).startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+    assert caplog.messages == ["rpc: request refused: 501 Unsupported method ('GET')"]
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("impatient")
-def test_who_is_dropped_or_leaves_before_the_end_of_the_request_is_logged_in_one_line(
+@pytest.mark.usefixtures("short_timeout")
+def test_incomplete_request_is_logged_in_one_line(
     path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
     connect(path, b"POST / HT").close()
-    wait_until(lambda: caplog.messages == ["rpc: code 400, message Bad request version ('HT')"])
+    eventually(lambda: caplog.messages == ["rpc: request refused: 400 Bad request version ('HT')"], "a log line")
     rest(connect(path, post(b"{", 2)))
-    wait_until(lambda: servers_threads() == 0)
-    assert caplog.messages[1:] == ["rpc: code 400, message Incomplete request"]
+    wait_for_threads(0)
+    assert caplog.messages[1:] == ["rpc: request refused: 400 Incomplete request"]
     assert capfd.readouterr().err == ""
 
 
-def test_a_caller_that_has_gone_is_logged_in_one_line(
-    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+def test_client_that_leaves_before_the_answer_is_not_logged(
+    path: Path, gate: Gate, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level(logging.INFO)
-    with pytest.raises(RpcError):
-        RpcClient(path, timeout=0.1).call("wait", 0.15)
-    deadline = time.monotonic() + 5
-    while not caplog.messages and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert caplog.messages == ["rpc: request given up: BrokenPipeError(32, 'Broken pipe')"]
+    caplog.set_level(logging.DEBUG)
+    with connect(path, request("hold")):
+        eventually(lambda: gate.held == 1, "a call")
+    gate.release()
+    eventually(lambda: caplog.record_tuples != [], "a debug line")
+    assert caplog.record_tuples == [
+        ("mptcp-throttle", logging.DEBUG, "rpc: connection ended: BrokenPipeError(32, 'Broken pipe')")
+    ]
     assert capfd.readouterr().err == ""

@@ -63,7 +63,7 @@ ADDED = {"address_id": BYTE, "address": IPV4 | IPV6, "port": st.none() | SHORT}
 
 
 def dss_fields(flags: int) -> dict[str, int]:
-    """The fields that a DSS option with these flags has, with values as wide as they can be."""
+    """The fields of a DSS option with these flags, with values of the full width."""
     fields = {"flags": flags}
     if flags & 0x01:
         fields["data_ack"] = 0x0102030405060708 if flags & 0x02 else 0x01020304
@@ -118,7 +118,7 @@ OPTIONS: dict[int, list[st.SearchStrategy[Option]]] = {
 
 
 def dissected(options: bytes) -> list[tuple[str | int, object]]:
-    """What Scapy makes of raw options, which fill their header."""
+    """The options that Scapy dissects from raw bytes, which fill their header."""
     header = bytes(TCP(dataofs=5 + len(options) // 4)) + options
     found: list[tuple[str | int, object]] = TCP(header).options
     return found
@@ -136,25 +136,27 @@ def assert_built_and_dissected(layer: MptcpOption) -> None:
 @pytest.mark.parametrize("layers", LAYERS, ids=str)
 @given(st.data())
 @settings(max_examples=30)
-def test_what_is_built_is_dissected_to_the_same(layers: st.SearchStrategy[MptcpOption], data: st.DataObject) -> None:
+def test_layer_that_is_built_is_dissected_to_the_same(
+    layers: st.SearchStrategy[MptcpOption], data: st.DataObject
+) -> None:
     assert_built_and_dissected(data.draw(layers))
 
 
 @pytest.mark.parametrize("checksum", [None, 0xBEEF])
 @pytest.mark.parametrize("flags", range(32))
-def test_every_combination_of_dss_flags_is_built_and_dissected(flags: int, checksum: int | None) -> None:
+def test_dss_layer_is_built_and_dissected_with_any_flags(flags: int, checksum: int | None) -> None:
     assert_built_and_dissected(DssOption(**dss_fields(flags), checksum=checksum))
 
 
 @pytest.mark.parametrize("flags", OPTIONS, ids=str)
 @given(st.data())
-def test_the_decoder_reads_what_scapy_builds(flags: int, data: st.DataObject) -> None:
+def test_decoder_reads_what_scapy_builds(flags: int, data: st.DataObject) -> None:
     option = data.draw(st.one_of(OPTIONS[flags]))
     assert decode(on_the_wire(layer_of(option)), flags) == ((option,), 0)
 
 
 @given(st.binary(min_size=1, max_size=38), st.sampled_from(list(OPTIONS)))
-def test_scapy_names_whatever_the_decoder_accepts_and_builds_all_again(body: bytes, flags: int) -> None:
+def test_scapy_dissects_what_the_decoder_accepts_and_builds_it_again(body: bytes, flags: int) -> None:
     raw = bytes([30, len(body) + 2]) + body
     raw += bytes(-len(raw) % 4)
     (name, value), *_ = dissected(raw)
@@ -181,7 +183,7 @@ def test_unknown_and_malformed_options_stay_bytes(body: bytes) -> None:
     assert dissected(raw + bytes(-len(raw) % 4))[0] == (30, body)
 
 
-def test_an_option_that_is_cut_off_is_not_taken_for_a_shorter_form() -> None:
+def test_truncated_option_is_not_dissected_as_a_shorter_form() -> None:
     join_ack_cut_to_the_length_of_a_join_syn = bytes([30, 24, 0x10, 0]) + bytes(8)
     assert dissected(join_ack_cut_to_the_length_of_a_join_syn) == [(30, b"\x10" + bytes(9))]
 
@@ -193,7 +195,7 @@ def test_raw_tuples_build_as_they_did_before() -> None:
     assert dissected(raw)[:3] == options[:3]
 
 
-def test_scapy_learns_mptcp_even_after_it_has_built_segments() -> None:
+def test_import_extends_scapy_even_after_it_has_built_segments() -> None:
     program = """
 from scapy.layers.inet import TCP
 bytes(TCP())
@@ -205,13 +207,13 @@ print(bytes(TCP(options=[("MPTCP", MpPrioOption(backup=1))]))[12:].hex())
     assert built.endswith("1e035100")
 
 
-def test_a_captured_frame_explains_its_join() -> None:
+def test_captured_frame_shows_its_join() -> None:
     join = b"\x11\x02\x61\x3a\x7e\xd5nonc"
     shown = Ether(frame("10.2.0.2", 40000, "10.3.0.2", 8080, "S", join)).show(dump=True)
     assert "subtype=MP_JOIN reserved=0 backup=1 address_id=2 receiver_token=0x613a7ed5" in shown
 
 
-def test_show_names_the_fields_of_a_layer_and_no_absent_ones() -> None:
+def test_show_prints_the_fields_of_a_layer_but_no_absent_ones() -> None:
     shown = MpCapableOption(sender_key=b"\x01" * 8, flags="AH").show(dump=True)
     assert [line.split() for line in shown.splitlines()] == [
         ["###[", "MP_CAPABLE", "]###"],
@@ -222,7 +224,7 @@ def test_show_names_the_fields_of_a_layer_and_no_absent_ones() -> None:
     ]
 
 
-def test_the_header_quoted_by_an_icmp_error_is_explained_too() -> None:
+def test_header_quoted_by_an_icmp_error_is_dissected_too() -> None:
     quoted = IP() / TCP(options=[("MPTCP", MpPrioOption(backup=1))])
     error = IP(bytes(IP() / ICMP(type=3, code=1) / bytes(quoted)))
     assert error[TCPerror].options[0] == ("MPTCP", MpPrioOption(backup=1))

@@ -31,7 +31,7 @@ def problems(directory: Path, service: str, **networks: str) -> list[str]:
     return [line.replace(f"{directory}/", "") for line in caught.value.problems]
 
 
-def test_networks_come_in_order_of_preference_with_defaults_filled_in(tmp_path: Path) -> None:
+def test_networks_are_ordered_by_preference_with_defaults_filled_in(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI))
     assert [network.name for network in config.networks] == ["wifi", "ethernet"]
     ethernet = config.network("ethernet")
@@ -44,11 +44,11 @@ def test_networks_come_in_order_of_preference_with_defaults_filled_in(tmp_path: 
 
 
 @pytest.mark.parametrize("path", ["config/mptcp-throttle.yaml", "config/examples/seed/mptcp-throttle.yaml"])
-def test_the_shipped_configurations_are_valid(path: str) -> None:
+def test_shipped_configurations_are_valid(path: str) -> None:
     assert load_config(REPOSITORY / path).networks
 
 
-def test_the_seeds_set_up_is_what_the_seed_had() -> None:
+def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
     config = load_config(REPOSITORY / "config/examples/seed/mptcp-throttle.yaml")
     ethernet, wifi = config.network("ethernet"), config.network("wifi")
     assert ethernet is not None
@@ -130,7 +130,7 @@ def test_the_seeds_set_up_is_what_the_seed_had() -> None:
         ),
     ],
 )
-def test_a_bad_service_file_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
+def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
     found = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
     assert len(found) == 1
     assert found[0].startswith(line)
@@ -159,8 +159,8 @@ def test_a_bad_service_file_is_refused_in_one_line(tmp_path: Path, service: str,
         (ETHERNET.replace("name: ethernet", "name: Ether net"), "networks.d/e.yaml:1: name: 'Ether net': allowed: "),
         (
             ETHERNET.replace("10.1.0.0/24", "'::ffff:10.1.0.0/120'"),
-            "networks.d/e.yaml:2: subnets[0]: '::ffff:10.1.0.0/120': is IPv4-mapped, which no packet is;"
-            " allowed: 10.1.0.0/24",
+            "networks.d/e.yaml:2: subnets[0]: '::ffff:10.1.0.0/120': is IPv4-mapped, and packets never"
+            " have such addresses; allowed: 10.1.0.0/24",
         ),
         (
             "name: e\nsubnets: 10.1.0.0/24\npreference: 2\n",
@@ -178,28 +178,28 @@ def test_a_bad_service_file_is_refused_in_one_line(tmp_path: Path, service: str,
         ("", "networks.d/e.yaml: is empty; allowed: a mapping of options"),
     ],
 )
-def test_a_bad_network_file_is_refused_in_one_line(tmp_path: Path, network: str, line: str) -> None:
+def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, network: str, line: str) -> None:
     found = problems(tmp_path, SERVICE, e=network, wifi=WIFI)
     assert len(found) == 1
     assert found[0].startswith(line)
 
 
-def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+def test_problems_are_reported_all_at_once(tmp_path: Path) -> None:
     assert len(problems(tmp_path, SERVICE, e="name: e\npreference: x\n", f=ETHERNET + "per: host\n")) == 3
 
 
-def test_problems_of_the_service_file_do_not_hide_those_of_the_networks(tmp_path: Path) -> None:
+def test_problems_of_service_and_network_files_are_reported_together(tmp_path: Path) -> None:
     found = problems(tmp_path, SERVICE + "colour: red\n", e=ETHERNET + "per: host\n", wifi=WIFI)
     assert [line.split(": ")[:2] for line in found] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
 
 
-def test_a_cap_that_can_never_apply_is_refused(tmp_path: Path) -> None:
+def test_cap_that_can_never_apply_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path, SERVICE, e=ETHERNET, wifi=WIFI + "cap: 1mbit\n") == [
         "networks.d/wifi.yaml:4: cap: 1mbit: never applies on a most preferred network; allowed: null, or limit instead"
     ]
 
 
-def test_the_longest_run_directory_that_is_allowed_holds_sockets(tmp_path: Path) -> None:
+def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * (94 - len(f"{tmp_path}/")))
     directory.mkdir()
     config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))
@@ -208,7 +208,7 @@ def test_the_longest_run_directory_that_is_allowed_holds_sockets(tmp_path: Path)
             sock.bind(str(path))
 
 
-def test_the_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
+def test_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
     path = write(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
     assert find_sockets(path) == Sockets(Path("/run/x/sniffer.sock"), Path("/run/x/daemon.sock"))
     path.write_text("colour: red\n")
@@ -218,7 +218,7 @@ def test_the_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
         find_sockets(path)
 
 
-def test_the_group_of_the_sockets_is_looked_up_when_it_is_wanted(tmp_path: Path) -> None:
+def test_socket_group_is_looked_up_only_when_needed(tmp_path: Path) -> None:
     path = write(tmp_path, SERVICE + "socket_group: no-such-group\n", ethernet=ETHERNET, wifi=WIFI)
     group = load_config(path).socket_group
     assert group is not None
@@ -241,19 +241,19 @@ def test_two_networks_may_not_share_a_name(tmp_path: Path) -> None:
     assert found[0].startswith("networks.d/b.yaml:1: name: wifi: is taken by ")
 
 
-def test_without_any_network_there_is_nothing_to_do(tmp_path: Path) -> None:
+def test_configuration_without_networks_is_refused(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, SERVICE)
     assert found.startswith(
         "service.yaml:1: networks_directory: networks.d: has no access network; allowed: one NAME.yaml"
     )
 
 
-def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^.*missing.yaml: cannot be read: No such file or directory$"):
         load_config(tmp_path / "missing.yaml")
 
 
-def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+def test_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, SERVICE, ethernet=ETHERNET)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):

@@ -32,17 +32,17 @@ def messages(sock: socket.socket) -> list[bytes]:
         return received
 
 
-def test_systemd_is_told_over_its_socket(notified: socket.socket) -> None:
+def test_notify_writes_to_the_notify_socket(notified: socket.socket) -> None:
     systemd.notify("READY=1")
     assert messages(notified) == [b"READY=1"]
 
 
-def test_a_systemd_that_does_not_listen_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_notify_ignores_a_socket_that_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     systemd.notify("STOPPING=1")
 
 
-def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_does_nothing_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     systemd.notify("READY=1")
 
@@ -58,11 +58,11 @@ def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         ({"WATCHDOG_USEC": "soon"}, None),
     ],
 )
-def test_the_watchdog_is_served_if_it_is_meant_for_us(environment: dict[str, str], interval: float | None) -> None:
+def test_watchdog_interval_applies_to_this_process_only(environment: dict[str, str], interval: float | None) -> None:
     assert watchdog_interval(environment) == interval
 
 
-def test_the_watchdog_is_pinged_at_once_and_then_at_half_its_interval(
+def test_watchdog_is_pinged_at_once_and_then_at_half_its_interval(
     notified: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "2000000")
@@ -79,7 +79,7 @@ def test_the_watchdog_is_pinged_at_once_and_then_at_half_its_interval(
     assert watchdog.due == 104.5
 
 
-def test_without_a_watchdog_nothing_is_due(notified: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchdog_is_never_due_without_an_interval(notified: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     watchdog = Watchdog()
     watchdog.alive()

@@ -12,7 +12,7 @@ ETHERNET = 14
 
 @pytest.mark.parametrize("vlans", [0, 1, 2])
 @pytest.mark.parametrize(("client", "proxy"), [("10.1.0.2", "10.3.0.2"), ("fd00:1::2", "fd00:3::2")])
-def test_the_header_is_found_behind_vlan_tags_in_both_ip_versions(client: str, proxy: str, vlans: int) -> None:
+def test_header_is_found_behind_vlan_tags_in_both_ip_versions(client: str, proxy: str, vlans: int) -> None:
     segment = parse_ethernet(frame(client, 40000, proxy, 8080, "S", capable_syn(), seq=77, vlans=vlans))
     assert segment is not None
     assert (segment.source.port, segment.destination.port) == (40000, 8080)
@@ -30,14 +30,14 @@ def test_other_protocols_and_later_fragments_are_not_tcp_segments() -> None:
 
 
 @pytest.mark.parametrize("address", ["10.1.0.2", "fd00:1::2"])
-def test_a_header_cut_off_anywhere_is_malformed_or_nothing(address: str) -> None:
+def test_header_cut_off_anywhere_is_malformed_or_ignored(address: str) -> None:
     whole = frame(address, 40000, "fd00:3::2" if ":" in address else "10.3.0.2", 8080, "S", capable_syn())
     for length in range(ETHERNET, len(whole)):
         with pytest.raises(Malformed):
             parse_ethernet(whole[:length])
 
 
-def test_a_data_offset_below_the_fixed_header_is_malformed() -> None:
+def test_data_offset_below_the_fixed_header_is_malformed() -> None:
     packet = bytearray(frame("10.1.0.2", 1, "10.3.0.2", 8080, "S")[ETHERNET:])
     packet[20 + 12] = 0x40
     with pytest.raises(Malformed):
@@ -45,7 +45,7 @@ def test_a_data_offset_below_the_fixed_header_is_malformed() -> None:
 
 
 @given(st.binary(max_size=128))
-def test_no_bytes_raise_anything_but_malformed(data: bytes) -> None:
+def test_arbitrary_bytes_raise_nothing_but_malformed(data: bytes) -> None:
     for parse in (parse_ethernet, parse_ip):
         with suppress(Malformed):
             parse(data)

@@ -26,7 +26,7 @@ def raises(error: BaseException) -> int:
     return service.run(main)
 
 
-def test_errors_for_the_operator_become_lines_and_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_user_errors_and_returns_their_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert raises(UserError("no such thing", os.EX_UNAVAILABLE)) == 69
     assert raises(ConfigError(["a.yaml:1: x", "b.yaml:2: y"])) == 78
     assert capsys.readouterr().err == "no such thing\na.yaml:1: x\nb.yaml:2: y\n"
@@ -34,7 +34,7 @@ def test_errors_for_the_operator_become_lines_and_an_exit_status(capsys: pytest.
     assert service.run(lambda: None) == 0
 
 
-def test_a_second_instance_is_refused_and_a_dead_one_is_no_obstacle(tmp_path: Path) -> None:
+def test_second_instance_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -50,8 +50,8 @@ def test_a_second_instance_is_refused_and_a_dead_one_is_no_obstacle(tmp_path: Pa
         pass
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_what_root_has_locked_another_user_can_lock_afterwards() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_lock_file_made_by_root_can_be_locked_by_another_user() -> None:
     nobody = 65534
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -68,7 +68,7 @@ def test_what_root_has_locked_another_user_can_lock_afterwards() -> None:
             os.umask(before)
 
 
-def test_a_directory_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     service.require_writable(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"^/proc: cannot be written: ") as refused:
@@ -76,20 +76,20 @@ def test_a_directory_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
     assert refused.value.status == os.EX_NOPERM
 
 
-def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be opened"), service.single_instance(tmp_path / "file" / "run", "x"):
         pass
 
 
-def test_a_missing_capability_is_named() -> None:
-    # Bit 63 is no capability, so nobody has it.
+def test_missing_capability_is_named() -> None:
+    # Bit 63 is no capability, so no process has it.
     with pytest.raises(UserError, match="missing capability: CAP_NONE; run as root or grant it in the unit") as refused:
         service.require_capabilities(CAP_NONE=63)
     assert refused.value.status == os.EX_NOPERM
 
 
-def test_a_hang_up_reloads_outside_of_the_signal_handler_and_stops_nothing() -> None:
+def test_sighup_reloads_in_another_thread() -> None:
     script = """
 import os, signal, sys, threading
 from mptcp_throttle import service
@@ -108,7 +108,7 @@ assert threading.main_thread() not in reloads
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_stops(number: signal.Signals) -> None:
+def test_stop_signal_sets_the_stop_event(number: signal.Signals) -> None:
     script = f"""
 import os, threading
 from mptcp_throttle import service

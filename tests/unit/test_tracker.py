@@ -21,17 +21,18 @@ from segments import (
     token,
 )
 
+from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import Segment
-from mptcp_sniffer.tracker import Bounds, Event, Kind, TableChange, Tracker
+from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
 
 OTHER_KEY = b"otherkey"
 
 
 class Wire:
-    """Feeds a tracker and keeps the table that its changes describe."""
+    """Sends segments to a tracker and keeps the table that its changes give."""
 
     def __init__(self, max_connections: int = 100, max_half_open: int = 100, trust: Trust = Trust.HANDSHAKE) -> None:
         self.events: list[Event] = []
@@ -68,10 +69,10 @@ class Wire:
         )
 
     def listed(self, *clients: Client, of: Token, backup: bool = False, at: float | None = None) -> None:
-        """The kernel lists these subflows, and no others."""
+        """The kernel list has these subflows and no others."""
         at = self.now if at is None else at
         subflow = ListedSubflow(of, 7, backup)
-        self.take(self.tracker.reconcile(KernelList(at, {client.ends: subflow for client in clients})))
+        self.take(self.tracker.apply_kernel_list(KernelList(at, {client.ends: subflow for client in clients})))
 
     def clients(self, of: Token) -> list[str]:
         return [str(subflow.ends.client) for subflow in self.table[of].subflows]
@@ -82,7 +83,7 @@ WIFI = Client("10.2.0.2", 50000)
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_the_proxys_key_names_the_connection(version: int) -> None:
+def test_connection_token_is_derived_from_the_proxys_key(version: int) -> None:
     wire = Wire()
     wire.open(ETHERNET, version=version)
     connection = wire.table[token(version=version)]
@@ -94,7 +95,7 @@ def test_the_proxys_key_names_the_connection(version: int) -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("backup", [False, True])
-def test_a_join_adds_a_subflow_to_the_connection_it_names(backup: bool, version: int) -> None:
+def test_join_adds_a_subflow_to_the_connection_with_its_token(backup: bool, version: int) -> None:
     wire = Wire()
     wire.open(ETHERNET, version=version)
     wire.open(Client("10.1.0.3", 40000), OTHER_KEY, version)
@@ -105,7 +106,7 @@ def test_a_join_adds_a_subflow_to_the_connection_it_names(backup: bool, version:
     assert wire.clients(token(OTHER_KEY, version)) == ["10.1.0.3:40000"]
 
 
-def test_two_clients_that_interleave_their_handshakes_are_kept_apart() -> None:
+def test_interleaved_handshakes_of_two_clients_are_kept_apart() -> None:
     wire = Wire()
     a, b = Client("10.1.0.2", 1), Client("10.1.0.3", 1)
     a2, b2 = Client("10.2.0.2", 2), Client("fd00:2::3", 2)
@@ -133,23 +134,23 @@ def test_clients_behind_one_address_are_told_apart_by_port() -> None:
     assert list(wire.table) == [token(OTHER_KEY)]
 
 
-def test_nothing_is_live_before_its_third_ack() -> None:
+def test_subflow_is_not_live_before_its_third_ack() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()))
     assert wire.table == {}
     wire.send(ETHERNET.ack(capable_ack()), WIFI.syn(join_syn(token())), WIFI.synack(join_synack()))
     assert wire.clients(token()) == ["10.1.0.2:40000"]
-    assert [event.kind for event in wire.events] == [Kind.OPENED, Kind.ESTABLISHED, Kind.JOINING]
+    assert [event.kind for event in wire.events] == [EventKind.OPENED, EventKind.ESTABLISHED, EventKind.JOINING]
 
 
-def test_the_first_data_stands_in_for_a_lost_third_ack() -> None:
+def test_first_data_segment_replaces_a_lost_third_ack() -> None:
     wire = Wire()
     with_data_length = capable_ack() + (100).to_bytes(2)
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()), ETHERNET.ack(with_data_length))
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
-def test_a_join_for_an_unknown_token_changes_nothing() -> None:
+def test_join_with_an_unknown_token_changes_nothing() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     before = dict(wire.table)
@@ -160,7 +161,7 @@ def test_a_join_for_an_unknown_token_changes_nothing() -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("forged", ["synack", "ack"])
-def test_a_join_with_a_wrong_hmac_changes_nothing(forged: str, version: int) -> None:
+def test_join_with_a_wrong_hmac_changes_nothing(forged: str, version: int) -> None:
     wire = Wire()
     wire.open(ETHERNET, version=version)
     before = dict(wire.table)
@@ -173,7 +174,7 @@ def test_a_join_with_a_wrong_hmac_changes_nothing(forged: str, version: int) -> 
     assert wire.tracker.counters["wrong_hmac"] == 1
 
 
-def test_a_third_ack_that_does_not_know_the_proxys_key_or_sequence_number_changes_nothing() -> None:
+def test_third_ack_with_wrong_key_or_sequence_number_changes_nothing() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack(OTHER_KEY)))
     blind = segment(ETHERNET.address, ETHERNET.port, PROXY, 8080, "A", capable_ack(), seq=101, ack=5)
@@ -184,21 +185,21 @@ def test_a_third_ack_that_does_not_know_the_proxys_key_or_sequence_number_change
     assert list(wire.table) == [token()]
 
 
-def test_a_version_0_client_must_repeat_the_key_of_its_syn() -> None:
+def test_version_0_third_ack_must_repeat_the_key_of_the_syn() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn(0)), ETHERNET.synack(capable_synack(KEY, 0)))
     wire.send(ETHERNET.ack(capable_ack(KEY, 0, client_key=OTHER_KEY)))
     assert wire.table == {}
 
 
-def test_a_connection_that_falls_back_to_tcp_is_not_tracked() -> None:
+def test_connection_that_falls_back_to_tcp_is_not_tracked() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(), ETHERNET.ack(capable_ack()))
     assert wire.table == {}
     assert wire.tracker.counters["fell_back"] == 1
 
 
-def test_a_checksum_failure_on_the_only_subflow_ends_the_connection_for_us() -> None:
+def test_checksum_failure_on_the_only_subflow_ends_the_connection() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.join(WIFI)
@@ -208,7 +209,7 @@ def test_a_checksum_failure_on_the_only_subflow_ends_the_connection_for_us() -> 
     assert wire.table == {}
 
 
-def test_plain_tcp_is_not_tracked() -> None:
+def test_tcp_without_mptcp_is_not_tracked() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(), ETHERNET.synack(), ETHERNET.ack())
     assert wire.table == {}
@@ -216,7 +217,7 @@ def test_plain_tcp_is_not_tracked() -> None:
 
 
 @pytest.mark.parametrize("end", [Client.fin, Client.reset_by_proxy])
-def test_fin_and_rst_of_either_side_end_a_subflow_and_the_last_ends_the_connection(end: object) -> None:
+def test_fin_or_rst_of_either_side_ends_a_subflow(end: object) -> None:
     assert callable(end)
     wire = Wire()
     wire.open(ETHERNET)
@@ -227,14 +228,14 @@ def test_fin_and_rst_of_either_side_end_a_subflow_and_the_last_ends_the_connecti
     assert wire.table == {}
 
 
-def test_the_reason_of_a_reset_is_told() -> None:
+def test_reset_event_has_the_reason_of_mp_tcprst() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.send(ETHERNET.reset_by_proxy(tcprst(3)))
-    assert [event.detail for event in wire.events if event.kind is Kind.CLOSED] == ["RST, reason 3"]
+    assert [event.detail for event in wire.events if event.kind is EventKind.CLOSED] == ["RST, reason 3"]
 
 
-def test_a_connection_left_without_subflows_can_be_joined_again_for_a_while() -> None:
+def test_connection_without_subflows_can_be_joined_again_for_a_while() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.send(ETHERNET.reset_by_proxy())
@@ -251,7 +252,7 @@ def test_a_connection_left_without_subflows_can_be_joined_again_for_a_while() ->
 
 
 @pytest.mark.parametrize("by_client", [True, False])
-def test_mp_prio_of_either_side_changes_the_subflow_it_travels_on(by_client: bool) -> None:
+def test_mp_prio_of_either_side_changes_its_own_subflow(by_client: bool) -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.join(WIFI)
@@ -262,7 +263,7 @@ def test_mp_prio_of_either_side_changes_the_subflow_it_travels_on(by_client: boo
     assert not any(subflow.backup for subflow in wire.table[token()].subflows)
 
 
-def test_a_subflow_is_backup_while_either_side_wants_it_so() -> None:
+def test_subflow_is_backup_while_either_side_asks_for_it() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.send(ETHERNET.ack(prio(backup=True)), ETHERNET.ack_by_proxy(prio(backup=True)))
@@ -272,7 +273,7 @@ def test_a_subflow_is_backup_while_either_side_wants_it_so() -> None:
     assert not wire.table[token()].subflows[0].backup
 
 
-def test_mp_prio_of_version_0_names_the_senders_address() -> None:
+def test_mp_prio_of_version_0_applies_to_the_senders_address_id() -> None:
     wire = Wire()
     wire.open(ETHERNET, version=0)
     wire.join(WIFI, version=0, address_id=3)
@@ -280,7 +281,7 @@ def test_mp_prio_of_version_0_names_the_senders_address() -> None:
     assert [subflow.backup for subflow in wire.table[token(version=0)].subflows] == [False, True]
 
 
-def test_remove_addr_ends_the_subflows_of_that_address_of_the_sender() -> None:
+def test_remove_addr_ends_the_subflows_of_the_senders_address() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.join(WIFI, address_id=3)
@@ -292,7 +293,7 @@ def test_remove_addr_ends_the_subflows_of_that_address_of_the_sender() -> None:
     assert wire.table == {}
 
 
-def test_fast_close_with_the_receivers_key_ends_the_connection_for_good() -> None:
+def test_fast_close_with_the_receivers_key_ends_the_connection() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.join(WIFI)
@@ -307,7 +308,7 @@ def test_fast_close_with_the_receivers_key_ends_the_connection_for_good() -> Non
     assert wire.table == {}
 
 
-def test_retransmitted_handshakes_are_one_subflow() -> None:
+def test_retransmitted_handshake_is_one_subflow() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.syn(capable_syn()))
     wire.send(ETHERNET.synack(capable_synack()), ETHERNET.synack(capable_synack()))
@@ -316,10 +317,10 @@ def test_retransmitted_handshakes_are_one_subflow() -> None:
     wire.join(WIFI)
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
     assert wire.table[token()].subflows[0].opened_at == pytest.approx(1000.001, abs=1e-6)
-    assert [event.kind for event in wire.events].count(Kind.ESTABLISHED) == 2
+    assert [event.kind for event in wire.events].count(EventKind.ESTABLISHED) == 2
 
 
-def test_reused_ports_end_the_old_subflow_once_the_proxy_answers_the_new_one() -> None:
+def test_reused_ports_end_the_old_subflow_at_the_new_syn_ack() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     again = Client(ETHERNET.address, ETHERNET.port, seq=777)
@@ -331,7 +332,7 @@ def test_reused_ports_end_the_old_subflow_once_the_proxy_answers_the_new_one() -
     assert list(wire.table) == [token(OTHER_KEY)]
 
 
-def test_reused_ports_of_plain_tcp_end_the_old_subflow() -> None:
+def test_ports_reused_by_plain_tcp_end_the_old_subflow() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     again = Client(ETHERNET.address, ETHERNET.port, seq=777)
@@ -339,21 +340,21 @@ def test_reused_ports_of_plain_tcp_end_the_old_subflow() -> None:
     assert wire.table == {}
 
 
-def test_a_spoofed_syn_on_a_live_subflow_changes_nothing() -> None:
+def test_spoofed_syn_on_a_live_subflow_changes_nothing() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.send(Client(ETHERNET.address, ETHERNET.port, seq=5).syn(capable_syn()))
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
-def test_a_token_given_out_again_replaces_the_connection_whose_end_was_missed() -> None:
+def test_reused_token_replaces_the_connection_whose_end_was_missed() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.open(Client("10.1.0.9", 9))
     assert wire.clients(token()) == ["10.1.0.9:9"]
 
 
-def test_other_ports_are_not_ours() -> None:
+def test_segments_of_other_ports_are_ignored() -> None:
     wire = Wire()
     wire.send(segment("10.1.0.2", 40000, PROXY, 443, "S", capable_syn()))
     wire.send(segment(PROXY, 443, "10.1.0.2", 40000, "SA", capable_synack(), ack=101))
@@ -368,7 +369,7 @@ def test_malformed_options_are_counted_and_ignored() -> None:
     assert wire.tracker.counters["malformed"] == 1
 
 
-def test_unanswered_syns_are_bounded_and_the_oldest_is_forgotten() -> None:
+def test_half_open_handshakes_are_bounded_and_the_oldest_is_forgotten() -> None:
     wire = Wire(max_half_open=10)
     wire.send(*(Client("10.1.0.2", port).syn(capable_syn()) for port in range(1, 100)))
     assert wire.tracker.sizes()["half_open"] == 10
@@ -378,7 +379,7 @@ def test_unanswered_syns_are_bounded_and_the_oldest_is_forgotten() -> None:
     assert wire.clients(token()) == ["10.1.0.2:99"]
 
 
-def test_unanswered_syns_expire() -> None:
+def test_half_open_handshakes_expire() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()))
     wire.now += 100
@@ -386,7 +387,7 @@ def test_unanswered_syns_expire() -> None:
     assert wire.tracker.sizes()["half_open"] == 1
 
 
-def test_beyond_the_bound_a_connection_is_not_tracked_and_those_known_stay() -> None:
+def test_connection_beyond_the_bound_is_not_tracked() -> None:
     wire = Wire(max_connections=1)
     wire.open(ETHERNET)
     wire.open(WIFI, OTHER_KEY)
@@ -394,7 +395,7 @@ def test_beyond_the_bound_a_connection_is_not_tracked_and_those_known_stay() -> 
     assert wire.tracker.counters["connections_not_tracked"] == 1
 
 
-def test_without_proof_the_token_is_enough_for_boxes_that_see_one_direction() -> None:
+def test_trust_token_accepts_handshakes_seen_in_one_direction() -> None:
     from_clients, from_proxy = Wire(trust=Trust.TOKEN), Wire(trust=Trust.TOKEN)
     from_clients.send(ETHERNET.syn(capable_syn()), ETHERNET.ack(capable_ack()))
     from_clients.send(WIFI.syn(join_syn(token(), backup=True)), WIFI.ack(join_ack(OTHER_KEY)))
@@ -403,7 +404,7 @@ def test_without_proof_the_token_is_enough_for_boxes_that_see_one_direction() ->
     assert from_proxy.clients(token()) == ["10.1.0.2:40000"]
 
 
-def test_a_connection_that_proved_itself_makes_room_at_the_cost_of_one_that_did_not() -> None:
+def test_authenticated_connection_replaces_one_that_is_not() -> None:
     wire = Wire(max_connections=1, trust=Trust.TOKEN)
     wire.send(WIFI.syn(capable_syn()), WIFI.synack(capable_synack(OTHER_KEY)))
     assert list(wire.table) == [token(OTHER_KEY)]
@@ -413,7 +414,7 @@ def test_a_connection_that_proved_itself_makes_room_at_the_cost_of_one_that_did_
     assert list(wire.table) == [token()]
 
 
-def test_connections_older_than_the_sniffer_are_learned_from_the_kernel() -> None:
+def test_connections_older_than_the_sniffer_come_from_the_kernel_list() -> None:
     wire = Wire()
     wire.listed(ETHERNET, WIFI, of=token())
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
@@ -421,12 +422,12 @@ def test_connections_older_than_the_sniffer_are_learned_from_the_kernel() -> Non
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
-def test_a_join_to_a_connection_without_known_keys_is_left_to_the_kernel() -> None:
+def test_join_without_known_keys_needs_the_kernel_list() -> None:
     wire = Wire()
     wire.listed(ETHERNET, of=token())
     wire.join(WIFI, backup=True, address_id=9)
     assert wire.clients(token()) == ["10.1.0.2:40000"]
-    assert wire.tracker.take_doubt()
+    assert wire.tracker.needs_kernel_list()
     wire.now += 1
     wire.listed(ETHERNET, WIFI, of=token(), backup=True)
     joined = wire.table[token()].subflows[1]
@@ -434,7 +435,7 @@ def test_a_join_to_a_connection_without_known_keys_is_left_to_the_kernel() -> No
 
 
 @pytest.mark.parametrize("captured", [0, 1, 2])
-def test_a_connection_that_the_kernel_lists_before_its_handshake_is_taken_gets_its_keys_from_it(captured: int) -> None:
+def test_connection_listed_before_its_handshake_gets_the_keys_later(captured: int) -> None:
     wire = Wire()
     handshake = [ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack())]
     wire.send(*handshake[:captured])
@@ -443,11 +444,16 @@ def test_a_connection_that_the_kernel_lists_before_its_handshake_is_taken_gets_i
     wire.join(WIFI)
     assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
     assert wire.table[token()].subflows[0].opened_at == pytest.approx(1000.001, abs=1e-6)
-    assert [event.kind for event in wire.events] == [Kind.OPENED, Kind.ESTABLISHED, Kind.JOINING, Kind.ESTABLISHED]
+    assert [event.kind for event in wire.events] == [
+        EventKind.OPENED,
+        EventKind.ESTABLISHED,
+        EventKind.JOINING,
+        EventKind.ESTABLISHED,
+    ]
 
 
 @pytest.mark.parametrize("captured", [0, 1, 2])
-def test_a_subflow_that_the_kernel_lists_before_its_handshake_is_taken_is_what_the_handshake_says(
+def test_subflow_listed_before_its_handshake_is_corrected_by_it(
     captured: int,
 ) -> None:
     wire = Wire()
@@ -464,17 +470,17 @@ def test_a_subflow_that_the_kernel_lists_before_its_handshake_is_taken_is_what_t
     joined = wire.table[token()].subflows[1]
     assert (joined.address_id, joined.backup_at_join) == (9, True)
     assert joined.opened_at == pytest.approx(1000.004, abs=1e-6)
-    assert Kind.CLOSED not in [event.kind for event in wire.events]
+    assert EventKind.CLOSED not in [event.kind for event in wire.events]
 
 
-def test_a_handshake_on_the_ports_of_a_subflow_known_from_the_kernel_ends_that_one() -> None:
+def test_handshake_on_the_ports_of_a_listed_subflow_ends_that_one() -> None:
     wire = Wire()
     wire.listed(ETHERNET, of=token())
     wire.open(ETHERNET, OTHER_KEY)
     assert list(wire.table) == [token(OTHER_KEY)]
 
 
-def test_what_the_kernel_no_longer_has_is_dropped_unless_we_saw_it_since() -> None:
+def test_subflow_missing_in_the_kernel_list_ends_unless_seen_since() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.now += 10
@@ -483,13 +489,13 @@ def test_what_the_kernel_no_longer_has_is_dropped_unless_we_saw_it_since() -> No
     assert wire.clients(token()) == ["10.2.0.2:50000"]
 
 
-def test_a_forged_fin_is_undone_by_the_kernel_and_a_real_one_is_not() -> None:
+def test_forged_fin_is_undone_by_the_kernel_list() -> None:
     wire = Wire()
     wire.open(ETHERNET)
-    assert not wire.tracker.take_doubt()
+    assert not wire.tracker.needs_kernel_list()
     wire.send(ETHERNET.fin())
-    assert wire.tracker.take_doubt()
-    assert not wire.tracker.take_doubt()
+    assert wire.tracker.needs_kernel_list()
+    assert not wire.tracker.needs_kernel_list()
     wire.listed(ETHERNET, of=token())
     assert wire.table == {}
     wire.now += 1
@@ -497,7 +503,7 @@ def test_a_forged_fin_is_undone_by_the_kernel_and_a_real_one_is_not() -> None:
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
-def test_the_kernels_backup_flag_overrules_ours_once_ours_is_old() -> None:
+def test_backup_flag_of_the_kernel_list_overrules_older_segments() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.send(ETHERNET.ack(prio(backup=True)))
@@ -508,7 +514,7 @@ def test_the_kernels_backup_flag_overrules_ours_once_ours_is_old() -> None:
     assert not wire.table[token()].subflows[0].backup
 
 
-def test_a_subflow_that_the_kernel_has_under_another_token_moves_there() -> None:
+def test_subflow_moves_to_the_token_in_the_kernel_list() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.now += 1
@@ -518,17 +524,17 @@ def test_a_subflow_that_the_kernel_has_under_another_token_moves_there() -> None
     assert list(wire.table) == [token(OTHER_KEY)]
 
 
-def test_a_stalled_subflow_is_published_as_such_until_it_recovers() -> None:
+def test_stalled_subflow_is_published_as_stalled_until_it_recovers() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     for stalled in (True, False):
         listed = ListedSubflow(token(), 0, backup=False, stalled=stalled)
-        wire.take(wire.tracker.reconcile(KernelList(wire.now, {ETHERNET.ends: listed})))
+        wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, {ETHERNET.ends: listed})))
         assert wire.table[token()].subflows[0].stalled is stalled
-    assert [event.kind for event in wire.events[-2:]] == [Kind.STALLED, Kind.RECOVERED]
+    assert [event.kind for event in wire.events[-2:]] == [EventKind.STALLED, EventKind.RECOVERED]
 
 
-def test_without_a_kernel_to_ask_the_silent_expire() -> None:
+def test_idle_subflows_expire_without_a_kernel_list() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.now += 50
@@ -564,7 +570,7 @@ _LISTINGS = st.dictionaries(
 
 
 @given(st.sampled_from(Trust), st.lists(st.one_of(_SEGMENTS, _LISTINGS), max_size=60))
-def test_in_any_order_of_segments_the_table_stays_consistent_and_bounded(
+def test_table_stays_consistent_and_bounded_in_any_order_of_segments(
     trust: Trust, steps: list[Segment | dict[Ends, ListedSubflow]]
 ) -> None:
     wire = Wire(max_connections=1, max_half_open=2, trust=trust)
@@ -573,7 +579,7 @@ def test_in_any_order_of_segments_the_table_stays_consistent_and_bounded(
             wire.send(step)
         else:
             wire.now += 1
-            wire.take(wire.tracker.reconcile(KernelList(wire.now, step)))
+            wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, step)))
         sizes = wire.tracker.sizes()
         subflows = [subflow.ends for connection in wire.table.values() for subflow in connection.subflows]
         assert len(set(subflows)) == len(subflows) == sizes["subflows"]

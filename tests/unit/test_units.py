@@ -17,7 +17,7 @@ from mptcp_throttle.units import Rate, parse_duration, parse_size
         ("1234568bit", 1_234_568, "1234.568kbit"),
     ],
 )
-def test_a_rate_is_read_in_whole_bytes_and_shown_as_tc_would(text: str, bits: int, shown: str) -> None:
+def test_rate_is_parsed_to_whole_bytes_and_printed_like_tc(text: str, bits: int, shown: str) -> None:
     rate = Rate.parse(text)
     assert rate.bits_per_second == bits
     assert str(rate) == shown
@@ -25,13 +25,13 @@ def test_a_rate_is_read_in_whole_bytes_and_shown_as_tc_would(text: str, bits: in
 
 
 @pytest.mark.parametrize("text", ["0", "1", "0mbit", "-1mbit", "1MBIT", "1mbps", "7kbit", "33gbit", "fast", "", "nan"])
-def test_a_bad_rate_is_refused_with_what_is_allowed(text: str) -> None:
+def test_invalid_rate_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="allowed: a number with bit, kbit, mbit or gbit"):
         Rate.parse(text)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("5s", 5), ("2m", 120), ("1h", 3600), ("1d", 86400)])
-def test_durations(text: str, seconds: float) -> None:
+def test_duration_is_parsed_into_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
@@ -40,7 +40,7 @@ def test_durations(text: str, seconds: float) -> None:
     [(Rate.parse, "mbit", "rate"), (parse_duration, "d", "duration"), (parse_size, "GiB", "size")],
 )
 @pytest.mark.parametrize("digits", [30, 400])
-def test_no_quantity_is_too_large_to_be_refused(
+def test_quantity_of_any_size_is_refused_beyond_its_maximum(
     parse: Callable[[str], object], unit: str, noun: str, digits: int
 ) -> None:
     with pytest.raises(ValueError, match=f"is not a usable {noun}; allowed: a number with"):
@@ -48,12 +48,12 @@ def test_no_quantity_is_too_large_to_be_refused(
 
 
 @pytest.mark.parametrize("text", ["5", "-5s", "5 years", "s"])
-def test_a_bad_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
 
 
-def test_sizes_are_binary() -> None:
+def test_sizes_have_binary_units() -> None:
     assert parse_size("8MiB") == 8 * 1024 * 1024
     with pytest.raises(ValueError, match="is not a size"):
         parse_size("8MB")

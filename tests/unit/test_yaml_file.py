@@ -30,7 +30,7 @@ def test_keys_are_text(tmp_path: Path) -> None:
     assert read(tmp_path, "1: a\nyes: b\n~: c\n") == {"1": "a", "yes": "b", "~": "c"}
 
 
-def test_what_was_written_is_kept(tmp_path: Path) -> None:
+def test_scalars_are_kept_as_written(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("a: {b: 0x7f}\nc:\n  - yes\n")
     file = read_yaml(path)
@@ -54,9 +54,7 @@ def test_what_was_written_is_kept(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2\n", ":2: is not valid YAML: but found another document"),
     ],
 )
-def test_what_yaml_has_and_a_configuration_has_not_is_refused_in_one_line(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_yaml_features_that_are_not_allowed_are_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text)
     (line,) = caught.value.problems

@@ -1,0 +1,152 @@
+"""The client end: pelix's proxy with a deadline for each call (see `mptcp_throttle.rpc`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, TransportError, UnixHTTPConnection, UnixTransport
+
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.rpc.wire import JSON_RPC, Json
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+    from pathlib import Path
+
+
+class RpcError(UserError):
+    """The service did not answer, or answered with an error."""
+
+
+class _TimedSocket(socket.socket):
+    """A Unix socket whose blocking calls raise TimeoutError at `deadline` (time.monotonic)."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.deadline = deadline
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def connect(self, address: str) -> None:  # type: ignore[override]
+        # With Python's timeout the socket is non-blocking, and connect fails with EAGAIN if the server's queue is full.
+        microseconds = int(self._left() * 1e6) + 1
+        timeval = struct.pack("ll", *divmod(microseconds, 1_000_000))
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        super().connect(address)
+
+    def sendall(self, *arguments: Any) -> None:  # noqa: ANN401
+        self.settimeout(self._left())
+        # A server that refuses a request need not have read it; its answer can still be read.
+        with contextlib.suppress(BrokenPipeError):
+            super().sendall(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:  # noqa: ANN401
+        self.settimeout(self._left())
+        return super().recv_into(*arguments)
+
+
+class _Transport(UnixTransport):  # type: ignore[misc]
+    """Calls that end within `timeout` seconds and can be interrupted; one connection for many calls with `keep`."""
+
+    _connection: tuple[str | None, UnixHTTPConnection | None]
+
+    def __init__(self, path: Path, timeout: float, *, keep: bool) -> None:
+        super().__init__(JSON_RPC)
+        self.accept_gzip_encoding = False
+        self._path = str(path)
+        self._timeout = timeout
+        self._keep = keep
+        self._socket: _TimedSocket | None = None
+        self._interrupted = False
+
+    def request(self, host: str, handler: str, request_body: str, verbose: bool = False) -> str:
+        self._deadline = time.monotonic() + self._timeout
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            answer = super().request(host, handler, request_body, verbose)
+            if self._keep:
+                stack.pop_all()
+        return str(answer)
+
+    def make_connection(self, host: str) -> UnixHTTPConnection:
+        connection = self._connection[1]
+        if connection is None or connection.sock is None or self._socket is None:
+            self.close()
+            connection = UnixHTTPConnection(self._path)
+            self._connection = host, connection
+            self._socket = connection.sock = _TimedSocket(self._deadline)
+            self._socket.connect(self._path)
+            if self._interrupted:
+                raise ConnectionAbortedError("interrupted")
+        self._socket.deadline = self._deadline
+        return connection
+
+    def parse_response(self, response: HTTPResponse) -> str:
+        # The base class reads 1 KiB at a time; a part of the table has 2 MB.
+        with response:
+            return response.read().decode()
+
+    def close(self) -> None:
+        super().close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        current = self._socket
+        if current is not None:
+            with contextlib.suppress(OSError):
+                current.shutdown(socket.SHUT_RDWR)
+
+
+class RpcClient:
+    """Calls a service; a call takes at most `timeout` seconds. Not for concurrent use.
+
+    With `keep`, the connection stays open for the next call.
+    """
+
+    def __init__(self, path: Path, timeout: float = 5.0, *, keep: bool = False) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._transport = _Transport(path, timeout, keep=keep)
+        self._proxy = ServerProxy(f"unix+http://.{path.absolute()}", transport=self._transport, config=JSON_RPC)
+
+    def call(self, method: str, *params: Json) -> Json:
+        """The result of `method`. Raises RpcError if the service refuses the call or does not answer in time."""
+        try:
+            return getattr(self._proxy, method)(*params)
+        except TransportError as error:
+            problem = f"{self._path}: HTTP status {error.errcode}: {shown(error.errmsg)}"
+            raise RpcError(problem, os.EX_UNAVAILABLE) from error
+        except ProtocolError as error:
+            detail = error.args[0]
+            message = str(detail[1]) if isinstance(detail, tuple) else str(detail)
+            raise RpcError(" ".join(message.split())) from error
+        except PermissionError as error:
+            raise RpcError(f"{self._path}: permission denied; its group may use it", os.EX_NOPERM) from error
+        except (TimeoutError, BlockingIOError) as error:
+            raise RpcError(f"{self._path}: no answer in {self._timeout:g} s", os.EX_UNAVAILABLE) from error
+        except OSError as error:
+            raise RpcError(f"{self._path}: no service answers ({error})", os.EX_UNAVAILABLE) from error
+        except Exception as error:
+            # http.client, json and pelix raise many kinds of exceptions over a malformed answer.
+            problem = f"{self._path}: the answer is not JSON-RPC: {shown(str(error))}"
+            raise RpcError(problem, os.EX_UNAVAILABLE) from error
+
+    def close(self) -> None:
+        """Close the connection that is kept, if there is one."""
+        self._transport.close()
+
+    def interrupt(self) -> None:
+        """From another thread: end the call that is waiting and all later ones; they raise RpcError."""
+        self._transport.interrupt()

@@ -1,0 +1,51 @@
+"""What the tracker reports about connections: the service logs it, `--read` prints it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mptcp_throttle.model import Subflow, Token
+
+
+class EventKind(StrEnum):
+    """What can happen to a connection, or to one of its subflows."""
+
+    OPENED = "opened"
+    """The connection has its first live subflow; `detail`: how it is known, if not from an MP_CAPABLE handshake."""
+
+    JOINING = "joining"
+    """The proxy has answered the SYN of a JOIN, which is not authenticated yet."""
+
+    ESTABLISHED = "established"
+    """The subflow is live; `detail`: how it is known, if not from its handshake."""
+
+    BACKUP_CHANGED = "backup-changed"
+    """`detail`: by whom."""
+
+    ADDRESS_OFFERED = "address-offered"
+    """ADD_ADDR on this subflow; `detail`: address id, address, port and sender."""
+
+    STALLED = "stalled"
+    """The proxy's kernel retransmits again and again without an answer."""
+
+    RECOVERED = "recovered"
+    """The subflow is no longer stalled."""
+
+    CLOSED = "closed"
+    """The subflow is no longer live; `detail`: why."""
+
+    ENDED = "ended"
+    """The connection has no live subflow left."""
+
+
+class Event(NamedTuple):
+    """Something that happened to a connection, or to one `subflow` of it, at `at` seconds since the epoch."""
+
+    at: float
+    kind: EventKind
+    token: Token
+    version: int
+    subflow: Subflow | None
+    detail: str
