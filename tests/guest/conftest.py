@@ -7,11 +7,12 @@ from mptcp_lab.guest import kernels
 
 
 @pytest.fixture(scope="session")
-def stock_kernels() -> None:
-    """All stock kernels in the cache, so that no test's output or time limit includes their download."""
+def stock_kernels() -> tuple[str, ...]:
+    """The names of all stock kernels, which are in the cache: no test's output or time limit includes a download."""
     if platform.machine() != "x86_64":
         pytest.skip(f"this machine is {platform.machine()}; the guest runs its programs on x86_64")
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("qemu-system-x86_64 is not installed; lab/bootstrap --guest installs it")
     for name in kernels.NAMES:
         kernels.get(name, print)
+    return tuple(kernels.NAMES)
