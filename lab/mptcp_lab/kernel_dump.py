@@ -1,4 +1,4 @@
-"""What a host's kernel does to packets: to be compared before and after, as invariant I3 demands."""
+"""A host's traffic control and netfilter state, to be compared before and after (invariant I3)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
 
 _TOOLS: Final = ("iptables-legacy", "ip6tables-legacy")
-# Comments carry the time, chains the counters of packets and bytes.
+# Comments contain the time, chains their packet and byte counters.
 _VOLATILE: Final = re.compile(r"^#.*\n|\[\d+:\d+\]", re.MULTILINE)
 
 
 def kernel_state(host: Host, interface: str = "eth0") -> dict[str, str]:
-    """The output of the commands that show it, by command."""
+    """The output of the commands that show the state, by command."""
     state = {}
     for item in ("qdisc", "class", "filter"):
         command = f"tc {item} show dev {interface}"
         state[command] = host.run(*command.split()).stdout
     for tool in _TOOLS:
-        # A table appears in the dump once anybody has looked at it: look first, always.
+        # iptables-save lists a table only after its first use: use it first, always.
         host.run(tool, "-t", "mangle", "-S")
         state[f"{tool}-save"] = _VOLATILE.sub("", host.run(f"{tool}-save").stdout)
-    # It fails where the kernel has none.
+    # It fails on a kernel without ipset.
     state["ipset save"] = host.run("ipset", "save", check=False).stdout
     return state

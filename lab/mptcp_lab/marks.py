@@ -1,4 +1,4 @@
-"""The packet marks of a host, as iptables(8) and ipset(8) have them: what our chain gives to which subflows."""
+"""The packet marks that our iptables chain and ipsets give to subflows, read with iptables(8) and ipset(8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ip6tables-legacy -t mangle -S
 ipset save 2>/dev/null
 true
 """
-"""A script for sh(1) that prints what `parse_marks` reads; without ipset in the kernel there are no sets."""
+"""A script for sh(1) whose output `parse_marks` reads. ipset fails on a kernel without sets."""
 
 _RULE: Final = re.compile(
     rf"^-A {CHAIN} -s (\S+)/\d+ -d (\S+)/\d+ -p tcp -m tcp --sport (\d+) --dport (\d+)"
@@ -28,7 +28,7 @@ _JUMP: Final = re.compile(rf"^-A POSTROUTING -p tcp -j {CHAIN}$", re.MULTILINE)
 
 
 class Mark(NamedTuple):
-    """What packets from the proxy's end of a subflow to the client's get."""
+    """The mark of packets from the proxy to the client of a subflow."""
 
     client: str
     client_port: int
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 
 
 def parse_marks(shown: str) -> list[Mark]:
-    """The marks in what `SHOW_MARKS` prints: those of a chain that is jumped to."""
+    """The marks in the output of `SHOW_MARKS`, of a chain only if there is a jump to it."""
     # Each table begins with the policies of its chains.
     tables = re.split(r"^(?=-P PREROUTING)", shown, flags=re.MULTILINE)
     reached = "".join(table for table in tables if _JUMP.search(table))

@@ -1,4 +1,4 @@
-"""The path meter: how many bytes a client has received over each of its interfaces, sampled in the background."""
+"""The path meter samples how many bytes a client has received over each of its interfaces."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h; os.setns() is n
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`received` is, for each interface, its counter of received bytes at the time `at` (seconds, monotonic clock)."""
+    """The counters of received bytes, by interface, at the time `at` (seconds, monotonic clock)."""
 
     at: float
     received: Mapping[str, int]
 
 
 class Series:
-    """Samples in the order of time, and what can be read from them."""
+    """Samples in the order of time."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = samples
@@ -76,7 +76,7 @@ class PathMeter(Background):
         return self
 
     def series(self) -> Series:
-        """What has been sampled so far. Raises LabError if sampling failed."""
+        """The samples so far. Raises LabError if sampling failed."""
         self._raise_error()
         return Series(self._samples.copy())
 

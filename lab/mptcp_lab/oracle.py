@@ -1,4 +1,4 @@
-"""What the kernel says of the proxy's MPTCP subflows, through tools that are not ours: `ip mptcp monitor` and ss(8)."""
+"""The proxy's MPTCP subflows, read with `ip mptcp monitor` and ss(8) instead of our code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Ends(NamedTuple):
-    """A subflow by its connection and its client; one test has one proxy address per family and one port."""
+    """A subflow, by connection and client; a test has one proxy port, and one proxy address per family."""
 
     token: str
     client: str
@@ -25,7 +25,7 @@ class Ends(NamedTuple):
 
 @dataclass
 class Subflow:
-    """A subflow as the kernel's events tell it; `priorities` are the values of its backup flag, in order."""
+    """A subflow according to the kernel's events; `priorities` are the successive values of its backup flag."""
 
     address_id: int
     priorities: list[bool]
@@ -34,7 +34,7 @@ class Subflow:
 
 @dataclass
 class Kernel:
-    """The state that a log of `ip mptcp monitor` describes."""
+    """The state after all events of a log of `ip mptcp monitor`."""
 
     subflows: dict[Ends, Subflow] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
@@ -44,7 +44,7 @@ _EVENT: Final = re.compile(r"\[ *(\w+)\] (.*)")
 
 
 def read_events(lines: Iterable[str]) -> Kernel:
-    """Follow the events of `ip mptcp monitor`."""
+    """The state after these lines of `ip mptcp monitor`."""
     kernel = Kernel()
     for line in lines:
         match = _EVENT.match(line)
@@ -82,7 +82,7 @@ def listed(proxy: Host, port: int) -> dict[Ends, tuple[int, bool]]:
 
 
 def published(connections: Iterable[Json]) -> dict[Ends, tuple[int, bool]]:
-    """The same of a table that the sniffer published."""
+    """The same, from a table that the sniffer published."""
     return {
         Ends(connection["token"], subflow["client"], subflow["client_port"]): (subflow["address_id"], subflow["backup"])
         for connection in connections
@@ -91,7 +91,7 @@ def published(connections: Iterable[Json]) -> dict[Ends, tuple[int, bool]]:
 
 
 def priorities(events: Iterable[Json]) -> dict[Ends, list[bool]]:
-    """The values of each subflow's backup flag in a history that `mptcp-sniffer --read` printed."""
+    """The successive values of each subflow's backup flag, from the output of `mptcp-sniffer --read`."""
     found = defaultdict(list)
     for event in events:
         if event["event"] in ("established", "backup-changed"):
@@ -100,7 +100,7 @@ def priorities(events: Iterable[Json]) -> dict[Ends, list[bool]]:
 
 
 def plain(text: str) -> str:
-    """An address as the wire has it: never IPv4 in IPv6 notation."""
+    """The address as it is on the wire: an IPv4-mapped IPv6 address as IPv4."""
     address = ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)

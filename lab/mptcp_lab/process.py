@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES: Final = 5
-_PATIENCE: Final = 4 if guest.inside() else 1
-"""How much longer than the callers ask for anything may take; a guest's processor is emulated, and that much slower."""
+_PATIENCE: Final = 20 if guest.inside() else 1
+"""Factor for every time limit: a guest's emulated processor is ten times slower, and slower still beside other load."""
 
 
 def run(

@@ -1,10 +1,13 @@
-"""Real MPTCP connections in numbers: an echo server, and a client that opens, uses and ends them in every way.
+"""Real MPTCP connections: an echo server with clients, and a transfer that only the processor limits.
 
-Programs of their own, because a socket belongs to the network namespace of its process:
-`python -m mptcp_lab.traffic serve PORT`, `python -m mptcp_lab.traffic drive PORT COUNT PARALLEL SEED ADDRESS...`, and
-the same with `hold`, which leaves all connections open until it is ended. `python -m mptcp_lab.traffic pour PORT` sends
-zeros to whoever connects, `python -m mptcp_lab.traffic drain PORT SECONDS ADDRESS` takes them and prints bytes/s.
-`python -m mptcp_lab.traffic join PORT RATE SECONDS ADDRESS` opens RATE connections per second, each for a second.
+Each is a program, because a socket belongs to the network namespace of its process: `python -m mptcp_lab.traffic` and
+
+    serve PORT                                  an echo server
+    drive PORT COUNT PARALLEL SEED ADDRESS...   COUNT connections, PARALLEL at a time, used and ended in every way
+    hold PORT COUNT PARALLEL SEED ADDRESS...    the same, all at once, open until the program ends
+    join PORT RATE SECONDS ADDRESS              RATE connections per second, each for a second
+    pour PORT                                   sends zeros to every client
+    drain PORT SECONDS ADDRESS                  receives them and prints bytes per second
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
-    from mptcp_lab.topology import Client
+    from mptcp_lab.topology import Client, Lab
     from mptcp_throttle.model import Address
 
 IPPROTO_MPTCP: Final = 262
@@ -68,7 +71,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def serve(port: int) -> None:
-    """Echo what comes; close or reset the connection when told so."""
+    """Echo; close or reset a connection when its client asks for that."""
     listener = _mptcp_socket(socket.AF_INET6)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -82,7 +85,7 @@ async def _connection(addresses: list[str], port: int, seed: int, *, hold: bool)
     choice = random.Random(seed)  # noqa: S311
     address = choice.choice(addresses)
     sock = _mptcp_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    # Subflows are reset under this program by design; what TCP then reports is not of interest.
+    # Tests reset subflows of this program on purpose: TCP's errors are expected.
     with suppress(OSError, asyncio.IncompleteReadError):
         await _connect(sock, address, port)
         reader, writer = await asyncio.open_connection(sock=sock)
@@ -103,7 +106,7 @@ async def _connection(addresses: list[str], port: int, seed: int, *, hold: bool)
 
 
 async def drive(port: int, count: int, parallel: int, seed: int, addresses: list[str], *, hold: bool) -> None:
-    """Open `count` connections, `parallel` at a time (all, to `hold` them), each to one of `addresses`."""
+    """Open `count` connections, `parallel` at a time (with `hold`: all at once), each to one of `addresses`."""
     room = asyncio.Semaphore(count if hold else parallel)
 
     async def one(number: int) -> None:
@@ -115,7 +118,7 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
 
 
 async def join(port: int, rate: float, seconds: float, address: str) -> None:
-    """Open `rate` connections per second, which the kernel's endpoints join; each ends after a second."""
+    """Open `rate` connections per second; the kernel joins its endpoints' subflows. Each ends after a second."""
     loop = asyncio.get_running_loop()
     began, tasks = loop.time(), []
     for number in range(round(rate * seconds)):
@@ -128,13 +131,13 @@ async def _joined(address: str, port: int) -> None:
     sock = _mptcp_socket(socket.AF_INET)
     with sock, suppress(OSError, TimeoutError):
         await _connect(sock, address, port)
-        # Linux joins once the first data has been acknowledged.
+        # Linux sends MP_JOIN after the first data has been acknowledged.
         sock.send(b"x")
         await asyncio.sleep(_JOINED_SECONDS)
 
 
 def pour(port: int) -> None:
-    """Send zeros to every client, as fast as it takes them."""
+    """Send zeros to every client, as fast as it receives them."""
     with _mptcp_socket(socket.AF_INET) as listener:
         listener.setblocking(True)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -150,11 +153,11 @@ def _pour_into(client: socket.socket) -> None:
             client.sendall(_ZEROS)
 
 
-def drain(port: int, seconds: float, address: str) -> float:
-    """Bytes per second received in `seconds`."""
+def receive(port: int, seconds: float, address: str) -> float:
+    """Receive from `pour` for `seconds`; bytes per second."""
     with _mptcp_socket(socket.AF_INET) as sock:
         sock.setblocking(True)
-        # Else the kernel goes on taking what the server goes on sending.
+        # Without a reset the kernel goes on receiving what the server sends.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         sock.connect((address, port))
         received, began = 0, time.monotonic()
@@ -163,21 +166,38 @@ def drain(port: int, seconds: float, address: str) -> float:
     return received / elapsed
 
 
+def program(*arguments: object) -> tuple[str, ...]:
+    """The command line of one of these programs, to be run on a host."""
+    return (sys.executable, "-m", "mptcp_lab.traffic", *map(str, arguments))
+
+
 def start_server(proxy: Host, port: int) -> Process:
     """Start the echo server; returns once it listens."""
-    server = proxy.start("server", sys.executable, "-m", "mptcp_lab.traffic", "serve", str(port))
+    return _start_listening(proxy, "serve", port)
+
+
+def start_pour(proxy: Host, port: int) -> Process:
+    """Start `pour`; returns once it listens."""
+    return _start_listening(proxy, "pour", port)
+
+
+def _start_listening(proxy: Host, name: str, port: int) -> Process:
+    server = proxy.start(name, *program(name, port))
     server.wait_until(lambda: proxy.listens(port, mptcp=True), "listening")
     return server
+
+
+def drain(lab: Lab, port: int, seconds: float) -> float:
+    """Let the first client receive from `pour` for `seconds`; bytes per second."""
+    command = program("drain", port, seconds, lab.proxy_address(4))
+    return float(lab.client.run(*command, timeout=seconds + 30).stdout)
 
 
 def start_client(
     client: Client, addresses: Iterable[Address], port: int, *, mode: Literal["drive", "hold"], count: int, seed: int
 ) -> Process:
     """Start `count` connections to one of the `addresses` each."""
-    numbers = (str(port), str(count), str(_PARALLEL), str(seed))
-    return client.start(
-        f"{mode}-{seed}", sys.executable, "-m", "mptcp_lab.traffic", mode, *numbers, *map(str, addresses)
-    )
+    return client.start(f"{mode}-{seed}", *program(mode, port, count, _PARALLEL, seed, *addresses))
 
 
 if __name__ == "__main__":
@@ -189,6 +209,6 @@ if __name__ == "__main__":
         case ["join", port, rate, seconds, address]:
             asyncio.run(join(int(port), float(rate), float(seconds), address))
         case ["drain", port, seconds, address]:
-            print(drain(int(port), float(seconds), address))
+            print(receive(int(port), float(seconds), address))
         case ["drive" | "hold" as mode, port, count, parallel, seed, *addresses]:
             asyncio.run(drive(int(port), int(count), int(parallel), int(seed), addresses, hold=mode == "hold"))

@@ -1,6 +1,6 @@
-"""`mptcp-throttled` with other constants: `python -m mptcp_lab.tuned_daemon TUNING ARGUMENT...`.
+"""`mptcp-throttled` with changed constants: `python -m mptcp_lab.tuned_daemon TUNING ARGUMENT...`.
 
-TUNING is a JSON object from `module:constant` to a number. The daemon is the real one, with its arguments.
+TUNING is a JSON object that maps `module:constant` to a number. The daemon is the real one, with its arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mptcp_throttled import main as service
 
 
 def tune(constant: str, value: float) -> None:
-    """Give a module's constant another value. Raises AttributeError if there is none of that name."""
+    """Set a module's constant. Raises AttributeError if it does not exist."""
     module_name, _, name = constant.partition(":")
     module = importlib.import_module(module_name)
     getattr(module, name)

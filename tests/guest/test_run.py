@@ -1,4 +1,4 @@
-"""`lab/guest/run` itself: what it returns, what it leaves."""
+"""`lab/guest/run`: what it returns, what it leaves."""
 
 from __future__ import annotations
 
@@ -6,60 +6,89 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from bench import eventually
 
 KERNEL = "debian-6.12"
+HANG = 300
+"""Seconds after which a guest is taken to hang. One starts in ten, or in a minute beside other load."""
+
+LINES = 300_000
+"""Of output, 2 MB: more than all buffers between the guest and its reader hold."""
+
+pytestmark = pytest.mark.usefixtures("stock_kernels")
 
 
 def guest(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "mptcp_lab.guest", "--kernel", KERNEL, *map(str, arguments)]
 
 
-def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(guest(*arguments), cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+@dataclass(frozen=True)
+class Finished:
+    """A command that ran in the directory `cwd`, with `share` to write to, and whose output was read late."""
+
+    cwd: Path
+    share: Path
+    lines: list[str]
+    errors: str
+    status: int
 
 
-def test_a_command_runs_as_here_and_only_what_it_writes_to_a_share_stays(tmp_path: Path) -> None:
-    share = tmp_path / "results with spaces"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One start of the guest for all tests of a command that ends by itself."""
+    cwd = tmp_path_factory.mktemp("cwd")
+    share = cwd / "results with spaces"
     share.mkdir()
-    script = """
+    script = f"""
     uname -r; id -u; pwd; command -v python; echo "$1"; ls -A "$TMPDIR"
     echo lost > lost; echo kept > "$1/kept"
     ls -d /sys/fs/cgroup/cgroup.procs /sys/kernel/tracing/trace
     grep -o '/sys/fs/bpf bpf' /proc/mounts
     echo to stderr > /dev/stderr
     sleep 60 &
+    seq 1 {LINES}
     exit 77
     """
-    result = run("--share", share, "--", "sh", "-c", script, "sh", share, cwd=tmp_path)
-    release, *lines = result.stdout.splitlines()
+    command = guest("--timeout", str(HANG), "--share", share, "--", "sh", "-c", script, "sh", share)
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        assert runner.stderr is not None
+        errors = runner.stderr.readline()  # written before `seq` starts; then nobody reads until the pipe is full
+        eventually(lambda: sleeps_in_write(runner.pid), "stdout is full", within=HANG)
+        output, more_errors = runner.communicate(timeout=HANG)
+    return Finished(cwd, share, output.splitlines(), errors + more_errors, runner.returncode)
+
+
+def sleeps_in_write(pid: int) -> bool:
+    """Whether the process sleeps in write(2) to its stdout (proc_pid_syscall(5); system call 1 of x86-64)."""
+    return Path(f"/proc/{pid}/syscall").read_text().startswith("1 0x1 ")
+
+
+def test_command_runs_as_on_this_machine(finished: Finished) -> None:
+    release, *lines = finished.lines[:-LINES]
     assert release.startswith("6.12.")
     assert lines == [
-        *("0", str(tmp_path), str(Path(sys.executable).parent / "python"), str(share)),
+        *("0", str(finished.cwd), str(Path(sys.executable).parent / "python"), str(finished.share)),
         *("/sys/fs/cgroup/cgroup.procs", "/sys/kernel/tracing/trace", "/sys/fs/bpf bpf"),
     ]
-    assert (result.stderr, result.returncode) == ("to stderr\n", 77)
-    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()] == [
-        Path("results with spaces/kept")
-    ]
+    assert (finished.errors, finished.status) == ("to stderr\n", 77)
 
 
-def test_all_output_arrives_however_slow_its_reader() -> None:
-    with subprocess.Popen(guest("--", "seq", "1", "300000"), stdout=subprocess.PIPE) as runner:
-        assert runner.stdout is not None
-        output = runner.stdout.read(1)
-        time.sleep(3)  # the command ends, with most of its output still inside the machine
-        output += runner.stdout.read()
-    assert output == "".join(f"{number}\n" for number in range(1, 300001)).encode()
-    assert runner.returncode == 0
+def test_only_files_of_a_share_persist(finished: Finished) -> None:
+    assert [path for path in finished.cwd.rglob("*") if path.is_file()] == [finished.share / "kept"]
 
 
-def test_a_machine_that_dies_is_told_with_its_last_words() -> None:
-    result = run("--", "sh", "-c", "echo c > /proc/sysrq-trigger")
+def test_output_arrives_completely_at_a_slow_reader(finished: Finished) -> None:
+    assert finished.lines[-LINES:] == [str(number) for number in range(1, LINES + 1)]
+
+
+def test_kernel_panic_is_reported_with_the_end_of_the_console() -> None:
+    command = guest("--timeout", str(HANG), "--", "sh", "-c", "echo c > /proc/sysrq-trigger")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 125
     assert result.stderr.startswith("guest: the machine ended before the command did; its console ends:\n")
     assert "Kernel panic - not syncing: sysrq triggered crash" in result.stderr
@@ -98,15 +127,15 @@ def run_still(pid: int) -> bool:
         (None, 124, "guest: the command did not end within 2 s; its console is empty\n"),
     ],
 )
-def test_nothing_is_left_running_however_it_ends(number: int | None, status: int, message: str) -> None:
-    timeout = "2" if number is None else "60"
+def test_no_process_is_left_however_the_guest_ends(number: int | None, status: int, message: str) -> None:
+    timeout = "2" if number is None else str(HANG)
     with subprocess.Popen(
         guest("--timeout", timeout, "--", "sleep", "60"), stderr=subprocess.PIPE, text=True
     ) as runner:
-        # Who is killed before its children have asked to die with it (PR_SET_PDEATHSIG) leaves them behind.
+        # A runner that is killed before its children have set PR_SET_PDEATHSIG leaves them behind.
         eventually(lambda: names(children(runner.pid)) == ["qemu-system-x86", "virtiofsd"], "both started")
         machine = children(runner.pid)
         if number is not None:
             runner.send_signal(number)
-        assert (runner.wait(10), runner.communicate()[1]) == (status, message)
-    eventually(lambda: not any(map(run_still, machine)), "qemu and virtiofsd ended", within=2)
+        assert (runner.wait(HANG), runner.communicate()[1]) == (status, message)
+    eventually(lambda: not any(map(run_still, machine)), "qemu and virtiofsd ended")

@@ -12,12 +12,12 @@ from bench import MEGABYTE, Bench, eventually
 
 from mptcp_lab.download import Download
 from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults, changes_anything
-from mptcp_lab.held import Client, held, relieved
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import Process
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
+from mptcp_lab.throttled import Client, may_be_throttled, throttled
 from mptcp_lab.topology import WIFI, ClientSpec, Topology, build
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import Rate
@@ -69,7 +69,7 @@ class Faulty(Bench):
         self.lab.client.run("ss", "-K", "-t", "src", str(self.lab.client.address(WIFI, 4)))
 
     def held(self) -> dict[Client, int]:
-        return held(self.lab.proxy)
+        return throttled(self.lab.proxy)
 
     def state(self) -> dict[str, str]:
         return kernel_state(self.lab.proxy)
@@ -87,7 +87,7 @@ class Faulty(Bench):
         """Without errors, all that the daemon planned is in force; and that is what the connections call for."""
         if self.errors() or not self.call("plan")["in_force"]:
             return False
-        return self.held() == dict.fromkeys(relieved(self.lab.proxy, WIFI), CAP)
+        return self.held() == dict.fromkeys(may_be_throttled(self.lab.proxy, WIFI), CAP)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The pure parts of the guest: the archive, the order of modules, the kernel inside its image, the words for qemu."""
+"""The parts of the guest that need no qemu: archive, module order, kernel image, output and its end mark."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_kernel_is_found_in_its_image(magic: bytes, program: str, setup_sect
     [
         (b"", "is not a Linux bzImage"),
         (b"\x7fELF" + bytes(2000), "is not a Linux bzImage"),
-        (bzimage(b"BZh9", setup_sectors=4, offset=0), r"in a way we do not know \(425a6839\); allowed: zstd, lz4"),
+        (bzimage(b"BZh9", setup_sectors=4, offset=0), r"in an unknown way \(425a6839\); allowed: zstd, lz4"),
     ],
 )
 def test_an_image_without_a_kernel_for_us_is_refused(image: bytes, reason: str) -> None:

@@ -1,21 +1,19 @@
-"""What another client's cap costs a client that is not capped: throughput and round-trip time, with us and without.
+"""What one client's cap costs another client that is not capped: throughput and round-trip time.
 
 Both download through the same Squid at the same time: a plain TCP client over its Ethernet (10 Mb/s), and an MPTCP
-client whose Ethernet is capped while our services run: the proxy's interface has HTB, and its cgroup our program.
+client whose Ethernet is capped while our services run. Then the proxy's interface has HTB, and its cgroup our program.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
@@ -25,8 +23,6 @@ from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptcp_lab.origin import Document
 
 _SETTLE_SECONDS: Final = 3.0
@@ -42,7 +38,7 @@ class Figures:
 
 
 def measure(seconds: float, repeats: int) -> dict[str, list[Figures]]:
-    """Without us and with us in turn, `repeats` times."""
+    """Without and with our services in turn, `repeats` times."""
     results: dict[str, list[Figures]] = {"without": [], "with": []}
     clients = (ClientSpec("ue", families=(4,)), ClientSpec("other", families=(4,), wifi=None))
     with build(Topology(clients=clients)) as lab:
@@ -81,13 +77,12 @@ def _ratio(results: dict[str, list[Figures]], name: str) -> float:
     return float(with_us / without)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Print the medians and the ratios."""
-    parser = argparse.ArgumentParser(prog="bystander", description=__doc__)
+    parser = command_line("bystander", __doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     results = measure(options.seconds, options.repeats)
     print(f"{'':8} {'Mb/s':>7} {'RTT ms':>7}")
     for way, runs in results.items():
@@ -95,9 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{way:8} {throughput / 1e6:7.3f} {rtt * 1e3:7.2f}")
     ratios = {name: _ratio(results, name) for name in ("throughput", "rtt")}
     print(f"{'ratio':8} {ratios['throughput']:7.3f} {ratios['rtt']:7.3f}")
-    if options.json is not None:
-        data = {way: [asdict(run) for run in found] for way, found in results.items()}
-        options.json.write_text(json.dumps({"runs": data, "ratios": ratios}, indent=2) + "\n", encoding="utf-8")
+    runs_by_way = {way: [asdict(run) for run in found] for way, found in results.items()}
+    write_json(options.json, {"runs": runs_by_way, "ratios": ratios})
     return 0
 
 

@@ -1,78 +1,134 @@
-"""What a saturating MPTCP transfer costs the sniffer, beside the seed's way to capture and beside none."""
+"""What a saturating MPTCP transfer costs the sniffer, beside the seed's capture, a busy loop, and no capture.
+
+The busy loop takes a core and captures nothing: the control for the seed's capture, which takes a core too. For each
+value of `net.ipv4.tcp_notsent_lowat` all variants take turns in random order; a ratio is the median of the ratios to
+`none` within a turn. `idle` is the processor time of this machine that nobody used: a transfer that leaves some is
+limited by waiting, not by processing.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
+import os
+import random
 import sys
-import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.benchmarks.measure import cpu_seconds, unshaped
+from mptcp_lab.benchmarks.measure import PORT, CpuShare, command_line, start_sniffer, unshaped, write_json
+from mptcp_lab.errors import LabError
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
-from mptcp_throttle.rpc import RpcClient
+from mptcp_lab.traffic import drain, start_pour
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mptcp_lab.process import Process
 
-_PORT: Final = 8080
+_VARIANTS: Final = ("none", "ours", "seed", "loop")
+_LOWATS: Final = (16384, 2**32 - 1)
+"""Bytes: systemd/sysctl.d/mptcp-throttle.conf, and the kernel's default, which limits nothing."""
+
+_WARM_UP_SECONDS: Final = 1.0
 
 
-def _transfer(lab: Lab, seconds: float, sniffer: Process | None) -> tuple[float, float]:
-    """Gb/s of the transfer, and per cent of a core that the sniffer used meanwhile."""
-    began, used = time.monotonic(), 0.0 if sniffer is None else cpu_seconds(sniffer.pid)
-    arguments = ("drain", str(_PORT), str(seconds), str(lab.proxy_address(4)))
-    result = lab.client.run(sys.executable, "-m", "mptcp_lab.traffic", *arguments, timeout=seconds + 30)
-    lasted = time.monotonic() - began
-    used = 0.0 if sniffer is None else cpu_seconds(sniffer.pid) - used
-    return float(result.stdout) * 8 / 1e9, 100 * used / lasted
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one transfer; `capture` and `idle` are per cent of one core and of all."""
+
+    gbps: float
+    capture: float
+    idle: float
 
 
-def measure(seconds: float, repeats: int) -> dict[str, dict[str, float]]:
-    """Medians of `repeats` transfers of `seconds` each: nobody captures, we capture, the seed captures."""
-    results: dict[str, list[tuple[float, float]]] = {"none": [], "ours": [], "seed": []}
-    captured = 0
+def _idle_seconds() -> float:
+    """Of all processors since the machine's start (proc_stat(5))."""
+    return int(Path("/proc/stat").read_text(encoding="ascii").split()[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _start(variant: str, services: Services, number: int) -> Process | None:
+    """Start what runs beside a transfer, until it captures."""
+    if variant == "none":
+        return None
+    if variant == "ours":
+        return start_sniffer(services)
+    loop = ("-c", "print('capturing', flush=True)\nwhile True: pass")
+    seed = ("-m", "mptcp_lab.benchmarks.seed_sniffer", "eth0", str(PORT))
+    process = services.proxy.start(f"{variant}-{number}", sys.executable, *(seed if variant == "seed" else loop))
+    process.wait_until(lambda: "capturing" in process.log_text(), "capturing")
+    return process
+
+
+def _transfer(lab: Lab, services: Services, variant: str, number: int, seconds: float) -> Figures:
+    """Raises LabError if the sniffer did not see both subflows."""
+    with ExitStack() as stack:
+        process = _start(variant, services, number)
+        if process is not None:
+            stack.callback(process.stop)
+        share, idle = CpuShare(os.getpid() if process is None else process.pid), _idle_seconds()
+        rate = drain(lab, PORT, seconds)
+        idle = _idle_seconds() - idle
+        capture = 0.0 if process is None else share.percent()
+        if variant == "ours" and (seen := services.ask_sniffer("status")["counters"]["subflows_opened"]) != 2:
+            raise LabError(f"the sniffer saw {seen} subflows instead of 2")
+    return Figures(rate * 8 / 1e9, capture, 100 * idle / share.seconds / (os.cpu_count() or 1))
+
+
+def measure(lowats: Sequence[int], seconds: float, repeats: int, seed: int) -> dict[int, dict[str, list[Figures]]]:
+    """`repeats` transfers of `seconds` each, by `tcp_notsent_lowat` and variant."""
+    shuffle = random.Random(seed).shuffle  # noqa: S311
+    results: dict[int, dict[str, list[Figures]]] = {lowat: {variant: [] for variant in _VARIANTS} for lowat in lowats}
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
-        pour = lab.proxy.start("pour", sys.executable, "-m", "mptcp_lab.traffic", "pour", str(_PORT))
-        pour.wait_until(lambda: lab.proxy.listens(_PORT, mptcp=True), "listening")
+        start_pour(lab.proxy, PORT)
         services = Services(lab.proxy)
-        socket = services.directory / "run" / "sniffer.sock"
+        drain(lab, PORT, _WARM_UP_SECONDS)
         for number in range(repeats):
-            results["none"].append(_transfer(lab, seconds, None))
-            ours = services.start_sniffer()
-            ours.wait_until(socket.exists, "answering")
-            results["ours"].append(_transfer(lab, seconds, ours))
-            captured = RpcClient(socket).call("status")["counters"]["subflows_opened"]
-            ours.stop()
-            arguments = ("-m", "mptcp_lab.benchmarks.seed_sniffer", "eth0", str(_PORT))
-            seed = lab.proxy.start(f"seed-{number}", sys.executable, *arguments)
-            seed.wait_until(lambda seed=seed: "capturing" in seed.log.read_text(encoding="utf-8"), "capturing")  # type: ignore[misc]
-            results["seed"].append(_transfer(lab, seconds, seed))
-            seed.stop()
-    if captured != 2:
-        raise SystemExit(f"capture-cost: the sniffer saw {captured} subflows instead of 2")
-    return {
-        name: {"gbps": median(rate for rate, _ in runs), "cpu_percent_of_a_core": median(cpu for _, cpu in runs)}
-        for name, runs in results.items()
-    }
+            turn = [(lowat, variant) for lowat in lowats for variant in _VARIANTS]
+            shuffle(turn)
+            for lowat, variant in turn:
+                lab.proxy.sysctl({"net/ipv4/tcp_notsent_lowat": str(lowat)})
+                name = number * len(turn) + turn.index((lowat, variant))
+                results[lowat][variant].append(_transfer(lab, services, variant, name, seconds))
+    return results
+
+
+def _print(found: dict[int, dict[str, list[Figures]]]) -> None:
+    print("notsent_lowat beside   Gb/s lowest highest ratio  its % idle %")
+    for lowat, variants in found.items():
+        for variant, runs in variants.items():
+            rates = [run.gbps for run in runs]
+            ratio = median(rate / none.gbps for rate, none in zip(rates, variants["none"], strict=True))
+            capture, idle = median(run.capture for run in runs), median(run.idle for run in runs)
+            print(
+                f"{lowat:13} {variant:6} {median(rates):6.2f} {min(rates):6.2f} {max(rates):7.2f} {ratio:5.2f}"
+                f" {capture:6.2f} {idle:6.1f}"
+            )
 
 
 def main() -> int:
-    """Print a line per way to capture."""
-    parser = argparse.ArgumentParser(prog="capture-cost", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each transfer; default: %(default)g")
-    parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    """Print a line per variant, for each value of the kernel parameter."""
+    parser = command_line("capture-cost", __doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each transfer; default: %(default)g")
+    parser.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
+    parser.add_argument(
+        "--lowats",
+        type=int,
+        nargs="+",
+        default=_LOWATS,
+        metavar="BYTES",
+        help="of tcp_notsent_lowat; default: %(default)s",
+    )
     options = parser.parse_args()
-    figures = measure(options.seconds, options.repeats)
-    print(f"{'capture':8} {'Gb/s':>6} {'sniffer, % of a core':>21}")
-    for name, figure in figures.items():
-        print(f"{name:8} {figure['gbps']:6.2f} {figure['cpu_percent_of_a_core']:21.2f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    found = measure(options.lowats, options.seconds, options.repeats, options.seed)
+    _print(found)
+    write_json(
+        options.json,
+        {lowat: {name: [asdict(run) for run in runs] for name, runs in by.items()} for lowat, by in found.items()},
+    )
     return 0
 
 

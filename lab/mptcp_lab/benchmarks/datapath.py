@@ -1,30 +1,28 @@
-"""What marks cost per packet, for 2 to 50 000 tracked subflows: none, the seed's rules, our rules, our sets.
+"""What marking costs per packet, for 2 to 50 000 tracked subflows: none, the seed's rules, our rules, our ipsets.
 
-Each state is a host of its own; all take turns, so that what disturbs one disturbs its neighbours.
+Each state has a host of its own. All take turns, so that a disturbance hits neighbouring figures alike.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab.benchmarks.datapath_host import VARIANTS
+from mptcp_lab.benchmarks.measure import command_line, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SUBFLOWS: Final = (2, 100, 1000, 10_000, 50_000)
-_WINDOW: Final = 10  # RFC 6928: what TCP sends to one client before it waits; more, once it has begun
+_WINDOW: Final = 10  # segments: TCP's initial window (RFC 6928), which later windows exceed
 
 
 class Load(NamedTuple):
-    """Packets of so many bytes of IP, so many in a row to each subflow."""
+    """Packets of `size` bytes (IP header included), `burst` in a row to each subflow."""
 
     size: int
     burst: int
@@ -43,7 +41,7 @@ Figures = dict[Load, dict[State, list[float]]]
 
 
 class _Host:
-    """A host whose marks are in place."""
+    """A host whose subflows are marked."""
 
     def __init__(self, variant: str, subflows: int) -> None:
         program = (sys.executable, "-m", "mptcp_lab.benchmarks.datapath_host", variant, str(subflows))
@@ -56,7 +54,7 @@ class _Host:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # It ends when nobody asks any more.
+        # It ends at the end of its stdin.
         self._process.__exit__(None, None, None)
 
     def wait_ready(self) -> None:
@@ -74,7 +72,7 @@ class _Host:
 
 
 def measure(variants: Sequence[str], subflows: Sequence[int], seconds: float, repeats: int) -> Figures:
-    """By load, the packets per second of a processor's time, turn by turn."""
+    """By load, the packets per second of processor time, turn by turn."""
     states: list[State] = [(variant, count) for variant in variants for count in subflows]
     found: Figures = {load: {state: [] for state in states if state[0] in of} for load, of in _LOADS.items()}
     with ExitStack() as stack:
@@ -86,7 +84,7 @@ def measure(variants: Sequence[str], subflows: Sequence[int], seconds: float, re
             for load, figures in found.items():
                 for state, rates in figures.items():
                     rate = hosts[state].packets_per_second(seconds, load)
-                    if turn:  # the first one warms up
+                    if turn:  # the first turn warms up
                         rates.append(rate)
     return found
 
@@ -128,24 +126,22 @@ def _show(load: Load, subflows: Sequence[int], figures: dict[State, list[float]]
 
 def main() -> int:
     """Print a table per load, and the ratios."""
-    parser = argparse.ArgumentParser(prog="datapath", description=__doc__)
+    parser = command_line("datapath", __doc__)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
     parser.add_argument("--subflows", type=int, nargs="+", default=_SUBFLOWS, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=0.05, help="of each measurement; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=21, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     found = measure(options.variants, options.subflows, options.seconds, options.repeats)
     for load, figures in found.items():
         _show(load, options.subflows, figures)
-    if options.json is not None:
-        rows = [
-            {**load._asdict(), "variant": variant, "subflows": count, "packets_per_second": rates}
-            for load, figures in found.items()
-            for (variant, count), rates in figures.items()
-        ]
-        ratios = {str(load): _ratios(options.subflows, figures) for load, figures in found.items()}
-        options.json.write_text(json.dumps({"figures": rows, "ratios": ratios}, indent=2) + "\n", encoding="utf-8")
+    rows = [
+        {**load._asdict(), "variant": variant, "subflows": count, "packets_per_second": rates}
+        for load, figures in found.items()
+        for (variant, count), rates in figures.items()
+    ]
+    ratios = {str(load): _ratios(options.subflows, figures) for load, figures in found.items()}
+    write_json(options.json, {"figures": rows, "ratios": ratios})
     return 0
 
 

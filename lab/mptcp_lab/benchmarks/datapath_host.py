@@ -1,8 +1,8 @@
-"""One host of `benchmarks/datapath`, in a network namespace of its own: marks subflows, then sends to all in turn.
+"""One host of `benchmarks/datapath`, in its own network namespace: marks subflows, then sends to all in turn.
 
-`python -m mptcp_lab.benchmarks.datapath_host VARIANT SUBFLOWS`. Prints `ready`; then answers each line `SECONDS BYTES
-BURST` on stdin with the packets of so many bytes, so many in a row to each subflow, that it sent per second of its
-processor time.
+`python -m mptcp_lab.benchmarks.datapath_host VARIANT SUBFLOWS` prints `ready`. Then it answers each line `SECONDS BYTES
+BURST` on stdin: it sends packets of BYTES, BURST in a row to each subflow, for SECONDS, and prints the packets per
+second of its processor time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROXY: Final = IPv4Address("10.3.0.2")
 _ROUTER: Final = IPv4Address("10.3.0.1")
 _FIRST_CLIENT: Final = IPv4Address("10.64.0.1")
 _CLIENTS: Final = "10.64.0.0/10"
-# Else it would look for a socket of its own for every packet.
+# Early demux would look up a local socket for every packet.
 _ROUTER_SETUP: Final = f"""\
 ip link set eth0 up
 ip address add {_ROUTER}/24 dev eth0
@@ -77,10 +77,10 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _Sender:
-    """Segments as the proxy sends them, `burst` to one subflow after the other, through a raw socket.
+    """Sends segments like the proxy's through a raw socket, `burst` in a row to each subflow.
 
-    From IP's output on, their way is that of TCP's. What this program needs of memory does not grow with their number:
-    the processor's caches are to be the kernel's.
+    From ip_output() on they take the same path as TCP's. This program's memory use does not grow with the number of
+    subflows, so that it leaves the processor's caches to the kernel.
     """
 
     def __init__(self, subflows: Sequence[FourTuple], size: int, burst: int) -> None:
@@ -91,7 +91,7 @@ class _Sender:
         self._table = headers * (1 + -(-_BATCH // self._count))
         self._headers = ctypes.create_string_buffer(_BATCH * _HEADER_BYTES)
         self._payload = bytes(size - _HEADER_BYTES)
-        # The kernel looks up the route of this one: all clients have the same.
+        # The kernel looks up the route by this address; all clients have the same route.
         self._address = struct.pack("=H2x4s8x", socket.AF_INET, _FIRST_CLIENT.packed)
         self._vectors = (_Iovec * (2 * _BATCH))()
         self._messages = (_Message * _BATCH)()
@@ -103,9 +103,9 @@ class _Sender:
             self._messages[number].header = _Header(_address_of(self._address), len(self._address), vectors, 2)
 
     def packets_per_second(self, seconds: float) -> float:
-        """By processor time, so that whatever else the machine does is left out of account.
+        """Per second of processor time, so that other load on the machine does not count.
 
-        The router's part is in it: the kernel carries it out when the sender is done with its own.
+        The router's work is included: the kernel does it in the sender's context.
         """
         sent, began, used = 0, time.monotonic(), time.thread_time()
         while time.monotonic() - began < seconds:
@@ -127,8 +127,8 @@ def _address_of(data: bytes) -> int:
 
 
 def _headers(ends: FourTuple, size: int) -> bytes:
-    # The kernel fills in the checksum of IP; that of TCP nobody looks at. An identification of 0 it would replace by
-    # one from a table of destinations, which costs; TCP counts in the socket.
+    # The kernel fills in the IP checksum; nobody checks TCP's. It would replace an identification of 0 by one from a
+    # table of destinations, which costs time that TCP, which counts in the socket, does not need.
     client = ends.client.address.packed
     ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, size, 1, 0, 64, socket.IPPROTO_TCP, 0, _PROXY.packed, client)
     return ip + struct.pack("!HHIIBBHHH", _PORT, ends.client.port, 0, 0, 0x50, 0x10, 1024, 0, 0)
@@ -139,7 +139,7 @@ def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
     if variant == "ipset":
         IpsetMarking(_MARKING).make(4, marks)
     elif variant == "rules":
-        # As our back end makes them, in less time.
+        # The rules of our back end, made faster.
         commands = as_commands(MakeChain(4, marks), "eth0", _MARKING, "rules")
         _restore(
             [
@@ -163,7 +163,7 @@ def _restore(lines: Sequence[str] | Iterator[str]) -> None:
 
 @contextmanager
 def _way_to_the_clients() -> Iterator[None]:
-    """A veth, and behind it a router that has no route to them: each packet's whole way out, and no more."""
+    """A veth to a router that drops all packets: each takes its whole way out of the host, and no more."""
     with subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as router:
         router.stdin.write(b"\n")  # type: ignore[union-attr]
         router.stdin.flush()  # type: ignore[union-attr]
@@ -179,7 +179,7 @@ def _way_to_the_clients() -> Iterator[None]:
 
 
 def main() -> None:
-    """Mark, then send when told to."""
+    """Mark the subflows, then send for each line of stdin."""
     variant, count = sys.argv[1], int(sys.argv[2])
     subflows = [
         FourTuple(Endpoint(_FIRST_CLIENT + number, 1024 + number % 60_000), Endpoint(_PROXY, _PORT))

@@ -1,31 +1,30 @@
-"""Downloads while the services are killed, the kernel refuses calls and somebody deletes what is ours, at random.
+"""Random faults during downloads: services are killed, the kernel refuses calls, others delete our kernel objects.
 
-Each run is made from its seed alone. Then it is recovered as systemd or an operator would, and must be as if nothing
-had happened: 2 s later the kernel is as planned or as it was, the download completes, and in the end all is as it was.
+A run follows from its seed alone. After the faults the services are recovered as systemd or an operator would do it.
+Within 2 s the kernel state must be the planned or the original one; the download must complete; and at the end the
+original state must be restored.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import shutil
 import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
 from mptcp_lab.errors import LabError
 from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults
-from mptcp_lab.held import held, relieved
 from mptcp_lab.interrupts import Interrupted, raise_on_signals
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
+from mptcp_lab.throttled import may_be_throttled, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_throttle.errors import EX_INTERRUPTED
 from mptcp_throttle.model import MarkMethod
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
     from mptcp_lab.topology import Family, Lab
 
-# Slow links make a transfer of some seconds small, and a cap not too far below keeps its end from being long in coming.
+# On slow links a small document takes some seconds; a cap near their rates lets the download end soon.
 _BYTES: Final = 1_200_000
 _ETHERNET: Final = replace(ETHERNET, rate=Rate(4_000_000))
 _WIFI: Final = replace(WIFI, rate=Rate(6_000_000))
 _CAP: Final = Rate(2_000_000)
 _DOWNLOAD_SECONDS: Final = 10.0
-_BETWEEN_SECONDS: Final = 2.0  # how long the kernel may be neither as planned nor as it was
+_BETWEEN_SECONDS: Final = 2.0  # how long the kernel state may be neither the planned nor the original one
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES: Final = 30
 
@@ -90,7 +89,7 @@ _CALLS: Final = (
     "ip6tables-legacy",
     "ip6tables-legacy: ",
 )
-"""Beginnings of the names of calls; the empty one is that of all."""
+"""Prefixes of the names of calls; the empty one matches all."""
 
 _DELETIONS: Final = {
     "qdisc deleted": "tc qdisc del dev eth0 root handle 4d50:",
@@ -112,7 +111,7 @@ _WIFI_LOST: Final = "wifi lost"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happens `at` seconds after the download has begun."""
+    """What happens `at` seconds after the start of the download."""
 
     at: float
     what: str
@@ -123,9 +122,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens in one run, and how it is recovered from `recovery` seconds after the last event.
+    """What happens in one run; `recovery` seconds after the last event the services are recovered.
 
-    A daemon that has ended is followed by a clean-up, as its unit does, or by its next start, or by both.
+    A daemon that has ended is followed by `--cleanup` (as ExecStopPost= does it), by a restart, or by both.
     """
 
     marks: MarkMethod
@@ -186,7 +185,11 @@ def _fault(chance: random.Random) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was found in one run, lines for the operator; `recovered` is how long recovery took, in seconds."""
+    """What one run has found.
+
+    `leftovers`: kernel objects of ours that remain. `stranded`: clients that stay throttled, and everything else that
+    failed. `recovered` is the time that recovery took, in seconds.
+    """
 
     seed: int
     leftovers: tuple[str, ...]
@@ -197,7 +200,7 @@ class Result:
 
 
 class _Run:
-    """One run in a lab that outlasts it."""
+    """One run, in a lab that several runs share."""
 
     def __init__(self, lab: Lab, services: Services, document: Document, plan: Scenario) -> None:
         self._lab = lab
@@ -215,7 +218,7 @@ class _Run:
         self._original = kernel_state(self._proxy)
 
     def carry_out(self, seed: int) -> Result:
-        """Do it. Nothing of it is left running."""
+        """Carry out the run, and end what it started."""
         began, logged = time.monotonic(), len(self._services.log())
         try:
             self._faults.plan()
@@ -284,7 +287,7 @@ class _Run:
         self._faults.plan()
         if not self._daemon_runs:
             if not self._may_end:
-                self._stranded.append(f"the daemon has ended by itself: status {self._process.exit_status}")
+                self._stranded.append(f"the daemon has ended unexpectedly: status {self._process.exit_status}")
             if self._plan.clean_up:
                 self._services.clean_up()
                 self._expect_original("after the clean-up")
@@ -294,7 +297,7 @@ class _Run:
         )
 
     def _settle(self, when: str) -> None:
-        """Wait until the kernel is as it is to be."""
+        """Wait until the kernel state is the wanted one."""
         began = time.monotonic()
         problem = self._problem()
         while problem is not None and time.monotonic() - began < _BETWEEN_SECONDS:
@@ -305,7 +308,7 @@ class _Run:
             (self._stranded if self._anybody_stranded() else self._leftovers).append(f"{when}: {problem}")
 
     def _problem(self) -> str | None:
-        """How the kernel differs from what it is to be; None if it does not."""
+        """How the kernel state differs from the wanted one; None if it does not."""
         if not self._daemon_runs:
             return self._difference()
         try:
@@ -315,12 +318,12 @@ class _Run:
         if status["daemon"]["errors"]:
             return "; ".join(status["daemon"]["errors"])
         if not plan["in_force"]:
-            return "the plan is not in force"
+            return "the plan is not applied"
         known = status["sniffer"]["connected"]
-        wanted = dict.fromkeys(relieved(self._proxy, _WIFI), _CAP.bits_per_second) if known else {}
-        present = held(self._proxy)
+        wanted = dict.fromkeys(may_be_throttled(self._proxy, _WIFI), _CAP.bits_per_second) if known else {}
+        present = throttled(self._proxy)
         if present != wanted:
-            return f"held to a rate: {present}, to be held: {wanted}"
+            return f"throttled: {present}, to be throttled: {wanted}"
         return None if plan["operations"] else self._difference()
 
     def _difference(self) -> str | None:
@@ -330,8 +333,8 @@ class _Run:
         return "; ".join([*changed, *records]) or None
 
     def _anybody_stranded(self) -> bool:
-        present = held(self._proxy)
-        return bool(present) and (not self._daemon_runs or not present.keys() <= relieved(self._proxy, _WIFI))
+        present = throttled(self._proxy)
+        return bool(present) and (not self._daemon_runs or not present.keys() <= may_be_throttled(self._proxy, _WIFI))
 
     def _expect_original(self, when: str) -> None:
         difference = self._difference()
@@ -362,7 +365,7 @@ class _Run:
 
 
 def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
-    """Remove what a failed run has left, and give the interface its own qdisc."""
+    """Remove what a failed run has left, and give the interface its original qdisc."""
     lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "root", check=False)
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         lab.proxy.run(tool, "-t", "mangle", "-F")
@@ -401,18 +404,16 @@ def _report(result: Result, plan: Scenario) -> None:
 
 def main() -> int:
     """Print a line per run and the counts."""
-    parser = argparse.ArgumentParser(prog="faults", description=__doc__)
+    parser = command_line("faults", __doc__)
     parser.add_argument("--runs", type=int, default=200, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="of the first run, the next one has the next; default: 1")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE too")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run, then counted up; default: 1")
     options = parser.parse_args()
     raise_on_signals()
     try:
         results = measure(range(options.seed, options.seed + options.runs), _report)
     except Interrupted:
         return EX_INTERRUPTED
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, [asdict(result) for result in results])
     leftovers = sum(bool(result.leftovers) for result in results)
     stranded = sum(bool(result.stranded) for result in results)
     recovered = sorted(result.recovered for result in results)

@@ -1,15 +1,22 @@
-"""Forged SYNs at the proxy port: what they cost the sniffer, and whether it still finds real connections."""
+"""What forged SYNs at the proxy port cost the sniffer, and whether it still finds real connections."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes, unshaped
+from mptcp_lab.benchmarks.measure import (
+    MIB,
+    PORT,
+    CpuShare,
+    command_line,
+    resident_bytes,
+    start_sniffer,
+    unshaped,
+    write_json,
+)
 from mptcp_lab.benchmarks.syn_flood import SOURCES
 from mptcp_lab.oracle import listed, published
 from mptcp_lab.services import Services
@@ -21,10 +28,8 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
 
-_PORT: Final = 8080
 _PER_WAVE: Final = 10
 _SETTLED_SECONDS: Final = 3.0
-_MIB: Final = 2**20
 
 
 def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
@@ -32,37 +37,36 @@ def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
     attacker = lab.clients["attacker"]
     lab.router.run("ping", "-c1", "-W2", str(attacker.address(lab.topology.ethernet, 4)), check=False)
     router = json.loads(lab.router.run("ip", "-json", "link", "show", "attacker-eth0").stdout)[0]["address"]
-    arguments = ("eth0", router, str(lab.proxy_address(4)), str(_PORT), str(rate), str(seconds))
+    arguments = ("eth0", router, str(lab.proxy_address(4)), str(PORT), str(rate), str(seconds))
     flood = attacker.start("flood", sys.executable, "-m", "mptcp_lab.benchmarks.syn_flood", *arguments)
-    flood.wait_until(lambda: "ready" in flood.log.read_text(encoding="ascii"), "ready", 30)
+    flood.wait_until(lambda: "ready" in flood.log_text(), "ready", 30)
     return flood
 
 
 def measure(rate: int, seconds: float) -> dict[str, Json]:
     """Flood with `rate` SYNs per second for `seconds`, and open real connections meanwhile."""
     with build(unshaped(ClientSpec("user"), ClientSpec("attacker"))) as lab:
-        start_server(lab.proxy, _PORT)
+        start_server(lab.proxy, PORT)
         services = Services(lab.proxy)
-        sniffer = services.start_sniffer()
+        sniffer = start_sniffer(services)
         client = RpcClient(services.directory / "run" / "sniffer.sock", timeout=30)
-        sniffer.wait_until((services.directory / "run" / "sniffer.sock").exists, "answering")
         before = resident_bytes(sniffer.pid)
         flood = _start_flood(lab, rate, seconds)
-        began, cpu = time.monotonic(), cpu_seconds(sniffer.pid)
+        share = CpuShare(sniffer.pid)
         most, waves = before, 0
         user = lab.clients["user"]
         while flood.exit_status is None:
-            if time.monotonic() - began > seconds * (0.1 + 0.2 * waves) and waves < 4:
+            if share.seconds > seconds * (0.1 + 0.2 * waves) and waves < 4:
                 addresses = [lab.proxy_address(family) for family in user.spec.families]
-                start_client(user, addresses, _PORT, mode="hold", count=_PER_WAVE, seed=waves)
+                start_client(user, addresses, PORT, mode="hold", count=_PER_WAVE, seed=waves)
                 waves += 1
             most = max(most, resident_bytes(sniffer.pid))
             time.sleep(0.2)
-        lasted, cpu = time.monotonic() - began, cpu_seconds(sniffer.pid) - cpu
+        lasted, cpu = share.seconds, share.percent()
         time.sleep(_SETTLED_SECONDS)
-        kernel, table = listed(lab.proxy, _PORT), published(client.call("snapshot")["connections"])
+        kernel, table = listed(lab.proxy, PORT), published(client.call("snapshot")["connections"])
         status = client.call("status")
-        sent = int(flood.log.read_text(encoding="ascii").split()[-1])
+        sent = int(flood.log_text().split()[-1])
     return {
         "seconds": round(lasted, 1),
         "syn_per_second": round(sent / lasted),
@@ -70,8 +74,8 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
         "real_subflows": len(kernel),
         "real_subflows_found": len(kernel.keys() & table.keys()),
         "invented_subflows": len(table.keys() - kernel.keys()),
-        "resident_mib": [round(before / _MIB, 1), round(most / _MIB, 1)],
-        "cpu_percent_of_a_core": round(100 * cpu / lasted, 1),
+        "resident_mib": [round(before / MIB, 1), round(most / MIB, 1)],
+        "cpu_percent_of_a_core": round(cpu, 1),
         "half_open": status["half_open"],
         "counters": status["counters"],
     }
@@ -79,16 +83,14 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
 
 def main() -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="flood", description=__doc__)
+    parser = command_line("flood", __doc__)
     parser.add_argument("--rate", type=int, default=50_000, help="forged SYNs per second; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=60.0, help="default: %(default)g")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     figures = measure(options.rate, options.seconds)
     for name, value in figures.items():
         print(f"{name:24} {value}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, figures)
     return 0
 
 

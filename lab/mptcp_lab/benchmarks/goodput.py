@@ -1,8 +1,8 @@
-"""What a cap costs the user: goodput with no cap, the seed's way (HTB alone) and ours, side by side.
+"""What a cap costs the user: goodput with no cap, with the seed's method (HTB alone) and with ours.
 
-Each transfer is a download through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s). The rates begin in mid-transfer
-and end in mid-transfer. Permitted is the sum of both rates, of which the user gets the payload: 1428 of 1514 bytes of
-every full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS 20).
+Each transfer is a download through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s). The rates begin and end in
+mid-transfer. Permitted is the payload of the sum of both rates: 1428 of 1514 bytes of every full frame (Ethernet 14,
+IPv4 20, TCP with time stamps 32, DSS 20).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from statistics import median
 from typing import Final
 
 from mptcp_lab.background import Background
+from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
 from mptcp_lab.meter import PathMeter, Series
 from mptcp_lab.origin import Document, Origin, start_origin
@@ -41,7 +42,7 @@ VARIANTS: Final = ("none", "seed", "ours")
 
 _PAYLOAD_PART: Final = 1428 / 1514
 # After the loss that ends its slow start CUBIC takes K = 5.7 s (RFC 9438, section 4.2) at 56 Mb/s and 50 ms with a
-# queue of as much; a transfer that is held before has not yet had what it could have.
+# queue of as much; a transfer throttled before that has not reached its full rate yet.
 _BEFORE_SECONDS: Final = 6.0
 _AFTER_SECONDS: Final = 1.5
 _POLL_SECONDS: Final = 0.01
@@ -61,11 +62,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one transfer; gaps are the longest without delivery to the application, in seconds.
+    """Of one transfer. Gaps are the longest times without delivery to the application, in seconds.
 
-    `percent_of_permitted` is from a second after the rates began to their end. `worst_window` is the capped path's
-    largest rate over 5 s in that time, in parts of its cap; `start_excess` what it carried beyond it in the first
-    second, in bytes.
+    `percent_of_permitted` covers the time from a second after the rates began to their end. `worst_window` is the
+    capped path's largest rate over 5 s in that time, as a multiple of its cap; `start_excess` is what the path carried
+    beyond its cap in the first second, in bytes.
     """
 
     percent_of_permitted: float
@@ -77,7 +78,7 @@ class Figures:
 
 
 class Bench:
-    """The hosts with a congestion control and delays; Squid and the origin run. Transfers are made one by one."""
+    """Hosts with Squid and an origin server, for one transfer after the other."""
 
     def __init__(self, lab: Lab, origin: Origin) -> None:
         self._lab = lab
@@ -86,18 +87,18 @@ class Bench:
         self._names = (f"throttle-{number}" for number in count())
 
     def services(self, variant: str, tuning: Mapping[str, float] | None = None) -> Services:
-        """The services, not started yet, for transfers of that variant; `tuning` changes constants of the daemon."""
+        """Services for transfers of that variant, not started yet; `tuning` changes constants of the daemon."""
         settings = {"pacing": variant == "ours"}
         return Services(self._lab.proxy, name=next(self._names), linger="300ms", daemon=settings, tuning=tuning)
 
     def transfer(self, services: Services, cell: Cell, seconds: float, *, at_once: bool = False) -> Figures:
-        """One download. `at_once`: the rates begin with the connection, not in mid-transfer."""
+        """One download. With `at_once` the rates begin with the connection, not in mid-transfer."""
         slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
         wifi, ethernet = WIFI_FIRST
         services.configure((replace(wifi, limit=fast), replace(ethernet, cap=slow)))
         services.ask("reload")
         capped = cell.variant != "none"
-        _let(services, hold=capped and at_once)
+        _throttle(services, on=capped and at_once)
         permitted = sum(cell.caps) * 1e6 * _PAYLOAD_PART
         links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
         meanwhile = permitted if capped else links
@@ -109,11 +110,11 @@ class Bench:
                 if not at_once:
                     _pass(_BEFORE_SECONDS, download)
                 begins = time.monotonic()
-                _let(services, hold=capped)
+                _throttle(services, on=capped)
                 began = time.monotonic()
                 _pass(seconds + 1, download)
                 ended = time.monotonic()
-                _let(services, hold=False)
+                _throttle(services, on=False)
                 _pass(_AFTER_SECONDS, download)
             result = download.wait(10 * (size * 8 / permitted))
             series = meter.series()
@@ -133,8 +134,8 @@ class Bench:
         return self._documents[size]
 
 
-def _let(services: Services, *, hold: bool) -> None:
-    if hold:
+def _throttle(services: Services, *, on: bool) -> None:
+    if on:
         services.ask("resume")
     else:
         services.ask("pause", None)
@@ -142,7 +143,7 @@ def _let(services: Services, *, hold: bool) -> None:
 
 @contextmanager
 def bench(cc: str, delay: tuple[int, int]) -> Iterator[Bench]:
-    """Build it; `delay` is that of Ethernet and Wi-Fi, in milliseconds."""
+    """Build the hosts; `delay` is that of Ethernet and Wi-Fi, in milliseconds."""
     with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
         lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc})
         for link, milliseconds in zip((ETHERNET, WIFI), delay, strict=True):
@@ -156,10 +157,10 @@ def bench(cc: str, delay: tuple[int, int]) -> Iterator[Bench]:
 def measure(
     cells: Sequence[Cell], seconds: float, repeats: int, seed: int, *, at_once: bool
 ) -> Iterator[tuple[Cell, Figures]]:
-    """The figures of each cell on this kernel, `repeats` times; in random order within a setting.
+    """The figures of each cell on this kernel, `repeats` times.
 
-    Variants follow each other in random order too; all transfers between two changes of the variant have the same
-    services, whose start is what takes long on a slow machine.
+    Cells and variants take turns in random order. Transfers share their services until the variant changes, because
+    starting services takes long in the guest.
     """
     shuffle = random.Random(seed).shuffle  # noqa: S311
     settings: dict[tuple[str, tuple[int, int]], dict[str, list[Cell]]] = {}
@@ -178,7 +179,7 @@ def measure(
 
 
 def _pass(seconds: float, download: Download) -> None:
-    """Let so many seconds pass, or the rest of the download."""
+    """Wait for `seconds`, or until the download ends."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and download.running:
         time.sleep(_POLL_SECONDS)
@@ -190,9 +191,9 @@ def _worst_window(series: Series, began: float, ended: float) -> float:
 
 
 class _Delivery(Background):
-    """What the application receives, sampled in the background while its `with` block runs.
+    """What the application receives, sampled by a thread while the `with` block runs.
 
-    Whatever else takes time meanwhile, such as a call of the daemon on a slow machine, is not taken for a gap.
+    So a slow call of the daemon in the main thread is not taken for a gap.
     """
 
     def __init__(self, download: Download) -> None:
@@ -210,7 +211,7 @@ class _Delivery(Background):
         return within[-1] - within[0]
 
     def longest_gap(self, began: float, ended: float) -> float:
-        """The longest time without a byte that touches that time, in seconds."""
+        """The longest time without a byte that overlaps that interval, in seconds."""
         arrivals = [at for (_, before), (at, received) in pairwise(self._samples) if received > before]
         return max((b - a for a, b in pairwise(arrivals) if b > began and a < ended), default=ended - began)
 
@@ -239,14 +240,8 @@ def _in_guest(cells: Sequence[Cell], options: argparse.Namespace, directory: Pat
     kernel, out = cells[0].kernel, directory / f"{cells[0].kernel}.jsonl"
     selection = ("--kernels", kernel, "--inside", "--raw", out, "--seed", options.seed, "--seconds", options.seconds)
     matrix = (
-        "--variants",
-        *options.variants,
-        "--cc",
-        *options.cc,
-        "--delays",
-        *map(_text, options.delays),
-        "--caps",
-        *map(_text, options.caps),
+        *("--variants", *options.variants, "--cc", *options.cc),
+        *("--delays", *map(_text, options.delays), "--caps", *map(_text, options.caps)),
     )
     begin = ("--at-once",) if options.at_once else ()
     command = (_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput", *selection, *matrix, *begin)
@@ -288,8 +283,8 @@ def _print(rows: Sequence[dict[str, object]]) -> None:
 
 
 def main() -> int:
-    """Print a line per cell, and how far ours is from what is permitted."""
-    parser = argparse.ArgumentParser(prog="goodput", description=__doc__)
+    """Print a line per cell, and the goodput of each variant as a part of the permitted one."""
+    parser = command_line("goodput", __doc__)
     parser.add_argument("--quick", action="store_true", help="this kernel only")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
     parser.add_argument("--cc", nargs="+", choices=CONGESTION_CONTROLS, default=CONGESTION_CONTROLS)
@@ -302,7 +297,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -326,13 +320,12 @@ def main() -> int:
     for variant in options.variants:
         parts = [float(str(row["percent_of_permitted"])) for row in rows if row["variant"] == variant]
         print(f"{variant}: {median(parts):.1f} % of the permitted goodput (median), {min(parts):.1f} % (lowest)")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"cells": rows}, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, {"cells": rows})
     return 0
 
 
 def _set_up_guest() -> None:
-    """As an operator is told to set up his machine; the guest is ours alone."""
+    """Set the kernel parameters that we recommend to operators; the guest is ours alone."""
     allow_congestion_controls(set(CONGESTION_CONTROLS))
     for path, value in {} if heeds_notsent_lowat() else recommended_for_old_kernels().items():
         Path("/proc/sys", path).write_text(value, encoding="ascii")

@@ -1,20 +1,18 @@
-"""What each choice behind a cap is worth: goodput, gaps and excess with it and with others, side by side.
+"""What each constant behind a cap is worth: goodput, gaps and excess with our value and with others.
 
-A cell of the goodput benchmark without delay; the daemon runs with one constant changed at a time.
+One cell of the goodput benchmark, without delay; one constant of the daemon is changed at a time.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 from dataclasses import fields
-from pathlib import Path
 from statistics import median
 from typing import Final
 
 from mptcp_lab.benchmarks.goodput import Cell, Figures, bench, number_pair
+from mptcp_lab.benchmarks.measure import command_line, write_json
 
 _LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
 _BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
@@ -56,13 +54,12 @@ def measure(cc: str, caps: tuple[float, float], seconds: float, repeats: int, se
 
 def main() -> int:
     """Print a line per choice."""
-    parser = argparse.ArgumentParser(prog="htb-parameters", description=__doc__)
+    parser = command_line("htb-parameters", __doc__)
     parser.add_argument("--cc", default="bbr", help="congestion control of the proxy; default: %(default)s")
     parser.add_argument("--caps", type=number_pair, default=(1.0, 40.0), metavar="MBPS+MBPS", help="default: 1+40")
     parser.add_argument("--seconds", type=float, default=7.0, help="of each cap; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians to FILE too")
     options = parser.parse_args()
     results = measure(options.cc, options.caps, options.seconds, options.repeats, options.seed)
     names = [field.name for field in fields(Figures)]
@@ -76,8 +73,7 @@ def main() -> int:
             f"{choice:22} {found['percent_of_permitted']:11.1f} {found['start_gap']:9.3f} {found['end_gap']:8.3f}"
             f" {found['worst_window']:8.3f} {found['start_excess'] / 1e3:10.0f}"
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps(medians, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, medians)
     return 0
 
 

@@ -1,14 +1,13 @@
-"""From the SYN of a JOIN to the class, the mark and the pace in the kernel; real JOINs, idle and beside a transfer.
+"""How long a JOIN takes from its SYN to the class, the mark and the pace in the kernel, idle and beside a transfer.
 
-The time of the SYN is the kernel's, of its capture. All others are taken where a stage hands on: a mark is in the
-kernel when the kernel has acknowledged it. What the proxy's kernel counts as joined and is never marked was missed.
-Every subflow has a rate of its own, so that each JOIN needs a class, a mark and a pace. What is said of those that
-were missed: how far they came, and when their connection was no longer in the table.
+The time of the SYN is the time stamp of its capture; those of the stages are taken when each is done: a mark is done
+when the kernel has acknowledged it. Every subflow has its own rate, so that each JOIN needs a class, a mark and a pace.
+A JOIN that the proxy's kernel counts and that is never marked is missed; for each of those the stages that it reached
+are printed, and when its connection left the table.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -20,10 +19,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mptcp_lab.benchmarks.measure import unshaped
+from mptcp_lab.benchmarks.measure import PORT, command_line, unshaped, write_json
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, build
-from mptcp_lab.traffic import start_server
+from mptcp_lab.traffic import program, start_pour, start_server
 from mptcp_throttle.model import Per
 from mptcp_throttle.units import Rate
 
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
 
     from mptcp_throttle.rpc import Json
 
-_PORT: Final = 8080
 _TRANSFER_PORT: Final = 8081
-# Faster than the transfer: what is measured is when rates take hold, not what they do.
+# Faster than the transfer: this measures when a rate is applied, not its effect.
 _CAP: Final = Rate(8_000_000_000)
 _STAGES: Final = ("proved", "published", "delivered", "paced", "classed", "marked")
 _JOINED: Final = "MPTcpExtMPJoinAckRx"
@@ -43,13 +41,13 @@ _LOADS: Final = ("idle", "transfer")
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 Times = list[dict[str, float]]
-"""Of each JOIN, the stages' times in seconds after its SYN; `closed` is that of the first of its two subflows."""
+"""For each JOIN, when each stage was done, in seconds after its SYN; `closed`: the first of its two subflows was."""
 
 
 def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | None) -> dict[str, Json]:
-    """`rate` JOINs per second for `seconds`; `busy`: beside a transfer."""
+    """The figures of `rate` JOINs per second for `seconds`; with `busy` beside a transfer."""
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
-        start_server(lab.proxy, _PORT)
+        start_server(lab.proxy, PORT)
         before = _joins(lab)
         times: Times = []
         sniffer: dict[str, Any] = {}
@@ -57,8 +55,7 @@ def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | N
             _ours(lab, times, sniffer, marks) if way == "ours" else _seeds(lab, times),
             _transfer(lab, seconds, busy=busy),
         ):
-            arguments = (str(_PORT), str(rate), str(seconds), str(lab.proxy_address(4)))
-            lab.client.run(sys.executable, "-m", "mptcp_lab.traffic", "join", *arguments, timeout=seconds + 60)
+            lab.client.run(*program("join", PORT, rate, seconds, lab.proxy_address(4)), timeout=seconds + 60)
             joins = _joins(lab) - before - busy  # the transfer joins too
         done = sorted(of["marked"] for of in times if "marked" in of)
         missed = max(joins - len(done), 0)
@@ -88,7 +85,7 @@ def _quantile(ordered: list[float], part: float) -> float | None:
 
 
 def _stages(times: Times, part: float) -> dict[str, float | None]:
-    """When each stage was done, in ms after the SYN: of that part of the JOINs, at the latest."""
+    """The quantile `part` of the times at which each stage was done, in ms after the SYN."""
     done = {stage: sorted(of[stage] for of in times if stage in of) for stage in _STAGES}
     return {stage: _quantile(values, part) for stage, values in done.items() if values}
 
@@ -104,10 +101,8 @@ def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
     if not busy:
         yield
         return
-    pour = lab.proxy.start("pour", sys.executable, "-m", "mptcp_lab.traffic", "pour", str(_TRANSFER_PORT))
-    pour.wait_until(lambda: lab.proxy.listens(_TRANSFER_PORT, mptcp=True), "listening")
-    arguments = ("drain", str(_TRANSFER_PORT), str(seconds + 1), str(lab.proxy_address(4)))
-    drain = lab.client.start("drain", sys.executable, "-m", "mptcp_lab.traffic", *arguments)
+    pour = start_pour(lab.proxy, _TRANSFER_PORT)
+    drain = lab.client.start("drain", *program("drain", _TRANSFER_PORT, seconds + 1, lab.proxy_address(4)))
     yield
     drain.stop()
     pour.stop()
@@ -119,7 +114,7 @@ def _ours(lab: Lab, times: Times, sniffer: dict[str, Any], marks: str | None) ->
     services = Services(
         lab.proxy,
         (wifi, replace(ethernet, cap=_CAP, per=Per.SUBFLOW)),
-        ports=(_PORT, _TRANSFER_PORT),
+        ports=(PORT, _TRANSFER_PORT),
         daemon={} if marks is None else {"marks": marks},
     )
     files = services.start_timed()
@@ -131,7 +126,7 @@ def _ours(lab: Lab, times: Times, sniffer: dict[str, Any], marks: str | None) ->
 
 
 def _notes(file: Path) -> dict[str, dict[str, float]]:
-    """The first time of every key, by stage; of a class, by the subflow that is marked for it."""
+    """The first time of every key, by stage; the key of a class is the subflow that is marked for it."""
     found: dict[str, dict[str, float]] = {}
     classed: dict[str, float] = {}
     for line in file.read_text(encoding="ascii").splitlines():
@@ -151,18 +146,22 @@ def _paired(
 ) -> Iterator[dict[str, float]]:
     """The stages of every JOIN to the echo server, in seconds after its SYN.
 
-    It is the Wi-Fi subflow that joins, and the Ethernet subflow of the same connection that is held for it.
+    The Wi-Fi subflow joins, and therefore the Ethernet subflow of the same connection is throttled.
     """
-    held = {token: ends for token, ends in map(str.split, sniffer["proved"]) if not _is_wifi(ends)}
+    throttled = {token: ends for token, ends in map(str.split, sniffer["proved"]) if not _is_wifi(ends)}
     closed = sniffer.get("closed", {})
     for key, asked in sniffer["asked"].items():
         token, ends = key.split()
-        if not _is_wifi(ends) or not ends.endswith(f":{_PORT}"):
+        if not _is_wifi(ends) or not ends.endswith(f":{PORT}"):
             continue
         stages = {stage: sniffer.get(stage, {}).get(key) for stage in ("proved", "published")}
         stages["delivered"] = daemon.get("delivered", {}).get(key)
-        stages |= {stage: daemon.get(stage, {}).get(held.get(token, "")) for stage in ("paced", "classed", "marked")}
-        stages["closed"] = min(filter(None, (closed.get(key), closed.get(f"{token} {held.get(token)}"))), default=None)
+        stages |= {
+            stage: daemon.get(stage, {}).get(throttled.get(token, "")) for stage in ("paced", "classed", "marked")
+        }
+        stages["closed"] = min(
+            filter(None, (closed.get(key), closed.get(f"{token} {throttled.get(token)}"))), default=None
+        )
         yield {stage: at - asked for stage, at in stages.items() if at is not None}
 
 
@@ -173,7 +172,7 @@ def _is_wifi(ends: str) -> bool:
 @contextmanager
 def _seeds(lab: Lab, times: Times) -> Iterator[None]:
     program = (sys.executable, "-m", "mptcp_lab.benchmarks.seed_throttle")
-    ends = (str(lab.proxy_address(4)), str(_PORT), str(_TRANSFER_PORT))
+    ends = (str(lab.proxy_address(4)), str(PORT), str(_TRANSFER_PORT))
     sniffer = lab.proxy.start("seed-sniff", *program, "sniff", *ends)
     steer = lab.proxy.start("seed-steer", *program, "steer", *ends)
     sniffer.wait_until(lambda: "capturing" in sniffer.log_text(), "capturing")
@@ -187,7 +186,7 @@ def _seeds(lab: Lab, times: Times) -> Iterator[None]:
 
 def main() -> int:
     """Print a line per way, rate and load."""
-    parser = argparse.ArgumentParser(prog="join-latency", description=__doc__)
+    parser = command_line("join-latency", __doc__)
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[1, 50, 200], help="JOINs per second; default: 1 50 200"
     )
@@ -195,7 +194,6 @@ def main() -> int:
     parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
     parser.add_argument("--marks", help="daemon.marks; default: as configured")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     rows = []
     headings = "".join(f" {name:>8}" for name in _QUANTILES)
@@ -214,8 +212,7 @@ def main() -> int:
                     print("      missed:", ", ".join(f"{stage} {at}" for stage, at in reached.items()) or "not proved")
                 print("      missed, of which no SYN was captured:", row["missed_unseen"])
                 print("      the sniffer:", json.dumps(row["sniffer"]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, rows)
     return 0
 
 

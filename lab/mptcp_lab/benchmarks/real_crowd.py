@@ -1,8 +1,8 @@
-"""Opens real MPTCP connections from many addresses, and holds them until it is ended.
+"""Opens real MPTCP connections from many addresses, and keeps them open until it is ended.
 
-`python -m mptcp_lab.benchmarks.real_crowd PROXY PORT RATE CLIENTS PER`: each of CLIENTS addresses from FIRST_CLIENT on,
-which must be local, opens PER connections, RATE per second in all. It says `open` when all are. Further subflows are
-left to the kernel.
+`python -m mptcp_lab.benchmarks.real_crowd PROXY PORT RATE CLIENTS PER`: the first CLIENTS addresses of NETWORK, which
+must be local, open PER connections each, RATE per second in all. Then it prints `open`. The kernel adds the further
+subflows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from mptcp_lab.traffic import IPPROTO_MPTCP
 
 NETWORK: Final = IPv4Network("10.1.128.0/17")
-"""Where its clients are."""
+"""The addresses of its clients."""
 
 _IP_BIND_ADDRESS_NO_PORT: Final = 24  # include/uapi/linux/in.h
 
@@ -27,13 +27,13 @@ def _opened(client: IPv4Address, proxy: tuple[str, int]) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
     sock.bind((str(client), 0))
     sock.connect(proxy)
-    # Linux joins once the first data has been acknowledged.
+    # Linux sends MP_JOIN after the first data has been acknowledged.
     sock.send(b"x")
     return sock
 
 
 def hold(proxy: tuple[str, int], rate: int, clients: int, per_client: int) -> list[socket.socket]:
-    """Open them all, at most `rate` per second."""
+    """Open all connections, at most `rate` per second."""
     began, held = time.monotonic(), []
     for number in range(clients * per_client):
         if (ahead := number / rate - (time.monotonic() - began)) > 0:

@@ -1,30 +1,35 @@
-"""Ten thousand clients: memory of both services, time to resynchronise after a restart, and to lift everything.
+"""Ten thousand clients: memory of both services, and how long a restart and the removal of all rates take.
 
-The connections exist in frames only (`crowd`), which the sniffer really captures; the proxy's kernel does not know
-them, so `sniffer.kernel_view` is off. A sniffer that is started again finds connections in the kernel: how soon is
-measured with `--real`, by connections that the proxy's kernel has.
+The connections exist only as frames (`crowd`), which the sniffer captures; the proxy's kernel does not know them, so
+`sniffer.kernel_view` is off. With `--real` the proxy's kernel has the connections: that measures how soon a restarted
+sniffer has found them in the kernel list.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import sys
 import time
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks import real_crowd
 from mptcp_lab.benchmarks.crowd import NETWORKS
-from mptcp_lab.benchmarks.measure import cpu_seconds, resident_bytes, unshaped
+from mptcp_lab.benchmarks.measure import (
+    MIB,
+    PORT,
+    command_line,
+    cpu_seconds,
+    resident_bytes,
+    unshaped,
+    write_json,
+)
 from mptcp_lab.errors import LabError
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
-from mptcp_lab.traffic import start_server
+from mptcp_lab.traffic import start_pour, start_server
 from mptcp_throttle.model import AccessNetwork, Per
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
@@ -35,10 +40,8 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
 
-_PORT: Final = 8080
 _POLL_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 300.0
-_MIB: Final = 2**20
 _OTHER_FILES: Final = 100
 
 
@@ -50,16 +53,17 @@ def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
     )
 
 
-def measure(connections: int, per_client: int, rate: int, *, held: bool, marks: str | None = None) -> dict[str, Json]:
-    """With so many connections, of two subflows each, opened by `rate` frames per second."""
+def measure(
+    connections: int, per_client: int, rate: int, *, throttled: bool, marks: str | None = None
+) -> dict[str, Json]:
+    """The figures of `connections`, of two subflows each, opened at `rate` frames per second; capped if `throttled`."""
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
-        # Somebody must listen, or the daemon finds no sockets to pace.
-        pour = lab.proxy.start("pour", sys.executable, "-m", "mptcp_lab.traffic", "pour", str(_PORT))
-        pour.wait_until(lambda: lab.proxy.listens(_PORT, mptcp=True), "listening")
+        # Without a listening socket the daemon has nothing to pace.
+        start_pour(lab.proxy, PORT)
         before = kernel_state(lab.proxy)
         services = Services(
             lab.proxy,
-            _networks(Rate(1_000_000) if held else None),
+            _networks(Rate(1_000_000) if throttled else None),
             sniffer={"kernel_view": False},
             daemon={} if marks is None else {"marks": marks},
         )
@@ -67,32 +71,32 @@ def measure(connections: int, per_client: int, rate: int, *, held: bool, marks: 
         services.wait_ready()
         with ExitStack() as stack:
             stack.callback(services.stop)
-            figures = _fill(lab, services, (sniffer, daemon), (connections, per_client), rate, held=held)
+            figures = _fill(lab, services, (sniffer, daemon), (connections, per_client), rate, throttled=throttled)
             daemon.kill()
             daemon = services.start_daemon()
-            figures["daemon_resync_seconds"] = _until(services, daemon, connections, held=held)
-            figures["daemon_mib"] = max(figures["daemon_mib"], resident_bytes(daemon.pid) / _MIB)
+            figures["daemon_resync_seconds"] = _until(services, daemon, connections, throttled=throttled)
+            figures["daemon_mib"] = max(figures["daemon_mib"], resident_bytes(daemon.pid) / MIB)
             began = time.monotonic()
             daemon.stop(_PATIENCE_SECONDS)
             figures["stop_seconds"] = time.monotonic() - began
             figures["left_behind"] = sum(before[what] != now for what, now in kernel_state(lab.proxy).items())
             daemon = services.start_daemon()
-            _until(services, daemon, connections, held=held)
+            _until(services, daemon, connections, throttled=throttled)
             sniffer.kill()
-            figures["sniffer_gone_lifted_seconds"] = _until(services, daemon, 0, held=held)
+            figures["sniffer_gone_lifted_seconds"] = _until(services, daemon, 0, throttled=throttled)
     figures["together_mib"] = figures["sniffer_mib"] + figures["daemon_mib"]
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json]:
-    """With so many real connections, of two subflows each, opened by `rate` per second."""
-    # The programs that are started from here have a socket for each connection.
+    """The figures of `connections` real ones with two subflows each, opened at `rate` per second."""
+    # Programs started from here inherit the limit, and have a socket for each connection.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if connections + _OTHER_FILES > most:
         raise LabError(f"--connections {connections}: this machine allows {most - _OTHER_FILES} (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
-        start_server(lab.proxy, _PORT)
+        start_server(lab.proxy, PORT)
         client = lab.client
         client.sysctl({"net/ipv4/ip_local_port_range": "1024 65535"})
         client.ip([f"route add local {real_crowd.NETWORK} dev lo"])
@@ -102,21 +106,21 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
         services.wait_ready()
         with ExitStack() as stack:
             stack.callback(services.stop)
-            numbers = map(str, (_PORT, rate, connections // per_client, per_client))
+            numbers = map(str, (PORT, rate, connections // per_client, per_client))
             arguments = ("-m", "mptcp_lab.benchmarks.real_crowd", str(lab.proxy_address(4)), *numbers)
             crowd = client.start("crowd", sys.executable, *arguments)
             crowd.wait_until(lambda: "open" in crowd.log_text(), "open", _PATIENCE_SECONDS)
-            _until(services, daemon, connections, held=True)
+            _until(services, daemon, connections, throttled=True)
             figures: dict[str, Json] = {"real_connections": connections}
             epoch = services.status()["sniffer"]["epoch"]
             sniffer.kill()
             sniffer = services.start_sniffer()
-            figures["sniffer_resync_seconds"] = _until(services, daemon, connections, held=True, after=epoch)
+            figures["sniffer_resync_seconds"] = _until(services, daemon, connections, throttled=True, after=epoch)
             daemon.kill()
             daemon = services.start_daemon()
-            figures["daemon_resync_seconds"] = _until(services, daemon, connections, held=True)
-            figures["sniffer_mib"] = resident_bytes(sniffer.pid) / _MIB
-            figures["daemon_mib"] = resident_bytes(daemon.pid) / _MIB
+            figures["daemon_resync_seconds"] = _until(services, daemon, connections, throttled=True)
+            figures["sniffer_mib"] = resident_bytes(sniffer.pid) / MIB
+            figures["daemon_mib"] = resident_bytes(daemon.pid) / MIB
             began = time.monotonic()
             daemon.stop(_PATIENCE_SECONDS)
             figures["stop_seconds"] = time.monotonic() - began
@@ -124,11 +128,11 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
 
 
 def _fill(
-    lab: Lab, services: Services, both: tuple[Process, Process], size: tuple[int, int], rate: int, *, held: bool
+    lab: Lab, services: Services, both: tuple[Process, Process], size: tuple[int, int], rate: int, *, throttled: bool
 ) -> dict[str, Json]:
     (sniffer, daemon), (connections, per_client) = both, size
     cpu = cpu_seconds(sniffer.pid), cpu_seconds(daemon.pid)
-    numbers = (_PORT, rate, connections // per_client, per_client)
+    numbers = (PORT, rate, connections // per_client, per_client)
     began = time.monotonic()
     arguments = ("proxy", str(lab.proxy_address(4)), *map(str, numbers))
     crowd = lab.router.start("crowd", sys.executable, "-m", "mptcp_lab.benchmarks.crowd", *arguments)
@@ -137,23 +141,25 @@ def _fill(
     dropped = services.ask_sniffer("status")["dropped"]
     if dropped:
         raise LabError(f"crowd: {dropped} of {6 * connections} frames dropped; use a lower --rate")
-    behind = _until(services, daemon, connections, held=held)
+    behind = _until(services, daemon, connections, throttled=throttled)
     return {
         "connections": connections,
         "clients": connections // per_client,
         "opened_seconds": opened,
-        "held_after_seconds": behind,
+        "throttled_after_seconds": behind,
         "sniffer_cpu_seconds": cpu_seconds(sniffer.pid) - cpu[0],
         "daemon_cpu_seconds": cpu_seconds(daemon.pid) - cpu[1],
-        "sniffer_mib": resident_bytes(sniffer.pid) / _MIB,
-        "daemon_mib": resident_bytes(daemon.pid) / _MIB,
+        "sniffer_mib": resident_bytes(sniffer.pid) / MIB,
+        "daemon_mib": resident_bytes(daemon.pid) / MIB,
     }
 
 
-def _until(services: Services, daemon: Process, connections: int, *, held: bool, after: str | None = None) -> float:
-    """Seconds until the daemon has so many connections, and a subflow of each in the kernel if they are `held`.
+def _until(
+    services: Services, daemon: Process, connections: int, *, throttled: bool, after: str | None = None
+) -> float:
+    """Seconds until the daemon has `connections`, and with `throttled` a subflow of each in the kernel.
 
-    With `after`, of another epoch of the sniffer's table than that one.
+    `after` is an epoch of the sniffer's table that does not count.
     """
     began = time.monotonic()
 
@@ -162,7 +168,7 @@ def _until(services: Services, daemon: Process, connections: int, *, held: bool,
             status = services.status()
             table, in_kernel = status["sniffer"], status["daemon"]["capped_subflows"]
             known = table["connections"] if table["epoch"] != after else -1
-            return bool(known == connections and in_kernel == (connections if held else 0))
+            return bool(known == connections and in_kernel == (connections if throttled else 0))
         return False
 
     _wait(daemon, reached, f"following {connections} connections")
@@ -170,7 +176,7 @@ def _until(services: Services, daemon: Process, connections: int, *, held: bool,
 
 
 def _wait(process: Process, condition: Callable[[], bool], what: str) -> None:
-    # More rarely than the lab asks: an answer costs who gives it.
+    # Less often than Process.wait_until: with many connections an answer takes the daemon long.
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
         if process.exit_status is not None or time.monotonic() > deadline:
@@ -180,25 +186,23 @@ def _wait(process: Process, condition: Callable[[], bool], what: str) -> None:
 
 def main() -> int:
     """Print a column per number of connections."""
-    parser = argparse.ArgumentParser(prog="scale", description=__doc__)
+    parser = command_line("scale", __doc__)
     parser.add_argument("--connections", type=int, nargs="+", default=[10_000, 50_000], help="default: 10000 50000")
     parser.add_argument("--per-client", type=int, default=5, help="connections of a client; default: %(default)s")
     parser.add_argument("--rate", type=int, default=6000, help="frames per second; default: %(default)s")
-    parser.add_argument("--free", action="store_true", help="hold nobody to a rate: what following alone costs")
+    parser.add_argument("--free", action="store_true", help="throttle nobody: the cost of following connections alone")
     parser.add_argument("--marks", help="daemon.marks; default: as configured")
-    parser.add_argument("--real", action="store_true", help="with real connections, `rate` of them per second")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument("--real", action="store_true", help="real connections, `rate` of them per second")
     options = parser.parse_args()
     columns = [
         measure_real(connections, options.per_client, options.rate)
         if options.real
-        else measure(connections, options.per_client, options.rate, held=not options.free, marks=options.marks)
+        else measure(connections, options.per_client, options.rate, throttled=not options.free, marks=options.marks)
         for connections in options.connections
     ]
     for name in columns[0]:
         print(f"{name:28}" + "".join(f" {column[name]:>10}" for column in columns))
-    if options.json is not None:
-        options.json.write_text(json.dumps(columns, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, columns)
     return 0
 
 

@@ -1,10 +1,10 @@
-"""A throw-away machine that runs one command on a stock Debian kernel, with this machine's files.
+"""A virtual machine that runs one command on a stock Debian kernel, with this machine's files, and is then discarded.
 
-qemu emulates the processor, so that no hardware support is needed. What happens, in order:
+qemu emulates the processor, so no hardware support is needed. The modules, in the order of what happens:
 
-    kernels    which kernel; its package is downloaded and unpacked once
-    initramfs  the archive that finds the file system: modules, and the two init scripts beside this file
-    machine    qemu and what serves it files, from the first instruction to the command's exit status
+    kernels    downloads and unpacks the kernel's package, once
+    initramfs  packs the archive that mounts the root file system: modules, and the two scripts beside this file
+    machine    runs qemu and virtiofsd, from the start to the command's exit status
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENVIRONMENT_VARIABLE: Final = "MPTCP_LAB_GUEST"
 
 EX_TIME_LIMIT: Final = 124
 EX_NO_STATUS: Final = 125
-"""As timeout(1) has them: the command took too long; it could not be run, or not to its end."""
+"""Exit statuses, as of timeout(1): the command took too long; the command could not be run to its end."""
 
 
 def inside() -> str | None:

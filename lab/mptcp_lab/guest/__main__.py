@@ -16,7 +16,7 @@ def main() -> int:
 
         return run("guest")
 
-    # Any other status could be the command's.
+    # Every other status could be that of the command.
     return run_program("guest", work, failure=EX_NO_STATUS)
 
 

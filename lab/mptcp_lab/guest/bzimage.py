@@ -1,6 +1,6 @@
 """The kernel proper (ELF) inside a bzImage (Documentation/arch/x86/boot.rst).
 
-qemu starts an ELF kernel by PVH (its PVH note, CONFIG_PVH), so that it need not decompress itself under emulation.
+qemu boots an ELF kernel through its PVH entry point (CONFIG_PVH): decompressing a bzImage under emulation takes long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Payload:
 
     @classmethod
     def of(cls, image: bytes) -> Self:
-        """Find it in a bzImage. Raises ValueError if there is none that we can decompress."""
+        """The payload of a bzImage. Raises ValueError if it has none, or one that we cannot decompress."""
         if len(image) < _HEADER or image[_MAGIC] != b"HdrS":
             raise ValueError("is not a Linux bzImage")
         setup_sectors = image[0x1F1] or 4
@@ -37,5 +37,5 @@ class Payload:
         data = image[start : start + length - 4]
         command = _DECOMPRESSORS.get(data[:4])
         if command is None:
-            raise ValueError(f"its kernel is compressed in a way we do not know ({data[:4].hex()}); allowed: zstd, lz4")
+            raise ValueError(f"its kernel is compressed in an unknown way ({data[:4].hex()}); allowed: zstd, lz4")
         return cls(data, command)

@@ -1,4 +1,4 @@
-"""What the guest's kernel starts with: busybox, the modules that lead to the root file system, and our two scripts.
+"""The guest's initramfs: busybox, the modules that the root file system needs, and our two scripts.
 
 The kernel runs `/init` (init.sh). That mounts this machine's `/` and hands over to `start.sh`, which runs the command.
 """
@@ -28,10 +28,10 @@ _SCRIPTS: Final = ("init.sh", "start.sh")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command with its arguments, the directory it runs in, the directories it may write for good.
+    """A command with its arguments, the directory in which it runs, and the directories where its files persist.
 
-    `path` are directories to search for programs before the system's; `end_mark` is text that the command does not
-    write, for the end of its output.
+    `path` are directories to search for programs before the system's; `end_mark` is written after the command's output
+    and must not occur in it.
     """
 
     command: Sequence[str]
@@ -42,7 +42,7 @@ class Job:
 
 
 def build(kernel: Kernel, job: Job) -> bytes:
-    """The archive. Raises LabError if this machine or the kernel lacks a part of it."""
+    """The archive. Raises LabError if this machine or the kernel lacks one of its parts."""
     busybox = shutil.which("busybox")
     if busybox is None:
         raise LabError("busybox: not installed")
@@ -79,7 +79,7 @@ def _read_module(path: Path) -> bytes:
 
 
 def _settings(kernel: Kernel, job: Job, order: Sequence[str]) -> Iterator[str]:
-    """What the scripts are told, as assignments of the shell."""
+    """The variables of the scripts, as shell assignments."""
     settings = {
         "kernel": kernel.name,
         "kernel_modules": str(kernel.modules),
@@ -98,9 +98,9 @@ def _command(kernel: Kernel, job: Job) -> str:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         ENVIRONMENT_VARIABLE: kernel.name,
-        # In /tmp the host's programs go on creating and removing files, which this machine sees late or never.
+        # The host's programs change its /tmp meanwhile, and the guest would see that late or never.
         "TMPDIR": "/run/tmp",
-        # Else python-iptables makes ldconfig(8) read every library of the machine at each start: 5 s in the guest.
+        # Without it python-iptables runs ldconfig(8) over all libraries of the machine at each start: 5 s in the guest.
         "XTABLES_LIBDIR": "/usr/lib/x86_64-linux-gnu/xtables",
     }
     exports = "".join(f"export {line}" for line in _assignments(environment))

@@ -1,6 +1,6 @@
-"""Debian's stock kernels: packages that are downloaded and unpacked, never installed, and kept for the next time.
+"""Debian's stock kernels: their packages are downloaded, unpacked into a cache, and never installed.
 
-The cloud flavour: it has all we use of the other (MPTCP, qdiscs, netfilter, BPF) in a quarter of the size.
+The cloud flavour has all that we use (MPTCP, qdiscs, netfilter, BPF) in a quarter of the size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CACHE: Final = Path("/var/cache/mptcp-throttle-lab")
 NAMES: Final = {"debian-6.1": "6.1", "debian-6.12": "6.12"}
-"""The kernels there are, and their series."""
+"""The names of the kernels, and their series."""
 
 _UNFINISHED: Final = ".unfinished-"
 _DOWNLOAD_SECONDS: Final = 600.0
@@ -39,20 +39,20 @@ class Kernel:
 
     @property
     def vmlinux(self) -> Path:
-        """The kernel proper."""
+        """The ELF kernel."""
         return self.directory / "vmlinux"
 
     @property
     def modules(self) -> Path:
-        """Its modules, and what depmod(8) wrote about them."""
+        """The directory of its modules and of depmod(8)'s lists."""
         (modules,) = (self.directory / "lib/modules").iterdir()
         return modules
 
 
 def get(name: str, report: Callable[[str], None], cache: Path = CACHE) -> Kernel:
-    """The kernel of that name (see NAMES), from the cache or else from Debian; `report` gets a line before a download.
+    """The kernel `name` (see NAMES), from the cache or else from Debian; `report` gets a line before a download.
 
-    Raises LabError if it cannot be had. A newer package is fetched after its directory in the cache has been removed.
+    Raises LabError if both fail. To get a newer package, remove the kernel's directory from the cache.
     """
     kernel = Kernel(name, cache / name)
     with _locked(cache):
@@ -93,13 +93,13 @@ def _fetch(series: str, scratch: Path, report: Callable[[str], None]) -> Path:
 
 
 def newest(series: str, dependencies: str) -> str | None:
-    """The kernel package of a series that a metapackage depends on, of what `apt-cache depends` printed."""
+    """The kernel package of a series in the output of `apt-cache depends METAPACKAGE...`; None if there is none."""
     match = re.search(rf"Depends: (linux-image-{re.escape(series)}\.\S+)", dependencies)
     return None if match is None else match[1]
 
 
 def _arrange(package: Path, kernel: Path) -> Path:
-    """Keep of an unpacked package what the guest needs, laid out as `Kernel` says."""
+    """Move what the guest needs out of an unpacked package, into the layout of `Kernel`."""
     # Debian 13 has /lib in /usr/lib.
     modules = next(path for path in (package / "lib/modules", package / "usr/lib/modules") if path.is_dir())
     (kernel / "lib").mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""The machine: qemu, and a virtiofsd for each directory that it serves to the guest.
+"""The machine: qemu, and a virtiofsd for each directory that the guest mounts.
 
-They have no files of their own, and the kernel kills them when the thread that started them ends, however it ends.
+They leave no files, and the kernel kills them when the thread that started them ends, however it ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _VIRTIOFSD: Final = {
     "/usr/lib/qemu/virtiofsd": ",log_level=warn",
     "/usr/libexec/virtiofsd": "",  # since Debian 13; says nothing of its own accord
 }
-"""The programs and their own options."""
+"""Where it is, and its options there."""
 
-# A processor of the level x86-64-v2, what our binary wheels need. The later ones have fast string instructions, which
-# qemu emulates byte by byte.
+# The level x86-64-v2, which our binary wheels need. Later processors announce fast string instructions, which qemu
+# emulates byte by byte.
 _CPU: Final = "Nehalem-v1"
 # In MiB, for translated code; by default qemu takes a quarter of the machine's memory.
 _ACCELERATOR: Final = "tcg,thread=multi,tb-size=256"
 _KERNEL_OPTIONS: Final = (
     *("console=ttyS0", "quiet", "panic=-1"),
-    # What makes a real machine safe, or a strange one work, and an emulated one slow.
+    # These make a real machine safe or portable, and an emulated one slow.
     *("mitigations=off", "nokaslr", "apparmor=0", "audit=0"),
     *("tsc=reliable", "no_timer_check", "rcupdate.rcu_expedited=1"),
 )
@@ -47,9 +47,9 @@ _CONSOLE_BYTES: Final = 3000
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What to start: an ELF kernel, its initramfs, `memory` in MiB, and the directories that the guest may write.
+    """What to start: an ELF kernel, its initramfs, `memory` in MiB, and the directories that the guest may write to.
 
-    `end_mark` is what the initramfs was told to write to the ports after the command.
+    `end_mark` is what the guest writes after the command's output (initramfs.Job).
     """
 
     kernel: Path
@@ -61,7 +61,7 @@ class Machine:
 
 
 def run(machine: Machine, output: Sink, errors: Sink, timeout: float) -> int:
-    """Run the machine until its command ends; the command's exit status. `output` and `errors` get what it writes.
+    """Run the machine until its command ends; the command's exit status. `output` and `errors` receive its output.
 
     Raises LabError with status EX_TIME_LIMIT after `timeout` seconds, with EX_NO_STATUS if the machine ends first.
     """
@@ -95,7 +95,7 @@ def _failure(what: str, status: int, console: BinaryIO) -> LabError:
 def _start(
     machine: Machine, console: BinaryIO, processes: list[subprocess.Popen[bytes]], stack: ExitStack
 ) -> list[BinaryIO]:
-    """Start everything, and append it to `processes`; where to read the guest's ports, in the order of ports.NAMES."""
+    """Start all processes, appended to `processes`; the streams of the ports, in the order of ports.NAMES."""
     with ExitStack() as only_for_qemu:
         readers: dict[str, BinaryIO] = {}
         writers: dict[str, BinaryIO] = {}
@@ -120,18 +120,18 @@ def _start(
 
 
 def _served(machine: Machine) -> list[tuple[str, Path, str]]:
-    """What the guest can mount: the tags that init.sh and start.sh know, the directories, and how they are cached."""
+    """What the guest can mount: tag (as in init.sh and start.sh), directory, and cache mode."""
     shares = [(f"share{number}", directory, "auto") for number, directory in enumerate(machine.shares)]
     return [("host", Path("/"), "always"), *shares]
 
 
 def _serve(directory: Path, cache: str, connection: socket.socket, console: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start a virtiofsd that serves `directory` to whoever has the other end of `connection`."""
+    """Start a virtiofsd that serves `directory` over the other end of `connection`."""
     program = next((path for path in _VIRTIOFSD if Path(path).exists()), None)
     if program is None:
         raise LabError(f"{' or '.join(_VIRTIOFSD)}: not installed")
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("")  # the kernel chooses an address that is no file (unix(7), autobind)
+        listener.bind("")  # an abstract address, chosen by the kernel (unix(7), autobind)
         listener.listen()
         connection.connect(listener.getsockname())
         options = f"source={directory},cache={cache},sandbox=chroot{_VIRTIOFSD[program]}"
@@ -143,7 +143,7 @@ def _hardware(machine: Machine, initramfs: BinaryIO, console: BinaryIO) -> list[
         *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,memory-backend=memory", "-cpu", _CPU, "-accel", _ACCELERATOR),
         *("-smp", str(machine.processors), "-m", f"{machine.memory}M"),
-        # virtiofsd reads and writes the guest's memory.
+        # virtiofsd accesses the guest's memory.
         *("-object", f"memory-backend-memfd,id=memory,size={machine.memory}M,share=on"),
         *("-kernel", str(machine.kernel), "-initrd", _path(initramfs), "-append", " ".join(_KERNEL_OPTIONS)),
         *("-chardev", f"file,id=console,path={_path(console)},append=on", "-serial", "chardev:console"),
@@ -186,12 +186,12 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _memory_file(name: str) -> BinaryIO:
-    """A file that exists in memory only; everything written to it is appended, whoever writes."""
+    """A file in memory, opened for appending by all its writers."""
     descriptor = os.memfd_create(name)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     return os.fdopen(descriptor, "w+b", buffering=0)
 
 
 def _path(file: BinaryIO) -> str:
-    """How a child process that inherited `file` can open it."""
+    """The path by which a child process opens the inherited `file`."""
     return f"/dev/fd/{file.fileno()}"

@@ -1,4 +1,4 @@
-"""Kernel modules in the order in which insmod(8) can load them, from the lists that depmod(8) writes."""
+"""The order in which insmod(8) can load kernel modules, from depmod(8)'s lists."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def name_of(path: str) -> str:
 
 
 def load_order(dependencies: str, builtin: str, wanted: Iterable[str]) -> tuple[str, ...]:
-    """The paths of the wanted modules and of all they depend on, each after what it needs; built-in ones are left out.
+    """The paths of the wanted modules and their dependencies, each after those it needs; without built-in ones.
 
-    `dependencies` and `builtin` are the contents of modules.dep and modules.builtin. Raises ValueError for a module
-    that this kernel does not have.
+    `dependencies` and `builtin` are the contents of modules.dep and modules.builtin. Raises ValueError if the kernel
+    lacks a module.
     """
     needs = dict(_parse(dependencies))
     paths = {name_of(path): path for path in needs}
@@ -30,7 +30,7 @@ def load_order(dependencies: str, builtin: str, wanted: Iterable[str]) -> tuple[
     for name in wanted:
         if name in paths:
             path = paths[name]
-            # modules.dep lists all that a module depends on, directly or not, the most basic last.
+            # modules.dep lists direct and indirect dependencies, the most basic last.
             order.update(dict.fromkeys((*reversed(needs[path]), path)))
         elif name not in present:
             raise ValueError(f"the kernel has no module {name}")

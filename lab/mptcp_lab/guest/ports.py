@@ -1,4 +1,4 @@
-"""The guest's serial ports: what its command writes, and its exit status. The other end of them is start.sh."""
+"""The guest's serial ports, for the command's output and exit status. start.sh has the other ends."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _PIPE_BYTES: Final = 65536
 
 
 class Output:
-    """Passes on what the command writes, up to the mark that start.sh puts at its end.
+    """Passes on the command's output, up to the mark that start.sh writes after it.
 
-    The ports do not say when they have been emptied, and one may be megabytes behind the other.
+    A port has no end of file, and one may be megabytes behind the other: the exit status may arrive first.
     """
 
     def __init__(self, sink: Sink, end_mark: bytes) -> None:
         self._sink = sink
         self._end_mark = end_mark
-        self._held = b""
+        self._kept = b""
         self.complete = False
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived; what could be the start of the mark is held back until more comes."""
-        text, self._held = self._split(self._held + data)
-        self.complete = self._held == self._end_mark
+        """Take received data; a possible start of the mark is kept until more data decides."""
+        text, self._kept = self._split(self._kept + data)
+        self.complete = self._kept == self._end_mark
         self._sink(text)
 
     def break_off(self) -> None:
-        """There will be no more."""
+        """The stream has ended: pass on what was kept, unless it is the mark."""
         if not self.complete:
-            self._sink(self._held)
+            self._sink(self._kept)
 
     def _split(self, data: bytes) -> tuple[bytes, bytes]:
         longest = min(len(data), len(self._end_mark))
-        held = next(size for size in range(longest, -1, -1) if data.endswith(self._end_mark[:size]))
-        return data[: len(data) - held], data[len(data) - held :]
+        kept = next(size for size in range(longest, -1, -1) if data.endswith(self._end_mark[:size]))
+        return data[: len(data) - kept], data[len(data) - kept :]
 
 
 class Report:
@@ -53,12 +53,12 @@ class Report:
         self._data = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Take received data."""
         self._data += data
 
     @property
     def complete(self) -> bool:
-        """Whether it has arrived."""
+        """Whether the exit status has arrived."""
         return self._data.endswith(b"\n")
 
     @property
@@ -68,9 +68,9 @@ class Report:
 
 
 def relay(ports: Mapping[BinaryIO, Output | Report], deadline: float) -> None:
-    """Feed every port from its stream until all are complete, or their streams have ended.
+    """Feed every port from its stream, until it is complete or its stream ends.
 
-    Raises TimeoutError at the deadline, a time of the monotonic clock.
+    Raises TimeoutError at `deadline` (monotonic clock).
     """
     with selectors.DefaultSelector() as selector:
         for stream, port in ports.items():

@@ -1,4 +1,4 @@
-"""Who is held to a rate on the proxy, and who may be: as the kernel has it, through tools that are not ours."""
+"""Which subflows the proxy's kernel throttles, and which it may: read with iptables, ipset, tc and ss, not our code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.topology import AccessLink
 
-# One process for all: it is asked for often.
+# One process instead of four: tests poll this.
 _SHOW: Final = f"""\
 {SHOW_MARKS}
 echo ---
@@ -23,7 +23,7 @@ tc filter show dev eth0 parent 4d50: 2>&1
 true"""
 _CLASS: Final = re.compile(r"^class htb 4d50:(\w+) .*\brate (\d+)([KMG]?)bit\b", re.M)
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_NO_BOUND: Final = 10**9  # faster than any link of the lab
+_UNLIMITED: Final = 10**9  # bits per second, faster than any shaped link of the lab
 
 
 class Client(NamedTuple):
@@ -33,23 +33,23 @@ class Client(NamedTuple):
     port: int
 
 
-def held(proxy: Host) -> dict[Client, int]:
-    """The subflows that are held to a rate, and the rate in bits per second.
+def throttled(proxy: Host) -> dict[Client, int]:
+    """The throttled subflows, and their rates in bits per second.
 
-    That takes all of it: the jump, the rule and its set, the filter, and the class that the mark leads to.
+    A subflow counts if everything is there: the jump, the rule and its set, the filter, and the class of its mark.
     """
     shown, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
     if " bpf " not in qdisc:
         return {}
     rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
     found = {
-        Client(m.client, m.client_port): rates.get(m.mark // (m.mask & -m.mask), _NO_BOUND) for m in parse_marks(shown)
+        Client(m.client, m.client_port): rates.get(m.mark // (m.mask & -m.mask), _UNLIMITED) for m in parse_marks(shown)
     }
-    return {client: rate for client, rate in found.items() if rate < _NO_BOUND}
+    return {client: rate for client, rate in found.items() if rate < _UNLIMITED}
 
 
-def relieved(proxy: Host, preferred: AccessLink) -> set[Client]:
-    """The subflows elsewhere whose connection has a live path on `preferred` that is not a backup."""
+def may_be_throttled(proxy: Host, preferred: AccessLink) -> set[Client]:
+    """The subflows on other links whose connection has an established, non-backup subflow on `preferred`."""
     alive = oracle.listed(proxy, PORT)
     better = {ends.token for ends, (_, backup) in alive.items() if not backup and _is_on(preferred, ends.client)}
     return {
