@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptcp_throttle.config.diff import Change, changes
+from mptcp_throttle.config.changes import Change, changes
 from mptcp_throttle.config.schema import Config
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tables import ends, kernel_plan
+from examples import ends, kernel_plan
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb

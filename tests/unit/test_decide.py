@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from examples import ETHERNET, WIFI, connection, network, subflow
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
-from tables import ETHERNET, WIFI, connection, network, subflow
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per
 from mptcp_throttle.units import Rate

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from examples import connection, subflow
 from model_kernel import ModelKernel, dangling
-from tables import connection, subflow
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow

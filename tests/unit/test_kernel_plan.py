@@ -1,10 +1,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from examples import ETHERNET, WIFI, connection, ends, subflow
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
-from tables import ETHERNET, WIFI, connection, ends, subflow
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired import kernel_plan as planning

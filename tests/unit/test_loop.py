@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from examples import ETHERNET, WIFI, connection, ends, subflow
 from immutables import Map
 from model_kernel import ModelKernel
-from tables import ETHERNET, WIFI, connection, ends, subflow
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.errors import UserError

@@ -6,12 +6,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from examples import ETHERNET, WIFI, connection, subflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
 from model_kernel import ModelKernel
 from policy_oracle import decide_all
-from tables import ETHERNET, WIFI, connection, subflow
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import Connection, Token

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tables import ETHERNET, WIFI, network
+from examples import ETHERNET, WIFI, network
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.units import Rate

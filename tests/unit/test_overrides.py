@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from tables import ETHERNET, WIFI, network
+from examples import ETHERNET, WIFI, network
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json

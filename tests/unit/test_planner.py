@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from examples import ETHERNET, WIFI, connection, network, subflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_oracle import decide_all
-from tables import ETHERNET, WIFI, connection, network, subflow
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate

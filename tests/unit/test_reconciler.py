@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
+from examples import ends, kernel_plan
 from hypothesis import given
 from hypothesis import strategies as st
 from model_kernel import ModelKernel
-from tables import ends, kernel_plan
 
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan

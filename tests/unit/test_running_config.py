@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tables import ETHERNET, WIFI
+from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
 from mptcp_throttle.errors import ConfigError

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tables import connection, subflow
+from examples import connection, subflow
 
 from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tables import ETHERNET, WIFI
+from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
 from mptcp_throttled.source import TableUpdate

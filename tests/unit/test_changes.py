@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttle.config.diff import changes
+from mptcp_throttle.config.changes import changes
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import Config
 
