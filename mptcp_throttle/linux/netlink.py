@@ -1,64 +1,90 @@
-"""Netlink messages and their attributes as bytes: pyroute2 takes half a millisecond to encode or decode one."""
+"""Encodes and decodes netlink messages and their attributes (include/uapi/linux/netlink.h).
+
+We have our own codec because pyroute2's is too slow for the messages of every JOIN and of every full reconcile:
+docs/performance.md, "Netlink: pyroute2 and our own messages", has the figures. All else goes through pyroute2.
+"""
 
 from __future__ import annotations
 
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pyroute2.netlink import NLM_F_ACK_TLVS, NLMSG_DONE, NLMSG_ERROR
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-# include/uapi/linux/netlink.h: struct nlmsghdr and nlattr
-HEADER: Final = Struct("=IHHII")
-_ATTRIBUTE: Final = Struct("=HH")
+_HEADER: Final = Struct("=IHHII")  # struct nlmsghdr
+_ATTRIBUTE: Final = Struct("=HH")  # struct nlattr
 _HEADER_BYTES: Final = _ATTRIBUTE.size
 _unpack_header: Final = _ATTRIBUTE.unpack_from
-_KIND_MASK: Final = 0x3FFF  # without the flags of nested attributes and of byte order
+_TYPE_MASK: Final = 0x3FFF  # NLA_TYPE_MASK: the two upper bits of an attribute's type are flags
+_ERROR: Final = Struct("=i")
+# Where the attributes of an extended acknowledgement begin: an error repeats the header of its request
+# (NETLINK_CAP_ACK leaves out the rest of it), the end of a dump does not.
+_EXTENDED_ACK_OFFSET: Final = {NLMSG_ERROR: _ERROR.size + _HEADER.size, NLMSG_DONE: _ERROR.size}
+_NLMSGERR_ATTR_MSG: Final = 1
 
 
 class Message(NamedTuple):
-    """A message as it came; `flags` are NLM_F_..., `number` is that of the request it answers."""
+    """A received message: `flags` are NLM_F_..., `sequence` is that of the request it answers."""
 
     type: int
     flags: int
-    number: int
+    sequence: int
     payload: bytes
 
 
-def pack(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """A message for the kernel."""
-    return HEADER.pack(HEADER.size + len(body), kind, flags, number, 0) + body
+def pack(type_: int, flags: int, sequence: int, payload: bytes) -> bytes:
+    """A message to the kernel."""
+    return _HEADER.pack(_HEADER.size + len(payload), type_, flags, sequence, 0) + payload
 
 
-def messages(data: bytes) -> Iterator[Message]:
+def messages(datagram: bytes) -> Iterator[Message]:
     """The messages in a datagram."""
     offset = 0
-    while offset + HEADER.size <= len(data):
-        length, kind, flags, number, _ = HEADER.unpack_from(data, offset)
-        yield Message(kind, flags, number, data[offset + HEADER.size : offset + length])
+    while offset + _HEADER.size <= len(datagram):
+        length, type_, flags, sequence, _ = _HEADER.unpack_from(datagram, offset)
+        if length < _HEADER.size:
+            return
+        yield Message(type_, flags, sequence, datagram[offset + _HEADER.size : offset + length])
         offset += (length + 3) & ~3
+
+
+def status(message: Message) -> tuple[int, str]:
+    """What NLMSG_ERROR or NLMSG_DONE reports: an errno number (0: success), and the kernel's explanation if any."""
+    number = -_ERROR.unpack_from(message.payload)[0]
+    if not message.flags & NLM_F_ACK_TLVS:
+        return number, ""
+    found = attributes(message.payload, _EXTENDED_ACK_OFFSET[message.type])
+    return number, text(found.get(_NLMSGERR_ATTR_MSG, b""))
 
 
 def attributes(
     data: bytes, offset: int = 0, before: Container[int] = (), only: Container[int] | None = None
 ) -> dict[int, bytes]:
-    """Netlink attributes by type, without their flags: from `offset` to the first of the types `before`.
+    """Netlink attributes by type, from `offset` to the first of the types `before`; flags of the type are dropped.
 
-    With `only`, just those of the types in it: what is not taken out costs half.
+    With `only`, just the attributes of these types: leaving out the others halves the time.
     """
     found, last = {}, len(data) - _HEADER_BYTES
     while offset <= last:
-        length, kind = _unpack_header(data, offset)
-        kind &= _KIND_MASK
-        if length < _HEADER_BYTES or kind in before:
+        length, type_ = _unpack_header(data, offset)
+        type_ &= _TYPE_MASK
+        if length < _HEADER_BYTES or type_ in before:
             break
-        if only is None or kind in only:
-            found[kind] = data[offset + _HEADER_BYTES : offset + length]
+        if only is None or type_ in only:
+            found[type_] = data[offset + _HEADER_BYTES : offset + length]
         offset += (length + 3) & ~3
     return found
 
 
-def attribute(kind: int, payload: bytes) -> bytes:
-    """One netlink attribute."""
-    length = _ATTRIBUTE.size + len(payload)
-    return _ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length % 4)
+def attribute(type_: int, payload: bytes) -> bytes:
+    """One netlink attribute, padded."""
+    length = _HEADER_BYTES + len(payload)
+    return _ATTRIBUTE.pack(length, type_) + payload + b"\0" * (-length % 4)
+
+
+def text(payload: bytes) -> str:
+    """The text of a string attribute; bytes that are not UTF-8 are replaced."""
+    return payload.rstrip(b"\0").decode(errors="replace")
