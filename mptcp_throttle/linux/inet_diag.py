@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyroute2.netlink import NETLINK_SOCK_DIAG
 
-from mptcp_throttle.linux.netlink import attributes
+from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 
 if TYPE_CHECKING:
@@ -57,12 +57,18 @@ class InetDiag(NetlinkSocket):
         """
         for family in (socket.AF_INET, socket.AF_INET6):
             for port in ports:
-                payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXT_INFO, 1 << state, port.to_bytes(2, "big"))
-                request = Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload)
-                yield from (_parse(found, wanted) for found in self.stream(request))
+                request = list_request(family, state, port)
+                yield from (parse_socket(found, wanted) for found in self.stream(request))
 
 
-def _parse(payload: bytes, wanted: Container[int]) -> TcpSocket:
+def list_request(family: int, state: int, port: int) -> Request:
+    """To list the TCP sockets of an address family in a state, with that local port (0: any)."""
+    payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXT_INFO, 1 << state, port.to_bytes(2, "big"))
+    return Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload)
+
+
+def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:
+    """A message of the listing: struct inet_diag_msg, and attributes."""
     family, timer, retransmits, local_port, remote_port, local, remote, cookie = _SOCKET.unpack_from(payload)
     return TcpSocket(
         _address(family, local),

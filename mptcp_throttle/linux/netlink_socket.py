@@ -1,7 +1,7 @@
 """The netlink socket of daemon, sniffer and lab: dumps, batches of changes, notifications.
 
 pyroute2 waits for the answer to one request before it sends the next, and takes longer for a message than the kernel:
-see mptcp_throttle.linux.netlink.
+see mptcp_throttle.linux.netlink_codec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyroute2.netlink import (
 from mptcp_throttle.linux.cbpf import attach_filter
 from mptcp_throttle.linux.fault_point import fault_point, injected_errors, os_errors
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import Message, messages, pack, status
+from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,7 +18,7 @@ from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
 from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import attributes
+from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Token
 from mptcp_throttle.service import missing_capabilities

@@ -18,7 +18,7 @@ from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
 from mptcp_throttle.linux.fault_point import set_faults
 from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import Message, attribute, attributes, messages, pack
+from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, pack
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
 
 ENTRY: Final = 20  # the type of the messages in a dump

@@ -17,11 +17,9 @@ from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
 from pyroute2.netlink import (
-    NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
-    NLM_F_REQUEST,
 )
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
@@ -34,11 +32,10 @@ from pyroute2.netlink.rtnl import (
     RTM_NEWTFILTER,
     TC_H_ROOT,
 )
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.linux.fault_point import fault_point, os_errors
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import attribute, attributes, text
+from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
 
@@ -160,7 +157,7 @@ class TrafficControl:
         kind, handle, info, options = filter_
         body = _kind_and_options(kind, options)
         flags = NLM_F_CREATE | NLM_F_EXCL
-        self._carry_out(_request(what, RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
+        self._carry_out(tc_request(what, RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""
@@ -184,14 +181,13 @@ class TrafficControl:
 
         For a request without options qdisc_create (net/sched/sch_api.c) loads the module of the kind, then HTB refuses.
         """
-        message = tcmsg({"index": interface.index, "parent": TC_H_ROOT, "attrs": [("TCA_KIND", kind)]})
-        flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
-        with netlink_call(f"look for qdisc {kind}"):
-            try:
-                self._ip.nlm_request(message, RTM_NEWQDISC, flags)
-            except NetlinkError as error:
-                return int(error.code) != errno.ENOENT
-        return True
+        flags = NLM_F_CREATE | NLM_F_REPLACE
+        body = _kind_and_options(kind, None)
+        what = f"look for qdisc {kind}"
+        (refusal,) = self._socket.carry_out(
+            [tc_request(what, RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)]
+        )
+        return refusal is None or refusal.number != errno.ENOENT
 
     def _carry_out(self, request: Request) -> None:
         (refusal,) = self._socket.carry_out([request])
@@ -200,7 +196,7 @@ class TrafficControl:
 
     def _dump(self, what: str, type_: int, index: int = 0, parent: int = 0) -> list[TcMessage]:
         """All qdiscs, classes or filters: of the interface `index` or of all, of `parent`."""
-        return [parse_message(payload) for payload in self._socket.dump(_request(what, type_, 0, index, 0, parent))]
+        return [parse_message(payload) for payload in self._socket.dump(tc_request(what, type_, 0, index, 0, parent))]
 
 
 def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:
@@ -210,13 +206,13 @@ def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *,
     )
     flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
     body = _kind_and_options("htb", options)
-    return _request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, body=body)
+    return tc_request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, body=body)
 
 
 def delete_class(interface: Interface, classid: int) -> Request:
     """Delete a class, its leaf qdisc and the packets queued there."""
     what = f"tc class del dev {interface.name} classid {format_classid(classid)}"
-    return _request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
+    return tc_request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
 
 
 def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
@@ -224,14 +220,14 @@ def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> R
     what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
     flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
     body = _kind_and_options(qdisc.kind, qdisc.options)
-    return _request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
+    return tc_request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
 
 
 def _kind_and_options(kind: str, options: bytes | None) -> bytes:
     return attribute(_TCA_KIND, kind.encode() + b"\0") + (b"" if options is None else attribute(_TCA_OPTIONS, options))
 
 
-def _request(
+def tc_request(
     what: str, type_: int, flags: int, interface: int, handle: int, parent: int, info: int = 0, body: bytes = b""
 ) -> Request:
     """A request about a qdisc, class or filter; `body` are its netlink attributes."""

@@ -25,14 +25,14 @@ from pyroute2.netlink.rtnl import (
 
 from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Line, assemble
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import attributes
+from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from mptcp_throttle.linux.cbpf import Instruction
-    from mptcp_throttle.linux.netlink import Message
+    from mptcp_throttle.linux.netlink_codec import Message
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -14,11 +14,12 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPSet
-from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED
+from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET
 from pyroute2.netlink.nfnetlink.ipset import (
     IPSET_CMD_ADD,
+    IPSET_CMD_CREATE,
     IPSET_CMD_DEL,
     IPSET_CMD_LIST,
     IPSET_ERR_BUSY,
@@ -30,7 +31,7 @@ from pyroute2.netlink.nfnetlink.ipset import (
 )
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import attribute, attributes, text
+from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttled.kernel.tc import netlink_call
 
@@ -43,9 +44,10 @@ _MIN_REVISION: Final = 5  # skbinfo (net/netfilter/ipset/ip_set_hash_ipportip.c)
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 _NFGENMSG: Final = Struct("!BBH")
 # include/uapi/linux/netfilter/ipset/ip_set.h: IPSET_ATTR_... of commands, and of a set's parameters (IPSET_ATTR_DATA)
-_ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_TYPENAME, _ATTR_FAMILY, _ATTR_FLAGS = 1, 2, 3, 5, 6
+_ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_TYPENAME, _ATTR_REVISION, _ATTR_FAMILY, _ATTR_FLAGS = 1, 2, 3, 4, 5, 6
 _ATTR_DATA, _ATTR_ADT, _ATTR_LINENO = 7, 8, 9
 _ATTR_TIMEOUT, _ATTR_CADT_FLAGS, _ATTR_MAXELEM, _ATTR_ELEMENTS = 6, 8, 19, 24
+_NET_BYTEORDER: Final = 0x4000  # NLA_F_NET_BYTEORDER
 _NUMBER: Final = Struct("!I")
 _NAME: Final = re.compile(r"mptcp-throttle-([46])-(\d{1,5})(-new)?")
 _NO_IPSET: Final = frozenset({errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP})
@@ -132,9 +134,7 @@ class OwnSets:
 
     def create(self, own: OwnSet) -> None:
         """Create an empty set."""
-        with _call(f"ipset create {own.name} {SET_TYPE}"):
-            family = _FAMILIES[own.ip_version]
-            self._ipset().create(own.name, SET_TYPE, family, maxelem=self._max_marks, skbinfo=True)
+        self._carry_out(create_request(own, self._max_marks))
 
     def add(self, own: OwnSet, elements: Sequence[bytes]) -> None:
         """Add encoded elements; present ones get the new mark. If one is refused, those before it have been added."""
@@ -180,7 +180,7 @@ class OwnSets:
         """The attributes of each answer to IPSET_CMD_LIST with the attribute `which`."""
         with _call(what):
             self._ipset()
-            request = _request(what, IPSET_CMD_LIST, which)
+            request = ipset_request(what, IPSET_CMD_LIST, which)
             return [attributes(payload, _NFGENMSG.size) for payload in self._requests().dump(request)]
 
     def _alter(self, verb: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> None:
@@ -190,9 +190,12 @@ class OwnSets:
         for begin in range(0, len(elements), step):
             some = elements[begin : begin + step]
             what = f"ipset {verb} {own.name}: {len(some)} marks"
-            (refusal,) = self._requests().carry_out([_alteration(what, command, own, some)])
-            if refusal is not None:
-                raise _explained(what, refusal)
+            self._carry_out(elements_request(what, command, own, some))
+
+    def _carry_out(self, request: Request) -> None:
+        (refusal,) = self._requests().carry_out([request])
+        if refusal is not None:
+            raise _explained(request.what, refusal)
 
     def _requests(self) -> NetlinkSocket:
         if self._socket is None:
@@ -217,14 +220,34 @@ class _NoIpsetError(KernelError):
         super().__init__("the kernel has no ipset (CONFIG_IP_SET)", errno.ENOENT)
 
 
-def _request(what: str, command: int, *body: bytes) -> Request:
+def ipset_request(what: str, command: int, *body: bytes, flags: int = 0) -> Request:
+    """A request for IPSET_CMD_... with these netlink attributes; `flags` are NLM_F_..."""
     head = _NFGENMSG.pack(socket.AF_INET, 0, 0), attribute(_ATTR_PROTOCOL, bytes([_PROTOCOL]))
-    return Request(what, NFNL_SUBSYS_IPSET << 8 | command, 0, b"".join([*head, *body]))
+    return Request(what, NFNL_SUBSYS_IPSET << 8 | command, flags, b"".join([*head, *body]))
 
 
-def _alteration(what: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> Request:
-    added = attribute(_ATTR_ADT | NLA_F_NESTED, b"".join(elements))
-    return _request(what, command, _named(own), attribute(_ATTR_LINENO, bytes(4)), added)
+def create_request(own: OwnSet, max_marks: int) -> Request:
+    """Create an empty set for at most `max_marks` elements."""
+    parameters = (
+        attribute(_ATTR_MAXELEM | _NET_BYTEORDER, _NUMBER.pack(max_marks)),
+        attribute(_ATTR_CADT_FLAGS | _NET_BYTEORDER, _NUMBER.pack(IPSET_FLAG_WITH_SKBINFO)),
+    )
+    return ipset_request(
+        f"ipset create {own.name} {SET_TYPE}",
+        IPSET_CMD_CREATE,
+        _named(own),
+        attribute(_ATTR_TYPENAME, SET_TYPE.encode() + b"\0"),
+        attribute(_ATTR_REVISION, bytes([_MIN_REVISION])),
+        attribute(_ATTR_FAMILY, bytes([_FAMILIES[own.ip_version]])),
+        attribute(_ATTR_DATA | NLA_F_NESTED, b"".join(parameters)),
+        flags=NLM_F_CREATE | NLM_F_EXCL,
+    )
+
+
+def elements_request(what: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> Request:
+    """Add or delete encoded elements."""
+    nested = attribute(_ATTR_ADT | NLA_F_NESTED, b"".join(elements))
+    return ipset_request(what, command, _named(own), attribute(_ATTR_LINENO, bytes(4)), nested)
 
 
 def _named(own: OwnSet) -> bytes:
