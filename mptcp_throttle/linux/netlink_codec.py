@@ -1,7 +1,8 @@
 """Encodes and decodes netlink messages and their attributes (include/uapi/linux/netlink.h).
 
-We have our own codec because pyroute2's is too slow for the messages of every JOIN and of every full reconcile:
-docs/performance.md, "Netlink: pyroute2 and our own messages", has the figures. All else goes through pyroute2.
+Only for the messages of a JOIN, a full reconcile and a restart; all others go through pyroute2. It encodes one in 45 to
+600 us (we: 3 to 70) and decodes 2000 classes in 385 ms (we: 7 ms): docs/performance.md, "Netlink: pyroute2 and our own
+messages".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Netlink through pyroute2 and through our own codec and socket, side by side, for each kind of message of ours.
 
 Phases: encode the request, decode the answer, and the round trip, which is both and what the kernel does in between.
-The two take turns. Times are microseconds of processor time, in user and in kernel mode: the kernel handles a netlink
-request in the process that sends it, so that is also how long it takes on a machine that has nothing else to do, but for
-what the kernel waits for (`--wall`).
+The two take turns. Times are microseconds of processor time, in user and in kernel mode. The kernel handles a netlink
+request in the process that sends it, so on an idle machine the elapsed time (`--wall`) is the same, unless the kernel
+waits for something.
 """
 
 from __future__ import annotations

@@ -271,9 +271,7 @@ class _Ipset:
             "list sets",
             QUICK,
             OURS,
-            Stack(
-                None, None, lambda: [one.get_attr("IPSET_ATTR_SETNAME") for one in self._theirs.headers(self._set.name)]
-            ),
+            Stack(None, None, lambda: list(self._theirs.headers(self._set.name))),
             Stack(None, None, self._ours.present),
         )
         yield self._list_elements()
