@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyroute2 import netns
 
-from mptcp_lab.benchmarks.netlink_kinds import Kind, kinds
+from mptcp_lab.benchmarks.netlink_kinds import Kind, Pair, kinds
 from mptcp_lab.topology import Topology, build
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Clock = Callable[[], float]
 
-_PHASES: Final = ("encode", "decode", "round trip")
+_PHASES: Final = ("encode", "decode", "round_trip")
 _MIN_REPEATS: Final = 4
 _MAX_REPEATS: Final = 500
 
@@ -52,20 +52,13 @@ class Row(NamedTuple):
 
 def measure(kind: Kind, seconds: float, clock: Clock) -> Iterator[Row]:
     """The phases of a kind, each for about so many seconds."""
-    for phase, theirs, ours in zip(_PHASES, kind.pyroute2, kind.ours, strict=True):
-        calls = [call for call in (theirs, ours) if call is not None]
-        if not calls:
-            continue
-        prepare = kind.prepare if phase == "round trip" else None
-        found = dict(zip(calls, _alternate(calls, prepare, seconds, clock), strict=True))
-        yield Row(
-            kind.name,
-            phase,
-            kind.path,
-            kind.done_by,
-            None if theirs is None else found[theirs],
-            None if ours is None else found[ours],
-        )
+    for phase in _PHASES:
+        pair: Pair | None = getattr(kind, phase)
+        if pair is not None:
+            calls = [call for call in pair if call is not None]
+            prepare = kind.prepare if phase == "round_trip" else None
+            theirs, ours = (*_alternate(calls, prepare, seconds, clock), None)[:2]
+            yield Row(kind.name, phase.replace("_", " "), kind.path, kind.done_by, theirs, ours)
 
 
 def _alternate(

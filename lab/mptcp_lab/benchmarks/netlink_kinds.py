@@ -80,25 +80,26 @@ FIRST_JOIN, JOIN, RESYNC, QUICK, RARE = "first JOIN", "JOIN", "resync, restart",
 OURS, PYROUTE2 = "ours", "pyroute2"
 
 
-class Stack(NamedTuple):
-    """What one of the two does: encode a request, decode the answer, and all of it with the kernel in between."""
+class Pair(NamedTuple):
+    """The same through pyroute2 and through our code; None if we have no code for it."""
 
-    encode: Call | None = None
-    decode: Call | None = None
-    round_trip: Call | None = None
+    pyroute2: Call
+    ours: Call | None
 
 
 class Kind(NamedTuple):
     """A kind of message, the path on which it is sent, and who does it in production.
 
-    `prepare` brings the kernel into the state that the round trip begins with.
+    `encode` is about a request, `decode` about an answer, `round_trip` is both and what the kernel does in between;
+    before it, `prepare` brings the kernel into the state that it needs.
     """
 
     name: str
     path: str
     done_by: str
-    pyroute2: Stack
-    ours: Stack
+    encode: Pair | None = None
+    decode: Pair | None = None
+    round_trip: Pair | None = None
     prepare: Call = lambda: None
 
 
@@ -107,13 +108,8 @@ def kinds(interface: str, classes: int, sockets: int) -> Iterator[Kind]:
     yield from _Tc(interface).kinds(classes)
     yield from _Ipset().kinds()
     yield from _sockets(sockets)
-    yield Kind(
-        "open and close a socket",
-        "restart",
-        "both",
-        Stack(round_trip=lambda: IPRoute(ext_ack=True).close()),
-        Stack(round_trip=lambda: NetlinkSocket(socket.NETLINK_ROUTE).close()),
-    )
+    opened = Pair(lambda: IPRoute(ext_ack=True).close(), lambda: NetlinkSocket(socket.NETLINK_ROUTE).close())
+    yield Kind("open and close a socket", "restart", "both", round_trip=opened)
 
 
 class _RawTcMessage(nlmsg):  # type: ignore[misc]
@@ -154,36 +150,25 @@ class _Tc:
         yield self._dump("list filters", RTM_GETTFILTER, htb.HANDLE, partial(self._tc.filters, on, htb.HANDLE))
 
     def _change(self, name: str, path: str, done_by: str, build: Build, *before: Build) -> Kind:
-        values, (_, type_, flags, _) = tc.parse_message(build().payload), build()
+        request = build()
+        values = tc.parse_message(request.payload)
         return Kind(
             name,
             path,
             done_by,
-            Stack(
-                lambda: _encoded(_raw_message(values)),
-                None,
-                lambda: self._ip.nlm_request(_raw_message(values), type_, NLM_F_REQUEST | NLM_F_ACK | flags),
-            ),
-            Stack(lambda: _packed(build()), None, lambda: self._carry_out(build())),
-            lambda: self._try(*(build() for build in before)),
+            encode=Pair(lambda: _encoded(_tc_message(values)), lambda: _packed(build())),
+            round_trip=Pair(lambda: self._ask((request, values)), lambda: self._carry_out(build())),
+            prepare=lambda: self._try(*(build() for build in before)),
         )
 
     def _batch(self) -> Kind:
-        requests = list(self._classes(_MANY))
-        asked = [(tc.parse_message(one.payload), one.type, one.flags) for one in requests]
-        return Kind(
-            f"add {len(_MANY)} classes with leaves",
-            RESYNC,
-            OURS,
-            Stack(
-                round_trip=lambda: [
-                    self._ip.nlm_request(_raw_message(values), type_, NLM_F_REQUEST | NLM_F_ACK | flags)
-                    for values, type_, flags in asked
-                ]
-            ),
-            Stack(round_trip=lambda: self._carry_out(*self._classes(_MANY))),
-            self._delete_many,
+        asked = [(request, tc.parse_message(request.payload)) for request in self._classes(_MANY)]
+        round_trip = Pair(
+            lambda: self._ask(*asked),
+            lambda: self._carry_out(*self._classes(_MANY)),
         )
+        name = f"add {len(_MANY)} classes with leaves"
+        return Kind(name, RESYNC, OURS, round_trip=round_trip, prepare=self._delete_many)
 
     def _dump(self, name: str, type_: int, parent: int, ours: Call) -> Kind:
         with NetlinkSocket(socket.NETLINK_ROUTE) as plain:
@@ -196,12 +181,10 @@ class _Tc:
             name,
             RESYNC,
             OURS,
-            Stack(
-                None,
-                lambda: [_read(_decoded(tcmsg(one))) for one in raw],
-                lambda: [_read(found) for found in self._ip.nlm_request(message, type_, flags)],
+            decode=Pair(
+                lambda: [_read(_decoded(tcmsg(one))) for one in raw], lambda: list(map(tc.parse_message, payloads))
             ),
-            Stack(None, lambda: list(map(tc.parse_message, payloads)), ours),
+            round_trip=Pair(lambda: [_read(found) for found in self._ip.nlm_request(message, type_, flags)], ours),
         )
 
     def _notification(self, *changes: Request) -> Kind:
@@ -209,19 +192,22 @@ class _Tc:
             self._try(*changes)
             data = b"".join(pack(*message) for message in subscribed.notifications())
         marshal = MarshalRtnl()
-        return Kind(
-            "notification of a class",
-            "others' changes",
-            OURS,
-            Stack(decode=lambda: [message["index"] for message in marshal.parse(data)]),
-            Stack(decode=lambda: [tc.parse_message(message.payload).interface for message in messages(data)]),
+        decode = Pair(
+            lambda: [message["index"] for message in marshal.parse(data)],
+            lambda: [tc.parse_message(message.payload).interface for message in messages(data)],
         )
+        return Kind("notification of a class", "others' changes", OURS, decode=decode)
 
     def _acknowledgement(self) -> Kind:
         data = pack(NLMSG_ERROR, 0, 1, bytes(20))
         marshal = MarshalRtnl()
-        theirs = Stack(decode=lambda: list(marshal.parse(data)))
-        return Kind("acknowledgement", JOIN, OURS, theirs, Stack(decode=lambda: list(map(status, messages(data)))))
+        decode = Pair(lambda: list(marshal.parse(data)), lambda: list(map(status, messages(data))))
+        return Kind("acknowledgement", JOIN, OURS, decode=decode)
+
+    def _ask(self, *asked: tuple[Request, tc.TcMessage]) -> None:
+        for request, values in asked:
+            flags = NLM_F_REQUEST | NLM_F_ACK | request.flags
+            self._ip.nlm_request(_tc_message(values), request.type, flags)
 
     def _classes(self, minors: range) -> Iterator[Request]:
         for minor in minors:
@@ -267,13 +253,8 @@ class _Ipset:
         yield self._alteration(f"add {_ELEMENTS} marks", RESYNC, "add", IPSET_CMD_ADD, _ELEMENTS)
         yield self._alteration(f"delete {_ELEMENTS} marks", "all lifted", "delete", IPSET_CMD_DEL, _ELEMENTS)
         self._ours.add(self._set, self._encoded)
-        yield Kind(
-            "list sets",
-            QUICK,
-            OURS,
-            Stack(None, None, lambda: list(self._theirs.headers(self._set.name))),
-            Stack(None, None, self._ours.present),
-        )
+        listed = Pair(lambda: list(self._theirs.headers(self._set.name)), self._ours.present)
+        yield Kind("list sets", QUICK, OURS, round_trip=listed)
         yield self._list_elements()
         new = self._new
         yield self._command(
@@ -312,52 +293,32 @@ class _Ipset:
                 else:
                     self._theirs.delete(self._set.name, entry, etype="ip,port,ip")
 
-        return Kind(
-            name,
-            path,
-            OURS,
-            Stack(lambda: [_encoded(_mark_message(self._set.name, command, one)) for one in elements], None, theirs),
-            Stack(
-                lambda: _packed(
-                    ipset.elements_request(verb, command, self._set, [encode_element(one) for one in elements])
-                ),
-                None,
-                lambda: ours(self._set, [encode_element(one) for one in elements]),
-            ),
-            lambda: undo(self._set, encoded),
+        encode = Pair(
+            lambda: [_encoded(_mark_message(self._set.name, command, one)) for one in elements],
+            lambda: _packed(ipset.elements_request(verb, command, self._set, list(map(encode_element, elements)))),
         )
+        round_trip = Pair(theirs, lambda: ours(self._set, list(map(encode_element, elements))))
+        return Kind(name, path, OURS, encode, None, round_trip, lambda: undo(self._set, encoded))
 
     def _list_elements(self) -> Kind:
         name = attribute(2, self._set.name.encode() + b"\0")
         payloads = self._plain.dump(ipset.ipset_request("list", IPSET_CMD_LIST, name))
         raw = [pack(NFNL_SUBSYS_IPSET << 8 | IPSET_CMD_LIST, 0, 1, payload) for payload in payloads]
-        return Kind(
-            f"list {_ELEMENTS} marks",
-            RESYNC,
-            OURS,
-            Stack(
-                None,
-                lambda: [_marks(_decoded(ipset_msg(one))) for one in raw],
-                lambda: [_marks(one) for one in self._theirs.list(self._set.name)],
-            ),
-            Stack(
-                None,
-                lambda: _our_marks(attributes(payload, 4).get(8, b"") for payload in payloads),
-                lambda: _our_marks(self._ours.elements(self._set)),
-            ),
+        decode = Pair(
+            lambda: [_marks(_decoded(ipset_msg(one))) for one in raw],
+            lambda: _our_marks(attributes(payload, 4).get(8, b"") for payload in payloads),
         )
+        round_trip = Pair(
+            lambda: [_marks(one) for one in self._theirs.list(self._set.name)],
+            lambda: _our_marks(self._ours.elements(self._set)),
+        )
+        return Kind(f"list {_ELEMENTS} marks", RESYNC, OURS, decode=decode, round_trip=round_trip)
 
     def _command(
         self, name: str, path: str, done_by: str, theirs: Call, build: Build, prepare: Call = lambda: None
     ) -> Kind:
-        return Kind(
-            name,
-            path,
-            done_by,
-            Stack(None, None, theirs),
-            Stack(None, None, lambda: _require_done(self._plain.carry_out([build()]))),
-            prepare,
-        )
+        round_trip = Pair(theirs, lambda: _require_done(self._plain.carry_out([build()])))
+        return Kind(name, path, done_by, round_trip=round_trip, prepare=prepare)
 
     def _create(self, own: OwnSet) -> None:
         with suppress(KernelError):
@@ -380,35 +341,36 @@ def _sockets(count: int) -> Iterator[Kind]:
     diag = DiagSocket()
     diag.bind()
     diag.status["nlm_generator"] = False
+    wanted = {_ULP_INFO}
+
+    def theirs() -> None:
+        for family in families:
+            found = diag.get_sock_stats(family, 1 << SS_ESTABLISHED, extensions=2, sport=_PORT)
+            list(map(_read_socket, found))
+
     yield Kind(
         f"list {count} sockets",
         QUICK,
         OURS,
-        Stack(
+        encode=Pair(
             lambda: _encoded(_socket_request(socket.AF_INET)),
-            lambda: [_read_socket(_decoded(inet_diag_msg(one))) for one in raw],
-            lambda: [
-                _read_socket(one)
-                for family in families
-                for one in diag.get_sock_stats(family, 1 << SS_ESTABLISHED, extensions=2, sport=_PORT)
-            ],
-        ),
-        Stack(
             lambda: _packed(list_request(socket.AF_INET, SS_ESTABLISHED, _PORT)),
-            lambda: [parse_socket(payload, {_ULP_INFO}) for payload in payloads],
-            lambda: list_subflows((_PORT,)),
         ),
+        decode=Pair(
+            lambda: [_read_socket(_decoded(inet_diag_msg(one))) for one in raw],
+            lambda: [parse_socket(payload, wanted) for payload in payloads],
+        ),
+        round_trip=Pair(theirs, lambda: list_subflows((_PORT,))),
     )
-    yield Kind(
-        "subscribe to MPTCP events", "restart", PYROUTE2, Stack(round_trip=lambda: KernelEvents().__exit__()), Stack()
-    )
+    subscribed = Pair(lambda: KernelEvents().__exit__(), None)
+    yield Kind("subscribe to MPTCP events", "restart", PYROUTE2, round_trip=subscribed)
     with KernelEvents() as events:
 
         def cause() -> None:
             connections.append(_connection(listener))
             select.select([events], [], [])
 
-        yield Kind("receive an MPTCP event", JOIN, PYROUTE2, Stack(round_trip=events.drain), Stack(), cause)
+        yield Kind("receive an MPTCP event", JOIN, PYROUTE2, round_trip=Pair(events.drain, None), prepare=cause)
 
 
 def _connection(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
@@ -433,7 +395,7 @@ def _read_socket(found: Any) -> object:  # noqa: ANN401
     return found["idiag_src"], found["idiag_dst"], found["idiag_dport"], found.get_attr("INET_DIAG_ULP_INFO")
 
 
-def _raw_message(values: tc.TcMessage) -> nlmsg:
+def _tc_message(values: tc.TcMessage) -> nlmsg:
     message = _RawTcMessage()
     message.update(index=values.interface, handle=values.handle, parent=values.parent, info=values.info)
     named: list[tuple[str, object]] = []
