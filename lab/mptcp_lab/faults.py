@@ -17,7 +17,7 @@ KILL: Final = "KILL"
 KILL_AFTER: Final = "KILL-AFTER"
 FOREVER: Final = 10**9
 
-_READS: Final = re.compile(r" show\b| -S\b|^ipset list |^look for |^the kernel has no ")
+_READS: Final = re.compile(r" show\b| -S\b|^ss |^ipset list |^look for |^the kernel has no ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Fault:
     """The calls whose name starts with `call`, from the `first` (1 is the first) on, `times` of them, go wrong.
 
     `kind` is the name of an error that the kernel answers; or `KILL`, for SIGKILL before the call is made, or
-    `KILL_AFTER`, for SIGKILL once it has been made, before any other.
+    `KILL_AFTER`, for SIGKILL once it has been made, before any other. A call may be one request of a netlink datagram:
+    an error refuses this request alone, a kill comes before or after the whole datagram.
     """
 
     kind: str

@@ -12,10 +12,14 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mptcp_lab.faults import KILL, KILL_AFTER, Fault, Faults
 from mptcp_throttle.linux.fault_point import set_faults
 from mptcp_throttled import main as service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class _Injector:
@@ -25,30 +29,34 @@ class _Injector:
         self._counts: Counter[Fault] = Counter()
         self._doomed = False
 
-    def __call__(self, call: str) -> None:
+    def __call__(self, requests: Sequence[str]) -> list[OSError | None]:
         number, planned = self._faults.planned()
         if number != self._number:
-            # What was planned before strikes no more, not even a kill that waits for the next call.
+            # The faults of the previous plan are void, also a kill that waits for the next call.
             self._number = number
             self._counts.clear()
             self._doomed = False
         if self._doomed:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._faults.record(call)
-        for fault in planned:
-            if call.startswith(fault.call):
-                self._counts[fault] += 1
-                if fault.strikes(self._counts[fault]):
-                    self._strike(fault.kind)
+        return [self._answer(request, planned) for request in requests]
 
-    def _strike(self, kind: str) -> None:
-        if kind == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif kind == KILL_AFTER:
-            self._doomed = True
-        else:
-            number = getattr(errno, kind)
-            raise OSError(number, os.strerror(number))
+    def _answer(self, request: str, planned: Sequence[Fault]) -> OSError | None:
+        """The error for this request; a kill strikes before the call that carries it, or before the one after that."""
+        self._faults.record(request)
+        answer = None
+        for fault in planned:
+            if request.startswith(fault.call):
+                self._counts[fault] += 1
+                if not fault.strikes(self._counts[fault]):
+                    continue
+                if fault.kind == KILL:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                elif fault.kind == KILL_AFTER:
+                    self._doomed = True
+                else:
+                    number = getattr(errno, fault.kind)
+                    answer = OSError(number, os.strerror(number))
+        return answer
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The edge of the kernel: what the system refuses becomes KernelError, and the lab makes it refuse.
-
-In production no faults are ever set.
-"""
+"""Where the daemon calls the kernel: errors become KernelError, and the lab injects faults. Production has none."""
 
 from __future__ import annotations
 
@@ -12,34 +9,40 @@ from typing import TYPE_CHECKING
 from mptcp_throttle.linux.kernel_error import KernelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-_inject: Callable[[str], None] | None = None
+_inject: Callable[[Sequence[str]], Sequence[OSError | None]] | None = None
 
 
-def set_faults(inject: Callable[[str], None] | None) -> None:
-    """Call `inject` with the name of every call into the kernel before it is made.
+def set_faults(inject: Callable[[Sequence[str]], Sequence[OSError | None]] | None) -> None:
+    """Call `inject` before each call into the kernel, with the names of all requests that the call carries.
 
-    An OSError that it raises is taken for the kernel's answer.
+    For each request it returns None, or the error to be taken for the kernel's answer: such a request is not sent.
     """
     global _inject
     _inject = inject
 
 
+def injected_errors(requests: Sequence[str]) -> list[KernelError | None]:
+    """A call with these requests, named as an operator would type them, is about to be made: the injected errors."""
+    if _inject is None:
+        return [None] * len(requests)
+    return [
+        None if error is None else KernelError(what, error.errno or errno.EIO)
+        for what, error in zip(requests, _inject(requests), strict=True)
+    ]
+
+
 def fault_point(what: str) -> None:
-    """A call into the kernel, named as an operator would type it, is about to be made."""
-    if _inject is not None:
-        _inject(what)
-
-
-def injects() -> bool:
-    """Whether calls are made to go wrong."""
-    return _inject is not None
+    """A call of one request is about to be made. Raises KernelError if a fault is injected."""
+    (error,) = injected_errors([what])
+    if error is not None:
+        raise error
 
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into KernelError, which says `what` was tried."""
+    """Turn an OSError into KernelError, which names the attempted operation `what`."""
     try:
         yield
     except OSError as error:

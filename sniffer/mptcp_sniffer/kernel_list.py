@@ -16,8 +16,10 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, TcpSocket, list_tcp
-from mptcp_throttle.linux.netlink import attributes
+from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, InetDiag, TcpSocket
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_codec import attributes
+from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Token
 from mptcp_throttle.service import missing_capabilities
 
@@ -66,11 +68,17 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
     if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
         # Without it the kernel lists the same sockets as if they were plain TCP.
         raise KernelListUnavailable("needs CAP_NET_ADMIN")
-    at = time.time()
     try:
-        return KernelList(at, dict(_subflows(list_tcp(ports, SS_ESTABLISHED, {_ULP_INFO}))))
-    except OSError as error:
+        # Of a listing that was interrupted nothing is kept.
+        return read_consistently(lambda: _list(ports))
+    except KernelError as error:
         raise KernelListUnavailable(str(error)) from error
+
+
+def _list(ports: Sequence[int]) -> KernelList:
+    at = time.time()
+    with InetDiag() as diag:
+        return KernelList(at, dict(_subflows(diag.sockets(SS_ESTABLISHED, {_ULP_INFO}, ports))))
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:

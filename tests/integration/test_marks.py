@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
 from typing import Final, Protocol, TypeVar
@@ -91,9 +91,8 @@ def in_kernel(host: Host) -> dict[FourTuple, int]:
 def refused(call: str) -> Iterator[None]:
     """The kernel does not do what is named so."""
 
-    def refuse(what: str) -> None:
-        if what.startswith(call):
-            raise OSError(errno.ENOENT, call)
+    def refuse(requests: Sequence[str]) -> list[OSError | None]:
+        return [OSError(errno.ENOENT, call) if what.startswith(call) else None for what in requests]
 
     set_faults(refuse)
     try:

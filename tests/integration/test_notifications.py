@@ -1,4 +1,4 @@
-"""What others change about our interface is noticed, what we change ourselves and what they do elsewhere is not."""
+"""Notifications report what others change on our interface, not our own changes nor what happens elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(json.dumps(noticed))
 """
 
 
-def test_what_others_do_to_our_interface_is_noticed() -> None:
+def test_notifications_report_only_what_others_change_on_our_interface() -> None:
     script = (EXECUTABLES / "python", "-c", SCRIPT, json.dumps(list(COMMANDS)))
     done = run(["unshare", "--net", *script])
     assert done.stderr == ""

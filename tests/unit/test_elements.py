@@ -1,4 +1,4 @@
-"""Elements of sets: what the kernel wrote is understood, and nothing else is."""
+"""Elements of ipsets: ours are decoded as the kernel lists them, and no others."""
 
 from ipaddress import ip_address
 
@@ -15,7 +15,7 @@ ELEMENT = Element(ip_address("10.9.31.74"), 33041, ip_address("10.3.0.2"), 0x0D3
 SIX = Element(ip_address("fd00:1::2"), 40000, ip_address("fd00:3::2"), 0x0002_0000, 0xFFFF_0000)
 
 
-def test_an_element_of_the_kernels_is_understood() -> None:
+def test_decode_element_reads_what_the_kernel_lists() -> None:
     assert decode_element(FROM_KERNEL, 4) == ELEMENT
 
 
@@ -28,12 +28,12 @@ def test_an_element_of_the_kernels_is_understood() -> None:
         FROM_KERNEL.replace(bytes.fromhex("0c001b40"), bytes.fromhex("0c001c40")),  # skbprio
     ],
 )
-def test_whatever_differs_from_what_we_add_is_not_ours(raw: bytes) -> None:
+def test_decode_element_returns_none_for_elements_we_never_add(raw: bytes) -> None:
     assert decode_element(raw, 4) is None
 
 
 @pytest.mark.parametrize(("element", "version"), [(ELEMENT, 4), (SIX, 6)])
-def test_what_we_add_says_the_same_with_the_byte_order_flagged(element: Element, version: int) -> None:
+def test_encode_element_differs_from_the_listed_in_byte_order_flags(element: Element, version: int) -> None:
     raw = encode_element(element)
     assert len(raw) == ELEMENT_BYTES[version]
     flagged, plain = (bytes([version // 2 - 1, flag]) for flag in (0x40, 0x00))

@@ -5,10 +5,10 @@ import pytest
 
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import Experiment, load
-from mptcp_lab.scenario.inet_diag import TcpSocket
 from mptcp_lab.scenario.judge import Statistic, compare, judge, summarise
 from mptcp_lab.scenario.recording import Curve, Event, FlowResult, InterfaceSample, Recording, SubflowSample
 from mptcp_lab.scenario.results import Result, Run, read_results, write_result
+from mptcp_lab.scenario.sampler import SocketInfo
 from mptcp_lab.scenario.schema import Port
 
 HEAD = """\
@@ -38,7 +38,7 @@ def interface(at: float, port: str, received: int) -> InterfaceSample:
 
 
 def subflow(at: float, cookie: int, local: str, received: int) -> SubflowSample:
-    return SubflowSample(at, "b", TcpSocket(cookie, local, 5201, "10.1.0.1", 40000, 0, received, 10, 0.01, 0, 0, 0))
+    return SubflowSample(at, "b", SocketInfo(cookie, local, 5201, "10.1.0.1", 40000, 0, received, 10, 0.01, 0, 0, 0))
 
 
 # 1 MB/s over link one in 10 s; over link two 1 MB in the first 2 s, whose socket is closed then.

@@ -28,7 +28,7 @@ from mptcp_throttle.linux.cbpf import (
     assemble,
     encode,
 )
-from mptcp_throttle.linux.netlink import attribute, attributes
+from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.tc import Filter, Qdisc
 

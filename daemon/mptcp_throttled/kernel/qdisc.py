@@ -19,7 +19,7 @@ from mptcp_throttled.kernel.tc import (
     Qdisc,
     TrafficControl,
     add_class,
-    add_leaf,
+    add_qdisc,
     delete_class,
     format_handle,
 )
@@ -29,7 +29,7 @@ from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOpe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mptcp_throttle.linux.netlink_requests import Request
+    from mptcp_throttle.linux.netlink_socket import Request
     from mptcp_throttled.kernel.htb import Marking
 
 
@@ -184,10 +184,10 @@ def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Reque
     match operation:
         case AddClass(rate=rate):
             yield add_class(interface, classid, htb.class_options(rate), rate)
-            yield add_leaf(interface, leaf)
+            yield add_qdisc(interface, leaf)
         case ChangeClass(rate=rate, mend=mend):
             yield add_class(interface, classid, htb.class_options(rate), rate, change=True)
             if mend:
-                yield add_leaf(interface, leaf, replace=True)
+                yield add_qdisc(interface, leaf, replace=True)
         case DeleteClass():
             yield delete_class(interface, classid)

@@ -1,32 +1,33 @@
-"""The few tc messages we exchange with the kernel: those of which there are few on top of pyroute2, others by hand.
+"""tc messages: qdiscs, filters and HTB classes.
 
-All travel with their options as raw bytes: a qdisc we replace must come back exactly as it was, and pyroute2 decodes
-neither all kinds nor classic BPF.
+What a JOIN, a full reconcile or a restart needs goes through our own netlink code: it adds a class in 0.04 ms
+(pyroute2: 0.43 ms), lists 2000 classes in 22 ms (559 ms), and replaces the root qdisc and adds its filter, which the
+first JOIN waits for, in 0.3 ms (1.6 ms). pyroute2 does what is rare: it deletes the root qdisc and its filters.
+
+Options travel as raw bytes: a qdisc that we replace must be restored exactly as it was, and pyroute2 decodes neither
+all kinds nor classic BPF.
 """
 
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from socket import if_nameindex
+from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
 from pyroute2.netlink import (
-    NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
-    NLM_F_REQUEST,
-    nlmsg,
 )
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
-    RTM_DELQDISC,
     RTM_DELTCLASS,
-    RTM_DELTFILTER,
     RTM_GETQDISC,
     RTM_GETTCLASS,
     RTM_GETTFILTER,
@@ -35,32 +36,35 @@ from pyroute2.netlink.rtnl import (
     RTM_NEWTFILTER,
     TC_H_ROOT,
 )
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.linux.fault_point import fault_point, os_errors
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink import attribute
-from mptcp_throttle.linux.netlink_requests import Request
+from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
+from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.tc_requests import TcRequests, tc_request
 
-_DO: Final = NLM_F_REQUEST | NLM_F_ACK
+_TCMSG: Final = Struct("=BxxxiIII")
 # include/uapi/linux/rtnetlink.h
 _TCA_KIND: Final = 1
 _TCA_OPTIONS: Final = 2
 _TCA_STAB: Final = 8
+_STATISTICS: Final = frozenset({3, 4, 7})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last, and we need none
 
 
-class _RawTcMessage(nlmsg):  # type: ignore[misc]
-    prefix = "TCA_"
-    fields = tcmsg.fields
-    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "cdata"))
+class TcMessage(NamedTuple):
+    """A qdisc, class or filter of a dump, without its statistics; what `info` (tcm_info) means depends on the kind."""
+
+    interface: int
+    handle: int
+    parent: int
+    info: int
+    attributes: dict[int, bytes]
 
 
 class Qdisc(NamedTuple):
-    """A qdisc; its handle is 0 if the kernel put it there by default, its options are as netlink has them.
+    """A qdisc; its handle is 0 if the kernel attached it by default, `options` is the payload of TCA_OPTIONS.
 
-    `has_size_table` (tc-stab(8)) is not part of the options.
+    `has_size_table`: it has a size table (tc-stab(8)), which is not part of the options.
     """
 
     kind: str
@@ -80,7 +84,7 @@ class Filter(NamedTuple):
 
 
 class HtbClass(NamedTuple):
-    """An HTB class, with its options as netlink has them."""
+    """An HTB class; `options` is the payload of TCA_OPTIONS."""
 
     classid: int
     options: bytes
@@ -88,7 +92,7 @@ class HtbClass(NamedTuple):
 
 @contextmanager
 def netlink_call(what: str) -> Iterator[None]:
-    """Turn what netlink refuses into KernelError, which says `what` was tried."""
+    """Turn pyroute2's NetlinkError and OSError into KernelError, which names the attempted operation `what`."""
     try:
         with os_errors(what):
             fault_point(what)
@@ -100,25 +104,23 @@ def netlink_call(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface: the kernel knows it by its index for as long as it exists, people by its present name."""
+    """A network interface: its index identifies it for as long as it exists, its name may change."""
 
     index: int
     name: str
 
 
 class TrafficControl:
-    """tc of this host. All methods raise KernelError."""
+    """tc of this network namespace. All methods raise KernelError."""
 
     def __init__(self) -> None:
         self._ip = IPRoute(ext_ack=True)
-        # IPRoute accepts nlm_generator but only its base class stores it (pyroute2 0.9.7); nlm_request reads it.
-        self._ip.status["nlm_generator"] = True
-        self._requests = TcRequests()
+        self._socket = NetlinkSocket(socket.NETLINK_ROUTE)
 
     @property
     def ports(self) -> frozenset[int]:
-        """The netlink ports (nlmsg_pid) of our requests, which notifications of their effects carry."""
-        return frozenset({int(self._ip.status["epid"]), self._requests.port})
+        """The netlink ports (nlmsg_pid) of our requests: notifications of our own changes carry them."""
+        return frozenset({int(self._ip.status["epid"]), self._socket.port})
 
     def interfaces(self) -> list[Interface]:
         """All interfaces."""
@@ -128,101 +130,78 @@ class TrafficControl:
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
         found: dict[int, list[Qdisc]] = {}
-        for message in self._requests.show("tc qdisc show", RTM_GETQDISC):
+        for message in self._dump("tc qdisc show", RTM_GETQDISC):
             kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
-            qdisc = Qdisc(_text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
+            qdisc = Qdisc(text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
             found.setdefault(message.interface, []).append(qdisc)
         return found
 
     def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
         """Add a qdisc, or `replace` the one at its parent."""
-        flags = _DO | NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
-        with netlink_call(f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"):
-            list(
-                self._request(
-                    RTM_NEWQDISC, flags, interface.index, qdisc.kind, qdisc.options, qdisc.handle, qdisc.parent
-                )
-            )
+        self._carry_out(add_qdisc(interface, qdisc, replace=replace))
 
     def delete_root(self, interface: Interface) -> None:
-        """Delete the root qdisc; the kernel puts its default there."""
+        """Delete the root qdisc; the kernel attaches its default there."""
         with netlink_call(f"tc qdisc del dev {interface.name} root"):
-            list(self._request(RTM_DELQDISC, _DO, interface.index, parent=TC_H_ROOT))
+            self._ip.tc("del", index=interface.index, parent=TC_H_ROOT)
 
     def filters(self, interface: Interface, parent: int) -> list[Filter]:
         """The filters of a qdisc."""
         what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
         return [
-            Filter(_text(found.attributes[_TCA_KIND]), found.handle, found.info, found.attributes.get(_TCA_OPTIONS))
-            for found in self._requests.show(what, RTM_GETTFILTER, interface.index, parent)
+            Filter(text(found.attributes[_TCA_KIND]), found.handle, found.info, found.attributes.get(_TCA_OPTIONS))
+            for found in self._dump(what, RTM_GETTFILTER, interface.index, parent)
             # Every filter is dumped a second time, with handle 0, for its priority as a whole.
             if found.handle
         ]
 
     def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
         """Add a filter to a qdisc."""
-        with netlink_call(f"tc filter add dev {interface.name} {filter_.kind}"):
-            list(
-                self._request(
-                    RTM_NEWTFILTER,
-                    _DO | NLM_F_CREATE | NLM_F_EXCL,
-                    interface.index,
-                    filter_.kind,
-                    filter_.options,
-                    filter_.handle,
-                    parent,
-                    filter_.info,
-                )
-            )
+        what = f"tc filter add dev {interface.name} {filter_.kind}"
+        kind, handle, info, options = filter_
+        body = _kind_and_options(kind, options)
+        flags = NLM_F_CREATE | NLM_F_EXCL
+        self._carry_out(tc_request(what, RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""
         with netlink_call(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
-            list(self._request(RTM_DELTFILTER, _DO, interface.index, parent=parent))
+            self._ip.tc("del-filter", index=interface.index, parent=parent)
 
     def htb_classes(self, interface: Interface) -> list[HtbClass]:
         """The HTB classes of an interface."""
         return [
             HtbClass(message.handle, message.attributes.get(_TCA_OPTIONS, b""))
-            for message in self._requests.show(f"tc class show dev {interface.name}", RTM_GETTCLASS, interface.index)
-            if _text(message.attributes[_TCA_KIND]) == "htb"
+            for message in self._dump(f"tc class show dev {interface.name}", RTM_GETTCLASS, interface.index)
+            if text(message.attributes[_TCA_KIND]) == "htb"
         ]
 
     def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
-        """Make the changes in order, whatever comes of others; for each, why it was refused."""
-        return self._requests.carry_out(requests)
+        """Make the changes in order, also if some are refused; for each, the kernel's refusal."""
+        return self._socket.carry_out(requests)
 
     def knows_qdisc(self, interface: Interface, kind: str) -> bool:
-        """Whether the kernel has this qdisc, without changing anything.
+        """Whether the kernel has this kind of qdisc; nothing is changed.
 
-        A request without options makes qdisc_create (net/sched/sch_api.c) load the kind, and HTB refuse it.
+        For a request without options qdisc_create (net/sched/sch_api.c) loads the module of the kind, then HTB refuses.
+        pyroute2's `tc()` always sends options.
         """
-        flags = _DO | NLM_F_CREATE | NLM_F_REPLACE
-        with netlink_call(f"look for qdisc {kind}"):
-            try:
-                list(self._request(RTM_NEWQDISC, flags, interface.index, kind, None, 0, TC_H_ROOT))
-            except NetlinkError as error:
-                return int(error.code) != errno.ENOENT
-        return True
+        flags = NLM_F_CREATE | NLM_F_REPLACE
+        body = _kind_and_options(kind, None)
+        what = f"look for qdisc {kind}"
+        (refusal,) = self._socket.carry_out(
+            [tc_request(what, RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)]
+        )
+        return refusal is None or refusal.number != errno.ENOENT
 
-    def _request(
-        self,
-        message_type: int,
-        flags: int,
-        index: int = 0,
-        kind: str | None = None,
-        options: bytes | None = None,
-        handle: int = 0,
-        parent: int = 0,
-        info: int = 0,
-    ) -> Iterator[nlmsg]:
-        message = _RawTcMessage()
-        message.update({"family": 0, "index": index, "handle": handle, "parent": parent, "info": info})
-        attributes: list[tuple[str, object]] = [] if kind is None else [("TCA_KIND", kind)]
-        if options is not None:
-            attributes.append(("TCA_OPTIONS", options))
-        message["attrs"] = attributes
-        yield from self._ip.nlm_request(message, message_type, flags)
+    def _carry_out(self, request: Request) -> None:
+        (refusal,) = self._socket.carry_out([request])
+        if refusal is not None:
+            raise refusal
+
+    def _dump(self, what: str, type_: int, index: int = 0, parent: int = 0) -> list[TcMessage]:
+        """All qdiscs, classes or filters: of the interface `index` or of all, of `parent`."""
+        return [parse_message(payload) for payload in self._socket.dump(tc_request(what, type_, 0, index, 0, parent))]
 
 
 def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:
@@ -231,26 +210,39 @@ def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *,
         f"tc class {'change' if change else 'add'} dev {interface.name} classid {format_classid(classid)} rate {rate}"
     )
     flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
-    htb = attribute(_TCA_KIND, b"htb\0") + attribute(_TCA_OPTIONS, options)
-    return tc_request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, htb)
+    body = _kind_and_options("htb", options)
+    return tc_request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, body=body)
 
 
 def delete_class(interface: Interface, classid: int) -> Request:
-    """Delete a class and its leaf qdisc with all that is queued in it."""
+    """Delete a class, its leaf qdisc and the packets queued there."""
     what = f"tc class del dev {interface.name} classid {format_classid(classid)}"
     return tc_request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
 
 
-def add_leaf(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
-    """Add the queue of a class, or `replace` it."""
+def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
+    """Add a qdisc, or `replace` the one at its parent."""
     what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
     flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
-    body = attribute(_TCA_KIND, qdisc.kind.encode() + b"\0") + attribute(_TCA_OPTIONS, qdisc.options or b"")
-    return tc_request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body)
+    body = _kind_and_options(qdisc.kind, qdisc.options)
+    return tc_request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
 
 
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode()
+def _kind_and_options(kind: str, options: bytes | None) -> bytes:
+    return attribute(_TCA_KIND, kind.encode() + b"\0") + (b"" if options is None else attribute(_TCA_OPTIONS, options))
+
+
+def tc_request(
+    what: str, type_: int, flags: int, interface: int, handle: int, parent: int, info: int = 0, body: bytes = b""
+) -> Request:
+    """A request about a qdisc, class or filter; `body` are its netlink attributes."""
+    return Request(what, type_, flags, _TCMSG.pack(0, interface, handle, parent, info) + body)
+
+
+def parse_message(payload: bytes) -> TcMessage:
+    """A message of a dump: struct tcmsg, and attributes."""
+    _, index, handle, parent, info = _TCMSG.unpack_from(payload)
+    return TcMessage(index, handle, parent, info, attributes(payload, _TCMSG.size, _STATISTICS))
 
 
 def format_handle(handle: int) -> str:

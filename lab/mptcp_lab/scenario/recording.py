@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mptcp_lab.scenario.inet_diag import TcpSocket
+    from mptcp_lab.scenario.sampler import SocketInfo
     from mptcp_lab.scenario.schema import Port
 
 MEGA = 1e6
@@ -30,7 +30,7 @@ class SubflowSample(NamedTuple):
 
     at: float
     host: str
-    socket: TcpSocket
+    socket: SocketInfo
 
 
 class Event(NamedTuple):

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from mptcp_lab.background import Background
 from mptcp_lab.errors import LabError
 from mptcp_lab.meter import enter
-from mptcp_lab.scenario.inet_diag import InetDiag
 from mptcp_lab.scenario.recording import InterfaceSample, SubflowSample
 from mptcp_lab.scenario.schema import Port
+from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, InetDiag, TcpSocket
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_socket import read_consistently
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
+
+# struct tcp_info (include/uapi/linux/tcp.h): offsets of the fields; older kernels return a shorter one.
+_U32: Final = {"rtt": 68, "cwnd": 80, "retransmits": 100, "out_of_order": 224}
+_U64: Final = {"pacing": 104, "acked": 120, "received": 128}
+_UNLIMITED: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SocketInfo:
+    """The state of a TCP socket, perhaps an MPTCP subflow.
+
+    `acked` and `received` are bytes of payload, `rtt` is in seconds, `pacing` in bits per second (0: not paced),
+    `cwnd`, `retransmits` and `out_of_order` in segments. What the kernel does not report is 0.
+    """
+
+    cookie: int
+    local: str
+    local_port: int
+    remote: str
+    remote_port: int
+    acked: int
+    received: int
+    cwnd: int
+    rtt: float
+    pacing: int
+    retransmits: int
+    out_of_order: int
 
 
 class _Probe(NamedTuple):
@@ -40,7 +72,7 @@ class Sampler(Background):
         self._ports = ports
         self._interval = interval
         self._began = began
-        self._error: OSError | None = None
+        self._error: OSError | KernelError | None = None
         super().__init__("sampler")
 
     def __exit__(
@@ -48,7 +80,7 @@ class Sampler(Background):
     ) -> None:
         super().__exit__(kind, error, traceback)
         if self._error is not None and error is None:
-            raise LabError(f"samples cannot be taken: {self._error.strerror}") from self._error
+            raise LabError(f"samples cannot be taken: {self._error}") from self._error
 
     def _run(self) -> None:
         try:
@@ -61,7 +93,7 @@ class Sampler(Background):
                     self.counters[probe.host] = {
                         name: value - before[probe.host].get(name, 0) for name, value in after.items()
                     }
-        except OSError as error:
+        except (OSError, KernelError) as error:
             self._error = error
 
     def _open(self, stack: ExitStack, host: str, namespace: str) -> _Probe:
@@ -96,7 +128,35 @@ class Sampler(Background):
                     InterfaceSample(at, Port(probe.host, name.strip()), int(fields[0]), int(fields[8]))
                 )
         at = time.monotonic() - self._began
-        self.subflows += [SubflowSample(at, probe.host, found) for found in probe.sockets.established()]
+        self.subflows += [SubflowSample(at, probe.host, found) for found in _established(probe.sockets)]
+
+
+def _established(diag: InetDiag) -> list[SocketInfo]:
+    return read_consistently(lambda: [_socket_info(found) for found in diag.sockets(SS_ESTABLISHED, {INET_DIAG_INFO})])
+
+
+def _socket_info(found: TcpSocket) -> SocketInfo:
+    info = found.attributes.get(INET_DIAG_INFO, b"")
+    words = {name: _field(info, offset, 4) for name, offset in _U32.items()}
+    longs = {name: _field(info, offset, 8) for name, offset in _U64.items()}
+    return SocketInfo(
+        cookie=int.from_bytes(found.cookie, sys.byteorder),
+        local=str(ip_address(found.local)),
+        local_port=found.local_port,
+        remote=str(ip_address(found.remote)),
+        remote_port=found.remote_port,
+        acked=longs["acked"],
+        received=longs["received"],
+        cwnd=words["cwnd"],
+        rtt=words["rtt"] / 1e6,
+        pacing=0 if longs["pacing"] == _UNLIMITED else longs["pacing"] * 8,
+        retransmits=words["retransmits"],
+        out_of_order=words["out_of_order"],
+    )
+
+
+def _field(info: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(info[offset : offset + size], sys.byteorder) if len(info) >= offset + size else 0
 
 
 def _read(file: TextIO) -> str:

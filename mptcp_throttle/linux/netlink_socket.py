@@ -1,0 +1,186 @@
+"""The netlink socket of daemon, sniffer and lab: dumps, batches of changes, notifications.
+
+It sends many changes in one datagram: 32 classes with their leaves take 1.1 ms. pyroute2, which waits for the answer to
+one request before it sends the next, takes 36 ms (docs/performance.md, "Netlink: pyroute2 and our own messages").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+
+from pyroute2.netlink import (
+    NETLINK_EXT_ACK,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    SOL_NETLINK,
+)
+
+from mptcp_throttle.linux.cbpf import attach_filter
+from mptcp_throttle.linux.fault_point import fault_point, injected_errors, os_errors
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mptcp_throttle.linux.cbpf import Instruction
+
+T = TypeVar("T")
+
+_NETLINK_CAP_ACK: Final = 10  # include/uapi/linux/netlink.h; pyroute2 has no name for it
+# An acknowledgement takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
+_BATCH: Final = 64
+_PID_BITS: Final = 22  # include/linux/threads.h, PID_MAX_LIMIT
+# pyroute2 numbers its sockets in the bits above the process id: 0, and 20 to 199, without asking the kernel.
+_PORT_NUMBERS: Final = range(200, 1024)
+_RECEIVE_BYTES: Final = 2**18  # no datagram is longer: netlink_recvmsg and netlink_dump, net/netlink/af_netlink.c
+_DUMP_ATTEMPTS: Final = 5
+
+
+class DumpInterrupted(KernelError):
+    """What was dumped changed meanwhile (NLM_F_DUMP_INTR): entries may be missing, or be there twice."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, errno.EINTR, "it keeps changing while it is read")
+
+
+class Request(NamedTuple):
+    """A netlink request; `what` names it as an operator would type it.
+
+    `flags` are NLM_F_..., without those that all dumps or all changes have.
+    """
+
+    what: str
+    type: int
+    flags: int
+    payload: bytes
+
+
+class NetlinkSocket:
+    """A socket of a netlink protocol (socket.NETLINK_...). All methods raise KernelError.
+
+    With `groups`, a bit mask, it receives the notifications of these multicast groups that pass the `program`.
+    """
+
+    def __init__(self, protocol: int, groups: int = 0, program: Sequence[Instruction] = ()) -> None:
+        self._sequence = itertools.count(1)
+        with os_errors("open a netlink socket"), contextlib.ExitStack() as stack:
+            self._socket = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol))
+            for option in (_NETLINK_CAP_ACK, NETLINK_EXT_ACK):
+                self._socket.setsockopt(SOL_NETLINK, option, 1)
+            if program:
+                attach_filter(self._socket, program)
+            self._bind(groups)
+            stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The netlink port (nlmsg_pid) of our requests."""
+        return int(self._socket.getsockname()[0])
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def notifications(self) -> Iterator[Message]:
+        """Wait for notifications. Raises KernelError: with ENOBUFS if the kernel had to drop some."""
+        with os_errors("receive netlink notifications"):
+            return self._receive()
+
+    def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
+        """Make the changes in order, also if some are refused; for each, the kernel's refusal."""
+        refusals: list[KernelError | None] = []
+        for start in range(0, len(requests), _BATCH):
+            refusals += self._carry_out(requests[start : start + _BATCH])
+        return refusals
+
+    def dump(self, request: Request) -> list[bytes]:
+        """The payloads that the kernel answers with, as they were at one time."""
+        return read_consistently(lambda: list(self.stream(request)))
+
+    def stream(self, request: Request) -> Iterator[bytes]:
+        """The payloads that the kernel answers with, as they arrive.
+
+        Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`. Read to
+        the end: until then the kernel refuses the next dump of this socket (EBUSY).
+        """
+        fault_point(request.what)
+        with os_errors(request.what):
+            sequence = next(self._sequence)
+            self._socket.send(pack(request.type, NLM_F_REQUEST | NLM_F_DUMP | request.flags, sequence, request.payload))
+            interrupted = False
+            while True:
+                for message in self._receive():
+                    if message.sequence != sequence:
+                        continue  # the rest of an earlier answer
+                    interrupted |= bool(message.flags & NLM_F_DUMP_INTR)
+                    if message.type in {NLMSG_DONE, NLMSG_ERROR}:
+                        # NLMSG_DONE too carries an error, if the dump ended early (netlink_dump_done, af_netlink.c).
+                        number, explanation = status(message)
+                        if number:
+                            raise KernelError(request.what, number, explanation)
+                        if interrupted:
+                            raise DumpInterrupted(request.what)
+                        return
+                    yield message.payload
+
+    def _carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
+        refusals = injected_errors([request.what for request in requests])
+        sent = {next(self._sequence): n for n, refusal in enumerate(refusals) if refusal is None}
+        if not sent:
+            return refusals
+        try:
+            with os_errors(requests[0].what):
+                answers = self._exchange({sequence: requests[n] for sequence, n in sent.items()})
+        except KernelError as error:
+            return [refusal or error for refusal in refusals]
+        for sequence, n in sent.items():
+            number, explanation = answers[sequence]
+            if number:
+                refusals[n] = KernelError(requests[n].what, number, explanation)
+        return refusals
+
+    def _exchange(self, requests: dict[int, Request]) -> dict[int, tuple[int, str]]:
+        """Send these requests as one datagram; what the kernel answers to each, by sequence number."""
+        flags = NLM_F_REQUEST | NLM_F_ACK
+        packed = [pack(r.type, r.flags | flags, sequence, r.payload) for sequence, r in requests.items()]
+        self._socket.send(b"".join(packed))
+        answers: dict[int, tuple[int, str]] = {}
+        while len(answers) < len(requests):
+            for message in self._receive():
+                if message.type == NLMSG_ERROR and message.sequence in requests:
+                    answers[message.sequence] = status(message)
+        return answers
+
+    def _receive(self) -> Iterator[Message]:
+        return messages(self._socket.recv(_RECEIVE_BYTES))
+
+    def _bind(self, groups: int) -> None:
+        """Take a netlink port that pyroute2 does not count on."""
+        for number in _PORT_NUMBERS:
+            with contextlib.suppress(OSError):
+                return self._socket.bind((os.getpid() | number << _PID_BITS, groups))
+        raise OSError(errno.EADDRINUSE, "no free netlink port")
+
+
+def read_consistently(read: Callable[[], T]) -> T:
+    """What `read` returns once no dump in it was interrupted; a few attempts. Raises DumpInterrupted after the last."""
+    for _ in range(_DUMP_ATTEMPTS - 1):
+        with contextlib.suppress(DumpInterrupted):
+            return read()
+    return read()

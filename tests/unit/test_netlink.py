@@ -1,0 +1,304 @@
+"""Netlink without a kernel: the codec, dumps that are interrupted or end early, batches with one answer each."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from struct import pack as pack_struct
+from typing import Final, Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR
+
+from mptcp_sniffer import kernel_list
+from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
+from mptcp_throttle.linux.fault_point import set_faults
+from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, InetDiag
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, pack
+from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
+
+ENTRY: Final = 20  # the type of the messages in a dump
+DUMP: Final = Request("list", ENTRY, 0, b"")
+Reply = Callable[[Sequence[int]], list[bytes]]
+"""Datagrams that answer to requests with these sequence numbers."""
+
+
+class FakeSocket:
+    """In place of a netlink socket: answers each datagram with the next one of `replies`."""
+
+    def __init__(self, replies: Iterator[Reply]) -> None:
+        self.sent: list[list[Message]] = []
+        self._replies = replies
+        self._pending: list[bytes] = []
+
+    def send(self, datagram: bytes) -> None:
+        self.sent.append(list(messages(datagram)))
+        self._pending += next(self._replies)([message.sequence for message in self.sent[-1]])
+
+    def recv(self, _size: int) -> bytes:
+        return self._pending.pop(0)
+
+    def setsockopt(self, *_: object) -> None: ...
+
+    def bind(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    close = __exit__
+
+
+Answer = Callable[..., FakeSocket]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Makes all netlink sockets one that gives these replies."""
+
+    def install(*replies: Reply) -> FakeSocket:
+        fake = FakeSocket(iter(replies))
+        monkeypatch.setattr(socket, "socket", lambda *_: fake)
+        return fake
+
+    return install
+
+
+def listing(*entries: bytes, flags: int = 0, end: bytes = bytes(4), end_flags: int = 0) -> Reply:
+    """A datagram per entry, then NLMSG_DONE."""
+
+    def reply(sequences: Sequence[int]) -> list[bytes]:
+        (number,) = sequences
+        return [
+            *(pack(ENTRY, NLM_F_MULTI | flags, number, entry) for entry in entries),
+            pack(NLMSG_DONE, NLM_F_MULTI | end_flags, number, end),
+        ]
+
+    return reply
+
+
+def error(number: int) -> bytes:
+    return pack_struct("=i", -number)
+
+
+def explained(number: int, explanation: bytes, skipped: int) -> bytes:
+    """The payload of an extended acknowledgement."""
+    return error(number) + bytes(skipped) + attribute(1, explanation + b"\0")
+
+
+def acknowledge(*numbers: int) -> Reply:
+    """A datagram per request with these errno numbers."""
+
+    def reply(sequences: Sequence[int]) -> list[bytes]:
+        return [
+            pack(NLMSG_ERROR, 0, sequence, error(number) + bytes(16))
+            for sequence, number in zip(sequences, numbers, strict=True)
+        ]
+
+    return reply
+
+
+INTERRUPTED: Final = listing(b"one", flags=NLM_F_DUMP_INTR)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=9))))
+def test_messages_are_those_that_were_packed(packed: list[tuple[int, int, bytes]]) -> None:
+    padded = [pack(type_, 1, number, body + bytes(-len(body) % 4)) for type_, number, body in packed]
+    found = [(type_, number, body) for type_, _, number, body in messages(b"".join(padded))]
+    assert found == [(type_, number, body + bytes(-len(body) % 4)) for type_, number, body in packed]
+
+
+@given(st.dictionaries(st.integers(0, 2**14 - 1), st.binary(max_size=9)))
+def test_attributes_are_those_that_were_encoded(encoded: dict[int, bytes]) -> None:
+    data = b"head" + b"".join(attribute(type_, payload) for type_, payload in encoded.items())
+    assert attributes(data, 4) == encoded
+    some = set(list(encoded)[::2])
+    assert attributes(data, 4, only=some) == {type_: encoded[type_] for type_ in some}
+
+
+@pytest.mark.parametrize("read", [messages, attributes])
+def test_decoding_ends_at_a_length_of_zero(read: Callable[[bytes], object]) -> None:
+    assert not list(read(bytes(64)))  # type: ignore[call-overload]
+
+
+def test_dump_returns_the_payloads_of_all_datagrams(answer: Answer) -> None:
+    answer(listing(b"one ", b"two "))
+    assert NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP) == [b"one ", b"two "]
+
+
+def test_dump_ignores_the_rest_of_an_earlier_answer(answer: Answer) -> None:
+    def reply(sequences: Sequence[int]) -> list[bytes]:
+        earlier = sequences[0] - 1
+        return [
+            pack(ENTRY, 0, earlier, b"old "),
+            pack(NLMSG_DONE, 0, earlier, error(errno.EIO)),
+            *listing(b"new ")(sequences),
+        ]
+
+    answer(reply)
+    assert NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP) == [b"new "]
+
+
+def test_dump_raises_an_error_at_its_end(answer: Answer) -> None:
+    answer(listing(b"one ", end=explained(errno.ENOMEM, b"no room", skipped=0), end_flags=NLM_F_ACK_TLVS))
+    with pytest.raises(KernelError, match=r"list: ENOMEM \(no room\)") as raised:
+        NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP)
+    assert raised.value.number == errno.ENOMEM
+
+
+def test_dump_raises_a_refusal_with_the_kernels_explanation(answer: Answer) -> None:
+    refusal = explained(errno.EPERM, b"not you", skipped=16)
+    answer(lambda sequences: [pack(NLMSG_ERROR, NLM_F_ACK_TLVS, sequences[0], refusal)])
+    with pytest.raises(KernelError, match=r"list: EPERM \(not you\)"):
+        NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP)
+
+
+@pytest.mark.parametrize("interrupted", [INTERRUPTED, listing(b"one ", end_flags=NLM_F_DUMP_INTR)])
+def test_dump_is_repeated_when_it_was_interrupted(answer: Answer, interrupted: Reply) -> None:
+    answer(interrupted, interrupted, listing(b"two "))
+    assert NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP) == [b"two "]
+
+
+def test_dump_that_is_always_interrupted_raises_after_five_attempts(answer: Answer) -> None:
+    fake = answer(*[INTERRUPTED] * 9)
+    with pytest.raises(DumpInterrupted) as raised:
+        NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP)
+    assert raised.value.number == errno.EINTR
+    assert len(fake.sent) == 5
+
+
+def test_stream_yields_before_the_dump_has_ended(answer: Answer) -> None:
+    answer(lambda sequences: [pack(ENTRY, 0, sequences[0], b"one ")])
+    assert next(NetlinkSocket(socket.NETLINK_ROUTE).stream(DUMP)) == b"one "
+
+
+def test_read_consistently_does_not_repeat_other_errors() -> None:
+    attempts = []
+
+    def refused() -> None:
+        attempts.append(1)
+        raise KernelError("list", errno.EPERM)
+
+    with pytest.raises(KernelError, match="EPERM"):
+        read_consistently(refused)
+    assert len(attempts) == 1
+
+
+def changes(count: int) -> list[Request]:
+    return [Request(f"change {number}", ENTRY, 0, b"") for number in range(count)]
+
+
+def test_carry_out_reports_each_refusal_of_a_batch(answer: Answer) -> None:
+    fake = answer(acknowledge(0, errno.EBUSY, 0))
+    refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
+    assert [None if refusal is None else str(refusal) for refusal in refusals] == [None, "change 1: EBUSY", None]
+    assert len(fake.sent) == 1
+
+
+def test_carry_out_sends_64_requests_per_datagram(answer: Answer) -> None:
+    fake = answer(*(acknowledge(*[0] * size) for size in (64, 64, 2)))
+    assert NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(130)) == [None] * 130
+    assert [len(batch) for batch in fake.sent] == [64, 64, 2]
+
+
+def test_carry_out_ignores_acknowledgements_of_earlier_requests(answer: Answer) -> None:
+    def reply(sequences: Sequence[int]) -> list[bytes]:
+        return [pack(NLMSG_ERROR, 0, sequences[0] - 1, error(errno.EIO)), *acknowledge(0)(sequences)]
+
+    answer(reply)
+    assert NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(1)) == [None]
+
+
+@pytest.fixture
+def injected() -> Iterator[list[Sequence[str]]]:
+    """Refuses `change 1`; the calls that were made."""
+    calls: list[Sequence[str]] = []
+
+    def inject(requests: Sequence[str]) -> list[OSError | None]:
+        calls.append(requests)
+        return [OSError(errno.ENOBUFS, "") if request == "change 1" else None for request in requests]
+
+    set_faults(inject)
+    yield calls
+    set_faults(None)
+
+
+def test_fault_in_a_batch_refuses_one_request_the_others_are_sent(
+    answer: Answer, injected: list[Sequence[str]]
+) -> None:
+    fake = answer(acknowledge(0, errno.EBUSY))
+    refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
+    assert [str(refusal) for refusal in refusals] == ["None", "change 1: ENOBUFS", "change 2: EBUSY"]
+    assert injected == [["change 0", "change 1", "change 2"]]
+    assert len(fake.sent[0]) == 2
+
+
+def test_fault_in_every_request_of_a_batch_sends_nothing(answer: Answer, injected: list[Sequence[str]]) -> None:
+    fake = answer()
+    (refusal,) = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(2)[1:])
+    assert str(refusal) == "change 1: ENOBUFS"
+    assert (injected, fake.sent) == ([["change 1"]], [])
+
+
+# struct inet_diag_msg of an IPv4 socket from port 8080 to 40000, without attributes.
+SOCKET: Final = pack_struct(
+    "!BBBBHH4s12x4s12x4x8s20x", 2, 1, 0, 0, 8080, 40000, b"\x0a\0\0\1", b"\x0a\0\0\2", b"cookie!!"
+)
+
+
+def test_inet_diag_lists_a_socket_with_its_cookie(answer: Answer) -> None:
+    answer(listing(SOCKET), listing())
+    (found,) = InetDiag().sockets(SS_ESTABLISHED, {2})
+    assert found[:4] == (b"\x0a\0\0\1", 8080, b"\x0a\0\0\2", 40000)
+    assert found.cookie == b"cookie!!"
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        (listing(SOCKET, end=error(errno.ENOMEM)), errno.ENOMEM),
+        (listing(SOCKET, flags=NLM_F_DUMP_INTR), errno.EINTR),
+    ],
+)
+def test_inet_diag_does_not_end_a_listing_that_is_incomplete(answer: Answer, reply: Reply, number: int) -> None:
+    answer(reply, listing())
+    with pytest.raises(KernelError) as raised:
+        list(InetDiag().sockets(SS_ESTABLISHED, {2}))
+    assert raised.value.number == number
+
+
+def test_inet_diag_ignores_sockets_of_an_earlier_listing(answer: Answer) -> None:
+    def reply(sequences: Sequence[int]) -> list[bytes]:
+        return [pack(ENTRY, 0, sequences[0] - 1, SOCKET), *listing()(sequences)]
+
+    answer(reply, listing())
+    assert list(InetDiag().sockets(SS_ESTABLISHED, {2})) == []
+
+
+def subflow(port: int) -> bytes:
+    """SOCKET with another remote port, as an MPTCP subflow with token 7."""
+    mptcp = attribute(2, pack_struct("=I", 7)) + attribute(8, pack_struct("=I", 1))
+    return SOCKET[:6] + port.to_bytes(2, "big") + SOCKET[8:] + attribute(19, attribute(3, mptcp))
+
+
+@pytest.fixture
+def privileged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_list, "missing_capabilities", lambda **_: [])
+
+
+@pytest.mark.usefixtures("privileged")
+def test_list_subflows_keeps_nothing_of_an_interrupted_listing(answer: Answer) -> None:
+    answer(listing(subflow(1), flags=NLM_F_DUMP_INTR), listing(subflow(2)), listing())
+    assert [ends.client.port for ends in list_subflows([8080]).subflows] == [2]
+
+
+@pytest.mark.usefixtures("privileged")
+def test_list_subflows_gives_up_when_always_interrupted(answer: Answer) -> None:
+    answer(*[listing(subflow(1), flags=NLM_F_DUMP_INTR)] * 9)
+    with pytest.raises(KernelListUnavailable, match="EINTR"):
+        list_subflows([8080])

@@ -1,0 +1,84 @@
+"""The requests that we encode mean to pyroute2's decoder what they mean to us."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST
+from pyroute2.netlink.nfnetlink.ipset import IPSET_CMD_ADD, IPSET_FLAG_WITH_SKBINFO, ipset_msg
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
+
+from mptcp_throttle.linux.netlink_codec import pack
+from mptcp_throttle.linux.netlink_socket import Request
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel import htb
+from mptcp_throttled.kernel.marking.elements import Element, encode_element
+from mptcp_throttled.kernel.marking.ipset import OwnSet, create_request, elements_request
+from mptcp_throttled.kernel.tc import Interface, add_class, add_qdisc, delete_class, parse_message
+
+ETH0 = Interface(7, "eth0")
+RATE = Rate(8_000_000)
+
+
+def decode(kind: type[Any], request: Request) -> Any:  # noqa: ANN401
+    message = kind(pack(request.type, request.flags | NLM_F_REQUEST | NLM_F_ACK, 1, request.payload))
+    message.decode()
+    return message
+
+
+@pytest.mark.parametrize(("change", "flags"), [(False, NLM_F_CREATE | NLM_F_EXCL), (True, 0)])
+def test_add_class_asks_for_an_htb_class_below_the_root(change: bool, flags: int) -> None:
+    request = add_class(ETH0, htb.classid(2), htb.class_options(RATE), RATE, change=change)
+    message = decode(tcmsg, request)
+    assert (message["index"], message["handle"], message["parent"]) == (7, 0x4D50_0002, 0x4D50_0000)
+    assert message.get_attr("TCA_KIND") == "htb"
+    parameters = message.get_nested("TCA_OPTIONS", "TCA_HTB_PARMS")
+    assert parameters["rate"] == parameters["ceil"] == 1_000_000
+    assert request.flags == flags
+
+
+@pytest.mark.parametrize(("replace", "flag"), [(False, NLM_F_EXCL), (True, NLM_F_REPLACE)])
+def test_add_qdisc_asks_for_the_leaf_of_a_class(replace: bool, flag: int) -> None:
+    request = add_qdisc(ETH0, htb.leaf_qdisc(2), replace=replace)
+    message = decode(tcmsg, request)
+    assert (message["index"], message["handle"], message["parent"]) == (7, 0, 0x4D50_0002)
+    assert message.get_attr("TCA_KIND") == "pfifo"
+    assert request.flags == NLM_F_CREATE | flag
+
+
+def test_delete_class_names_the_class() -> None:
+    message = decode(tcmsg, delete_class(ETH0, htb.classid(2)))
+    assert (message["index"], message["handle"]) == (7, 0x4D50_0002)
+
+
+def test_parse_message_returns_what_was_requested() -> None:
+    options = htb.class_options(RATE)
+    parsed = parse_message(add_class(ETH0, htb.classid(2), options, RATE).payload)
+    assert parsed == (7, 0x4D50_0002, 0x4D50_0000, 0, {1: b"htb\0", 2: options})
+
+
+@pytest.mark.parametrize(("version", "family"), [(4, socket.AF_INET), (6, socket.AF_INET6)])
+def test_create_request_asks_for_a_set_with_skbinfo(version: int, family: int) -> None:
+    request = create_request(OwnSet(version, 8080), 5000)
+    message = decode(ipset_msg, request)
+    assert message.get_attr("IPSET_ATTR_SETNAME") == f"mptcp-throttle-{version}-8080"
+    assert message.get_attr("IPSET_ATTR_TYPENAME") == "hash:ip,port,ip"
+    assert message.get_attr("IPSET_ATTR_FAMILY") == family
+    assert message.get_nested("IPSET_ATTR_DATA", "IPSET_ATTR_MAXELEM") == 5000
+    assert message.get_nested("IPSET_ATTR_DATA", "IPSET_ATTR_CADT_FLAGS") == IPSET_FLAG_WITH_SKBINFO
+    assert request.flags == NLM_F_CREATE | NLM_F_EXCL
+
+
+def test_elements_request_carries_every_element() -> None:
+    proxy, mask = ip_address("10.3.0.2"), 0xFFFF_0000
+    elements = [Element(ip_address("10.1.0.2"), port, proxy, port << 16, mask) for port in (40000, 40001)]
+    encoded = [encode_element(element) for element in elements]
+    message = decode(ipset_msg, elements_request("add", IPSET_CMD_ADD, OwnSet(4, 8080), encoded))
+    found = [
+        (one.get_attr("IPSET_ATTR_PORT_FROM"), one.get_attr("IPSET_ATTR_SKBMARK"))
+        for one in message.get_attr("IPSET_ATTR_ADT").get_attrs("IPSET_ATTR_DATA")
+    ]
+    assert found == [(40000, (40000 << 16, mask)), (40001, (40001 << 16, mask))]
