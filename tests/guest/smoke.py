@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from bench import MEGABYTE, bench, eventually
+from polling import eventually
+from proxy_world import proxy_world
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.meter import PathMeter
@@ -14,11 +15,11 @@ SECONDS = 5
 
 
 def test_the_capped_path_carries_its_cap_and_fq_codel_is_back_afterwards() -> None:
-    with bench(Topology(proxy_qdisc="fq_codel")) as work:
+    with proxy_world(Topology(proxy_qdisc="fq_codel")) as work:
         before = kernel_state(work.lab.proxy)
         assert "qdisc fq_codel " in before["tc qdisc show dev eth0"]
         with PathMeter(work.lab.client.namespace, ("eth0", "wlan0")) as meter:
-            download = work.download(50 * MEGABYTE)
+            download = work.download()
             work.wait_capped()
             start = time.monotonic() + 1.5  # what the router had queued at 10 Mb/s arrives
             time.sleep(1.5 + SECONDS)

@@ -11,7 +11,7 @@ import pytest
 from mptcp_lab.guest.kernels import NAMES
 
 REPOSITORY = Path(__file__).parents[2]
-INSIDE = ("tests/guest/smoke.py", "tests/integration/test_original_qdiscs.py")
+INSIDE = ("tests/guest/smoke.py", "tests/integration/test_qdisc_round_trip.py")
 """One start of the guest and of Python for all: these are the slow things there."""
 
 

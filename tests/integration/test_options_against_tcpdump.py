@@ -131,12 +131,12 @@ def decoded(of: TCP) -> Option:
     return option
 
 
-def test_the_decoder_and_tcpdump_read_the_same(tmp_path: Path) -> None:
+def test_decoder_reads_options_as_tcpdump_does(tmp_path: Path) -> None:
     segments = [segment(flags, layer) for flags, layer in FORMS]
     assert [in_words_of_tcpdump(decoded(one)) for one in segments] == read_by_tcpdump(tmp_path, segments)
 
 
-def test_scapy_and_tcpdump_read_the_same_of_dss(tmp_path: Path) -> None:
+def test_scapy_reads_dss_as_tcpdump_does(tmp_path: Path) -> None:
     long, short = int.from_bytes(OURS), int.from_bytes(OURS[:4])
     layers: list[MptcpOption] = []
     expected: list[str] = []

@@ -1,0 +1,21 @@
+"""Waiting for a condition, for all tests: nothing sleeps for as long as something is expected to take."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def eventually(condition: Callable[[], bool], what: str, within: float = 30.0) -> float:
+    """Wait until `condition` holds and return the seconds that took. Fails, naming `what`, after `within` seconds.
+
+    The default is for conditions whose time proves nothing: it costs nothing when things work.
+    """
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within, f"not within {within:g} s: {what}"
+        time.sleep(0.01)
+    return time.monotonic() - began
