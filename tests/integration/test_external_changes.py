@@ -76,7 +76,7 @@ COMMITTER: Final = """\
 import time
 import iptc
 
-# Opening a table creates it: only the one that is there already.
+# python-iptables creates a table that it opens: open only the one that exists already.
 iptc.Table.existing_table_names.update({name: name == "mangle" for name in iptc.Table.ALL})
 table = iptc.Table("mangle", autocommit=False)
 rule = iptc.Rule()
@@ -92,7 +92,7 @@ while True:
         time.sleep(0.003)
         table.commit()
     except iptc.IPTCError:
-        pass  # somebody else wrote in between
+        pass  # another program has committed in between
 """
 
 

@@ -1,4 +1,4 @@
-"""Both back ends for marks keep the same contract with the kernel, and go from one to the other."""
+"""Both back ends for marks do the same in the kernel, and each replaces what the other left."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Use(Protocol):
 
 @pytest.fixture
 def use(host: Host) -> Iterator[Use]:
-    """Takes a back end; in the end it is closed, and has left nothing behind."""
+    """A function that takes a back end, which is closed after the test and must have left nothing in the kernel."""
     with ExitStack() as stack:
         yield lambda back_end: stack.enter_context(closing(back_end))
     assert left(host) == ""
@@ -89,7 +89,7 @@ def in_kernel(host: Host) -> dict[FourTuple, int]:
 
 @contextmanager
 def refused(call: str) -> Iterator[None]:
-    """The kernel does not do what is named so."""
+    """Calls into the kernel whose name starts with `call` are refused."""
 
     def refuse(what: str) -> None:
         if what.startswith(call):

@@ -1,4 +1,4 @@
-"""tcpdump as the second witness of what MPTCP options say.
+"""tcpdump as a second decoder of MPTCP options.
 
 Scapy writes a segment of each form to a file; what tcpdump prints of it must be what our decoder returns, put into
 tcpdump's words. Two forms are missing here because tcpdump 4.99 does not know them: MP_CAPABLE with a checksum, which

@@ -1,4 +1,4 @@
-"""Invariant I3: however the daemon ends, the kernel is as before; and I1: what is not ours is never touched."""
+"""Invariant I3: however the daemon ends, the kernel is restored; and I1: what is not ours is never touched."""
 
 from __future__ import annotations
 

@@ -74,8 +74,9 @@ def test_sockets_serve_group_members_and_refuse_others(services: Shared) -> None
         # With 0755 it is the sockets' own mode that keeps others out.
         run.chmod(mode)
         for groups in ("", str(OTHER_GROUP.gr_gid)):
-            refusals = [(services.cli_as(groups, *command), "daemon.sock") for command in COMMANDS]
-            refusals += [(services.ask_as(groups, socket), socket) for socket in ("daemon.sock", "sniffer.sock")]
+            refusals = [(services.ask_as(groups, socket), socket) for socket in ("daemon.sock", "sniffer.sock")]
+            if (mode, groups) == (0o750, ""):
+                refusals += [(services.cli_as(groups, *command), "daemon.sock") for command in COMMANDS]
             for refused, socket in refusals:
                 line = f"{run}/{socket}: permission denied; its group may use it\n"
                 assert (refused.returncode, refused.stdout, refused.stderr) == (os.EX_NOPERM, "", line)

@@ -88,11 +88,11 @@ class InUnits(Services):
         return self.enter(*user, *rights, *service, umask=unit["UMask"][0])
 
     def enter(self, *argv: str | Path, umask: str = "022") -> list[str | Path]:
-        """The command line that runs `argv` among the users and files of our units."""
+        """The command line that runs `argv` with the users and files of our units."""
         return ["unshare", "--mount", "sh", "-c", ENTER, "sh", self.root, umask, *argv]
 
     def cli_as(self, groups: str, *arguments: str) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr of the CLI, run by somebody without rights in `groups`."""
+        """Exit status, stdout and stderr of the CLI, run by an unprivileged user in `groups`."""
         nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--groups", groups, "--bounding-set", "-all")
         cli: list[str | Path] = [EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments]
         result = self.proxy.run(*self.enter(*nobody, *cli), check=False)
@@ -103,7 +103,7 @@ class InUnits(Services):
 
 
 def _setpriv_names(capabilities: Sequence[str], without: str | None) -> str:
-    """Nothing but these, as setpriv(1) wants it."""
+    """These capabilities alone, in the syntax of setpriv(1)."""
     return ",".join(["-all", *(f"+{c.removeprefix('CAP_').lower()}" for c in capabilities if c != without)])
 
 
@@ -113,7 +113,7 @@ def process_status(process: Process) -> Mapping[str, str]:
 
 
 def capabilities(mask: str) -> set[str]:
-    """The names of a set in /proc/PID/status; a bit that no unit of ours grants has its number for a name."""
+    """The names of a set in /proc/PID/status; a bit that none of our units grants is named by its number."""
     names = {bit: name for name, bit in CAPABILITY_BITS.items()}
     return {names.get(bit, str(bit)) for bit in range(64) if int(mask, 16) >> bit & 1}
 
@@ -126,7 +126,7 @@ def lab(hosts: Hosts) -> Lab:
 @pytest.fixture
 def services(lab: Lab, request: pytest.FixtureRequest) -> InUnits:
     """Configured, not started."""
-    # iptables(8) makes its lock, over which ours is to be bound.
+    # iptables(8) creates its lock: ours is bound over it.
     kernel_state(lab.proxy)
     return InUnits(lab.proxy, re.sub(r"\W+", "-", request.node.name)[:40])
 
