@@ -135,7 +135,7 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
     """The daemon still runs, and its stop leaves everything as it was."""
     world.abort()
     assert world.daemon.exit_status is None
-    assert world.daemon.stop() == 0
+    assert world.daemon.stop() == 0, world.daemon.log_text()[-600:]
     assert kernel_state(world.lab.proxy) == before
 
 

@@ -191,14 +191,14 @@ def test_services_serve_others_while_both_sockets_are_abused(world: ProxyWorld) 
             client = RpcClient(run / name)
             assert max(seconds(lambda: client.call("status")) for _ in range(50)) < 0.5  # noqa: B023
         for _ in range(3):
-            assert seconds(lambda: services.cli("status")) < quiet + 2
+            assert seconds(lambda: services.cli("status")) < 2 * quiet + 2
             assert services.cli_json("status")["capture"] is not None
 
         world.download()
         (capped,) = world.wait_capped()
         assert capped.join_to_cap is not None
         assert capped.join_to_cap < 0.5
-        assert seconds(lambda: services.cli("set-rate", "ethernet", "2mbit")) < quiet + 2
+        assert seconds(lambda: services.cli("set-rate", "ethernet", "2mbit")) < 2 * quiet + 2
         assert [subflow.rate for subflow in world.capped()] == [2_000_000]
         world.wait_settled()
         assert receive_rates(world.lab.client, 3)["eth0"] < 2.6e6

@@ -6,8 +6,8 @@ in a directory of the lab; each program has them bound over the machine's, in a 
 
 from __future__ import annotations
 
+import itertools
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
+SERIAL: Final = itertools.count()
 SYSTEMD: Final = Path(__file__).parents[2] / "systemd"
 CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_BPF": 39}  # include/uapi/linux/capability.h
 
@@ -124,11 +125,11 @@ def lab(hosts: Hosts) -> Lab:
 
 
 @pytest.fixture
-def services(lab: Lab, request: pytest.FixtureRequest) -> InUnits:
+def services(lab: Lab) -> InUnits:
     """Configured, not started."""
     # iptables(8) creates its lock: ours is bound over it.
     kernel_state(lab.proxy)
-    return InUnits(lab.proxy, re.sub(r"\W+", "-", request.node.name)[:40])
+    return InUnits(lab.proxy, f"in-units-{next(SERIAL)}")
 
 
 @pytest.fixture
