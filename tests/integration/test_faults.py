@@ -65,7 +65,7 @@ class FaultyWorld(ProxyWorld):
 
     def transfer(self) -> Download:
         """A download of the first client that takes a second, however fast the paths are: the client reads slowly."""
-        return Download(self.lab, self.lab.client, self.origin.add(MEGABYTE), rate_limit=Rate(8 * MEGABYTE))
+        return self.download(MEGABYTE, rate_limit=Rate(8 * MEGABYTE))
 
     def lose_wifi(self) -> None:
         self.lab.client.run("ss", "-K", "-t", "src", str(self.lab.client.address(WIFI, 4)))
@@ -223,7 +223,7 @@ def toggled(request: pytest.FixtureRequest, world: FaultyWorld) -> Iterator[Togg
     before = world.state()
     world.start_daemon()
     for client in world.lab.clients.values():
-        world.download(client=client)
+        world.download(client=client, rate_limit=Rate(MEGABYTE))
     world.wait_capped(len(CLIENTS))
     toggled = Toggled(world, request.param, before)
     toggled.free()

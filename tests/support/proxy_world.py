@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.process import Process
     from mptcp_throttle.model import AccessNetwork
+    from mptcp_throttle.units import Rate
 
 MEGABYTE: Final = 10**6
 ENDLESS: Final = 10**11
@@ -67,12 +68,21 @@ class ProxyWorld:
         return self.services.sniffer
 
     def download(
-        self, size: int | None = None, client: Client | None = None, *, mptcp: bool = True, family: Family = 4
+        self,
+        size: int | None = None,
+        client: Client | None = None,
+        *,
+        mptcp: bool = True,
+        family: Family = 4,
+        rate_limit: Rate | None = None,
     ) -> Download:
-        """A download of `size` random bytes; without a size, of zeros that do not end before the test does."""
+        """A download of `size` random bytes; without a size, of zeros that do not end before the test does.
+
+        With `rate_limit` the client reads no faster than that.
+        """
         document = Document(self.origin.add_zeros(ENDLESS), ENDLESS, "") if size is None else self.origin.add(size)
         client = client or self.lab.client
-        download = Download(self.lab, client, document, mptcp=mptcp, family=family)
+        download = Download(self.lab, client, document, mptcp=mptcp, family=family, rate_limit=rate_limit)
         self._downloads[download] = client
         return download
 
