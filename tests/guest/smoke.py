@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import bench
+from proxy_world import proxy_world
 
 from mptcp_lab.download import Download
 from mptcp_lab.kernel_dump import kernel_state
@@ -22,7 +22,7 @@ OBSERVED = 625_000
 
 
 def test_capped_path_carries_its_cap_and_fq_codel_is_restored() -> None:
-    with bench(Topology(proxy_qdisc="fq_codel")) as work:
+    with proxy_world(Topology(proxy_qdisc="fq_codel")) as work:
         before = kernel_state(work.lab.proxy)
         with PathMeter(work.lab.client.namespace, ("eth0", "wlan0")) as meter:
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bench import eventually
+from polling import eventually
 
 KERNEL = "debian-6.12"
 HANG = 300

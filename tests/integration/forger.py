@@ -1,7 +1,7 @@
-"""A third host that knows what an attacker off the path can know: addresses, ports, and even a token.
+"""Packets of an attacker off the path, who knows addresses, ports and even a token.
 
-Programs of their own, run in the attacker's network namespace: `forger.py KIND PROXY PORT ARGUMENT...` sends its
-packets through Scapy; its kernel must not answer for it (the test drops its own RSTs).
+Run in the attacker's network namespace: `forger.py KIND PROXY PORT ARGUMENT...` sends its packets through Scapy. The
+kernel there must not answer for it: the test drops its RSTs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both back ends for marks keep the same contract with the kernel, and go from one to the other."""
+"""Both back ends for marks do the same in the kernel, and each replaces what the other left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Final, Protocol, TypeVar
 
 import pytest
-from bench import BACK_ENDS
+from proxy_world import BACK_ENDS
 from pyroute2 import netns
 
 from mptcp_lab.host import Host
@@ -58,7 +58,7 @@ class Use(Protocol):
 
 @pytest.fixture
 def use(host: Host) -> Iterator[Use]:
-    """Takes a back end; in the end it is closed, and has left nothing behind."""
+    """A function that takes a back end, which is closed after the test and must have left nothing in the kernel."""
     with ExitStack() as stack:
         yield lambda back_end: stack.enter_context(closing(back_end))
     assert left(host) == ""
@@ -89,7 +89,7 @@ def in_kernel(host: Host) -> dict[FourTuple, int]:
 
 @contextmanager
 def refused(call: str) -> Iterator[None]:
-    """The kernel does not do what is named so."""
+    """Calls into the kernel whose name starts with `call` are refused."""
 
     def refuse(requests: Sequence[str]) -> list[OSError | None]:
         return [OSError(errno.ENOENT, call) if what.startswith(call) else None for what in requests]
@@ -101,7 +101,7 @@ def refused(call: str) -> Iterator[None]:
         set_faults(None)
 
 
-def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: MarkingBackEnd, host: Host) -> None:
+def test_back_end_reads_back_what_it_made_and_changed(marks: MarkingBackEnd, host: Host) -> None:
     marks.require()
     assert marks.read() == {}
 
@@ -123,7 +123,7 @@ def test_what_is_made_and_changed_is_in_the_kernel_and_read_back(marks: MarkingB
     assert marks.count() == {6: 1}
 
 
-def test_made_anew_it_holds_those_marks_alone(marks: MarkingBackEnd, host: Host) -> None:
+def test_make_replaces_an_altered_chain_and_its_marks(marks: MarkingBackEnd, host: Host) -> None:
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
@@ -134,7 +134,7 @@ def test_made_anew_it_holds_those_marks_alone(marks: MarkingBackEnd, host: Host)
     assert in_kernel(host) == {TWO: 4}
 
 
-def test_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
+def test_back_end_changes_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
     many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(1500)}
     some = dict(list(many.items())[:100])
     more = {end: minor for end, minor in many.items() if end not in some}
@@ -146,7 +146,7 @@ def test_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
     assert marks.read() == {4: ChainState(some)}
 
 
-def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: MarkingBackEnd, host: Host, use: Use) -> None:
+def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: Host, use: Use) -> None:
     other: MarkingBackEnd = use(RuleMarking(MASK)) if marks.kind == "ipset" else use(IpsetMarking(MARKING))
     other.make(4, {ONE: 2})
     other.make(6, {SIX: 2})
@@ -166,7 +166,7 @@ def test_what_the_other_back_end_has_left_is_stray_and_goes(marks: MarkingBackEn
         (MARKING, 7),
     ],
 )
-def test_sets_of_another_configuration_are_made_anew(host: Host, use: Use, marking: Marking, max_marks: int) -> None:
+def test_ipset_of_another_configuration_is_replaced(host: Host, use: Use, marking: Marking, max_marks: int) -> None:
     use(IpsetMarking(marking, max_marks)).make(4, {ONE: 2})
     marks = use(IpsetMarking(MARKING))
     assert marks.read()[4].altered
@@ -176,7 +176,7 @@ def test_sets_of_another_configuration_are_made_anew(host: Host, use: Use, marki
     marks.remove(4)
 
 
-def test_a_full_set_refuses_a_change_as_a_whole(use: Use) -> None:
+def test_full_ipset_refuses_a_change_as_a_whole(use: Use) -> None:
     marks = use(IpsetMarking(MARKING, max_marks=4))
     marks.make(4, {ONE: 2, TWO: 3})
     many = {ends("10.1.0.9", port): 2 for port in range(1, 9)}
@@ -191,14 +191,14 @@ def test_a_full_set_refuses_a_change_as_a_whole(use: Use) -> None:
 
 
 @pytest.mark.parametrize("call", ["ipset add", "iptables-legacy -t mangle -A"])
-def test_what_cannot_be_made_wholly_leaves_nothing(use: Use, call: str) -> None:
+def test_make_that_fails_leaves_nothing(use: Use, call: str) -> None:
     marks = use(IpsetMarking(MARKING))
     with refused(call), pytest.raises(KernelError, match=call):
         marks.make(4, {ONE: 2})
     assert marks.read() == {}
 
 
-def test_a_set_that_somebody_else_refers_to_is_said_and_goes_when_he_does(host: Host, use: Use) -> None:
+def test_remove_names_an_ipset_used_by_a_foreign_rule(host: Host, use: Use) -> None:
     marks = use(IpsetMarking(MARKING))
     marks.make(4, {ONE: 2})
     rule = ("OUTPUT", "-m", "set", "--match-set", "mptcp-throttle-4-8080", "dst,dst,src")
@@ -212,7 +212,7 @@ def test_a_set_that_somebody_else_refers_to_is_said_and_goes_when_he_does(host: 
     marks.remove(4)
 
 
-def test_a_subflow_to_a_port_that_is_not_the_proxys_is_refused(use: Use) -> None:
+def test_make_refuses_a_port_that_is_not_the_proxys(use: Use) -> None:
     marks = use(IpsetMarking(MARKING))
     with pytest.raises(KernelError, match=r"^port 9999 is not among proxy\.ports: EINVAL$"):
         marks.make(4, {ends("10.1.0.2", proxy_port=9999): 2})
@@ -220,7 +220,7 @@ def test_a_subflow_to_a_port_that_is_not_the_proxys_is_refused(use: Use) -> None
 
 
 @pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
-def test_without_sets_in_the_kernel_auto_means_rules(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
+def test_auto_means_rules_where_the_kernel_lacks_ipset(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
     assert use(choose_marking(MarkMethod.AUTO, MARKING)).kind == "ipset"
     with refused(call):
         assert use(choose_marking(MarkMethod.AUTO, MARKING)).kind == "rules"

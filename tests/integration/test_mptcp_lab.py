@@ -6,7 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from bench import EXECUTABLES, eventually
+from polling import eventually
+from proxy_world import EXECUTABLES
 
 SCENARIO = """\
 title: two small links, one of which goes down

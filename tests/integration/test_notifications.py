@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from bench import EXECUTABLES
+from proxy_world import EXECUTABLES
 
 from mptcp_lab.process import run
 

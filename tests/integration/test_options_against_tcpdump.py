@@ -1,4 +1,4 @@
-"""tcpdump as the second witness of what MPTCP options say.
+"""tcpdump as a second decoder of MPTCP options.
 
 Scapy writes a segment of each form to a file; what tcpdump prints of it must be what our decoder returns, put into
 tcpdump's words. Two forms are missing here because tcpdump 4.99 does not know them: MP_CAPABLE with a checksum, which
@@ -131,12 +131,12 @@ def decoded(of: TCP) -> Option:
     return option
 
 
-def test_the_decoder_and_tcpdump_read_the_same(tmp_path: Path) -> None:
+def test_decoder_reads_options_as_tcpdump_does(tmp_path: Path) -> None:
     segments = [segment(flags, layer) for flags, layer in FORMS]
     assert [in_words_of_tcpdump(decoded(one)) for one in segments] == read_by_tcpdump(tmp_path, segments)
 
 
-def test_scapy_and_tcpdump_read_the_same_of_dss(tmp_path: Path) -> None:
+def test_scapy_reads_dss_as_tcpdump_does(tmp_path: Path) -> None:
     long, short = int.from_bytes(OURS), int.from_bytes(OURS[:4])
     layers: list[MptcpOption] = []
     expected: list[str] = []

@@ -1,4 +1,4 @@
-"""A cap takes what it says and no more: the proxy's sockets are paced, and freed whatever happens to us."""
+"""Pacing: under a cap a download gets nearly all that is permitted, and no socket stays paced without a reason."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
-from bench import EXECUTABLES, MEGABYTE, Bench, eventually
+from polling import eventually
+from proxy_world import EXECUTABLES, MEGABYTE, ProxyWorld
 
 from mptcp_lab.download import Download
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import WIFI
 
 PAYLOAD_PART = 1428 / 1514
+"""Payload bytes of a full segment with MPTCP's options, of the bytes of its frame."""
 
 NEIGHBOUR = """
 import subprocess
@@ -27,7 +29,7 @@ time.sleep(60)
 
 
 def watch(download: Download, seconds: float) -> list[tuple[float, int]]:
-    """When how much had been received."""
+    """Times, and the bytes that had been received by then."""
     samples, until = [], time.monotonic() + seconds
     while time.monotonic() < until:
         samples.append((time.monotonic(), download.received))
@@ -36,69 +38,73 @@ def watch(download: Download, seconds: float) -> list[tuple[float, int]]:
 
 
 def longest_gap(samples: list[tuple[float, int]]) -> float:
+    """The longest time in which nothing arrived, in seconds."""
     arrivals = [at for (_, before), (at, received) in pairwise(samples) if received > before]
-    return max(later - earlier for earlier, later in pairwise(arrivals))
+    return max(later - earlier for earlier, later in pairwise([samples[0][0], *arrivals, samples[-1][0]]))
 
 
-def test_under_a_cap_the_user_gets_nearly_all_that_is_permitted(work: Bench) -> None:
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
-    eventually(lambda: work.paced() == 1, "paced")
-    time.sleep(1)
+def wait_paced(world: ProxyWorld) -> None:
+    world.wait_capped()
+    eventually(lambda: world.paced() == 1, "one socket paced")
+
+
+def wait_received(download: Download, size: int) -> None:
+    """Wait until `size` more bytes have arrived."""
+    before = download.received
+    eventually(lambda: download.received >= before + size, f"{size} bytes received")
+
+
+def test_capped_download_gets_80_percent_of_what_is_permitted(world: ProxyWorld) -> None:
+    download = world.download()
+    wait_paced(world)
+    world.wait_settled()
+    wait_received(download, 5 * MEGABYTE)  # TCP's slow start on Wi-Fi is over
     samples = watch(download, 6)
     (began, before), (ended, after) = samples[0], samples[-1]
     permitted = (1e6 + WIFI.rate.bits_per_second) * PAYLOAD_PART
     assert (after - before) * 8 / (ended - began) > 0.8 * permitted
-    work.abort(download)
 
 
-def test_a_cap_that_begins_and_ends_in_mid_transfer_is_hardly_felt(work: Bench) -> None:
-    work.services.ask("pause", None)
-    download = work.download(40 * MEGABYTE)
-    eventually(lambda: len(work.services.subflows()) == 2, "two subflows")
-    time.sleep(1.5)
-    work.services.ask("resume")
-    work.wait_capped()
+def test_cap_in_mid_transfer_stops_the_data_for_less_than_a_second(world: ProxyWorld) -> None:
+    world.services.ask("pause", None)
+    download = world.download()
+    eventually(lambda: len(world.services.subflows()) == 2, "two subflows")
+    wait_received(download, 5 * MEGABYTE)
+    document = world.download(8 * MEGABYTE)
+    world.services.ask("resume")
+    world.wait_capped(2)
     assert longest_gap(watch(download, 2.5)) < 1.0
-    work.services.ask("pause", None)
-    eventually(lambda: work.paced() == 0, "free", within=1)
-    result = download.wait()
+    world.services.ask("pause", None)
+    eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+    result = document.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
 
-def test_sockets_that_a_killed_daemon_has_left_paced_are_freed_by_the_next(work: Bench) -> None:
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
-    eventually(lambda: work.paced() == 1, "paced")
-    assert work.services.daemon is not None
-    work.services.daemon.kill()
-    assert work.paced() == 1
+def test_sockets_paced_by_a_killed_daemon_are_freed_by_the_next(world: ProxyWorld) -> None:
+    world.download()
+    wait_paced(world)
+    world.daemon.kill()
+    assert world.paced() == 1
     wifi, ethernet = WIFI_FIRST
-    work.services.configure([wifi, replace(ethernet, cap=None)])
-    work.services.start_daemon()
-    work.services.wait_ready()
-    eventually(lambda: work.paced() == 0, "free", within=2)
-    work.abort(download)
+    world.services.configure([wifi, replace(ethernet, cap=None)])
+    world.start_daemon()
+    eventually(lambda: world.paced() == 0, "no socket paced", within=2)
 
 
-def test_a_daemon_of_another_network_namespace_on_the_same_cgroup_takes_no_pace_away(work: Bench) -> None:
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
-    eventually(lambda: work.paced() == 1, "paced")
-    neighbour = work.lab.origin.start("neighbour", EXECUTABLES / "python", "-c", NEIGHBOUR, machine_files=True)
+def test_pace_survives_a_daemon_of_another_namespace_on_the_cgroup(world: ProxyWorld) -> None:
+    download = world.download()
+    wait_paced(world)
+    neighbour = world.lab.origin.start("neighbour", EXECUTABLES / "python", "-c", NEIGHBOUR, machine_files=True)
     eventually(lambda: neighbour.log_text() == "attached\n", "attached")
-    for _ in range(20):
-        assert work.paced() == 1
-        time.sleep(0.05)
+    before = download.received
+    while download.received < before + 5 * MEGABYTE:
+        assert world.paced() == 1
     neighbour.stop()
-    work.abort(download)
 
 
-def test_a_daemon_that_stops_leaves_no_socket_paced(work: Bench) -> None:
-    download = work.download(20 * MEGABYTE)
-    work.wait_capped()
-    eventually(lambda: work.paced() == 1, "paced")
-    assert work.services.daemon is not None
-    assert work.services.daemon.stop() == 0
-    assert work.paced() == 0
+def test_daemon_that_stops_leaves_no_socket_paced(world: ProxyWorld) -> None:
+    download = world.download(10 * MEGABYTE)
+    wait_paced(world)
+    assert world.daemon.stop() == 0
+    assert world.paced() == 0
     assert download.wait().intact

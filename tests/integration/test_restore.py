@@ -1,4 +1,4 @@
-"""Invariant I3: however we end, the kernel is left as it was found; and I1: what is not ours is never touched."""
+"""Invariant I3: however the daemon ends, the kernel is restored; and I1: what is not ours is never touched."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 
+import proxy_world
 import pytest
-from bench import BACK_ENDS, MEGABYTE, Bench, bench, eventually
+from polling import eventually
+from proxy_world import BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import Process
@@ -24,122 +27,115 @@ FOREIGN_RULES = (
 )
 
 
-def with_foreign_rules(work: Bench) -> dict[str, str]:
-    for rule in FOREIGN_RULES:
-        work.lab.proxy.run(*rule)
-    return kernel_state(work.lab.proxy)
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """The proxy has iptables rules and an ipset that are not ours."""
+    with proxy_world.hosts() as built:
+        for rule in FOREIGN_RULES:
+            built.lab.proxy.run(*rule)
+        yield built
 
 
-@pytest.mark.parametrize("work", BACK_ENDS, indirect=True)
-def test_sigterm_in_mid_transfer_leaves_everything_as_it_was_and_the_download_unharmed(work: Bench) -> None:
-    before = with_foreign_rules(work)
-    download = work.download(10 * MEGABYTE)
-    work.wait_capped()
-    assert kernel_state(work.lab.proxy) != before
-    assert work.services.daemon is not None
-    assert work.services.daemon.stop() == 0
-    assert kernel_state(work.lab.proxy) == before
+@pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
+def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    download = world.download(10 * MEGABYTE)
+    world.wait_capped()
+    assert kernel_state(world.lab.proxy) != before
+    assert world.daemon.stop() == 0
+    assert kernel_state(world.lab.proxy) == before
     result = download.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
 
-@pytest.mark.parametrize("work", BACK_ENDS, indirect=True)
-def test_after_kill_9_cleanup_puts_everything_back(work: Bench) -> None:
-    before = with_foreign_rules(work)
-    download = work.download()
-    work.wait_capped()
-    assert work.services.daemon is not None
-    work.services.daemon.kill()
-    assert kernel_state(work.lab.proxy) != before
-    work.clean_up()
-    assert kernel_state(work.lab.proxy) == before
-    work.clean_up()
-    assert kernel_state(work.lab.proxy) == before
-    download.stop()
+@pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
+def test_cleanup_after_kill_9_restores_everything(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    world.daemon.kill()
+    assert kernel_state(world.lab.proxy) != before
+    for _ in range(2):
+        world.services.clean_up()
+        assert kernel_state(world.lab.proxy) == before
 
 
-def test_after_kill_9_an_invalid_configuration_does_not_keep_anybody_capped(work: Bench) -> None:
-    before = with_foreign_rules(work)
-    download = work.download()
-    work.wait_capped()
-    assert work.services.daemon is not None
-    work.services.daemon.kill()
-    with work.services.config.open("a", encoding="utf-8") as config:
+def test_cleanup_works_with_an_invalid_configuration(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    world.daemon.kill()
+    with world.services.config.open("a", encoding="utf-8") as config:
         config.write("no_such_key: 1\n")
-    work.clean_up()
-    assert kernel_state(work.lab.proxy) == before
-    download.stop()
+    world.services.clean_up()
+    assert kernel_state(world.lab.proxy) == before
 
 
 @pytest.mark.parametrize(
-    ("work", "after"), [("ipset", "ipset"), ("ipset", "rules"), ("rules", "auto")], indirect=["work"]
+    ("world", "after"), [("ipset", "ipset"), ("ipset", "rules"), ("rules", "auto")], indirect=["world"]
 )
-def test_after_kill_9_the_next_start_takes_over_what_it_finds(work: Bench, after: str) -> None:
-    before = with_foreign_rules(work)
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
-    assert work.services.daemon is not None
-    work.services.daemon.kill()
-    work.services.configure_daemon(marks=after)
-    work.services.start_daemon()
-    work.services.wait_ready()
-    work.wait_capped()
-    assert len(work.marks()) == 1
-    assert work.services.status()["daemon"]["marks"] == after.replace("auto", "ipset")
-    assert ("--set-xmark" in work.chain()) == (after == "rules")
-    assert ("--map-set" in work.chain()) == ("create mptcp-throttle-4-8080" in work.chain()) == (after != "rules")
-    work.abort(download)
-    eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
-    work.services.daemon.stop()
-    assert kernel_state(work.lab.proxy) == before
+def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    world.daemon.kill()
+    world.services.configure_daemon(marks=after)
+    world.start_daemon()
+    world.wait_capped()
+    assert len(world.marks()) == 1
+    assert world.services.status()["daemon"]["marks"] == after.replace("auto", "ipset")
+    assert ("--set-xmark" in world.chain()) == (after == "rules")
+    assert ("--map-set" in world.chain()) == ("create mptcp-throttle-4-8080" in world.chain()) == (after != "rules")
+    world.abort()
+    world.wait_restored()
+    world.daemon.stop()
+    assert kernel_state(world.lab.proxy) == before
 
 
-def test_after_kill_9_a_restart_disturbs_nobody_who_is_held() -> None:
+def test_restart_after_kill_9_leaves_throttled_subflows_untouched() -> None:
     names = ("first", "second", "third")
-    with bench(Topology(clients=tuple(ClientSpec(name) for name in names))) as work:
-        downloads = {client: work.download(200 * MEGABYTE, client) for client in work.lab.clients.values()}
-        work.wait_settled(3)
-        marks, sent = work.marks(), sent_by_class(work)
+    with proxy_world.proxy_world(Topology(clients=tuple(ClientSpec(name) for name in names))) as world:
+        for client in world.lab.clients.values():
+            world.download(client=client)
+        world.wait_settled(3)
+        marks, sent = world.marks(), sent_by_class(world)
         assert len(sent) == 3
-        assert work.services.daemon is not None
-        work.services.daemon.kill()
-        watcher = work.lab.proxy.start("monitor", "tc", "monitor")
-        eventually(lambda: is_watching(work, watcher), "watching tc")
-        daemon = work.services.start_daemon()
-        work.services.wait_ready()
-        work.wait_capped(3)
-        assert "3 subflows are held as they were found, 0 anew" in daemon.log_text()
+        world.daemon.kill()
+        watcher = world.lab.proxy.start("monitor", "tc", "monitor")
+        eventually(lambda: is_watching(world, watcher), "watching tc")
+        world.start_daemon()
+        world.wait_capped(3)
+        assert "3 throttled subflows adopted, 0 added" in world.daemon.log_text()
         assert "class" not in watcher.log_text()
-        assert work.marks() == marks
-        eventually(lambda: all(now > sent[name] for name, now in sent_by_class(work).items()), "counted on")
-        assert sent_by_class(work).keys() == sent.keys()
-        for client, download in downloads.items():
-            work.abort(download, client)
+        assert world.marks() == marks
+        eventually(lambda: all(now > sent[name] for name, now in sent_by_class(world).items()), "every class sends")
+        assert sent_by_class(world).keys() == sent.keys()
 
 
-def sent_by_class(work: Bench) -> dict[str, int]:
-    shown = work.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
+def sent_by_class(world: ProxyWorld) -> dict[str, int]:
+    shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
     return {name: int(count) for name, count in re.findall(r"class htb (\S+) .*\n Sent (\d+)", shown)}
 
 
-def is_watching(work: Bench, watcher: Process) -> bool:
-    """Make a change that `tc monitor` shows from the moment it listens; whether it has shown one."""
-    work.lab.proxy.tc(["qdisc replace dev lo root pfifo", "qdisc del dev lo root"])
+def is_watching(world: ProxyWorld, watcher: Process) -> bool:
+    """Make a change that `tc monitor` shows once it listens; whether it has shown one."""
+    world.lab.proxy.tc(["qdisc replace dev lo root pfifo", "qdisc del dev lo root"])
     return "dev lo" in watcher.log_text()
 
 
 @pytest.mark.parametrize("qdisc", ["pfifo limit 77", "handle 7: bfifo limit 123456", None])
-def test_the_qdisc_that_was_there_comes_back_with_its_parameters(work: Bench, qdisc: str | None) -> None:
-    work.lab.proxy.tc(["qdisc del dev eth0 root"])
+def test_saved_qdisc_comes_back_with_its_parameters(world: ProxyWorld, qdisc: str | None) -> None:
+    world.lab.proxy.tc(["qdisc del dev eth0 root"])
     if qdisc is not None:
-        work.lab.proxy.tc([f"qdisc add dev eth0 root {qdisc}"])
-    before = kernel_state(work.lab.proxy)
-    download = work.download()
-    work.wait_capped()
-    assert "htb 4d50:" in work.qdisc()
-    work.abort(download)
-    eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
-    assert kernel_state(work.lab.proxy) == before
+        world.lab.proxy.tc([f"qdisc add dev eth0 root {qdisc}"])
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    assert "htb 4d50:" in world.qdisc()
+    world.abort()
+    world.wait_restored()
+    assert kernel_state(world.lab.proxy) == before
+    world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
 
 
 @pytest.mark.parametrize(
@@ -149,73 +145,72 @@ def test_the_qdisc_that_was_there_comes_back_with_its_parameters(work: Bench, qd
         ("stab overhead 20 linklayer ethernet pfifo limit 100", "pfifo 9: has a size table that"),
     ],
 )
-def test_a_qdisc_that_could_not_be_put_back_is_left_alone_and_the_operator_told(
-    work: Bench, qdisc: str, what: str
-) -> None:
-    work.lab.proxy.tc([f"qdisc replace dev eth0 root handle 9: {qdisc}"])
-    before = work.qdisc_kinds()
-    download = work.download(3 * MEGABYTE)
-    eventually(lambda: bool(work.services.status()["daemon"]["errors"]), "the error reported")
-    (error,) = work.services.status()["daemon"]["errors"]
+def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld, qdisc: str, what: str) -> None:
+    world.lab.proxy.tc([f"qdisc replace dev eth0 root handle 9: {qdisc}"])
+    before = world.qdisc_kinds()
+    download = world.download(3 * MEGABYTE)
+    eventually(lambda: bool(world.errors()), "the error reported")
+    (error,) = world.errors()
     assert error.startswith(f"eth0: root qdisc {what} cannot be put back as it is; remove it, replace it by")
-    assert (work.capped(), work.marks(), work.qdisc_kinds()) == ([], [], before)
+    assert (world.capped(), world.marks(), world.qdisc_kinds()) == ([], [], before)
     assert download.wait().intact
+    world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
 
 
-def test_rules_of_others_neither_hide_ours_nor_are_lost(work: Bench) -> None:
-    accept = ("-t", "mangle", "-I", "POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
-    work.lab.proxy.run("iptables-legacy", *accept)
-    before = kernel_state(work.lab.proxy)
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
-    assert hooked(work) == ["-A POSTROUTING -p tcp -j MPTCP-THROTTLE", "-A POSTROUTING -p tcp -j ACCEPT"]
-    work.lab.proxy.run("iptables-legacy", *accept)
-    eventually(lambda: hooked(work)[0].endswith("MPTCP-THROTTLE"), "ours is reached again")
-    work.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *accept[3:])
-    work.abort(download)
-    eventually(lambda: kernel_state(work.lab.proxy) == before, "as it was")
+def test_foreign_rules_neither_hide_ours_nor_are_lost(world: ProxyWorld) -> None:
+    accept = ("POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
+    mangle = ("iptables-legacy", "-t", "mangle")
+    untouched = kernel_state(world.lab.proxy)
+    world.lab.proxy.run(*mangle, "-I", *accept)
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    assert tcp_rules(world) == ["-A POSTROUTING -p tcp -j MPTCP-THROTTLE", "-A POSTROUTING -p tcp -j ACCEPT"]
+    world.lab.proxy.run(*mangle, "-I", *accept)
+    eventually(lambda: tcp_rules(world)[0].endswith("MPTCP-THROTTLE"), "our jump is the first again")
+    world.lab.proxy.run(*mangle, "-D", *accept)
+    world.abort()
+    eventually(lambda: kernel_state(world.lab.proxy) == before, "everything restored")
+    world.lab.proxy.run(*mangle, "-D", *accept)
+    assert kernel_state(world.lab.proxy) == untouched
 
 
-def hooked(work: Bench) -> list[str]:
-    rules = work.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S", "POSTROUTING").stdout
-    return [line for line in rules.splitlines() if line.startswith("-A")]
+def tcp_rules(world: ProxyWorld) -> list[str]:
+    rules = world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S", "POSTROUTING").stdout
+    return [line for line in rules.splitlines() if line.startswith("-A POSTROUTING -p tcp ")]
 
 
-def test_marks_that_others_set_under_our_mask_classify_nothing(work: Bench) -> None:
-    proxy = work.lab.proxy
+def test_foreign_marks_under_our_mask_classify_nothing(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
     (proxy.directory / "file").write_bytes(bytes(MEGABYTE))
     server = proxy.start("other", "python3", "-m", "http.server", "9999", "--directory", proxy.directory)
     server.wait_until(lambda: proxy.listens(9999), "listening")
-    proxy.run(
-        *("iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-p", "tcp", "--sport", "9999"),
-        *("-j", "MARK", "--set-xmark", "0x20000/0xff0000"),
-    )
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
+    output = ("OUTPUT", "-p", "tcp", "--sport", "9999", "-j", "MARK", "--set-xmark", "0x20000/0xff0000")
+    proxy.run("iptables-legacy", "-t", "mangle", "-A", *output)
+    world.download()
+    world.wait_capped()
     began = time.monotonic()
-    work.lab.client.run("curl", "-so", "/dev/null", f"http://{work.lab.proxy_address(4)}:9999/file")
+    world.lab.client.run("curl", "-so", "/dev/null", f"http://{world.lab.proxy_address(4)}:9999/file")
     assert time.monotonic() - began < 6  # 8 s at 1 Mb/s, and 1 s at 10 Mb/s
-    work.abort(download)
+    proxy.run("iptables-legacy", "-t", "mangle", "-D", *output)
+    server.stop()
 
 
-def test_with_the_interface_gone_the_chains_are_removed_all_the_same(work: Bench) -> None:
-    work.download(200 * MEGABYTE)
-    work.wait_capped()
-    work.lab.router.ip(["link delete proxy"])
-    assert work.services.daemon is not None
-    assert work.services.daemon.stop() == 0
-    assert "MPTCP-THROTTLE" not in work.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
+def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorld) -> None:
+    own_world.download()
+    own_world.wait_capped()
+    own_world.lab.router.ip(["link delete proxy"])
+    assert own_world.daemon.stop() == 0
+    assert "MPTCP-THROTTLE" not in own_world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
 
 
-def test_a_hang_up_is_no_end(work: Bench) -> None:
-    before = kernel_state(work.lab.proxy)
-    work.download(200 * MEGABYTE)
-    work.wait_settled()
-    capping, marks = work.qdisc_kinds(), work.marks()
-    daemon = work.services.daemon
-    assert daemon is not None
-    os.kill(daemon.pid, signal.SIGHUP)
-    eventually(lambda: "reloaded: nothing changed" in daemon.log_text(), "the configuration loaded again")
-    assert (work.qdisc_kinds(), work.marks(), len(work.capped())) == (capping, marks, 1)
-    assert daemon.stop() == 0
-    assert kernel_state(work.lab.proxy) == before
+def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_settled()
+    capping, marks = world.qdisc_kinds(), world.marks()
+    os.kill(world.daemon.pid, signal.SIGHUP)
+    eventually(lambda: "reloaded: nothing changed" in world.daemon.log_text(), "the configuration loaded again")
+    assert (world.qdisc_kinds(), world.marks(), len(world.capped())) == (capping, marks, 1)
+    assert world.daemon.stop() == 0
+    assert kernel_state(world.lab.proxy) == before

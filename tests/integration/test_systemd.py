@@ -28,17 +28,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_units_are_two() -> None:
+def test_units_are_two() -> None:
     assert UNITS == ["mptcp-sniffer.service", "mptcp-throttled.service"]
 
 
 @pytest.mark.parametrize("unit", [*UNITS, "squid.service"])
-def test_systemd_finds_nothing_wrong(root: Path, unit: str) -> None:
+def test_units_pass_systemd_analyze_verify(root: Path, unit: str) -> None:
     verdict = run(["systemd-analyze", "verify", f"--root={root}", "--man=no", unit])
     assert [line for line in verdict.stderr.splitlines() if unit in line] == []
 
 
-def test_a_mistake_in_a_unit_would_be_found(root: Path) -> None:
+def test_verify_finds_a_mistake_in_a_unit(root: Path) -> None:
     path = root / "etc/systemd/system" / UNITS[0]
     path.write_text(path.read_text().replace("ProtectHome=yes", "ProtectHome=perhaps"))
     verdict = run(["systemd-analyze", "verify", f"--root={root}", "--man=no", UNITS[0]], check=False)
@@ -52,7 +52,7 @@ def test_squid_is_started_through_mptcpize(root: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_exposure_is_low(root: Path, unit: str) -> None:
+def test_unit_exposure_level_is_at_most_2(root: Path, unit: str) -> None:
     report = run(["systemd-analyze", "security", "--offline=yes", f"--root={root}", "--no-pager", unit]).stdout
     level = re.search(r"Overall exposure level for \S+: ([\d.]+)", report)
     assert level is not None

@@ -7,149 +7,143 @@ import time
 from dataclasses import replace
 
 import pytest
-from bench import MEGABYTE, Bench, bench, eventually
+from polling import eventually
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, proxy_world, receive_rates, serving
 
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.meter import PathMeter
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import WIFI, ClientSpec, Topology
 from mptcp_throttle.model import Per
 
-INTERFACES = ("eth0", "wlan0")
+CLIENTS = (
+    ClientSpec("active"),
+    ClientSpec("backup", wifi="backup"),
+    ClientSpec("six", families=(6,)),
+    ClientSpec("lone", wifi=None),
+)
 
 
-def test_the_capped_path_carries_its_cap_and_wifi_the_rest(work: Bench) -> None:
-    before = kernel_state(work.lab.proxy)
-    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
-        download = work.download(200 * MEGABYTE)
-        work.wait_capped()
-        start = time.monotonic() + 1  # what the router had queued at 10 Mb/s arrives
-        time.sleep(1 + 3 * 5)
-        assert download.running
-        work.abort(download)
-        series = meter.series()
-    ethernet = [series.rate("eth0", window, window + 5) for window in (start, start + 5, start + 10)]
+def test_capped_path_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    download = world.download()
+    world.wait_settled()
+    windows = [receive_rates(world.lab.client, 4) for _ in range(3)]
+    ethernet = [rates["eth0"] for rates in windows]
     assert max(ethernet) < 1.1e6
-    # Not in every window: the scheduler does not see the cap, and for seconds one path may wait for the other.
+    # Not in every window: the MPTCP scheduler does not know the cap, and one path may wait seconds for the other.
     assert statistics.median(ethernet) > 0.9e6
-    assert series.rate("wlan0", start, start + 15) > statistics.mean(ethernet)
-    eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
-    assert kernel_state(work.lab.proxy) == before
+    assert statistics.mean(rates["wlan0"] for rates in windows) > statistics.mean(ethernet)
+    world.abort(download)
+    world.wait_restored()
+    assert kernel_state(world.lab.proxy) == before
 
 
-def test_the_whole_document_arrives_intact_while_its_path_is_capped(work: Bench) -> None:
-    result = work.download(10 * MEGABYTE).wait()
+def test_document_arrives_intact_while_its_path_is_capped(world: ProxyWorld) -> None:
+    result = world.download(10 * MEGABYTE).wait()
     assert (result.exit_status, result.intact) == (0, True)
+    assert " cap token=" in world.daemon.log_text()
 
 
-def test_from_join_to_cap_takes_less_than_50_ms_at_the_median(work: Bench) -> None:
+def test_cap_follows_a_join_within_50_ms_at_the_median(world: ProxyWorld) -> None:
     latencies = []
     for _ in range(11):
-        download = work.download()
-        (capped,) = work.wait_capped()
+        download = world.download()
+        (capped,) = world.wait_capped()
         assert capped.join_to_cap is not None
         latencies.append(capped.join_to_cap)
-        work.abort(download)
-        eventually(lambda: not work.services.subflows(), "all subflows ended")
+        world.abort(download)
+        eventually(lambda: not world.services.subflows(), "all subflows ended")
     assert 0 < statistics.median(latencies) < 0.050
 
 
-def test_when_wifi_ends_the_cap_is_lifted_within_a_second_and_the_download_completes(work: Bench) -> None:
-    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
-        download = work.download(20 * MEGABYTE)
-        work.wait_capped()
-        time.sleep(2)
-        left = time.monotonic()
-        work.lab.client.leave(WIFI)
-        eventually(lambda: not work.capped(), "cap lifted", within=1)
-        assert work.marks() == []
-        result = download.wait()
-        assert (result.exit_status, result.intact) == (0, True)
-        assert meter.series().rate("eth0", left + 3, left + 6) > 5e6
-    eventually(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc back")
+def test_cap_is_lifted_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    endless = own_world.download()
+    own_world.wait_capped()
+    document = own_world.download(4 * MEGABYTE)
+    own_world.wait_capped(2)
+    client.leave(WIFI)
+    eventually(lambda: not own_world.capped(), "caps lifted", within=1)
+    assert own_world.marks() == []
+    result = document.wait()
+    assert (result.exit_status, result.intact) == (0, True)
+    eventually(lambda: receive_rates(client, 1)["eth0"] > 5e6, "Ethernet at the rate of its link")
+    assert receive_rates(client, 3)["eth0"] > 5e6
+    own_world.abort(endless)
+    own_world.wait_restored()
 
 
-def test_when_wifi_dies_in_silence_the_cap_is_lifted_until_it_is_back(work: Bench) -> None:
-    wifi = work.lab.topology.wifi.v4
-    drop = [("FORWARD", direction, str(wifi), "-j", "DROP") for direction in ("-s", "-d")]
-    download = work.download(200 * MEGABYTE)
-    work.wait_capped()
-    time.sleep(2)
+def test_cap_is_lifted_while_wifi_loses_everything_in_silence(world: ProxyWorld) -> None:
+    wifi, client = str(world.lab.topology.wifi.v4), world.lab.client
+    drop = [("FORWARD", direction, wifi, "-j", "DROP") for direction in ("-s", "-d")]
+    world.download()
+    world.wait_capped()
+    eventually(lambda: receive_rates(client, 0.5)["wlan0"] > 10e6, "Wi-Fi in use")
     for rule in drop:
-        work.lab.router.run("iptables-legacy", "-A", *rule)
-    eventually(lambda: not work.capped(), "cap lifted", within=4)
-    assert len(work.services.subflows()) == 2
+        world.lab.router.run("iptables-legacy", "-A", *rule)
+    eventually(lambda: not world.capped(), "cap lifted", within=4)
+    assert len(world.services.subflows()) == 2
     for rule in drop:
-        work.lab.router.run("iptables-legacy", "-D", *rule)
-    eventually(lambda: len(work.capped()) == 1, "capped again", within=20)
-    work.abort(download)
+        world.lab.router.run("iptables-legacy", "-D", *rule)
+    world.wait_capped()
 
 
-def test_a_backup_path_relieves_nothing_so_nothing_is_capped() -> None:
-    with bench(Topology(clients=(ClientSpec(wifi="backup"),))) as work:
-        download = work.download()
-        eventually(lambda: any(subflow.backup for subflow in work.services.subflows()), "Wi-Fi joined as backup")
-        time.sleep(1)
-        assert work.capped() == []
-        assert "htb" not in work.qdisc()
-        download.stop()
+def test_backup_path_justifies_no_cap() -> None:
+    with proxy_world(Topology(clients=(ClientSpec(wifi="backup"),))) as world:
+        download = world.download()
+        eventually(lambda: any(subflow.backup for subflow in world.services.subflows()), "Wi-Fi joined as backup")
+        received = download.received
+        eventually(lambda: download.received > received + MEGABYTE, "the download in progress")
+        assert world.capped() == []
+        assert "htb" not in world.qdisc()
 
 
 @pytest.mark.parametrize("per", Per)
-def test_a_plain_tcp_download_of_a_capped_client_is_not_touched(per: Per) -> None:
-    with bench(networks=[replace(network, per=per) for network in WIFI_FIRST]) as work:
-        mptcp = work.download()
-        (capped,) = work.wait_capped()
-        plain = work.download(3 * MEGABYTE, mptcp=False)
-        (mark,) = work.marks()
+def test_plain_tcp_of_a_capped_client_is_not_touched(hosts: Hosts, per: Per) -> None:
+    with serving(hosts, [replace(network, per=per) for network in WIFI_FIRST]) as world:
+        world.download()
+        (capped,) = world.wait_capped()
+        plain = world.download(3 * MEGABYTE, mptcp=False)
+        (mark,) = world.marks()
         assert (mark.client, mark.client_port) == (capped.client, capped.client_port)
         result = plain.wait()
         assert result.local_port != capped.client_port
-        assert work.marks() == [mark]
+        assert world.marks() == [mark]
         assert result.goodput > 3e6
-        mptcp.stop()
 
 
-def test_each_client_is_treated_by_its_own_connection() -> None:
-    clients = (
-        ClientSpec("active"),
-        ClientSpec("backup", wifi="backup"),
-        ClientSpec("six", families=(6,)),
-        ClientSpec("lone", wifi=None),
-    )
-    with bench(Topology(clients=clients)) as work:
-        hosts = work.lab.clients
-        downloads = [work.download(client=host, family=6 if name == "six" else 4) for name, host in hosts.items()]
-        eventually(lambda: len(work.services.subflows()) == 7, "all subflows known")
-        work.wait_capped(2)
+def test_each_client_is_capped_by_its_own_connection_alone() -> None:
+    with proxy_world(Topology(clients=CLIENTS)) as world:
+        clients = world.lab.clients
+        downloads = [world.download(client=host, family=6 if name == "six" else 4) for name, host in clients.items()]
+        eventually(lambda: len(world.services.subflows()) == 7, "all subflows known")
+        world.wait_capped(2)
         ethernet = {
-            name: str(host.address(work.lab.topology.ethernet, 6 if name == "six" else 4))
-            for name, host in hosts.items()
+            name: str(host.address(world.lab.topology.ethernet, 6 if name == "six" else 4))
+            for name, host in clients.items()
         }
-        assert {subflow.client for subflow in work.capped()} == {ethernet["active"], ethernet["six"]}
-        assert len({subflow.token for subflow in work.services.subflows()}) == 4
-        assert {mark.client for mark in work.marks()} == {ethernet["active"], ethernet["six"]}
-        work.abort(downloads[0], hosts["active"])
-        work.wait_capped(1)
-        for download in downloads[1:]:
-            download.stop()
+        assert {subflow.client for subflow in world.capped()} == {ethernet["active"], ethernet["six"]}
+        assert len({subflow.token for subflow in world.services.subflows()}) == 4
+        assert {mark.client for mark in world.marks()} == {ethernet["active"], ethernet["six"]}
+        world.abort(downloads[0])
+        world.wait_capped(1)
 
 
-def test_a_rate_change_reaches_a_running_transfer_without_swapping_the_qdisc(work: Bench) -> None:
-    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
-        download = work.download(200 * MEGABYTE)
-        work.wait_capped()
-        qdiscs = work.qdisc()
-        changed = work.services.cli_json("set-rate", "ethernet", "5mbit", "--for", "6s")
-        assert (changed["cap"], changed["configured_cap"]) == ("5mbit", "1mbit")
-        time.sleep(1)
-        at_5mbit = time.monotonic()
-        eventually(lambda: work.capped()[0].rate == 1_000_000, "override expired", within=8)
-        assert 4 < time.monotonic() - at_5mbit < 7
-        assert 4.5e6 < meter.series().rate("eth0", at_5mbit, at_5mbit + 4) < 5.5e6
-        work.services.cli("set-rate", "ethernet", "8mbit")
-        assert work.capped()[0].rate == 8_000_000
-        work.services.cli("reset-rate", "ethernet")
-        assert work.capped()[0].rate == 1_000_000
-        assert work.qdisc() == qdiscs
-        download.stop()
+def test_rate_set_by_hand_reaches_a_running_transfer_in_place(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    qdiscs = world.qdisc()
+    changed = world.services.cli_json("set-rate", "ethernet", "5mbit")
+    assert (changed["cap"], changed["configured_cap"]) == ("5mbit", "1mbit")
+    eventually(lambda: receive_rates(world.lab.client, 0.5)["eth0"] > 4e6, "faster")
+    assert 4.5e6 < receive_rates(world.lab.client, 3)["eth0"] < 5.5e6
+    asked = time.monotonic()
+    world.services.cli("set-rate", "ethernet", "8mbit", "--for", "3s")
+    assert world.capped()[0].rate == 8_000_000
+    eventually(lambda: world.capped()[0].rate == 1_000_000, "the rate of the configuration once it expired")
+    assert 3 <= time.monotonic() - asked < 6
+    world.services.cli("set-rate", "ethernet", "8mbit")
+    assert world.capped()[0].rate == 8_000_000
+    world.services.cli("reset-rate", "ethernet")
+    assert world.capped()[0].rate == 1_000_000
+    assert world.qdisc() == qdiscs

@@ -1,4 +1,4 @@
-"""Both services do all their work as the user and with the rights that their units give them; with less they say so.
+"""Both services do all their work as the user and with the rights of their units; with less they say what is missing.
 
 User, directories and the lock of iptables(8) are made by systemd's own tools from our `sysusers.d` and `tmpfiles.d`,
 in a directory of the lab; each program has them bound over the machine's, in a mount namespace of its own.
@@ -6,35 +6,32 @@ in a directory of the lab; each program has them bound over the machine's, in a 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from bench import EXECUTABLES, MEGABYTE, Bench, eventually
+from polling import eventually
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, receive_rates
 
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.meter import PathMeter
-from mptcp_lab.origin import start_origin
 from mptcp_lab.process import run
 from mptcp_lab.services import Services
-from mptcp_lab.squid import start_squid
-from mptcp_lab.topology import Lab, Topology, build
-from mptcp_throttle.rpc import RpcClient
+from mptcp_lab.topology import Lab
 
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
+SERIAL: Final = itertools.count()
 SYSTEMD: Final = Path(__file__).parents[2] / "systemd"
 CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_BPF": 39}  # include/uapi/linux/capability.h
-INTERFACES: Final = ("eth0", "wlan0")
 
 RESTRICTED: Final = (("mptcp-sniffer", "CAP_NET_ADMIN"), ("mptcp-throttled", "CAP_BPF"))
-"""A service goes on without this capability, and says what it cannot do."""
+"""A service works without this capability, and says what it cannot do."""
 
 # $1: the directory that holds what is bound over the machine's files; $2: the umask.
 ENTER: Final = """\
@@ -59,8 +56,8 @@ GRANTED: Final = [(name, capability) for name, unit in UNITS.items() for capabil
 class InUnits(Services):
     """The services as systemd starts them: user, group, umask, capabilities, no new privileges, and directories."""
 
-    def __init__(self, proxy: Host) -> None:
-        super().__init__(proxy)
+    def __init__(self, proxy: Host, name: str) -> None:
+        super().__init__(proxy, name=name)
         self.root = self.directory / "root"
         (self.root / "etc").mkdir(parents=True)
         run(["systemd-sysusers", f"--root={self.root}", SYSTEMD / "sysusers.d" / "mptcp-throttle.conf"])
@@ -92,11 +89,11 @@ class InUnits(Services):
         return self.enter(*user, *rights, *service, umask=unit["UMask"][0])
 
     def enter(self, *argv: str | Path, umask: str = "022") -> list[str | Path]:
-        """The command line that runs `argv` among the users and files of our units."""
+        """The command line that runs `argv` with the users and files of our units."""
         return ["unshare", "--mount", "sh", "-c", ENTER, "sh", self.root, umask, *argv]
 
     def cli_as(self, groups: str, *arguments: str) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr of the CLI, run by somebody without rights in `groups`."""
+        """Exit status, stdout and stderr of the CLI, run by an unprivileged user in `groups`."""
         nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--groups", groups, "--bounding-set", "-all")
         cli: list[str | Path] = [EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments]
         result = self.proxy.run(*self.enter(*nobody, *cli), check=False)
@@ -107,7 +104,7 @@ class InUnits(Services):
 
 
 def _setpriv_names(capabilities: Sequence[str], without: str | None) -> str:
-    """Nothing but these, as setpriv(1) wants it."""
+    """These capabilities alone, in the syntax of setpriv(1)."""
     return ",".join(["-all", *(f"+{c.removeprefix('CAP_').lower()}" for c in capabilities if c != without)])
 
 
@@ -117,38 +114,34 @@ def process_status(process: Process) -> Mapping[str, str]:
 
 
 def capabilities(mask: str) -> set[str]:
-    """The names of a set in /proc/PID/status; a bit that no unit of ours grants has its number for a name."""
+    """The names of a set in /proc/PID/status; a bit that none of our units grants is named by its number."""
     names = {bit: name for name, bit in CAPABILITY_BITS.items()}
     return {names.get(bit, str(bit)) for bit in range(64) if int(mask, 16) >> bit & 1}
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
-    with build(Topology()) as built:
-        yield built
+def lab(hosts: Hosts) -> Lab:
+    return hosts.lab
 
 
 @pytest.fixture
 def services(lab: Lab) -> InUnits:
-    # iptables(8) makes its lock, over which ours is to be bound.
+    """Configured, not started."""
+    # iptables(8) creates its lock: ours is bound over it.
     kernel_state(lab.proxy)
-    return InUnits(lab.proxy)
+    return InUnits(lab.proxy, f"in-units-{next(SERIAL)}")
 
 
 @pytest.fixture
-def work(lab: Lab, services: InUnits) -> Iterator[Bench]:
-    start_squid(lab.proxy)
-    origin = start_origin(lab.origin)
-    with services:
-        yield Bench(lab, origin, services)
+def world(hosts: Hosts, services: InUnits) -> Iterator[ProxyWorld]:
+    with attended(hosts, services) as running, services:
+        yield running
 
 
-def test_they_cap_and_restore_with_exactly_what_their_units_grant(work: Bench, services: InUnits) -> None:
-    assert services.sniffer is not None
-    assert services.daemon is not None
-    before = kernel_state(work.lab.proxy)
+def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWorld, services: InUnits) -> None:
+    before = kernel_state(world.lab.proxy)
     user = str(services.user_id)
-    for name, process in (("mptcp-sniffer", services.sniffer), ("mptcp-throttled", services.daemon)):
+    for name, process in (("mptcp-sniffer", world.sniffer), ("mptcp-throttled", world.daemon)):
         status = process_status(process)
         assert status["Uid"].split() == status["Gid"].split() == [user] * 4
         assert (status["Groups"], status["NoNewPrivs"]) == ("", "1")
@@ -156,21 +149,17 @@ def test_they_cap_and_restore_with_exactly_what_their_units_grant(work: Bench, s
             assert capabilities(status[which]) == set(UNITS[name]["AmbientCapabilities"]), f"{name}: {which}"
         assert capabilities(status["CapBnd"]) == set(UNITS[name]["CapabilityBoundingSet"]), name
 
-    with PathMeter(work.lab.client.namespace, INTERFACES) as meter:
-        download = work.download(200 * MEGABYTE)
-        (capped,) = work.wait_capped()
-        assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
-        assert "htb 4d50:" in work.qdisc()
-        assert (services.status()["daemon"]["unpaced"], services.status()["daemon"]["paced_subflows"]) == (None, 1)
-        assert len(work.marks()) == 1
-        time.sleep(1)  # what was queued before the cap
-        began = time.monotonic()
-        time.sleep(3)
-        assert meter.series().rate("eth0", began, began + 3) < 1.3e6
+    world.download()
+    (capped,) = world.wait_settled()
+    assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
+    assert "htb 4d50:" in world.qdisc()
+    assert (services.status()["daemon"]["unpaced"], services.status()["daemon"]["paced_subflows"]) == (None, 1)
+    assert len(world.marks()) == 1
+    assert receive_rates(world.lab.client, 3)["eth0"] < 1.3e6
 
     changed, _, _ = services.cli_as(user, "set-rate", "ethernet", "5mbit")
     assert changed == 0
-    assert work.capped()[0].rate == 5_000_000
+    assert world.capped()[0].rate == 5_000_000
     assert (services.directory / "state" / "overrides.json").is_file()
     refused, _, line = services.cli_as("65534", "status")
     assert (refused, line) == (
@@ -178,29 +167,25 @@ def test_they_cap_and_restore_with_exactly_what_their_units_grant(work: Bench, s
         f"{services.directory}/run/daemon.sock: permission denied; its group may use it",
     )
 
-    assert (services.daemon.stop(), services.sniffer.stop()) == (0, 0)
-    assert kernel_state(work.lab.proxy) == before
-    assert "Traceback" not in services.daemon.log_text() + services.sniffer.log_text()
-    download.stop()
+    assert (world.daemon.stop(), world.sniffer.stop()) == (0, 0)
+    assert kernel_state(world.lab.proxy) == before
 
 
-def test_after_kill_9_the_same_user_cleans_up(work: Bench, services: InUnits) -> None:
-    assert services.daemon is not None
-    before = kernel_state(work.lab.proxy)
-    download = work.download()
-    work.wait_capped()
-    eventually(lambda: work.paced() == 1, "paced")
-    services.daemon.kill()
-    assert kernel_state(work.lab.proxy) != before
-    assert work.paced() == 1
-    work.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"), machine_files=True)
-    assert kernel_state(work.lab.proxy) == before
-    assert work.paced() == 0
-    download.stop()
+def test_cleanup_after_kill_9_works_as_the_units_user(world: ProxyWorld, services: InUnits) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    eventually(lambda: world.paced() == 1, "one socket paced")
+    world.daemon.kill()
+    assert kernel_state(world.lab.proxy) != before
+    assert world.paced() == 1
+    world.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"), machine_files=True)
+    assert kernel_state(world.lab.proxy) == before
+    assert world.paced() == 0
 
 
 @pytest.mark.parametrize(("name", "capability"), [pair for pair in GRANTED if pair not in RESTRICTED])
-def test_without_one_capability_the_service_refuses_in_one_line(
+def test_service_without_a_required_capability_refuses_to_start(
     lab: Lab, services: InUnits, name: str, capability: str
 ) -> None:
     result = lab.proxy.run(*services.command(name, without=capability), check=False)
@@ -208,19 +193,17 @@ def test_without_one_capability_the_service_refuses_in_one_line(
     assert result.returncode == os.EX_NOPERM
 
 
-def test_the_sniffer_goes_on_without_the_kernels_list(lab: Lab, services: InUnits) -> None:
+def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, services: InUnits) -> None:
     sniffer = lab.proxy.start("limited", *services.command("mptcp-sniffer", without="CAP_NET_ADMIN"))
-    socket = services.directory / "run" / "sniffer.sock"
-    sniffer.wait_until(socket.exists, "answering")
+    sniffer.wait_until((services.directory / "run" / "sniffer.sock").exists, "answering")
     assert capabilities(process_status(sniffer)["CapEff"]) == {"CAP_NET_RAW"}
-    status = RpcClient(socket).call("status")
+    status = services.ask_sniffer("status")
     assert status["capturing"]
     assert status["kernel_view"]["problem"] == "the kernel's list of subflows cannot be read (needs CAP_NET_ADMIN)"
     assert sniffer.stop() == 0
 
 
-def test_the_daemon_goes_on_with_htb_alone(lab: Lab, services: InUnits) -> None:
-    start_squid(lab.proxy)
+def test_daemon_without_cap_bpf_throttles_with_htb_alone(lab: Lab, services: InUnits) -> None:
     daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
     daemon.wait_until((services.directory / "run" / "daemon.sock").exists, "answering")
     assert services.status()["daemon"]["unpaced"] == "bpf map create: EPERM"
@@ -228,27 +211,21 @@ def test_the_daemon_goes_on_with_htb_alone(lab: Lab, services: InUnits) -> None:
     assert daemon.stop() == 0
 
 
-def test_a_lock_of_iptables_that_is_not_ours_to_take_is_one_line_and_caps_nobody(
-    work: Bench, services: InUnits
-) -> None:
+def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWorld, services: InUnits) -> None:
     (services.root / "run" / "xtables.lock").chmod(0o600)
-    before = kernel_state(work.lab.proxy)
-    download = work.download(200 * MEGABYTE)
-    eventually(lambda: bool(services.status()["daemon"]["errors"]), "the error reported")
-    (error,) = services.status()["daemon"]["errors"]
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    eventually(lambda: bool(world.errors()), "the error reported")
+    (error,) = world.errors()
     assert error == "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for our group)"
     assert "\n" not in error
-    assert (work.capped(), work.marks()) == ([], [])
-    work.abort(download)
-    assert services.daemon is not None
-    assert services.daemon.stop() == 0
-    assert kernel_state(work.lab.proxy) == before
-    log = services.daemon.log_text()
-    assert "Traceback" not in log
-    assert [line for line in log.splitlines() if "EACCES" in line and "ERROR" in line] != []
+    assert (world.capped(), world.marks()) == ([], [])
+    assert world.daemon.stop() == 0
+    assert kernel_state(world.lab.proxy) == before
+    assert [line for line in world.daemon.log_text().splitlines() if "EACCES" in line and "ERROR" in line] != []
 
 
-def test_an_unwritable_state_directory_is_one_line(lab: Lab, services: InUnits) -> None:
+def test_unwritable_state_directory_is_reported_in_one_line(lab: Lab, services: InUnits) -> None:
     shutil.chown(services.directory / "state", "root", "root")
     result = lab.proxy.run(*services.command("mptcp-throttled"), check=False)
     assert (result.returncode, result.stderr) == (

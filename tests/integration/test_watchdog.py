@@ -1,8 +1,9 @@
-"""What systemd is told: ready when it is true, alive as long as the thread that matters is, stopping at the end."""
+"""sd_notify(3): READY once the socket answers, WATCHDOG while the main thread is alive, STOPPING at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from bench import EXECUTABLES, eventually
+from polling import eventually
+from proxy_world import EXECUTABLES
 
 from mptcp_lab.services import Services
 from mptcp_lab.topology import Lab, Topology, build
@@ -25,12 +27,13 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 INTERVAL = 2.0
+SERIAL = itertools.count()
 
 # As systemd does: the variable names the process that is to serve the watchdog.
 START = 'export NOTIFY_SOCKET="$1" WATCHDOG_USEC="$2" WATCHDOG_PID=$$; shift 2; exec "$@"'
 
-# Stops one thread alone; the others run on. When this program ends, so does the stop (ptrace(2)).
-HOLD = """
+# Stops one thread; the others run on. The thread goes on when this program ends (ptrace(2)).
+STOP_THREAD = """
 import ctypes, os, sys
 ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -39,13 +42,13 @@ for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT: include/uapi
     if ptrace(request, thread, None, None):
         sys.exit(os.strerror(ctypes.get_errno()))
 os.waitpid(thread, 0x40000000)  # __WALL: include/uapi/linux/wait.h
-print("held", flush=True)
+print("stopped", flush=True)
 sys.stdin.read()
 """
 
 
 class Systemd:
-    """The other end of NOTIFY_SOCKET: `messages` with the monotonic time at which each came."""
+    """The other end of NOTIFY_SOCKET: `messages`, each with the monotonic time of its arrival."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,22 +62,22 @@ class Systemd:
             message = self._socket.recv(100).decode()
             self.messages.append((time.monotonic(), message))
 
-    def wait(self, message: str, count: int = 1, within: float = 15.0) -> None:
+    def wait(self, message: str, count: int = 1, within: float = 30.0) -> None:
         eventually(lambda: self.count(message) >= count, f"{count} x {message}", within)
 
     def count(self, message: str) -> int:
         return [received for _, received in self.messages].count(message)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with build(Topology()) as built:
         yield built
 
 
 def start(lab: Lab, name: str) -> tuple[Services, Systemd, Process]:
-    services = Services(lab.proxy)
-    systemd = Systemd(lab.proxy.directory / "notify")
+    services = Services(lab.proxy, name=f"{name}-{next(SERIAL)}")
+    systemd = Systemd(services.directory / "notify")
     program = (EXECUTABLES / name, "--config", services.config)
     watchdog = str(int(INTERVAL * 1e6))
     return services, systemd, lab.proxy.start(name, "sh", "-c", START, "sh", systemd.path, watchdog, *program)
@@ -86,23 +89,24 @@ def answers(services: Services, name: str) -> bool:
 
 
 @contextmanager
-def main_thread_held(process: Process) -> Iterator[None]:
+def main_thread_stopped(process: Process) -> Iterator[None]:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(process.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        [sys.executable, "-c", STOP_THREAD, str(process.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as tracer:
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == "stopped\n"
         yield
         with contextlib.suppress(BrokenPipeError):
-            holder.communicate()
+            tracer.communicate()
 
 
 SERVICES = pytest.mark.parametrize("name", ["mptcp-sniffer", "mptcp-throttled"])
 
 
 @SERVICES
-def test_ready_is_said_when_the_socket_answers_and_stopping_at_the_end(lab: Lab, name: str) -> None:
-    lab.proxy.run("iptables-legacy", "-t", "mangle", "-N", "MPTCP-THROTTLE")
+def test_ready_and_stopping_are_sent_once_and_when_true(lab: Lab, name: str) -> None:
+    if name == "mptcp-throttled":
+        lab.proxy.run("iptables-legacy", "-t", "mangle", "-N", "MPTCP-THROTTLE")
     services, systemd, process = start(lab, name)
     systemd.wait("READY=1")
     assert answers(services, name)
@@ -116,16 +120,16 @@ def test_ready_is_said_when_the_socket_answers_and_stopping_at_the_end(lab: Lab,
 
 
 @SERVICES
-def test_pings_come_in_time_and_only_while_the_thread_that_matters_is_alive(lab: Lab, name: str) -> None:
+def test_watchdog_pings_stop_with_the_main_thread(lab: Lab, name: str) -> None:
     services, systemd, process = start(lab, name)
-    systemd.wait("WATCHDOG=1", 6)
+    systemd.wait("WATCHDOG=1", 4)
     times = [at for at, message in systemd.messages if message in {"READY=1", "WATCHDOG=1"}]
     assert max(after - before for before, after in pairwise(times)) < INTERVAL
-    with main_thread_held(process):
-        held_at = time.monotonic()
-        time.sleep(2 * INTERVAL)
+    with main_thread_stopped(process):
+        stopped_at = time.monotonic()
+        time.sleep(1.5 * INTERVAL)  # three times as long as between two pings
         assert answers(services, name)
-        assert [at for at, _ in systemd.messages if at > held_at + INTERVAL / 4] == []
+        assert [at for at, _ in systemd.messages if at > stopped_at + INTERVAL / 4] == []
     pings = systemd.count("WATCHDOG=1")
-    systemd.wait("WATCHDOG=1", pings + 2, within=5)
+    systemd.wait("WATCHDOG=1", pings + 2)
     assert process.stop() == 0

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 def eventually(condition: Callable[[], bool], what: str, within: float = 30.0) -> float:
     """Wait until `condition` holds and return the seconds that took. Fails, naming `what`, after `within` seconds.
 
-    The default is for conditions whose time proves nothing: it costs nothing when things work.
+    What holds by then is seen, however long a look takes: only a look that began later than that fails. The default
+    is for conditions whose time proves nothing; it costs nothing when things work.
     """
     began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within, f"not within {within:g} s: {what}"
+    while True:
+        looked = time.monotonic()
+        if condition():
+            return time.monotonic() - began
+        assert looked - began < within, f"not within {within:g} s: {what}"
         time.sleep(0.01)
-    return time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Invariant I3 for every kind of root qdisc that this kernel has: it comes back exactly, or is not replaced at all."""
+"""Invariant I3 for every kind of root qdisc of this kernel: it is restored exactly, or not replaced at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bench import EXECUTABLES
+from proxy_world import EXECUTABLES
 
 from mptcp_lab.errors import LabError
 from mptcp_lab.host import Host
@@ -54,9 +54,9 @@ def proxy(lab: Lab) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def swap(lab: Lab) -> Iterator[Swap]:
-    """Puts our qdisc in the place of many0's, and that back; what came of it, and what is left.
+    """Replaces the root qdisc of many0 by ours and restores it; the outcome, and what is pending or on record.
 
-    One program for all tests: its start takes longer than they all.
+    One program for all tests: its start takes longer than all of them.
     """
     command = ["ip", "netns", "exec", lab.proxy.namespace, str(EXECUTABLES / "python"), "-c", SWAPPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
@@ -119,7 +119,9 @@ def configure(proxy: Host, commands: list[str]) -> None:
         ["root handle 1: mq", "parent 1:2 handle 20: fq_codel limit 99", "parent 1:4 handle 40: fq limit 4000"],
     ],
 )
-def test_it_comes_back_with_all_below_it(proxy: Host, swap: Swap, tmp_path: Path, qdiscs: list[str]) -> None:
+def test_saved_qdisc_is_restored_with_everything_below_it(
+    proxy: Host, swap: Swap, tmp_path: Path, qdiscs: list[str]
+) -> None:
     configure(proxy, [f"qdisc add dev many0 {qdisc}" for qdisc in qdiscs])
     before = show(proxy)
     assert swap(tmp_path) == ["True", "[] []"]
@@ -147,7 +149,7 @@ CLASSES = [
         (["qdisc add dev many0 root handle 9: cake bandwidth 50mbit"], "qdisc cake 9: is of a kind"),
     ],
 )
-def test_it_is_not_replaced_if_it_would_not_come_back(
+def test_qdisc_that_cannot_be_restored_is_not_replaced(
     proxy: Host, swap: Swap, tmp_path: Path, commands: list[str], problem: str
 ) -> None:
     configure(proxy, commands)
@@ -158,9 +160,7 @@ def test_it_is_not_replaced_if_it_would_not_come_back(
     assert (nothing_left, show(proxy)) == ("[] []", before)
 
 
-def test_an_operator_who_insists_gets_the_default_back_where_nothing_better_can_be_had(
-    proxy: Host, swap: Swap, tmp_path: Path
-) -> None:
+def test_forced_replacement_restores_the_default_qdisc(proxy: Host, swap: Swap, tmp_path: Path) -> None:
     default = show(proxy)
     proxy.tc(CLASSES)
     assert swap(tmp_path, force=True) == ["True", "[] []"]

@@ -1,0 +1,361 @@
+"""Whatever others do to the interface, its qdiscs and the rules is repaired, or nobody is capped and an error says why.
+
+The tests act from outside, with the commands of an operator or a network manager. The kernel notifies changes of tc
+and of the interface over netlink. Changes of rules and ipsets it does not: the reconcile of every second finds those.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import proxy_world
+import pytest
+from polling import eventually
+from proxy_world import ENDLESS, EXECUTABLES, MEGABYTE, Hosts, ProxyWorld
+
+from mptcp_lab.benchmarks.measure import cpu_seconds
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.topology import Topology
+
+WITHIN: Final = 2.0
+COMEBACK: Final = 15.0  # the sniffer opens its capture again, the kernel lists what is open, TCP's timers run out
+CONTEST: Final = 40  # changes of the root qdisc: a new one every 0.1 s and the time of tc(8)
+
+OWN_QDISC: Final = Topology(proxy_qdisc="handle 7: pfifo limit 77")
+UP_AGAIN: Final = (
+    "link set eth0 up",
+    "address replace 10.3.0.2/24 dev eth0",
+    "address replace fd00:3::2/64 dev eth0 nodad",
+    "route replace default via 10.3.0.1 dev eth0",
+    "route replace default via fd00:3::1 dev eth0",
+)
+
+BY_HAND: Final = (
+    "tc qdisc del dev eth0 root",
+    "tc class del dev eth0 classid 4d50:2",
+    "tc qdisc del dev eth0 parent 4d50:2",
+    "tc qdisc replace dev eth0 parent 4d50:2 pfifo limit 1",
+    "tc qdisc replace dev eth0 parent 4d50:2 bfifo limit 3000",
+    "tc class change dev eth0 classid 4d50:2 htb rate 9mbit",
+    "tc class change dev eth0 classid 4d50:2 htb rate 1mbit ceil 9mbit",
+    "tc class add dev eth0 parent 4d50: classid 4d50:99 htb rate 9mbit",
+    "tc filter del dev eth0 parent 4d50:",
+)
+
+RULES_BY_HAND: Final = (
+    "iptables-legacy -t mangle -F",
+    "iptables-legacy -t mangle -F MPTCP-THROTTLE",
+    "iptables-legacy -t mangle -D MPTCP-THROTTLE 1",
+    "iptables-legacy -t mangle -A MPTCP-THROTTLE -j RETURN",
+    "iptables-legacy -t mangle -A MPTCP-THROTTLE -p tcp --dport 5",
+    "iptables-legacy -t mangle -I OUTPUT -j MPTCP-THROTTLE",
+    "iptables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
+    "iptables-legacy -t mangle -F; iptables-legacy -t mangle -X",
+    "ip6tables-legacy -t mangle -N MPTCP-THROTTLE",
+    "ipset create mptcp-throttle-6-8080 hash:ip",
+)
+
+SETS_BY_HAND: Final = (
+    "ipset flush mptcp-throttle-4-8080",
+    "ipset add mptcp-throttle-4-8080 10.1.0.9,1,10.3.0.2 skbmark 0x20000/0xffff0000",
+    "ipset add mptcp-throttle-4-8080 10.1.0.9,1,10.3.0.2",
+    "ipset add mptcp-throttle-4-8080 10.1.0.9,1,10.3.0.2 skbmark 0x2/0xff",
+    "ipset add mptcp-throttle-4-8080 10.1.0.9,udp:1,10.3.0.2 skbmark 0x20000/0xffff0000",
+    "ipset create mptcp-throttle-4-9999 hash:ip,port,ip skbinfo",
+    "ipset create mptcp-throttle-4-8080-new hash:ip",
+    "ipset create other hash:ip,port,ip skbinfo; ipset swap mptcp-throttle-4-8080 other; ipset destroy other",
+    "iptables-legacy -t mangle -F; ipset destroy mptcp-throttle-4-8080",
+    "iptables-legacy -t mangle -F; ipset rename mptcp-throttle-4-8080 other; ipset destroy other",
+    "iptables-legacy -t mangle -F; ipset destroy mptcp-throttle-4-8080; ipset create mptcp-throttle-4-8080 hash:ip",
+)
+
+COMMITTER: Final = """\
+import time
+import iptc
+
+# python-iptables creates a table that it opens: open only the one that exists already.
+iptc.Table.existing_table_names.update({name: name == "mangle" for name in iptc.Table.ALL})
+table = iptc.Table("mangle", autocommit=False)
+rule = iptc.Rule()
+rule.protocol = "udp"
+rule.create_target("RETURN")
+while True:
+    try:
+        table.refresh()
+        if not table.is_chain("SOMEBODY"):
+            table.create_chain("SOMEBODY")
+        chain = iptc.Chain(table, "SOMEBODY")
+        chain.flush() if chain.rules else chain.append_rule(rule)
+        time.sleep(0.003)
+        table.commit()
+    except iptc.IPTCError:
+        pass  # another program has committed in between
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with proxy_world.hosts(OWN_QDISC) as built:
+        yield built
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
+    """With an indirect parameter, that is the back end that marks packets."""
+    hosts.lab.proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
+    daemon = {"reconcile_interval": "1s", "marks": getattr(request, "param", "auto")}
+    with proxy_world.serving(hosts, daemon=daemon) as running:
+        yield running
+
+
+@pytest.fixture
+def own_world() -> Iterator[ProxyWorld]:
+    with proxy_world.proxy_world(OWN_QDISC, daemon={"reconcile_interval": "1s"}) as running:
+        yield running
+
+
+def in_kernel(world: ProxyWorld) -> tuple[list[str], str]:
+    return world.qdisc_kinds(), world.chain()
+
+
+def root_qdisc(world: ProxyWorld, interface: str = "eth0") -> str:
+    """The only qdisc of an interface, without what depends on the number of its queues."""
+    shown = world.lab.proxy.run("tc", "qdisc", "show", "dev", interface).stdout
+    return re.sub(r" refcnt \d+", "", shown).strip()
+
+
+def is_free(world: ProxyWorld) -> bool:
+    return world.capped() == [] and world.marks() == []
+
+
+def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
+    """The daemon still runs, and its stop leaves everything as it was."""
+    world.abort()
+    assert world.daemon.exit_status is None
+    assert world.daemon.stop() == 0, world.daemon.log_text()[-600:]
+    assert kernel_state(world.lab.proxy) == before
+
+
+@pytest.mark.parametrize(
+    ("world", "by_hand"),
+    [("ipset", BY_HAND + RULES_BY_HAND + SETS_BY_HAND), ("rules", RULES_BY_HAND)],
+    indirect=["world"],
+)
+def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple[str, ...]) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_settled()
+    planned = in_kernel(world)
+    for command in by_hand:
+        world.lab.proxy.run("sh", "-c", command)
+        eventually(lambda: in_kernel(world) == planned, f"repaired after {command}", WITHIN)
+        # All hosts of the lab share the lock of iptables(8), which may be taken for a moment.
+        eventually(lambda: world.errors() == [], f"no error after {command}", WITHIN)
+    stop_and_compare(world, before)
+
+
+def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    planned = in_kernel(world)
+    (mark,) = world.marks()
+    subflow = f"{mark.client},{mark.client_port},{mark.proxy}"
+    world.lab.proxy.run("ipset", "add", "-exist", "mptcp-throttle-4-8080", subflow, "skbmark", "0x30000/0xffff0000")
+    assert in_kernel(world) != planned
+    # The quick check does not see it: it counts.
+    eventually(lambda: in_kernel(world) == planned, "the mark is ours again")
+
+
+def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    before = kernel_state(proxy)
+    world.download()
+    world.wait_settled()
+    proxy.ip(["link set eth0 down"])
+    eventually(lambda: is_free(world), "nobody capped", WITHIN)
+    proxy.ip(UP_AGAIN)
+    eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
+    assert world.errors() == []
+    stop_and_compare(world, before)
+
+
+def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) -> None:
+    proxy, router = own_world.lab.proxy, own_world.lab.router
+    before = kernel_state(proxy)
+    own_world.download()
+    own_world.wait_settled()
+    router.ip(["link delete proxy"])
+    eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
+    eventually(lambda: own_world.errors() == ["interface eth0 does not exist"], "the error reported", WITHIN)
+    router.ip(
+        [
+            f"link add proxy type veth peer name eth0 netns {proxy.namespace}",
+            "link set proxy up",
+            "address add 10.3.0.1/24 dev proxy",
+            "address add fd00:3::1/64 dev proxy nodad",
+        ]
+    )
+    proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
+    proxy.ip(UP_AGAIN)
+    own_world.download()
+    eventually(lambda: own_world.capped() != [], "capped again", COMEBACK)
+    assert "htb 4d50:" in own_world.qdisc()
+    assert own_world.errors() == []
+    stop_and_compare(own_world, before)
+
+
+def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyWorld) -> None:
+    proxy, router = own_world.lab.proxy, own_world.lab.router
+    own_world.download()
+    own_world.wait_settled()
+    router.ip(["link delete proxy"])
+    eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
+    router.ip([f"link add proxy type veth peer name eth0 netns {proxy.namespace}", "link set proxy up"])
+    proxy.ip(UP_AGAIN)
+    assert own_world.daemon.stop() == 0
+    assert root_qdisc(own_world) == "qdisc noqueue 0: root"
+    assert own_world.marks() == []
+
+
+@pytest.mark.parametrize("how", ["down", "live"])
+def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str) -> None:
+    proxy = world.lab.proxy
+    before = kernel_state(proxy)
+    world.download()
+    world.wait_settled()
+    renaming = "link set eth0 name eth9"
+    if how == "live" and proxy.run("ip", *renaming.split(), check=False).returncode != 0:
+        pytest.skip("this kernel renames no interface that is up (Linux 6.2)")
+    if how == "down":
+        proxy.ip(["link set eth0 down", renaming])
+    own = "qdisc pfifo 7: root limit 77p"
+    eventually(lambda: root_qdisc(world, "eth9") == own, "the saved qdisc restored under the new name", WITHIN)
+    eventually(lambda: is_free(world), "nobody capped", WITHIN)
+    assert world.errors() == ["interface eth0 does not exist"]
+    proxy.ip(["link set eth9 down", "link set eth9 name eth0", *UP_AGAIN])
+    eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
+    assert world.errors() == []
+    stop_and_compare(world, before)
+
+
+def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyWorld) -> None:
+    proxy, client = own_world.lab.proxy, own_world.lab.client
+    before = kernel_state(proxy)
+    own_world.download()
+    own_world.wait_settled()
+    proxy.ip(
+        [
+            "address del 10.3.0.2/24 dev eth0",
+            "address add 10.3.0.9/24 dev eth0",
+            "route replace default via 10.3.0.1 dev eth0",
+        ]
+    )
+    own_world.abort()
+    url = f"http://{own_world.lab.origin_address(4)}/{own_world.origin.add_zeros(ENDLESS)}"
+    curl = client.start("curl", "mptcpize", "run", "curl", "-so", "/dev/null", "--proxy", "http://10.3.0.9:8080", url)
+    eventually(lambda: any(mark.proxy == "10.3.0.9" for mark in own_world.marks()), "capped at the new address")
+    eventually(
+        lambda: all(mark.proxy != "10.3.0.2" for mark in own_world.marks()), "nobody capped at the old one", COMEBACK
+    )
+    assert own_world.errors() == []
+    own_world.abort()
+    curl.stop()
+    stop_and_compare(own_world, before)
+
+
+def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    world.download()
+    world.wait_settled()
+    planned = in_kernel(world)
+    proxy.tc(
+        [
+            "qdisc replace dev eth0 root handle 9: htb default 1",
+            "class add dev eth0 parent 9: classid 9:1 htb rate 90mbit",
+        ]
+    )
+    foreign = world.qdisc_kinds()
+    eventually(lambda: is_free(world), "nobody capped", WITHIN)
+    eventually(lambda: len(world.errors()) == 1, "the error reported", WITHIN)
+    assert world.errors()[0].startswith("eth0: root qdisc htb 9: ")
+    assert world.qdisc_kinds() == foreign
+    proxy.tc(["qdisc del dev eth0 root"])
+    eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
+    eventually(lambda: world.errors() == [], "resolved", WITHIN)
+    assert world.daemon.stop() == 0
+    assert root_qdisc(world) == "qdisc pfifo 7: root limit 77p"
+
+
+def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    planned = in_kernel(world)
+    world.lab.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
+    eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
+    assert world.daemon.stop() == 0
+    assert root_qdisc(world) == "qdisc pfifo 9: root limit 55p"
+
+
+def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    before = kernel_state(proxy)
+    program = proxy.directory / "committer.py"
+    program.write_text(COMMITTER, encoding="ascii")
+    committer = proxy.start("committer", EXECUTABLES / "python", program)
+    world.download()
+
+    def more_was_capped() -> bool:
+        assert world.download(2 * MEGABYTE).wait().intact
+        return world.daemon.log_text().count(" cap token=") > 5
+
+    eventually(more_was_capped, "six downloads capped", within=60)
+    assert "-N SOMEBODY" in proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
+    assert committer.exit_status is None
+    committer.stop()
+    eventually(lambda: len(world.marks()) == len(world.capped()) == 1, "as planned", WITHIN)
+    assert world.services.cli_json("plan")["in_force"]
+    assert world.errors() == []
+    proxy.run("iptables-legacy", "-t", "mangle", "-F", "SOMEBODY")
+    proxy.run("iptables-legacy", "-t", "mangle", "-X", "SOMEBODY")
+    stop_and_compare(world, before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs", "left"),
+    [
+        ("pfifo", "tc qdisc replace dev eth0 root handle 9: pfifo limit 9", "qdisc pfifo 9: root limit 9p"),
+        (
+            "htb",
+            "tc qdisc del dev eth0 root; tc qdisc add dev eth0 root handle 9: htb",
+            "qdisc pfifo 7: root limit 77p",
+        ),
+    ],
+)
+def test_contest_over_the_root_qdisc_is_bounded_and_won(world: ProxyWorld, kind: str, theirs: str, left: str) -> None:
+    proxy, daemon = world.lab.proxy, world.daemon
+
+    def notified(qdisc: str) -> int:
+        return monitor.log_text().count(f"\nqdisc {qdisc}: ")
+
+    world.download()
+    world.wait_settled()
+    planned = in_kernel(world)
+    monitor = proxy.start("monitor", "tc", "monitor")
+    fighter = proxy.start("fighter", "sh", "-c", f"while true; do {theirs}; sleep 0.1; done")
+    cpu, lines, began = cpu_seconds(daemon.pid), len(daemon.log_text().splitlines()), time.monotonic()
+    eventually(lambda: notified(f"{kind} 9") >= CONTEST, f"{CONTEST} changes by the other program")
+    seconds = time.monotonic() - began
+    assert (cpu_seconds(daemon.pid) - cpu) / seconds < 0.2
+    assert len(daemon.log_text().splitlines()) - lines <= 6 * seconds
+    assert notified("htb 4d50") <= 2 * seconds
+    fighter.stop()
+    monitor.stop()
+    if kind == "htb":
+        # The daemon does not replace an HTB that is not ours: it could not be restored.
+        proxy.run("tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+    eventually(lambda: in_kernel(world) == planned, "as planned once it has stopped", WITHIN)
+    assert daemon.stop() == 0
+    assert (root_qdisc(world), world.marks()) == (left, [])

@@ -1,0 +1,242 @@
+"""A proxy at work: clients, Squid, origin server and our two services, on which a test can act."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from polling import eventually
+
+from mptcp_lab import oracle
+from mptcp_lab.download import Download
+from mptcp_lab.marks import CHAIN, SHOW_MARKS, Mark, parse_marks
+from mptcp_lab.meter import PathMeter
+from mptcp_lab.origin import Document, Origin, start_origin
+from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
+from mptcp_lab.squid import PORT, start_squid
+from mptcp_lab.topology import Client, Family, Lab, Topology, build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mptcp_lab.process import Process
+    from mptcp_throttle.model import AccessNetwork
+    from mptcp_throttle.units import Rate
+
+MEGABYTE: Final = 10**6
+ENDLESS: Final = 10**11
+"""Bytes of a document that no test receives to its end: 3 hours at the rate of both access links."""
+
+BACK_ENDS: Final = ("ipset", "rules")
+EXECUTABLES: Final = Path(sys.executable).parent
+
+_serial: Final = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts, with Squid on the proxy and the origin server, without our services."""
+
+    lab: Lab
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class ProxyWorld:
+    """Hosts and our services on the proxy."""
+
+    lab: Lab
+    origin: Origin
+    services: Services
+    _downloads: dict[Download, Client] = field(default_factory=dict, init=False)
+
+    @property
+    def daemon(self) -> Process:
+        """The latest `mptcp-throttled`."""
+        assert self.services.daemon is not None
+        return self.services.daemon
+
+    @property
+    def sniffer(self) -> Process:
+        """The latest `mptcp-sniffer`."""
+        assert self.services.sniffer is not None
+        return self.services.sniffer
+
+    def download(
+        self,
+        size: int | None = None,
+        client: Client | None = None,
+        *,
+        mptcp: bool = True,
+        family: Family = 4,
+        rate_limit: Rate | None = None,
+    ) -> Download:
+        """A download of `size` random bytes; without a size, of zeros that do not end before the test does.
+
+        With `rate_limit` the client reads no faster than that.
+        """
+        document = Document(self.origin.add_zeros(ENDLESS), ENDLESS, "") if size is None else self.origin.add(size)
+        client = client or self.lab.client
+        download = Download(self.lab, client, document, mptcp=mptcp, family=family, rate_limit=rate_limit)
+        self._downloads[download] = client
+        return download
+
+    def abort(self, *downloads: Download) -> None:
+        """End these downloads, all if none is named, by resetting all subflows of their clients.
+
+        Ending curl alone would leave them established for a minute: the kernel keeps them for data not yet
+        acknowledged.
+        """
+        ended = downloads or tuple(self._downloads)
+        clients = {self._downloads[download] for download in downloads} or set(self.lab.clients.values())
+        for client in clients:
+            client.run("ss", "-K", "-t", "dport", "=", f":{PORT}")
+        for download in ended:
+            download.stop()
+            del self._downloads[download]
+
+    def capped(self) -> list[SubflowStatus]:
+        """The capped subflows."""
+        return [subflow for subflow in self.services.subflows() if subflow.rule == "cap"]
+
+    def wait_capped(self, count: int = 1) -> list[SubflowStatus]:
+        """The capped subflows, once there are `count`."""
+        eventually(lambda: len(self.capped()) == count, f"{count} subflows capped")
+        return self.capped()
+
+    def wait_settled(self, count: int = 1) -> list[SubflowStatus]:
+        """As `wait_capped`; then what was queued before, in the proxy and in the router, has been sent."""
+        capped = self.wait_capped(count)
+        eventually(lambda: "rate 10Gbit" not in self.classes(), "the proxy's queue drained")
+        for client in self.lab.clients:
+            show = ("tc", "-s", "qdisc", "show", "dev", f"{client}-eth0")
+            eventually(lambda: " backlog 0b " in self.lab.router.run(*show).stdout, "the router's queue drained")  # noqa: B023
+        return capped
+
+    def wait_restored(self) -> None:
+        """Wait until the interface has its own qdisc again."""
+        eventually(lambda: self.services.status()["daemon"]["qdisc"] == "original", "the saved qdisc restored")
+
+    def start_daemon(self) -> None:
+        """Start the daemon (again); returns once it has the sniffer's table."""
+        self.services.start_daemon()
+        self.services.wait_ready()
+
+    def errors(self) -> list[str]:
+        """The errors in the daemon's status."""
+        lines: list[str] = self.services.status()["daemon"]["errors"]
+        return lines
+
+    def classes(self) -> str:
+        """The classes of the proxy's interface."""
+        return self.lab.proxy.run("tc", "class", "show", "dev", "eth0").stdout
+
+    def qdisc(self) -> str:
+        """The qdiscs of the proxy's interface, without HTB's packet counter."""
+        return re.sub(r"direct_packets_stat \d+ ", "", self.lab.proxy.run("tc", "qdisc", "show", "dev", "eth0").stdout)
+
+    def qdisc_kinds(self) -> list[str]:
+        """Qdiscs, classes and filters of the proxy's interface, without numbers that the kernel chooses or counts."""
+        dump = "".join(
+            self.lab.proxy.run("tc", item, "show", "dev", "eth0").stdout for item in ("qdisc", "class", "filter")
+        )
+        return re.sub(r"direct_packets_stat \d+ | \b[89a-f][0-9a-f]{3}:", "", dump).splitlines()
+
+    def paced(self) -> int:
+        """The proxy's established sockets with a maximum pacing rate."""
+        return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
+
+    def marks(self) -> list[Mark]:
+        """The marks that the kernel gives, by an ipset or by rules."""
+        return parse_marks(self._shown_marks())
+
+    def chain(self) -> str:
+        """Our iptables chain, the jumps to it and our sets, line by line; a set made anew shows the same."""
+        lines = [line for line in self._shown_marks().splitlines() if CHAIN in line or "mptcp-throttle-" in line]
+        return re.sub(r"(hashsize|initval) \S+", "", "\n".join(sorted(lines)))
+
+    def _shown_marks(self) -> str:
+        return self.lab.proxy.run("sh", "-c", SHOW_MARKS).stdout
+
+
+@contextmanager
+def hosts(topology: Topology | None = None) -> Iterator[Hosts]:
+    """Build the hosts and start Squid and the origin server."""
+    with build(topology or Topology()) as lab:
+        start_squid(lab.proxy)
+        yield Hosts(lab, start_origin(lab.origin))
+
+
+@contextmanager
+def attended(on: Hosts, services: Services) -> Iterator[ProxyWorld]:
+    """A world with these services, which the test starts, or not. For others on these hosts it is left clean.
+
+    In the end all downloads are aborted and the services stopped; what a killed daemon left is cleaned up. Fails if
+    anything of ours is left in the kernel, or if a service logged a traceback.
+    """
+    proxy = on.lab.proxy
+    eventually(lambda: not oracle.listed(proxy, PORT), "all earlier subflows ended", within=90)
+    for log in proxy.directory.glob("mptcp-*.log"):
+        log.unlink()
+    world = ProxyWorld(on.lab, on.origin, services)
+    try:
+        yield world
+    finally:
+        world.abort()
+        services.stop()
+        if services.daemon is not None and services.daemon.exit_status != 0:
+            services.clean_up()
+    assert CHAIN not in world.chain()
+    assert "htb 4d50:" not in proxy.run("tc", "qdisc", "show").stdout
+    for log in proxy.directory.glob("mptcp-*.log"):
+        assert "Traceback" not in log.read_text(encoding="utf-8"), log
+
+
+@contextmanager
+def configured(
+    on: Hosts,
+    networks: Sequence[AccessNetwork] = WIFI_FIRST,
+    daemon: Mapping[str, object] | None = None,
+) -> Iterator[ProxyWorld]:
+    """A world whose services have not been started; `daemon` is that section of their configuration."""
+    services = Services(on.lab.proxy, networks, name=f"throttle-{next(_serial)}", daemon=daemon)
+    with attended(on, services) as world:
+        yield world
+
+
+@contextmanager
+def serving(
+    on: Hosts,
+    networks: Sequence[AccessNetwork] = WIFI_FIRST,
+    daemon: Mapping[str, object] | None = None,
+) -> Iterator[ProxyWorld]:
+    """As `configured`, with both services running and connected."""
+    with configured(on, networks, daemon) as world:
+        world.services.start_sniffer()
+        world.start_daemon()
+        yield world
+
+
+@contextmanager
+def proxy_world(
+    topology: Topology | None = None,
+    networks: Sequence[AccessNetwork] = WIFI_FIRST,
+    daemon: Mapping[str, object] | None = None,
+) -> Iterator[ProxyWorld]:
+    """Hosts of its own and our services, running and connected."""
+    with hosts(topology) as built, serving(built, networks, daemon) as world:
+        yield world
+
+
+def receive_rates(client: Client, seconds: float) -> dict[str, float]:
+    """What each interface of a client receives in the next `seconds`, in bits per second."""
+    with PathMeter(client.namespace, ("eth0", "wlan0")) as meter:
+        began = meter.series().samples[0].at
+        eventually(lambda: meter.series().samples[-1].at >= began + seconds, "sampled", within=seconds + 30)
+        series = meter.series()
+    return {interface: series.rate(interface, began, began + seconds) for interface in ("eth0", "wlan0")}
