@@ -1,9 +1,12 @@
-"""What the documents say and the programs do."""
+"""Documents say what the programs do, in the words of the glossary; figures name the commit they were measured at."""
 
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -13,15 +16,17 @@ import mptcp_throttled.main
 from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
+DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "lab", "tests")
 
 
-def test_the_exit_statuses_are_documented() -> None:
+def test_exit_statuses_are_documented() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", (REPOSITORY / "docs/services.md").read_text(), re.MULTILINE)
     assert {int(status): meaning for status, meaning in rows} == EXIT_STATUSES
 
 
 @pytest.mark.parametrize("program", [mptcp_throttle.cli.main, mptcp_sniffer.main.main, mptcp_throttled.main.main])
-def test_every_program_lists_the_exit_statuses(
+def test_programs_list_the_exit_statuses_in_their_help(
     program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -31,7 +36,7 @@ def test_every_program_lists_the_exit_statuses(
         assert f"\n  {status:3}  {meaning}\n" in listed
 
 
-def test_the_install_commands_of_the_readme_install_every_file(tmp_path: Path) -> None:
+def test_readme_install_commands_install_every_file(tmp_path: Path) -> None:
     commands = re.findall(r"^install .*$", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
     for command in commands:
         subprocess.run(["sh", "-c", command.replace(" /etc/", f" {tmp_path}/")], cwd=REPOSITORY, check=True)
@@ -55,7 +60,7 @@ def test_the_install_commands_of_the_readme_install_every_file(tmp_path: Path) -
     assert len(expected) == len(ours - examples)
 
 
-def test_every_invariant_names_tests_that_exist() -> None:
+def test_invariants_name_tests_that_exist() -> None:
     document = (REPOSITORY / "docs/invariants.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", document, flags=re.MULTILINE)[1:]
     assert [section.partition(":")[0] for section in sections] == [f"I{number}" for number in range(1, 8)]
@@ -66,3 +71,130 @@ def test_every_invariant_names_tests_that_exist() -> None:
         for kind, file, test in named:
             path = REPOSITORY / "tests" / {"I": "integration", "U": "unit"}[kind] / file
             assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_name_files_that_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:mptcp_throttle|sniffer|daemon|lab|tests|config|systemd|docs)/[\w./-]*)`", text))
+    linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]*)\)", text) if "://" not in link}
+    missing = {name for name in named if not (REPOSITORY / name).exists()}
+    assert not missing | {link for link in linked if not (document.parent / link).exists()}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_link_to_headings_that_exist(document: Path) -> None:
+    for link in re.findall(r"\]\(([^):]*#[^)]*)\)", document.read_text(encoding="utf-8")):
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file if file else document).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.*)$", target, re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+def _words(text: str) -> str:
+    """The text with identifiers taken apart, so that `is_owed`, `WishStore` and `Owed` are words too."""
+    text = text.replace('"in_force"', "").replace("kernel_view", "")  # a JSON key and a configuration key: interface
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)
+    return re.sub(r"[ \t_]+", " ", text).lower()
+
+
+@cache
+def _scanned() -> dict[str, str]:
+    code = [path for folder in CODE for path in (REPOSITORY / folder).rglob("*.py")]
+    scenarios = [path for folder in ("config", "lab", "tests") for path in (REPOSITORY / folder).rglob("*.yaml")]
+    units = [path for path in (REPOSITORY / "systemd").rglob("*") if path.is_file()]
+    paths = [path for path in (*code, *scenarios, *units, *DOCUMENTS) if path != Path(__file__)]
+    return {str(path.relative_to(REPOSITORY)): _words(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def _glossary() -> list[tuple[str, str]]:
+    rows = re.findall(r"^\| (.*?) \| .* \| `(.*)` \|$", (REPOSITORY / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert len(rows) > 50
+    return rows
+
+
+def test_glossary_terms_are_used_in_code_or_documents() -> None:
+    texts = [text for name, text in _scanned().items() if name != "docs/glossary.md"]
+    everything = re.sub(r"[\s-]+", " ", "\n".join(texts))
+    unused = [term for term, _ in _glossary() if not re.search(rf"\b{re.sub('[ -]', ' ', term)}", everything)]
+    assert not unused
+
+
+def test_glossary_defines_each_term_once() -> None:
+    terms = [term for term, _ in _glossary()]
+    assert sorted(set(terms)) == sorted(terms)
+
+
+def test_performance_sections_name_the_commit_they_measured() -> None:
+    document = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
+    sections = [text for text in re.split(r"^##+ ", document, flags=re.MULTILINE) if "\n|---" in text]
+    assert len(sections) > 5
+    without = [text.partition("\n")[0] for text in sections if not re.search(r"[Mm]easured at [0-9a-f]{7}", text)]
+    assert not without
+    if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout: the commits cannot be looked up")
+    git = ["git", "-c", f"safe.directory={REPOSITORY}", "-C", str(REPOSITORY)]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], stdout=subprocess.PIPE, check=True)
+    if shallow.stdout.strip() == b"true":
+        pytest.skip("a shallow clone: earlier commits are not in it")
+    commits = set(re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", document))
+    for path in DOCUMENTS:
+        commits.update(re.findall(r"[Mm]easured at ([0-9a-f]{7})\b", path.read_text(encoding="utf-8")))
+    for commit in sorted(commits):
+        found = subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], check=False)
+        assert found.returncode == 0, f"no commit {commit}"
+
+
+class _Replaced(NamedTuple):
+    """A word that has been replaced, and what to write instead.
+
+    It has another, ordinary meaning in paths that match `elsewhere`, and in lines beside text that matches `near`.
+    """
+
+    pattern: str
+    instead: str
+    elsewhere: str = r"(?!)"
+    near: str | None = None
+
+
+_WHOM: Final = "((it|them|anybody|nobody|somebody|everybody|subflows|clients) )?"
+REPLACED: Final = (
+    # Metaphors of the authors, which others had to decode.
+    _Replaced(r"glanc(e|es|ed|ing)", "quick check"),
+    _Replaced(r"owed|owes|unrestored", "restore pending"),
+    _Replaced(r"wish(es)?", "operator state"),
+    _Replaced(rf"(held|hold|holds|holding) {_WHOM}to", "throttled"),
+    _Replaced(rf"(let|lets|letting) {_WHOM}go", "free, or fail open"),
+    _Replaced(
+        r"(left|leave|leaves) alone", "free, or not touched", elsewhere=r"^lab/scenarios/|^docs/reproduction\.md$"
+    ),
+    _Replaced(r"stray", "altered"),
+    _Replaced(r"anew", "added, or again"),
+    _Replaced(r"(take|takes|taking|taken|took) up(?! to)", "adopted, or applied"),
+    _Replaced(r"puller", "table source"),
+    _Replaced(r"ever more rarely|ever later|ever rarer", "exponential back-off"),
+    _Replaced(r"no time for it", "the capture cannot keep up"),
+    # Second words for one thing, or words for two things.
+    _Replaced(r"treatments?|treated", "decision"),
+    _Replaced(r"converge[sd]?|convergence", "full reconcile"),
+    _Replaced(r"audit(s|ed|ing)?(?!=)", "full reconcile, or the kernel list", elsewhere=r"^CHANGELOG\.md$"),
+    _Replaced(r"former", "previous"),
+    _Replaced(r"kernel view", "kernel list"),
+    _Replaced(r"in(to)? force", "applied", near=r"config|reload|valid|\bfiles?\b|sighup"),
+)
+
+
+@pytest.mark.parametrize("word", REPLACED, ids=lambda word: word.pattern.partition("|")[0])
+def test_replaced_words_do_not_come_back(word: _Replaced) -> None:
+    found = []
+    for name, text in _scanned().items():
+        if re.search(word.elsewhere, name):
+            continue
+        pattern = word.pattern.replace(" ", r"\s+")
+        for match in re.finditer(rf"(?<![a-z])(?:{pattern})(?![a-z])", text):
+            near = text[max(match.start() - 160, 0) : match.end() + 160]
+            if word.near is not None and re.search(word.near, near):
+                continue
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(f"{name}:{line}: {match.group()!r}; write: {word.instead}")
+    assert not found, "\n".join(found)

@@ -1,0 +1,89 @@
+"""The layout that docs/architecture.md describes: file names, imports, dependencies, and names of tests."""
+
+import ast
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+ARCHITECTURE: Final = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "lab", "tests")
+MODULES: Final = sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py"))
+REPEATED_NAMES: Final = {"__init__", "__main__", "main", "conftest"}
+OURS: Final = {"mptcp_throttle", "mptcp_sniffer", "mptcp_throttled", "mptcp_lab"}
+MAY_IMPORT: Final = {
+    "mptcp_throttle": {"mptcp_throttle"},
+    "sniffer/mptcp_sniffer": {"mptcp_throttle", "mptcp_sniffer"},
+    "daemon/mptcp_throttled": {"mptcp_throttle", "mptcp_throttled"},
+}
+
+
+def _imported(module: Path) -> Iterator[str]:
+    """Top-level names of all imports, those for type checking included."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: relative import"
+            yield str(node.module).partition(".")[0]
+
+
+def test_module_names_are_unique_in_the_repository() -> None:
+    paths: dict[str, list[str]] = defaultdict(list)
+    for module in MODULES:
+        if module.stem not in REPEATED_NAMES:
+            paths[module.stem].append(str(module.relative_to(REPOSITORY)))
+    assert not {name: found for name, found in paths.items() if len(found) > 1}
+
+
+def test_architecture_names_files_and_folders_that_exist() -> None:
+    everything = [f"/{path.relative_to(REPOSITORY)}" for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*")]
+    everything += [f"/{folder}" for folder in FOLDERS] + ["/config/mptcp-throttle.yaml"]
+    named = set(re.findall(r"(?:[\w-]+/)*[\w-]+\.py\b|(?:[\w-]+/)+", ARCHITECTURE.replace("://", "")))
+    assert len(named) > 40
+    assert not {name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in everything)}
+
+
+def test_architecture_gives_a_reason_for_each_dependency() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [
+        *project["dependencies"],
+        *(r for extra in project["optional-dependencies"].values() for r in extra),
+    ]
+    section = ARCHITECTURE.partition("## Why these libraries\n")[2].partition("\n## ")[0]
+    explained = [name for row in re.findall(r"^\| (.*?) \| ", section, re.MULTILINE)[1:] for name in row.split(", ")]
+    assert sorted(explained) == sorted(re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in requirements)
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_stay_inside_one_service_or_go_to_what_is_shared(package: str) -> None:
+    modules = list((REPOSITORY / package).rglob("*.py"))
+    assert modules
+    wrong = {
+        str(module.relative_to(REPOSITORY)): foreign
+        for module in modules
+        if (foreign := set(_imported(module)) & OURS - MAY_IMPORT[package])
+    }
+    assert not wrong
+
+
+def test_imports_of_the_policy_know_no_kernel() -> None:
+    for folder in ("policy", "desired"):
+        for module in (REPOSITORY / "daemon/mptcp_throttled" / folder).rglob("*.py"):
+            assert "mptcp_throttled.kernel" not in module.read_text(encoding="utf-8"), module
+
+
+def test_names_of_tests_are_short_and_independent_of_history() -> None:
+    wrong = [
+        f"{module.relative_to(REPOSITORY)}::{node.name}"
+        for module in MODULES
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if len(node.name) > 70 or re.search(r"issue_?\d|_(?=\w*\d)[0-9a-f]{7,40}(_|$)", node.name)
+    ]
+    assert not wrong, "\n".join(wrong)
