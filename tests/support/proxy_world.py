@@ -156,7 +156,7 @@ class ProxyWorld:
         return parse_marks(self._shown_marks())
 
     def chain(self) -> str:
-        """Our iptables chain, the jumps to it and our sets, line by line; a set made anew shows the same."""
+        """Our iptables chain, the jumps to it and our sets, line by line; a set made again shows the same."""
         lines = [line for line in self._shown_marks().splitlines() if CHAIN in line or "mptcp-throttle-" in line]
         return re.sub(r"(hashsize|initval) \S+", "", "\n".join(sorted(lines)))
 

@@ -13,7 +13,7 @@ against a kernel in memory. The lines of a step:
     > # REMARK                                               an error that we report
 
 Every step begins with the kernel as the step before has left it. The mark filter's program is shown as `FILTER`:
-`test_commands.py` has it. After a wanted change, `python tests/unit/test_golden.py` writes the lines with `>` anew:
+`test_commands.py` has it. After a wanted change, `python tests/unit/test_golden.py` rewrites the lines with `>`:
 read the difference before it is committed.
 """
 

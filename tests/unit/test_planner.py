@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: what is kept up to date is what is decided and planned anew."""
+"""Whatever happens in whatever order: what is kept up to date is what is decided and planned from scratch."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> N
     for changes, networks, paused, rules, passed in taken:
         now += passed
         before = in_kernel(planner.plan)
-        former = table.reconfigure(networks, paused=paused)
-        former = {**table.update(without_ports_of_others(changes, table.connections)), **former}
-        change = planner.update(former, table.decisions, now, rules)
+        previous = table.reconfigure(networks, paused=paused)
+        previous = {**table.update(without_ports_of_others(changes, table.connections)), **previous}
+        change = planner.update(previous, table.decisions, now, rules)
         decisions = decide_all(table.connections.values(), networks, paused=paused)
         assert [t for of in table.decisions.values() for t in of] == list(decisions)
         wanted = {t.throttle.share for t in decisions if t.throttle is not None}
@@ -136,8 +136,8 @@ def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> N
 
 
 def play(planner: Planner, decisions: DecisionTable, now: float, *table: Connection) -> None:
-    former = decisions.replace({c.token: c for c in table})
-    planner.update(former, decisions.decisions, now, RULES)
+    previous = decisions.replace({c.token: c for c in table})
+    planner.update(previous, decisions.decisions, now, RULES)
 
 
 def client(number: int) -> Connection:
@@ -171,8 +171,8 @@ def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
 def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     planner.adopt(found or {})
-    former = decisions.replace({c.token: c for c in table})
-    planner.update(former, decisions.decisions, 0.0, replace(RULES, settle=settle))
+    previous = decisions.replace({c.token: c for c in table})
+    planner.update(previous, decisions.decisions, 0.0, replace(RULES, settle=settle))
     return planner
 
 

@@ -48,7 +48,7 @@ def test_retry_that_succeeds_is_forgotten() -> None:
     retries.attempted(retries.take_due(1.0), {TWO: "EPERM"}, 1.0, 1.0, LONGEST)
     assert (retries.errors, len(retries)) == (("EPERM",), 1)
     refuse(retries, 2.0, ONE)
-    assert retries.next_due == pytest.approx(2.1), "the back-off begins anew"
+    assert retries.next_due == pytest.approx(2.1), "the back-off starts over"
 
 
 def test_retry_of_an_object_no_longer_planned_is_forgotten() -> None:

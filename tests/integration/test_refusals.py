@@ -1,0 +1,42 @@
+"""Invariant I7: what the kernel refuses for one share delays no other share's cap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polling import eventually
+from proxy_world import Hosts, configured
+
+from mptcp_lab.faults import FOREVER, Fault, Faults
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_throttle.model import Per
+
+RECONCILE_INTERVAL = 5.0
+OTHERS = 10
+BY_SUBFLOW = tuple(replace(network, per=Per.SUBFLOW) for network in WIFI_FIRST)
+"""Every capped subflow is a share, with a class of its own: one client is as good as many."""
+
+
+def test_refused_class_delays_no_other_cap(hosts: Hosts) -> None:
+    with configured(hosts, BY_SUBFLOW, daemon={"reconcile_interval": f"{RECONCILE_INTERVAL:g}s"}) as world:
+        faults = Faults(hosts.lab.directory / "refusals")
+        faults.plan()
+        world.services.start_sniffer()
+        world.services.start_daemon(faults)
+        world.services.wait_ready()
+        world.download()
+        world.wait_settled()
+        faults.plan(Fault("ENOMEM", "tc class add dev eth0 classid 4d50:3 ", times=FOREVER))
+        world.download()
+        eventually(lambda: len(world.errors()) == 1, "the refusal reported")
+        for number in range(OTHERS):
+            world.download()
+            world.wait_capped(number + 2)
+        latencies = sorted(subflow.join_to_cap or 0.0 for subflow in world.capped())
+        # Each used to wait for the retry of the refused class: up to the interval, half of it on average.
+        assert latencies[-1] < RECONCILE_INTERVAL / 5, latencies
+        assert world.errors()[0].startswith("tc class add dev eth0 classid 4d50:3 ")
+        faults.plan()
+        world.wait_capped(OTHERS + 2)
+        eventually(lambda: world.errors() == [], "the refusal resolved")
+        world.abort()
