@@ -74,13 +74,20 @@ def test_a_scenario_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
         (
             "  a: {}",
             "  a: {forwards: true}",
-            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: endpoints, forward",
+            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: endpoints, families, forward",
         ),
         (
             "to: b}",
             "to: b, form: a}",
             "x.yaml:11: flows.mptcp.form: 'a': unknown key; allowed: duration, family, from, over",
         ),
+        ("  a: {}", "  a: {families: [5]}", "x.yaml:5: hosts.a.families: allowed: 4, 6 or both"),
+        (
+            "  a: {}",
+            "  a: {qdiscs: {eth7: pfifo}}",
+            "x.yaml:5: hosts.a.qdiscs.eth7: 'pfifo': no such interface; allowed:",
+        ),
+        ("a.eth0, b.eth0],", "a.eth0, b.eth0], bridged: true,", "x.yaml:8: links.one.bridged: 'true': needs an end at"),
         ("to: b}", "to: d}", "x.yaml:11: flows.mptcp.to: 'd': no such host; allowed: a, b"),
         (
             "eth1: [signal]",

@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from mptcp_lab.scenario.files import load
-from mptcp_lab.scenario.plan import curl_arguments, event_commands, iperf_arguments, make_plan, reshape
+from mptcp_lab.scenario.plan import (
+    curl_arguments,
+    event_commands,
+    iperf_arguments,
+    kernel_parameters,
+    make_plan,
+    reshape,
+)
 from mptcp_lab.scenario.stage import describe
-from mptcp_lab.topology import kernel_parameters
 
 SCENARIOS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 HEAD = """\

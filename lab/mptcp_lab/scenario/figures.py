@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.scenario.plan import Addresses
+from mptcp_lab.scenario.plan import Addresses, server_port
 from mptcp_lab.scenario.recording import MEGA, interface_curves, received_curve
 from mptcp_lab.squid import PORT
 
@@ -57,7 +57,7 @@ def _volume(scenario: Scenario, recording: Recording, figure: FigureSection) -> 
 def _samples_of(scenario: Scenario, recording: Recording, flow_name: str) -> list[SubflowSample]:
     """Samples of the sockets at which a flow arrives."""
     flow = scenario.flows[flow_name]
-    port = Addresses(scenario).server_port(flow_name)
+    port = server_port(scenario, flow_name)
     return [
         sample
         for sample in recording.subflows

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.errors import LabError
-from mptcp_lab.scenario.plan import Addresses, curl_arguments, iperf_arguments, origin_url
+from mptcp_lab.scenario.plan import curl_arguments, iperf_arguments, origin_url, server_port
 from mptcp_lab.scenario.recording import FlowResult
 from mptcp_lab.scenario.schema import Protocol
 from mptcp_lab.squid import PORT
@@ -80,7 +80,7 @@ class Flow:
 
     def _serve(self) -> None:
         host = self._world.hosts[self._flow.receiver]
-        port = Addresses(self._scenario).server_port(self.name)
+        port = server_port(self._scenario, self.name)
         mptcp = self._flow.protocol is Protocol.MPTCP
         argv = [*(("mptcpize", "run") if mptcp else ()), "iperf3", "--server", "--port", str(port)]
         server = host.start(f"server-{self.name}", *argv)

@@ -125,10 +125,17 @@ class Limits(Section):
     add_addr_accepted: Annotated[int, whole(0, 8)] = 8
 
 
+Families = Annotated[tuple[Annotated[int, whole(4, 6)], ...], list_of("address families", 2), AfterValidator(each_once)]
+
+
 class HostSection(Section):
-    """A host: what it runs, whether it forwards, its MPTCP and its kernel parameters."""
+    """A host: what it runs, whether it forwards, its address families, MPTCP, kernel parameters and qdiscs.
+
+    `qdiscs` are the root qdiscs of interfaces in the words of tc(8), instead of those that make the link's rate.
+    """
 
     forward: Flag = False
+    families: Families = (4, 6)
     run: Annotated[
         tuple[Annotated[Program, one_of(Program)], ...], list_of("programs", len(Program)), AfterValidator(each_once)
     ] = ()
@@ -140,10 +147,15 @@ class HostSection(Section):
         Name, Annotated[tuple[Annotated[EndpointFlag, one_of(EndpointFlag)], ...], list_of("flags", len(EndpointFlag))]
     ] = Field(default_factory=dict)
     limits: Limits = Limits()
+    qdiscs: dict[Name, Text] = Field(default_factory=dict)
 
 
 class LinkSection(Section):
-    """A link: two ends, or more with a switch between; what it does to packets, the same in all directions."""
+    """A link: two ends, or more with a switch between; what it does to packets, the same in all directions.
+
+    `bridged`: an access network. The end of the host that forwards is a bridge, and every other end has a link of its
+    own to it, with a rate of its own.
+    """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
     rate: RateText | None = None
@@ -152,14 +164,13 @@ class LinkSection(Section):
     loss: Percent = 0.0
     queue: QueueText = Queue(0.05, None)
     mtu: Annotated[int, whole(576, 9000)] = 1500
-    families: Annotated[
-        tuple[Annotated[int, whole(4, 6)], ...], list_of("address families", 2), AfterValidator(each_once)
-    ] = (4, 6)
+    families: Families = (4, 6)
+    bridged: Flag = False
 
     @property
     def switched(self) -> bool:
-        """Whether a switch is between the ends."""
-        return len(self.ends) > 2
+        """Whether a switch of its own is between the ends."""
+        return len(self.ends) > 2 and not self.bridged
 
     @property
     def emulated(self) -> bool:
@@ -273,30 +284,17 @@ class ExpectationSection(Section):
     kernel: Annotated[Kernel, one_of(Kernel)] | None = None
 
 
-class Scenario(Section):
-    """A scenario, or one variant of it."""
+class Network(Section):
+    """Hosts and the links between them. `in_order`: see `mptcp_lab.scenario.world`."""
 
-    title: Text
-    seed: Text
-    why: Text | None = None
-    kernel: Annotated[Kernel, one_of(Kernel)] | None = None
-    scale: Annotated[float, number(0.001, 10**6)] = 1.0
-    duration: DurationText
-    interval: DurationText = 0.1
-    repeat: Annotated[int, whole(1, 100)] = 1
     hosts: dict[HostName, HostSection]
     links: dict[Name, LinkSection]
-    throttle: ThrottleSection | None = None
-    flows: dict[Name, FlowSection]
-    events: Annotated[tuple[EventSection, ...], list_of("events", 1000)] = ()
-    report: dict[Name, FigureSection]
-    expect: dict[Text, ExpectationSection] = Field(default_factory=dict)
+    in_order: Flag = False
 
     @property
     def emulated(self) -> bool:
-        """Whether it takes netem, from the start or after an event."""
-        changes = ((event.delay, event.jitter, event.loss) for event in self.events)
-        return any(link.emulated for link in self.links.values()) or any(any(change) for change in changes)
+        """Whether it takes netem."""
+        return any(link.emulated for link in self.links.values())
 
     def link_of(self, port: Port) -> str:
         """The name of the link that ends there."""
@@ -308,6 +306,40 @@ class Scenario(Section):
             for port in link.ends:
                 if port.host == host:
                     yield port, name
+
+    def families(self, port: Port) -> list[int]:
+        """The address families of an interface: those of its link that its host has."""
+        return [
+            family for family in self.links[self.link_of(port)].families if family in self.hosts[port.host].families
+        ]
+
+    def gateway(self, link: str) -> Port | None:
+        """The end of the link at the host that forwards."""
+        return next((port for port in self.links[link].ends if self.hosts[port.host].forward), None)
+
+
+class Scenario(Network):
+    """A scenario, or one variant of it."""
+
+    title: Text
+    seed: Text
+    why: Text | None = None
+    kernel: Annotated[Kernel, one_of(Kernel)] | None = None
+    scale: Annotated[float, number(0.001, 10**6)] = 1.0
+    duration: DurationText
+    interval: DurationText = 0.1
+    repeat: Annotated[int, whole(1, 100)] = 1
+    throttle: ThrottleSection | None = None
+    flows: dict[Name, FlowSection]
+    events: Annotated[tuple[EventSection, ...], list_of("events", 1000)] = ()
+    report: dict[Name, FigureSection]
+    expect: dict[Text, ExpectationSection] = Field(default_factory=dict)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it takes netem, from the start or after an event."""
+        changes = ((event.delay, event.jitter, event.loss) for event in self.events)
+        return super().emulated or any(any(change) for change in changes)
 
     def host_running(self, program: Program) -> str | None:
         """The host that runs the program."""
@@ -348,6 +380,8 @@ def _link_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             seen.add(port)
         if set(link.families) - {4, 6}:
             yield (*keys, "families"), "allowed: 4, 6 or both"
+        if link.bridged and scenario.gateway(name) is None:
+            yield (*keys, "bridged"), "needs an end at a host that forwards"
         if link.mtu < 1280 and 6 in link.families:
             yield (*keys, "mtu"), "is too small for IPv6; allowed: 1280 or more, or families: [4]"
         if link.jitter and link.rate is None:
@@ -364,9 +398,12 @@ def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         interfaces = [port.interface for port, _ in scenario.ports(name)]
         if not interfaces:
             yield ("hosts", name), "is at no link; allowed: hosts that links connect"
-        for interface in host.endpoints:
-            if interface not in interfaces:
-                yield ("hosts", name, "endpoints", interface), f"no such interface; {_one_of_these(interfaces)}"
+        for key in ("endpoints", "qdiscs"):
+            for interface in getattr(host, key):
+                if interface not in interfaces:
+                    yield ("hosts", name, key, interface), f"no such interface; {_one_of_these(interfaces)}"
+        if set(host.families) - {4, 6}:
+            yield ("hosts", name, "families"), "allowed: 4, 6 or both"
 
 
 def _throttle_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:

@@ -6,7 +6,6 @@ import re
 import shlex
 import time
 from contextlib import ExitStack
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.errors import LabError
@@ -17,7 +16,7 @@ from mptcp_lab.scenario.plan import Addresses, event_commands, make_plan, reshap
 from mptcp_lab.scenario.recording import Event, Recording
 from mptcp_lab.scenario.sampler import Sampler, processor_times
 from mptcp_lab.scenario.schema import Program
-from mptcp_lab.scenario.world import World, build
+from mptcp_lab.scenario.world import World, build, execute
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
 from mptcp_throttle.model import AccessNetwork
@@ -80,7 +79,7 @@ class Stage:
     def _act(self, event: EventSection) -> None:
         if event.throttle is not None and self._services is not None:
             self._services.cli(*shlex.split(event.throttle))
-        self._world.execute(event_commands(self._scenario, event))
+        execute(self._world.hosts, event_commands(self._scenario, event))
         self._scenario = reshape(self._scenario, event)
         self.events.append(Event(self.now, describe(event)))
 
@@ -166,7 +165,7 @@ def _start_services(scenario: Scenario, world: World, stack: ExitStack) -> Servi
     networks = [
         AccessNetwork(
             name,
-            tuple(ip_network(addresses.subnet(network.link, family)) for family in (4, 6)),
+            tuple(addresses.subnet(network.link, family) for family in (4, 6)),
             network.preference,
             network.cap,
             network.limit,
