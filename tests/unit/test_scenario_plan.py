@@ -38,7 +38,7 @@ def planned(path: Path) -> str:
     common = {f" {key} = {value}" for key, value in kernel_parameters(forwarding=False).items()}
     lines = [line for line in str(make_plan(scenario)).splitlines() if line.partition(":")[2] not in common]
     for event in scenario.events:
-        lines += ["", f"at {event.at:g} s: {describe(event)}", *map(str, event_commands(scenario, event))]
+        lines += ["", f"at {event.at}: {describe(event)}", *map(str, event_commands(scenario, event))]
         scenario = reshape(scenario, event)
     return "\n".join(lines) + "\n"
 

@@ -369,15 +369,22 @@ def iperf_arguments(scenario: Scenario, name: str, seconds: float) -> list[str]:
     return [*_preload(flow), *command, "--time", f"{max(round(seconds), 1)}", "--json"]
 
 
-def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int) -> list[str]:
-    """The command line of the receiver of a flow through Squid."""
+def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int, output: str = "/dev/null") -> list[str]:
+    """The command line of the receiver of a flow through Squid, which writes what arrives to the file `output`."""
     flow = scenario.flows[name]
     addresses = Addresses(scenario)
     proxy = _in_url(addresses.first(flow.via or "", flow.family))
-    command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}", "--output", "/dev/null"]
+    command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}", "--output", output]
     if flow.over is not None and (source := addresses.on(flow.receiver, flow.family, flow.over)) is not None:
         command += ["--interface", source]
     return [*_preload(flow), *command, "--proxy", f"http://{proxy}:{proxy_port}", url]
+
+
+def document_size(scenario: Scenario, name: str) -> int:
+    """Of the document of a flow through Squid: without a size, more than the links carry in the longest run."""
+    flow = scenario.flows[name]
+    rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
+    return flow.size or round(sum(rate.bytes_per_second for rate in rates if rate) * scenario.duration)
 
 
 def origin_url(scenario: Scenario, name: str, document: str) -> str:

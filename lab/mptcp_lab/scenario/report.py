@@ -115,7 +115,8 @@ def _section(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> I
     title = experiment.scenario.title if experiment.variant is None else experiment.family_title
     yield Heading(3, f"{experiment.family}: {title}")
     for seed in dict.fromkeys(experiment.scenario.seed for experiment, _ in pairs):
-        yield Paragraph(f"Seed: {seed}")
+        if seed is not None:
+            yield Paragraph(f"Seed: {seed}")
     for command in dict.fromkeys(_command(result) for _, result in pairs):
         yield Paragraph(command, command=True)
     yield from _remarks(pairs)

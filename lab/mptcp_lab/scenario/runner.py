@@ -120,11 +120,19 @@ def _run_once(
 ) -> Run:
     starts = flow_starts(experiment, scenario, options.seed, number)
     try:
-        recording = perform(scenario, starts, display.progress, directory / f"logs-{number}")
+        recording = perform(scenario, starts, display, directory / f"logs-{number}")
     except LabError as error:
         return Run({}, 0.0, 0.0, (), str(error))
     write_samples(directory, number, scenario, recording)
-    return Run(measure(scenario, recording), recording.duration, recording.idle, recording.events)
+    windows = {label: recording.window(part) for label, part in scenario.windows.items()}
+    return Run(
+        figures=measure(scenario, recording),
+        seconds=recording.duration,
+        idle=recording.idle,
+        events=recording.events,
+        windows={label: window for label, window in windows.items() if window is not None},
+        caps=[(change.at, change.network, change.mbps) for change in recording.caps],
+    )
 
 
 def _run_in_guest(experiments: Sequence[Experiment], kernel: Kernel, options: Options) -> None:
