@@ -69,10 +69,10 @@ def run() -> int:
     from mptcp_lab.scenario.files import chosen
     from mptcp_lab.scenario.plots import draw_time_lines
     from mptcp_lab.scenario.report import verdicts_of
+    from mptcp_lab.scenario.result_tables import verdict_table
     from mptcp_lab.scenario.results import environment, read_results
     from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
     from mptcp_lab.scenario.schema import Kernel
-    from mptcp_lab.scenario.tables import verdict_table
 
     try:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,9 @@ def run() -> int:
     console.print(f"time line of both networks: {picture}", highlight=False, soft_wrap=True)
     if options.json is not None:
         runs = [_as_json(pair, [verdict for e, _, verdict in verdicts if e is pair[0]]) for pair in pairs]
-        data = {"environment": environment(), "runs": runs}
+        machine = environment()
+        kernel = {"kernel": machine["release"], "congestion_control": machine["congestion_control"]}
+        data = {"environment": kernel, "runs": runs}
         options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     errors = [f"{result.name}: {error}" for _, result in pairs for error in result.errors]
     broken = sum(not verdict.held for _, _, verdict in verdicts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.scenario.judge import compare, judge
-from mptcp_lab.scenario.tables import number, spread
+from mptcp_lab.scenario.result_tables import number, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

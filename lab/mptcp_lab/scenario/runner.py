@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mptcp_lab.errors import LabError
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import scaled
-from mptcp_lab.scenario.kernels import allow_congestion_controls, needs
+from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
 from mptcp_lab.scenario.schema import Kernel
 from mptcp_lab.scenario.stage import perform

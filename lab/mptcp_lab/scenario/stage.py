@@ -238,7 +238,7 @@ class _Running:
         began_at = time.time() - (time.monotonic() - began)
         local = time.localtime(began_at)
         start = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + began_at % 1
-        changes = [_cap_change(match, start) for match in _CHANGE.finditer(process.log_text())]
+        changes = cap_changes(process.log_text(), start)
         new = changes[len(self.changes) :]
         self.changes = changes
         return new
@@ -258,14 +258,14 @@ class _Running:
         ]
 
 
-def _cap_change(match: re.Match[str], start: float) -> CapChange:
-    hours, minutes, seconds = match["at"].split(":")
-    at = (int(hours) * 3600 + int(minutes) * 60 + float(seconds) - start) % _DAY_SECONDS
-    capped = match["kind"] == CAP
-    return CapChange(
-        at,
-        match["client"],
-        match["network"],
-        Rate.parse(match["rate"]).bits_per_second / MEGA if capped else None,
-        float(match["after"]) / 1000 if capped and match["after"] else None,
-    )
+def cap_changes(log: str, start: float) -> list[CapChange]:
+    """What the daemon's log says of caps; `start` is the time 0 in seconds of the day."""
+    changes = []
+    for match in _CHANGE.finditer(log):
+        hours, minutes, seconds = match["at"].split(":")
+        at = (int(hours) * 3600 + int(minutes) * 60 + float(seconds) - start) % _DAY_SECONDS
+        capped = match["kind"] == "cap"
+        rate = Rate.parse(match["rate"]).bits_per_second / MEGA if capped else None
+        delay = float(match["after"]) / 1000 if capped and match["after"] else None
+        changes.append(CapChange(at, match["client"], match["network"], rate, delay))
+    return changes

@@ -15,14 +15,14 @@ from rich.table import Table
 from mptcp_lab.errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
-from mptcp_lab.scenario.kernels import choose
+from mptcp_lab.scenario.kernel_choice import choose
 from mptcp_lab.scenario.plan import event_commands, make_plan, reshape
 from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
+from mptcp_lab.scenario.result_tables import compare_table, summary_table, verdict_table
 from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
 from mptcp_lab.scenario.schema import Kernel
 from mptcp_lab.scenario.stage import describe
-from mptcp_lab.scenario.tables import compare_table, summary_table, verdict_table
 from mptcp_throttle.errors import UserError
 
 if TYPE_CHECKING:
