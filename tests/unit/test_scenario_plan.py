@@ -44,7 +44,7 @@ def planned(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_a_scenario_becomes_these_commands(path: Path) -> None:
+def test_plan_consists_of_these_commands(path: Path) -> None:
     assert planned(path) == path.with_suffix(".txt").read_text()
 
 
@@ -63,13 +63,13 @@ def test_a_scenario_becomes_these_commands(path: Path) -> None:
         ),
     ],
 )
-def test_a_direct_flow_becomes_this_command(tmp_path: Path, flow: str, command: str) -> None:
+def test_iperf_arguments_follow_the_flow(tmp_path: Path, flow: str, command: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"{HEAD}  x: {flow}\n")
     assert " ".join(iperf_arguments(load("x", path)[0].scenario, "x", 8.0)) == command
 
 
-def test_a_flow_through_squid_binds_to_the_receivers_address_on_its_link(tmp_path: Path) -> None:
+def test_curl_arguments_bind_to_the_address_on_the_flows_link(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"{HEAD}  x: {{from: a, to: c, via: b, over: two, size: 1MB}}\n")
     arguments = " ".join(curl_arguments(load("x", path)[0].scenario, "x", "http://10.1.0.1/f", 8080))

@@ -86,7 +86,7 @@ class Flow:
         self._process.stop()
         seconds = time.monotonic() - self.began
         if self._sent is not None:
-            size = self._compare(self._sent)
+            size = compare(self._received, self._sent, whole=self.limited)
             if not self.limited:
                 return FlowResult(seconds, size)
         try:
@@ -98,18 +98,6 @@ class Flow:
         received = figures.get("end", {}).get("sum_received", {})
         return FlowResult(received.get("seconds"), received.get("bytes"))
 
-    def _compare(self, sent: Path) -> int:
-        """How many bytes arrived, which are what was sent, or the beginning of it."""
-        with self._received.open("rb") as received, sent.open("rb") as original:
-            while chunk := received.read(_CHUNK):
-                if original.read(len(chunk)) != chunk:
-                    raise LabError(
-                        f"flow {self.name}: what arrived is not what was sent, up to {received.tell()} bytes"
-                    )
-            if self.limited and original.read(1):
-                raise LabError(f"flow {self.name}: only {received.tell()} bytes arrived")
-            return received.tell()
-
     def _serve(self) -> None:
         host = self._world.hosts[self._flow.receiver]
         port = server_port(self._scenario, self.name)
@@ -117,3 +105,14 @@ class Flow:
         argv = [*(("mptcpize", "run") if mptcp else ()), "iperf3", "--server", "--port", str(port)]
         server = host.start(f"server-{self.name}", *argv)
         server.wait_until(lambda: host.listens(port, mptcp=mptcp), f"listening on port {port}")
+
+
+def compare(received: Path, sent: Path, *, whole: bool) -> int:
+    """How many bytes arrived. Raises LabError if they are not what was sent: the `whole`, or the beginning of it."""
+    with received.open("rb") as arrived, sent.open("rb") as original:
+        while chunk := arrived.read(_CHUNK):
+            if original.read(len(chunk)) != chunk:
+                raise LabError(f"{received.stem}: what arrived is not what was sent, up to {arrived.tell()} bytes")
+        if whole and original.read(1):
+            raise LabError(f"{received.stem}: only {arrived.tell()} bytes arrived")
+        return arrived.tell()
