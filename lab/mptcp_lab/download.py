@@ -1,4 +1,4 @@
-"""Downloads by curl through the proxy, in the background, so that things can happen in mid-transfer."""
+"""Downloads by curl through the proxy, in the background."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _serial: Final = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class DownloadResult:
-    """What came of a download.
+    """The result of a download.
 
     `size` is in bytes, `seconds` from curl's start of the request to the last byte. `exit_status` is curl's, minus the
-    number of the signal that ended it. `intact` says that the whole document came, bit by bit. `local_port` is the
-    client's port of the first subflow, 0 if there was none.
+    number of the signal that ended it. `intact`: the whole document arrived, unchanged. `local_port` is the client's
+    port of the first subflow, 0 if there was none.
     """
 
     size: int
@@ -79,7 +79,7 @@ class Download:
 
     @property
     def running(self) -> bool:
-        """Whether curl is still at it."""
+        """Whether curl still runs."""
         return self._process.exit_status is None
 
     def wait(self, timeout: float = 120.0) -> DownloadResult:
@@ -87,12 +87,12 @@ class Download:
         return self._result(self._process.wait(timeout))
 
     def stop(self) -> DownloadResult:
-        """Break the download off; what had come until then."""
+        """End the download; the result says what arrived so far."""
         return self._result(self._process.stop())
 
     def error(self) -> LabError:
-        """Why the download failed, in curl's words."""
-        return LabError(f"{self._process.name}: {self._process.log_text().strip() or 'ended before its time'}")
+        """Why the download failed, as curl reports it."""
+        return LabError(f"{self._process.name}: {self._process.log_text().strip() or 'ended too early'}")
 
     def _result(self, status: int) -> DownloadResult:
         text = self._figures.read_text(encoding="utf-8")

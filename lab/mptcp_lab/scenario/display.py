@@ -30,7 +30,7 @@ class Display:
 
     @contextmanager
     def run(self, name: str, expected: float) -> Iterator[None]:
-        """While a run of so many expected seconds goes on."""
+        """Show the progress of one run while the block runs; `expected` seconds long."""
         self._console.print(name, highlight=False, soft_wrap=True)
         self._expected = expected
         progress = Progress(

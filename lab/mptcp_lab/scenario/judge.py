@@ -1,4 +1,4 @@
-"""Numbers from repeats, and what they are worth: beside the seed's, and against the expectations."""
+"""Statistics of repeated runs, compared with the seed's numbers and with the expectations."""
 
 from __future__ import annotations
 

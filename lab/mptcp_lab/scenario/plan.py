@@ -25,8 +25,7 @@ _BRIDGE: Final = "switch"
 # Debian's netem(8) default of 1000 packets is the length of the whole queue, packets under way included.
 _LEAST_PACKETS: Final = 10
 _PACKET_BYTES: Final = 1514
-# tbf sends whole packets only as far as its bucket goes: 16 kB hold any packet the stack makes here, at high rates
-# the bucket holds what arrives between two looks at the clock.
+# A tbf bucket must hold the largest packet that the stack makes here (16 kB), and what arrives in a timer period.
 _LEAST_BURST: Final = 16_384
 _BURST_SECONDS: Final = 0.001
 _FIRST_PORT: Final = 5201
@@ -282,8 +281,8 @@ def _netem(link: LinkSection) -> str:
     if link.rate is None:
         return " ".join([*words, "limit 100000"])
     # Its limit counts the packets that are under way, too.
-    held = _limit(link, link.rate) + round((link.delay + link.jitter) * link.rate.bytes_per_second)
-    packets = max(_LEAST_PACKETS, -(-held // (_PACKET_BYTES - 1500 + link.mtu)))
+    queued = _limit(link, link.rate) + round((link.delay + link.jitter) * link.rate.bytes_per_second)
+    packets = max(_LEAST_PACKETS, -(-queued // (_PACKET_BYTES - 1500 + link.mtu)))
     return " ".join([*words, f"rate {link.rate} limit {packets}"])
 
 

@@ -34,7 +34,7 @@ _GUEST_BOOT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run: repeats of each experiment (None: as it says itself), seed, time scale, where results go."""
+    """How to run: repeats of each experiment (None: as the scenario says), seed, time scale, where results go."""
 
     repeat: int | None
     seed: int
@@ -57,9 +57,9 @@ def expected_seconds(scenario: Scenario) -> float:
 def _transfer_seconds(scenario: Scenario, flow: FlowSection) -> float:
     rates = {link: scenario.links[link].rate for _, link in scenario.ports(flow.receiver) if scenario.links[link].rate}
     for network in () if scenario.throttle is None else scenario.throttle.networks.values():
-        held = [rate for rate in (network.cap, network.limit, rates.get(network.link)) if rate is not None]
-        if network.link in rates and held:
-            rates[network.link] = min(held)
+        bounds = [rate for rate in (network.cap, network.limit, rates.get(network.link)) if rate is not None]
+        if network.link in rates and bounds:
+            rates[network.link] = min(bounds)
     total = sum(rate.bits_per_second for rate in rates.values() if rate is not None)
     return flow.start + (flow.size or 0) * 8 / total if total else 1.0
 
