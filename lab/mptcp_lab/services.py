@@ -145,7 +145,7 @@ class Services:
         return self.sniffer
 
     def start_timed(self) -> tuple[Path, Path]:
-        """Start both so that they record when messages pass through them; the files of the records, written at the end."""
+        """Start both so that they record when messages pass them; the files of the records, written at the end."""
         files = [self.directory / f"{name}.notes" for name in ("mptcp-sniffer", "mptcp-throttled")]
         self.sniffer, self.daemon = (
             self._run(file.stem, sys.executable, "-m", "mptcp_lab.timed_service", file, file.stem) for file in files
