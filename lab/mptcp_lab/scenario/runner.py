@@ -16,7 +16,7 @@ from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import scaled
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
-from mptcp_lab.scenario.schema import Kernel
+from mptcp_lab.scenario.schema import Kernel, Protocol
 from mptcp_lab.scenario.stage import perform
 
 if TYPE_CHECKING:
@@ -55,7 +55,14 @@ def expected_seconds(scenario: Scenario) -> float:
 
 
 def _transfer_seconds(scenario: Scenario, flow: FlowSection) -> float:
-    rates = {link: scenario.links[link].rate for _, link in scenario.ports(flow.receiver) if scenario.links[link].rate}
+    endpoints = scenario.hosts[flow.receiver].endpoints
+    rates = {
+        link: scenario.links[link].rate
+        for port, link in scenario.ports(flow.receiver)
+        if scenario.links[link].rate is not None
+        # TCP uses one link, and MPTCP no backup.
+        if link == flow.over or (flow.protocol is Protocol.MPTCP and "backup" not in endpoints.get(port.interface, ()))
+    }
     for network in () if scenario.throttle is None else scenario.throttle.networks.values():
         bounds = [rate for rate in (network.cap, network.limit, rates.get(network.link)) if rate is not None]
         if network.link in rates and bounds:
