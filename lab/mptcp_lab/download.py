@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.errors import LabError
+from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Download:
         self.document = document
         self._file = client.directory / f"{name}.bin"
         self._figures = client.directory / f"{name}.json"
-        proxy, origin = _in_url(lab.proxy_address(family)), _in_url(lab.origin_address(family))
+        proxy, origin = in_url(lab.proxy_address(family)), in_url(lab.origin_address(family))
         self._process = client.start(
             name,
             *(("mptcpize", "run") if mptcp else ()),
@@ -103,8 +104,3 @@ class Download:
                 intact = hashlib.file_digest(file, "sha256").hexdigest() == self.document.sha256
             self._file.unlink()
         return DownloadResult(size, figures.get("time_total", 0.0), status, intact, int(figures.get("local_port", 0)))
-
-
-def _in_url(address: object) -> str:
-    text = str(address)
-    return f"[{text}]" if ":" in text else text

@@ -6,14 +6,14 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.scenario.plan import Addresses, server_port
-from mptcp_lab.scenario.recording import MEGA, interface_curves, received_curve
+from mptcp_lab.scenario.recording import MEGA, interface_curves, moments, received_curve
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mptcp_lab.scenario.recording import CapChange, Curve, InterfaceSample, Recording, SubflowSample
-    from mptcp_lab.scenario.schema import FigureSection, Scenario
+    from mptcp_lab.scenario.schema import FigureSection, Scenario, WindowSection
 
 _SLOW: Final = 0.1
 
@@ -22,9 +22,23 @@ def measure(scenario: Scenario, recording: Recording) -> dict[str, float | None]
     """Every figure of the report by its name; None where the run did not have it."""
     figures: dict[str, float | None] = {}
     for name, figure in scenario.report.items():
-        window = recording.window(scenario.part(figure))
+        window = window_of(recording, scenario.part(figure))
         figures[name] = None if window is None else _MEASURES[figure.kind](scenario, recording, figure, *window)
     return figures
+
+
+def window_of(recording: Recording, part: WindowSection) -> tuple[float, float] | None:
+    """When that part of the run began and ended; None if an event did not happen or no time was left.
+
+    It begins after an event is done, and ends before one begins.
+    """
+    begin = part.begin.resolve(moments(recording.events))
+    begun = {event.name: event.at for event in recording.events if event.name is not None}
+    end = recording.duration if part.end is None else part.end.resolve(begun)
+    if begin is None or end is None:
+        return None
+    begin, end = max(begin, recording.start), min(end, recording.duration)
+    return (begin, end) if begin < end else None
 
 
 def present_rates(scenario: Scenario, samples: Sequence[InterfaceSample], now: float) -> dict[str, float]:

@@ -372,7 +372,7 @@ def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int, out
     """The command line of the receiver of a flow through Squid, which writes what arrives to the file `output`."""
     flow = scenario.flows[name]
     addresses = Addresses(scenario)
-    proxy = _in_url(addresses.first(flow.via or "", flow.family))
+    proxy = in_url(addresses.first(flow.via or "", flow.family))
     command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}", "--output", output]
     if flow.over is not None and (source := addresses.on(flow.receiver, flow.family, flow.over)) is not None:
         command += ["--interface", source]
@@ -389,12 +389,13 @@ def document_size(scenario: Scenario, name: str) -> int:
 def origin_url(scenario: Scenario, name: str, document: str) -> str:
     """Where the document of a flow through Squid is."""
     flow = scenario.flows[name]
-    return f"http://{_in_url(Addresses(scenario).first(flow.sender, flow.family))}/{document}"
+    return f"http://{in_url(Addresses(scenario).first(flow.sender, flow.family))}/{document}"
 
 
 def _preload(flow: FlowSection) -> list[str]:
     return ["mptcpize", "run"] if flow.protocol in {Protocol.MPTCP, Protocol.FALLBACK} else []
 
 
-def _in_url(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
+def in_url(address: object) -> str:
+    """An address as it stands in a URL."""
+    return f"[{address}]" if ":" in str(address) else str(address)

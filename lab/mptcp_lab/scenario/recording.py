@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mptcp_lab.scenario.inet_diag import TcpSocket
-    from mptcp_lab.scenario.schema import Port, WindowSection
+    from mptcp_lab.scenario.schema import Port
 
 MEGA = 1e6
 
@@ -96,18 +96,6 @@ class Recording:
     backups: frozenset[str] = frozenset()
     restored: bool | None = None
     start: float = 0.0
-
-    def window(self, part: WindowSection) -> tuple[float, float] | None:
-        """When that part of the run began and ended; None if an event did not happen or no time was left.
-
-        It begins after an event is done, and ends before one begins.
-        """
-        begin = part.begin.resolve(moments(self.events))
-        begun = {event.name: event.at for event in self.events if event.name is not None}
-        end = self.duration if part.end is None else part.end.resolve(begun)
-        if begin is None or end is None or max(begin, self.start) >= min(end, self.duration):
-            return None
-        return max(begin, self.start), min(end, self.duration)
 
 
 class Curve:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.errors import LabError
-from mptcp_lab.scenario.figures import measure
+from mptcp_lab.scenario.figures import measure, window_of
 from mptcp_lab.scenario.files import scaled
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
@@ -131,7 +131,7 @@ def _run_once(
     except LabError as error:
         return Run({}, 0.0, 0.0, (), str(error))
     write_samples(directory, number, scenario, recording)
-    windows = {label: recording.window(part) for label, part in scenario.windows.items()}
+    windows = {label: window_of(recording, part) for label, part in scenario.windows.items()}
     return Run(
         figures=measure(scenario, recording),
         seconds=recording.duration,
