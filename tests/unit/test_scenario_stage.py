@@ -132,6 +132,11 @@ def test_flow_compares_what_arrived_with_what_was_sent(
             compare(received, sent, whole=limited)
 
 
+def test_flow_of_which_nothing_arrived_has_no_bytes(tmp_path: Path) -> None:
+    (tmp_path / "sent").write_bytes(b"0123456789")
+    assert compare(tmp_path / "received", tmp_path / "sent", whole=False) == 0
+
+
 def recording(**changes: Any) -> Recording:  # noqa: ANN401
     samples = [InterfaceSample(float(at), Port("ue", "eth0"), at * at * 125_000, 0) for at in range(11)]
     given: dict[str, Any] = {"interfaces": samples, "subflows": [], "counters": {}, "flows": {}, "events": []}
