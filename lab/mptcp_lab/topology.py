@@ -58,6 +58,7 @@ WIFI: Final = AccessLink("wifi", "wlan0", 2, Rate(56_000_000))
 
 _RECOMMENDED: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "mptcp-throttle.conf"
 _RECOMMENDED_BEFORE_6_9: Final = _RECOMMENDED.with_name("mptcp-throttle-before-6.9.conf")
+_BURST: Final = 16_384
 _LIMITS: Final = Limits(subflows=4, add_addr_accepted=4)
 
 
@@ -107,6 +108,8 @@ class Topology:
             link.network: LinkSection.model_construct(
                 ends=(Port("router", link.network), *(Port(client.name, link.interface) for client in self.clients)),
                 rate=link.rate,
+                # tbf splits packets that are larger than its bucket: at any rate they arrive as they do over a wire.
+                burst=_BURST,
                 bridged=True,
             )
             for link in (self.ethernet, self.wifi)

@@ -262,7 +262,7 @@ def _qdisc(link: LinkSection) -> str | None:
         return _netem(link)
     if link.rate is None:
         return None
-    burst = max(_LEAST_BURST, round(link.rate.bytes_per_second * _BURST_SECONDS))
+    burst = link.burst or max(_LEAST_BURST, round(link.rate.bytes_per_second * _BURST_SECONDS))
     return f"tbf rate {link.rate} burst {burst} limit {_limit(link, link.rate) + burst}"
 
 

@@ -163,6 +163,7 @@ class LinkSection(Section):
     jitter: DurationText = 0.0
     loss: Percent = 0.0
     queue: QueueText = Queue(0.05, None)
+    burst: Amount | None = None
     mtu: Annotated[int, whole(576, 9000)] = 1500
     families: Families = (4, 6)
     bridged: Flag = False
