@@ -1,4 +1,4 @@
-"""Downloads by curl through the proxy, in the background, so that things can happen in mid-transfer."""
+"""Downloads by curl through the proxy, in the background."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.errors import LabError
+from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ _serial: Final = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class DownloadResult:
-    """What came of a download.
+    """The result of a download.
 
     `size` is in bytes, `seconds` from curl's start of the request to the last byte. `exit_status` is curl's, minus the
-    number of the signal that ended it. `intact` says that the whole document came, bit by bit. `local_port` is the
-    client's port of the first subflow, 0 if there was none.
+    number of the signal that ended it. `intact`: the whole document arrived, unchanged. `local_port` is the client's
+    port of the first subflow, 0 if there was none.
     """
 
     size: int
@@ -58,7 +59,7 @@ class Download:
         self.document = document
         self._file = client.directory / f"{name}.bin"
         self._figures = client.directory / f"{name}.json"
-        proxy, origin = _in_url(lab.proxy_address(family)), _in_url(lab.origin_address(family))
+        proxy, origin = in_url(lab.proxy_address(family)), in_url(lab.origin_address(family))
         self._process = client.start(
             name,
             *(("mptcpize", "run") if mptcp else ()),
@@ -79,7 +80,7 @@ class Download:
 
     @property
     def running(self) -> bool:
-        """Whether curl is still at it."""
+        """Whether curl still runs."""
         return self._process.exit_status is None
 
     def wait(self, timeout: float = 120.0) -> DownloadResult:
@@ -87,12 +88,12 @@ class Download:
         return self._result(self._process.wait(timeout))
 
     def stop(self) -> DownloadResult:
-        """Break the download off; what had come until then."""
+        """End the download; the result says what arrived so far."""
         return self._result(self._process.stop())
 
     def error(self) -> LabError:
-        """Why the download failed, in curl's words."""
-        return LabError(f"{self._process.name}: {self._process.log_text().strip() or 'ended before its time'}")
+        """Why the download failed, as curl reports it."""
+        return LabError(f"{self._process.name}: {self._process.log_text().strip() or 'ended too early'}")
 
     def _result(self, status: int) -> DownloadResult:
         text = self._figures.read_text(encoding="utf-8")
@@ -103,8 +104,3 @@ class Download:
                 intact = hashlib.file_digest(file, "sha256").hexdigest() == self.document.sha256
             self._file.unlink()
         return DownloadResult(size, figures.get("time_total", 0.0), status, intact, int(figures.get("local_port", 0)))
-
-
-def _in_url(address: object) -> str:
-    text = str(address)
-    return f"[{text}]" if ":" in text else text

@@ -1,4 +1,4 @@
-"""The logs of a lab's programs, saved before the lab goes."""
+"""The logs of a lab's programs, saved before the lab is removed."""
 
 from __future__ import annotations
 

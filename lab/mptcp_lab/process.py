@@ -67,10 +67,10 @@ class Process:
         return self._popen.pid
 
     def prefer(self, nice: int) -> None:
-        """Give the program and all that it starts a weight for the processors, as `nice` would a single thread.
+        """Give the program and all that it starts more processor time than others, by the nice value of its session.
 
-        The kernel weighs sessions against each other (sched(7), autogroup), and the threads of one among themselves:
-        as systemd does with CPUWeight= and services. Where it does not, nothing happens. Raises LabError.
+        The kernel divides processor time among sessions first (sched(7), autogroup), as systemd does with CPUWeight=
+        among services. Without autogroup nothing happens. Raises LabError.
         """
         try:
             with suppress(FileNotFoundError):

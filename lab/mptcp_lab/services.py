@@ -42,7 +42,7 @@ WIFI_FIRST: Final = (
 class SubflowStatus:
     """A live subflow as the daemon reports it; `rate` (bits per second) is None while it is neither capped nor limited.
 
-    `join_to_cap` is the time from the SYN that made it so to its mark in the kernel, in seconds.
+    `join_to_cap`: seconds from the SYN that led to the rate until the mark was in the kernel.
     """
 
     token: str
@@ -99,7 +99,7 @@ class Services:
         self.configure(networks)
 
     def configure(self, networks: Sequence[AccessNetwork]) -> None:
-        """Write the network files, in place of those that are there; what runs does not notice before a reload."""
+        """Replace the network files; the daemon reads them when it is told to reload."""
         directory = self.directory / "networks.d"
         for file in directory.iterdir():
             file.unlink()
@@ -117,7 +117,7 @@ class Services:
             )
 
     def configure_daemon(self, **settings: object) -> None:
-        """Change settings of the section `daemon`; what runs does not notice before a reload or a restart."""
+        """Change settings of the section `daemon`; the daemon reads them at a reload or a restart."""
         config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         config["daemon"].update(settings)
         self._write(self.config, config)
@@ -145,7 +145,7 @@ class Services:
         return self.sniffer
 
     def start_timed(self) -> tuple[Path, Path]:
-        """Start both, with notes of what passes them: the files these will be in once they have ended."""
+        """Start both so that they record when messages pass them; the files of the records, written at the end."""
         files = [self.directory / f"{name}.notes" for name in ("mptcp-sniffer", "mptcp-throttled")]
         self.sniffer, self.daemon = (
             self._run(file.stem, sys.executable, "-m", "mptcp_lab.timed_service", file, file.stem) for file in files
@@ -153,7 +153,7 @@ class Services:
         return files[0], files[1]
 
     def start_daemon(self, faults: Faults | None = None) -> Process:
-        """Start `mptcp-throttled`, with calls into the kernel that go wrong if there are `faults`."""
+        """Start `mptcp-throttled`, with `faults` injected into its calls of the kernel."""
         if self._tuning is not None:
             program = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
             self.daemon = self._run("mptcp-throttled", *program)
@@ -174,7 +174,7 @@ class Services:
 
     @property
     def records(self) -> list[str]:
-        """The names of the files in the run directory that record an interface's own qdiscs."""
+        """The names of the files in the run directory that hold saved qdiscs."""
         return sorted(path.name for path in (self.directory / "run").glob("original-qdisc-*"))
 
     def wait_ready(self, timeout: float = 15.0) -> None:
@@ -201,7 +201,7 @@ class Services:
         return json.loads(self.cli(*arguments, "--json").stdout)
 
     def status(self) -> Any:  # noqa: ANN401
-        """The daemon's status, over its socket: too often wanted for a start of the CLI each time."""
+        """The daemon's status, over its socket: faster than starting the CLI."""
         return self.ask("status")
 
     def subflows(self) -> tuple[SubflowStatus, ...]:

@@ -21,12 +21,12 @@ cache_store_log none
 pid_filename {directory}/squid.pid
 coredump_dir none
 visible_hostname proxy
-# Addresses only: nothing here may wait for a name server.
+# Requests name addresses only: nothing waits for a name server.
 dns_nameservers 127.0.0.1
 hosts_file none
 pinger_enable off
 netdb_filename none
-# Squid allocates a table entry for every descriptor it may open, and containers often allow a milliard.
+# Squid allocates a table entry for every descriptor it may open, and containers often allow a billion.
 max_filedescriptors 4096
 shutdown_lifetime 0 seconds
 """

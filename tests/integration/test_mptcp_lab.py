@@ -55,7 +55,7 @@ def namespaces(pid: int) -> list[str]:
     return [path.name for path in NETNS.glob(f"mptl-{pid}-*")]
 
 
-def test_a_scenario_runs_and_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
+def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
     out = tmp_path / "out"
     status, output, errors = lab("run", scenario(tmp_path), "--kernel", "native", "--out", out)
     assert status == 0, output + errors
@@ -78,21 +78,21 @@ def test_a_scenario_runs_and_leaves_figures_samples_and_a_report(tmp_path: Path)
     assert "both links are used: both / 10 is 0.7 or more" in report
 
 
-def test_an_expectation_that_does_not_hold_is_exit_status_1(tmp_path: Path) -> None:
+def test_lab_run_exits_with_1_if_an_expectation_does_not_hold(tmp_path: Path) -> None:
     path = scenario(tmp_path, SCENARIO.replace("at_least: 0.7", "at_least: 7"))
     status, _, errors = lab("run", path, "--kernel", "native", "--time-scale", "0.5", "--out", tmp_path / "out")
     assert status == 1
     assert "1 expectations did not hold" in errors
 
 
-def test_a_scenario_that_is_not_valid_is_exit_status_78_and_a_line(tmp_path: Path) -> None:
+def test_lab_run_exits_with_78_and_one_line_for_an_invalid_file(tmp_path: Path) -> None:
     status, _, errors = lab("run", scenario(tmp_path, SCENARIO.replace("5mbit", "5mbps", 1)))
     assert status == os.EX_CONFIG
     assert "small.yaml:8: links.one.rate: '5mbps': is not a rate" in errors
     assert errors.count("\n") == 1
 
 
-def test_what_a_killed_runner_leaves_is_gone_after_the_next_start(tmp_path: Path) -> None:
+def test_lab_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     path = scenario(tmp_path, SCENARIO.replace("duration: 4s", "duration: 60s"))
     with start("run", path, "--kernel", "native", "--out", tmp_path / "out") as runner:
 
@@ -107,7 +107,7 @@ def test_what_a_killed_runner_leaves_is_gone_after_the_next_start(tmp_path: Path
     assert not namespaces(runner.pid)
 
 
-def test_a_terminated_runner_cleans_up_itself(tmp_path: Path) -> None:
+def test_lab_run_cleans_up_after_a_signal(tmp_path: Path) -> None:
     path = scenario(tmp_path, SCENARIO.replace("duration: 4s", "duration: 60s"))
     with start("run", path, "--kernel", "native", "--out", tmp_path / "out") as runner:
         eventually(lambda: len(namespaces(runner.pid)) == 2, "built")

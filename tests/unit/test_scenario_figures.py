@@ -78,17 +78,17 @@ RECORDING = Recording(
         ("{gap: x, to: 3s}", 0.0),
     ],
 )
-def test_a_figure_is_read_from_a_recording(tmp_path: Path, figure: str, value: float | None) -> None:
+def test_measure_reads_each_kind_of_figure(tmp_path: Path, figure: str, value: float | None) -> None:
     (experiment,) = scenario_of(tmp_path, f"report:\n  f: {figure}\n")
     assert measure(experiment.scenario, RECORDING)["f"] == pytest.approx(value)
 
 
-def test_a_curve_grows_evenly_between_its_points_and_not_beyond_them() -> None:
+def test_curve_is_linear_between_its_points_and_flat_outside() -> None:
     curve = Curve([(1.0, 10.0), (3.0, 30.0)])
     assert [curve.at(time) for time in (0.0, 1.0, 2.0, 3.0, 9.0)] == [10.0, 10.0, 20.0, 30.0, 30.0]
 
 
-def test_repeats_become_a_median_and_a_range() -> None:
+def test_summarise_gives_the_median_and_the_range() -> None:
     assert summarise([3.0, None, 1.0, 8.0]) == Statistic(3.0, 1.0, 8.0, 3)
     assert summarise([None]) is None
 
@@ -97,7 +97,7 @@ def numbers(**medians: float | None) -> Mapping[str, Statistic | None]:
     return {name: None if value is None else Statistic(value, value, value, 1) for name, value in medians.items()}
 
 
-def test_rates_of_the_seed_are_scaled_and_compared_within_the_tolerance(tmp_path: Path) -> None:
+def test_compare_scales_the_seeds_rates_and_applies_the_tolerance(tmp_path: Path) -> None:
     report = "report:\n  f: {rate: [one], seed: 100, within: 10%}\n  g: {seconds: x, seed: 2}\n  h: {seconds: x}\n"
     (experiment,) = scenario_of(tmp_path, report)
     rows = compare(experiment.scenario, numbers(f=10.9, g=3.0, h=1.0))
@@ -108,7 +108,7 @@ def test_rates_of_the_seed_are_scaled_and_compared_within_the_tolerance(tmp_path
     ]
 
 
-def test_expectations_are_ratios_of_figures_of_this_and_other_variants(tmp_path: Path) -> None:
+def test_judge_compares_figures_of_this_and_other_variants(tmp_path: Path) -> None:
     text = """\
 report:
   f: {rate: [one]}
@@ -133,14 +133,14 @@ vary:
     assert not judge(experiments, "native", {"s/x:slow": numbers(f=0, g=0)})["s/x:slow"][0].held
 
 
-def test_an_expectation_of_one_kernel_is_not_one_of_another(tmp_path: Path) -> None:
+def test_judge_leaves_out_expectations_of_another_kernel(tmp_path: Path) -> None:
     text = "report:\n  f: {seconds: x}\nexpect:\n  soon: {of: f, at_most: 1, kernel: native}\n"
     experiments = scenario_of(tmp_path, text)
     assert len(judge(experiments, "native", {"s/x": numbers(f=2)})["s/x"]) == 1
     assert judge(experiments, "debian-6.1", {"s/x": numbers(f=2)})["s/x"] == []
 
 
-def test_a_result_survives_its_file(tmp_path: Path) -> None:
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     runs = [Run({"f": 1.5, "g": None}, 10.0, 0.75, (Event(4.0, "down a.eth0"),)), Run({}, 0.0, 0.0, (), "no luck")]
     result = Result("s/x", "/x.yaml", "native", "6.1", "cubic", 2, 1.0, 1, runs, tmp_path)
     write_result(result)

@@ -5,6 +5,7 @@ import pytest
 
 from mptcp_lab.scenario import schema
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.schema import Kernel
 from mptcp_throttle.config.validation import Section
 from mptcp_throttle.errors import ConfigError
@@ -45,17 +46,17 @@ def problems(directory: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_scenario_of_the_project_is_valid_and_says_what_the_seed_found(name: str) -> None:
+def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> None:
     experiments = load(name, available()[name])
-    assert all(len(experiment.scenario.seed) > 40 for experiment in experiments)
+    assert all(len(e.scenario.seed or "") > 40 for e in experiments if name.startswith("s"))
     assert all(experiment.scenario.report for experiment in experiments)
 
 
-def test_the_project_has_all_three_sets() -> None:
-    assert {name.split("/")[0] for name in available()} == {"s0", "s1", "s2"}
+def test_project_has_the_demo_and_the_sets_of_three_seeds() -> None:
+    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2"}
 
 
-def test_a_scenario_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
+def test_load_fills_in_defaults(tmp_path: Path) -> None:
     (experiment,) = loaded(tmp_path, GOOD)
     assert experiment.name == "set/x"
     assert experiment.scenario.links["one"].mtu == 1500
@@ -74,13 +75,20 @@ def test_a_scenario_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
         (
             "  a: {}",
             "  a: {forwards: true}",
-            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: endpoints, forward",
+            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: endpoints, families, forward",
         ),
         (
             "to: b}",
             "to: b, form: a}",
-            "x.yaml:11: flows.mptcp.form: 'a': unknown key; allowed: duration, family, from, over",
+            "x.yaml:11: flows.mptcp.form: 'a': unknown key; allowed: check, duration, family, from",
         ),
+        ("  a: {}", "  a: {families: [5]}", "x.yaml:5: hosts.a.families: allowed: 4, 6 or both"),
+        (
+            "  a: {}",
+            "  a: {qdiscs: {eth7: pfifo}}",
+            "x.yaml:5: hosts.a.qdiscs.eth7: 'pfifo': no such interface; allowed:",
+        ),
+        ("a.eth0, b.eth0],", "a.eth0, b.eth0], bridged: true,", "x.yaml:8: links.one.bridged: 'true': needs an end at"),
         ("to: b}", "to: d}", "x.yaml:11: flows.mptcp.to: 'd': no such host; allowed: a, b"),
         (
             "eth1: [signal]",
@@ -102,13 +110,17 @@ def test_a_scenario_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
             "mtu: 1000}\nflows",
             "x.yaml:9: links.two.mtu: '1000': is too small for IPv6; allowed:",
         ),
+        (
+            "[one, two], from: 2s",
+            "[one], window: w",
+            "x.yaml:13: report.total.window: 'w': no such window; allowed: none",
+        ),
+        ("to: b}", "to: b, check: true}", "x.yaml:11: flows.mptcp.check: 'true': needs via; allowed without: duration"),
         ("to: b}", "to: b, size: 1MB}", "x.yaml:11: flows.mptcp.size: '1MB': needs via; allowed without: duration"),
         ("to: b}", "to: b, protocol: udp}", "x.yaml:11: flows.mptcp.rate: is for udp, which needs it"),
     ],
 )
-def test_a_wrong_scenario_is_refused_with_file_line_and_reason(
-    tmp_path: Path, old: str, new: str, problem: str
-) -> None:
+def test_load_refuses_a_mistake_with_file_line_and_reason(tmp_path: Path, old: str, new: str, problem: str) -> None:
     assert old in GOOD
     (found,) = problems(tmp_path, GOOD.replace(old, new))
     assert found.startswith(problem)
@@ -132,28 +144,35 @@ def test_a_wrong_scenario_is_refused_with_file_line_and_reason(
             "x.yaml:15: expect.more.of: 'sum': no such figure; allowed: total",
         ),
         ("expect:\n  more: {of: total}\n", "x.yaml:15: expect.more: allowed: at_least, at_most or both"),
+        (
+            "events:\n  - {at: late, down: a.eth0}\n",
+            "x.yaml:15: events[0].at: 'late': no such event before this one; allowed: none",
+        ),
+        ("events:\n  - {at: 1s 2s, down: a.eth0}\n", "x.yaml:15: events[0].at: '1s 2s': is not a moment; allowed:"),
+        ("until: cap + 1s\n", "x.yaml:14: until: 'cap + 1s': no such event; allowed: none"),
+        ("windows: {w: {from: 3s, to: 2s}}\n", "x.yaml:14: windows.w.to: '2s': is not after from"),
         ("vary: {}\n", "x.yaml:14: vary: {}: allowed: a mapping of variants"),
         ("vary:\n  a b: {}\n", "x.yaml:15: vary: 'a b': allowed: letters, digits"),
         ("vary:\n  one:\n    links: {one: {rate: 1}}\n", "x.yaml:16: links.one.rate: 1: is not a rate; allowed:"),
         ("base: nowhere.yaml\n", "nowhere.yaml: cannot be read: No such file or directory"),
     ],
 )
-def test_events_expectations_variants_and_bases_are_checked_too(tmp_path: Path, text: str, problem: str) -> None:
+def test_load_checks_events_expectations_variants_and_bases(tmp_path: Path, text: str, problem: str) -> None:
     (found,) = problems(tmp_path, GOOD + text)
     assert found.startswith(problem)
 
 
-def test_an_expectation_of_a_variant_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_load_refuses_a_reference_to_an_unknown_variant(tmp_path: Path) -> None:
     text = GOOD + "vary:\n  slow:\n    expect:\n      half: {of: total, to: fast/total, at_most: 1}\n"
     assert problems(tmp_path, text) == ["x.yaml:17: expect.half.to: 'fast/total': no variant has such a figure"]
 
 
-def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+def test_load_refuses_a_circle_of_bases(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "base: x.yaml\n" + GOOD)
     assert "is one base too many" in problem
 
 
-def test_variants_are_laid_over_the_file_and_the_file_over_its_base(tmp_path: Path) -> None:
+def test_load_lays_variants_over_the_file_and_the_file_over_its_base(tmp_path: Path) -> None:
     written(tmp_path, GOOD, "base.yaml")
     text = "base: base.yaml\ntitle: mine\nvary:\n  slow:\n    links: {one: {rate: 1mbit}, two: null}\n"
     text += "    hosts: {b: {endpoints: null}}\n    report: {total: {rate: [one]}}\n  fast: {}\n"
@@ -166,13 +185,13 @@ def test_variants_are_laid_over_the_file_and_the_file_over_its_base(tmp_path: Pa
     assert list(fast.scenario.links) == ["one", "two"]
 
 
-def test_a_mistake_in_a_base_is_reported_there(tmp_path: Path) -> None:
+def test_load_reports_a_mistake_in_a_base_at_its_place(tmp_path: Path) -> None:
     written(tmp_path, GOOD.replace("5mbit}\n  two", "fast}\n  two"), "base.yaml")
     (problem,) = problems(tmp_path, "base: base.yaml\ntitle: mine\n")
     assert problem.startswith("base.yaml:8: links.one.rate: 'fast'")
 
 
-def test_scenarios_are_chosen_by_set_name_variant_and_file(tmp_path: Path) -> None:
+def test_chosen_finds_scenarios_by_set_name_variant_and_file(tmp_path: Path) -> None:
     (tmp_path / "s9").mkdir()
     written(tmp_path / "s9", GOOD + "vary: {a: {}, b: {}}\n", "one.yaml")
     path = written(tmp_path / "s9", GOOD + "kernel: debian-6.1\n", "two.yaml")
@@ -189,21 +208,21 @@ def test_scenarios_are_chosen_by_set_name_variant_and_file(tmp_path: Path) -> No
         names("s9/one:c")
 
 
-def test_scaling_changes_times_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+def test_scaled_changes_times_and_sizes_only(tmp_path: Path) -> None:
     text = GOOD.replace("to: b}", "to: b, start: 4s}") + "events:\n  - {at: 6s, link: one, delay: 100ms}\n"
     scenario = scaled(loaded(tmp_path, text)[0].scenario, 0.5)
-    assert (scenario.duration, scenario.flows["mptcp"].start, scenario.events[0].at) == (5.0, 2.0, 3.0)
-    assert (scenario.report["total"].begin, scenario.report["total"].end) == (1.0, None)
+    assert (scenario.duration, scenario.flows["mptcp"].start, scenario.events[0].at) == (5.0, 2.0, Moment(3.0))
+    assert (scenario.report["total"].begin, scenario.report["total"].end) == (Moment(1.0), None)
     assert (scenario.events[0].delay, scenario.interval) == (0.1, 0.1)
 
 
-def test_the_example_of_the_document_is_valid(tmp_path: Path) -> None:
+def test_document_has_a_valid_example(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     (experiment,) = loaded(tmp_path, example)
     assert experiment.scenario.events[0].down == ("a", "eth1")
 
 
-def test_every_key_is_in_the_document() -> None:
+def test_document_explains_every_key() -> None:
     sections = [item for item in vars(schema).values() if isinstance(item, type) and issubclass(item, Section)]
     keys = {field.alias or name for section in sections for name, field in section.model_fields.items()}
     prose = re.sub(r"^```.*?^```", "", DOCUMENT, flags=re.DOTALL | re.MULTILINE)

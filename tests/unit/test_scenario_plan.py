@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from mptcp_lab.scenario.files import load
-from mptcp_lab.scenario.plan import curl_arguments, event_commands, iperf_arguments, make_plan, reshape
+from mptcp_lab.scenario.plan import (
+    curl_arguments,
+    event_commands,
+    iperf_arguments,
+    kernel_parameters,
+    make_plan,
+    reshape,
+)
 from mptcp_lab.scenario.stage import describe
-from mptcp_lab.topology import kernel_parameters
 
 SCENARIOS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 HEAD = """\
@@ -32,13 +38,13 @@ def planned(path: Path) -> str:
     common = {f" {key} = {value}" for key, value in kernel_parameters(forwarding=False).items()}
     lines = [line for line in str(make_plan(scenario)).splitlines() if line.partition(":")[2] not in common]
     for event in scenario.events:
-        lines += ["", f"at {event.at:g} s: {describe(event)}", *map(str, event_commands(scenario, event))]
+        lines += ["", f"at {event.at}: {describe(event)}", *map(str, event_commands(scenario, event))]
         scenario = reshape(scenario, event)
     return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_a_scenario_becomes_these_commands(path: Path) -> None:
+def test_plan_consists_of_these_commands(path: Path) -> None:
     assert planned(path) == path.with_suffix(".txt").read_text()
 
 
@@ -57,13 +63,13 @@ def test_a_scenario_becomes_these_commands(path: Path) -> None:
         ),
     ],
 )
-def test_a_direct_flow_becomes_this_command(tmp_path: Path, flow: str, command: str) -> None:
+def test_iperf_arguments_follow_the_flow(tmp_path: Path, flow: str, command: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"{HEAD}  x: {flow}\n")
     assert " ".join(iperf_arguments(load("x", path)[0].scenario, "x", 8.0)) == command
 
 
-def test_a_flow_through_squid_binds_to_the_receivers_address_on_its_link(tmp_path: Path) -> None:
+def test_curl_arguments_bind_to_the_address_on_the_flows_link(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"{HEAD}  x: {{from: a, to: c, via: b, over: two, size: 1MB}}\n")
     arguments = " ".join(curl_arguments(load("x", path)[0].scenario, "x", "http://10.1.0.1/f", 8080))

@@ -27,7 +27,7 @@ from mptcp_lab.download import Download
 from mptcp_lab.meter import PathMeter, Series
 from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.process import run, wait_until
-from mptcp_lab.scenario.kernels import allow_congestion_controls, native_has
+from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, native_has
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build, recommended_for_old_kernels

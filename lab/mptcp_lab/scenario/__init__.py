@@ -1,4 +1,5 @@
 """Scenarios: experiments as YAML files, and what performs, measures and judges them.
 
-`files -> schema -> plan -> world | flows -> recording -> figures -> verdict -> results -> tables | plots | report`
+`files -> schema -> plan -> world | flows -> stage -> recording -> figures -> judge -> results`, and then
+`result_tables`, `plots` and `report`.
 """

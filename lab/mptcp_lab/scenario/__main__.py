@@ -11,7 +11,7 @@ def main() -> int:
     """Run the command line."""
 
     def work() -> int:
-        from mptcp_lab.scenario.command import run
+        from mptcp_lab.scenario.lab_cli import run
 
         return run("mptcp-lab")
 

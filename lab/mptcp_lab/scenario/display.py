@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.console import Console
     from rich.progress import TaskID
 
+    from mptcp_lab.scenario.recording import Event
     from mptcp_lab.scenario.results import Run
     from mptcp_lab.scenario.schema import Scenario
 
@@ -29,27 +30,38 @@ class Display:
 
     @contextmanager
     def run(self, name: str, expected: float) -> Iterator[None]:
-        """While a run of so many expected seconds goes on."""
+        """Show the progress of one run while the block runs; `expected` seconds long."""
         self._console.print(name, highlight=False, soft_wrap=True)
         self._expected = expected
         progress = Progress(
             BarColumn(bar_width=30),
             TextColumn("{task.completed:.0f} of about {task.total:.0f} s of measurements,"),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[rates]}"),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
         )
         with progress:
-            self._bar = progress, progress.add_task(name, total=self._total)
+            self._bar = progress, progress.add_task(name, total=self._total, rates="")
             yield
         self._done += expected
 
-    def progress(self, seconds: float) -> None:
-        """The run is this old."""
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody sees the bar."""
+        return self._console.is_terminal
+
+    def progress(self, seconds: float, rates: Mapping[str, float]) -> None:
+        """The run is this old, and so many Mb/s arrive over each link now."""
         if self._bar is not None:
             progress, task = self._bar
-            progress.update(task, completed=self._done + min(seconds, self._expected))
+            texts = [f"{link} {rate:4.1f} Mb/s" for link, rate in rates.items()]
+            progress.update(task, completed=self._done + min(seconds, self._expected), rates="  ".join(texts))
+
+    def event(self, event: Event) -> None:
+        """Something happened."""
+        self.line(f"  {event.at:.1f} s  {event.text}")
 
     def figures(self, scenario: Scenario, run: Run) -> None:
         """What came of a run."""

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.scenario.plan import Addresses
-from mptcp_lab.scenario.recording import MEGA, interface_curves, received_curve
+from mptcp_lab.scenario.plan import Addresses, server_port
+from mptcp_lab.scenario.recording import MEGA, interface_curves, moments, received_curve
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from mptcp_lab.scenario.recording import Curve, Recording, SubflowSample
-    from mptcp_lab.scenario.schema import FigureSection, Scenario
+    from mptcp_lab.scenario.recording import CapChange, Curve, InterfaceSample, Recording, SubflowSample
+    from mptcp_lab.scenario.schema import FigureSection, Scenario, WindowSection
 
 _SLOW: Final = 0.1
 
 
 def measure(scenario: Scenario, recording: Recording) -> dict[str, float | None]:
     """Every figure of the report by its name; None where the run did not have it."""
-    return {name: _MEASURES[figure.kind](scenario, recording, figure) for name, figure in scenario.report.items()}
+    figures: dict[str, float | None] = {}
+    for name, figure in scenario.report.items():
+        window = window_of(recording, scenario.part(figure))
+        figures[name] = None if window is None else _MEASURES[figure.kind](scenario, recording, figure, *window)
+    return figures
 
 
-def _window(recording: Recording, figure: FigureSection) -> tuple[float, float]:
-    end = recording.duration if figure.end is None else min(figure.end, recording.duration)
-    return figure.begin, end
+def window_of(recording: Recording, part: WindowSection) -> tuple[float, float] | None:
+    """When that part of the run began and ended; None if an event did not happen or no time was left.
+
+    It begins after an event is done, and ends before one begins.
+    """
+    begin = part.begin.resolve(moments(recording.events))
+    begun = {event.name: event.at for event in recording.events if event.name is not None}
+    end = recording.duration if part.end is None else part.end.resolve(begun)
+    if begin is None or end is None:
+        return None
+    begin, end = max(begin, recording.start), min(end, recording.duration)
+    return (begin, end) if begin < end else None
+
+
+def present_rates(scenario: Scenario, samples: Sequence[InterfaceSample], now: float) -> dict[str, float]:
+    """Mb/s that arrived over each link that has a rate, in the last second."""
+    last = list(takewhile(lambda sample: sample.at > now - 1, reversed(samples)))
+    curves = [(str(port), received) for port, (received, _) in interface_curves(last).items()]
+    links = [name for name, link in scenario.links.items() if link.rate is not None]
+    found = {link: busiest(scenario, curves, link) for link in links}
+    return {link: curve.mbps(curve.points[0][0], curve.points[-1][0]) for link, curve in found.items() if curve}
 
 
 def busiest(scenario: Scenario, curves: Iterable[tuple[str, Curve]], link: str) -> Curve | None:
@@ -41,23 +63,19 @@ def _link_curves(scenario: Scenario, recording: Recording, links: Iterable[str])
     return [curve for curve in found if curve is not None]
 
 
-def _rate(scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    start, end = _window(recording, figure)
-    if end <= start:
-        return None
+def _rate(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
     return sum(curve.mbps(start, end) for curve in _link_curves(scenario, recording, figure.rate or ()))
 
 
-def _volume(scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    start, end = _window(recording, figure)
+def _volume(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
     curves = _link_curves(scenario, recording, figure.volume or ())
-    return sum(curve.at(max(end, start)) - curve.at(start) for curve in curves) / MEGA
+    return sum(curve.at(end) - curve.at(start) for curve in curves) / MEGA
 
 
 def _samples_of(scenario: Scenario, recording: Recording, flow_name: str) -> list[SubflowSample]:
     """Samples of the sockets at which a flow arrives."""
     flow = scenario.flows[flow_name]
-    port = Addresses(scenario).server_port(flow_name)
+    port = server_port(scenario, flow_name)
     return [
         sample
         for sample in recording.subflows
@@ -66,29 +84,17 @@ def _samples_of(scenario: Scenario, recording: Recording, flow_name: str) -> lis
     ]
 
 
-def _received(scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    start, end = _window(recording, figure)
+def _received(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
     samples = _samples_of(scenario, recording, figure.received or "")
     if figure.over is not None:
         link_of = Addresses(scenario).links()
         samples = [sample for sample in samples if link_of.get(sample.socket.local) in figure.over]
-    return received_curve(samples).mbps(start, end) if end > start else None
+    return received_curve(samples).mbps(start, end)
 
 
-def _goodput(_scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    return recording.flows[figure.goodput or ""].goodput
-
-
-def _seconds(_scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    return recording.flows[figure.seconds or ""].seconds
-
-
-def _gap(scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
+def _gap(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
     """The longest time in which the flow was slower than a tenth of its mean; as fine as the sampling interval."""
-    start, end = _window(recording, figure)
     curve = received_curve(_samples_of(scenario, recording, figure.gap or ""))
-    if end <= start:
-        return None
     least = curve.mbps(0, recording.duration) * _SLOW
     points = [start, *(at for at, _ in curve.points if start < at < end), end]
     longest, since = 0.0, start
@@ -98,23 +104,59 @@ def _gap(scenario: Scenario, recording: Recording, figure: FigureSection) -> flo
     return max(longest, end - since)
 
 
-def _join_to_cap(_scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
-    seconds = recording.join_to_cap.get(figure.join_to_cap or "")
-    return None if seconds is None else seconds * 1000
+def _of_network(recording: Recording, network: str | None) -> list[CapChange]:
+    return [change for change in recording.caps if change.network == network]
 
 
-def _counter(_scenario: Scenario, recording: Recording, figure: FigureSection) -> float | None:
+def _join_to_cap(
+    _scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float
+) -> float | None:
+    times = (change.join_to_cap for change in _of_network(recording, figure.join_to_cap))
+    return next((seconds * 1000 for seconds in times if seconds is not None), None)
+
+
+def _capped(_scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float) -> float:
+    return len({change.client for change in _of_network(recording, figure.capped) if change.mbps is not None})
+
+
+def _lift(_scenario: Scenario, recording: Recording, figure: FigureSection, start: float, _end: float) -> float | None:
+    capped: set[str] = set()
+    for change in _of_network(recording, figure.lift):
+        if change.mbps is not None:
+            capped.add(change.client)
+        elif change.client in capped:
+            capped.remove(change.client)
+            if not capped and change.at > start:
+                return change.at - start
+    return None
+
+
+def _counter(
+    _scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float
+) -> float | None:
     host, _, name = (figure.counter or "").partition(".")
     return recording.counters.get(host, {}).get(name)
 
 
-_MEASURES: Final[dict[str, Callable[[Scenario, Recording, FigureSection], float | None]]] = {
+def _payload(
+    _scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float
+) -> float | None:
+    size = recording.flows[figure.payload or ""].size
+    return None if size is None else size / MEGA
+
+
+_MEASURES: Final[dict[str, Callable[[Scenario, Recording, FigureSection, float, float], float | None]]] = {
     "rate": _rate,
     "volume": _volume,
     "received": _received,
-    "goodput": _goodput,
-    "seconds": _seconds,
+    "payload": _payload,
+    "goodput": lambda _scenario, recording, figure, *_: recording.flows[figure.goodput or ""].goodput,
+    "seconds": lambda _scenario, recording, figure, *_: recording.flows[figure.seconds or ""].seconds,
     "gap": _gap,
     "join_to_cap": _join_to_cap,
+    "capped": _capped,
+    "lift": _lift,
+    "backups": lambda _scenario, recording, figure, *_: float(figure.backups in recording.backups),
+    "restored": lambda _scenario, recording, *_: None if recording.restored is None else float(recording.restored),
     "counter": _counter,
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.schema import Scenario, problems
 from mptcp_throttle.config.validation import validate
 from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, dotted, read_yaml
@@ -231,7 +232,11 @@ def scaled(scenario: Scenario, factor: float) -> Scenario:
 
     def times(section: Any, *names: str) -> Any:  # noqa: ANN401
         values = {name: getattr(section, name) for name in names}
-        return section.model_copy(update={k: v * factor for k, v in values.items() if v is not None})
+        return section.model_copy(
+            update={
+                k: v.scaled(factor) if isinstance(v, Moment) else v * factor for k, v in values.items() if v is not None
+            }
+        )
 
     flows = {
         name: times(flow, "start", "duration").model_copy(
@@ -239,11 +244,11 @@ def scaled(scenario: Scenario, factor: float) -> Scenario:
         )
         for name, flow in scenario.flows.items()
     }
-    return scenario.model_copy(
+    return times(scenario, "duration", "until").model_copy(  # type: ignore[no-any-return]
         update={
-            "duration": scenario.duration * factor,
             "flows": flows,
             "events": tuple(times(event, "at") for event in scenario.events),
+            "windows": {name: times(part, "begin", "end") for name, part in scenario.windows.items()},
             "report": {name: times(figure, "begin", "end") for name, figure in scenario.report.items()},
         }
     )

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.errors import LabError
-from mptcp_lab.scenario.plan import Addresses, curl_arguments, iperf_arguments, origin_url
+from mptcp_lab.scenario.plan import curl_arguments, document_size, iperf_arguments, origin_url, server_port
 from mptcp_lab.scenario.recording import FlowResult
 from mptcp_lab.scenario.schema import Protocol
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mptcp_lab.origin import Origin
     from mptcp_lab.process import Process
     from mptcp_lab.scenario.schema import Scenario
     from mptcp_lab.scenario.world import World
 
+_CHUNK: Final = 2**20
 _GRACE_SECONDS: Final = 10.0
 """iperf3 asks the other end for its figures when its time is over, which takes a round trip or more."""
 
@@ -27,16 +31,22 @@ class Flow:
 
     def __init__(self, world: World, scenario: Scenario, name: str, origin: Origin | None) -> None:
         self.name = name
+        self.began = float("inf")  # by the monotonic clock
         self._flow = scenario.flows[name]
         self._world = world
         self._scenario = scenario
         self._process: Process | None = None
         self._url = ""
+        self._sent: Path | None = None  # what is sent, if what arrives is compared with it
         if self._flow.via is None:
             self._serve()
         elif origin is not None:
-            self._url = origin_url(scenario, name, origin.add_zeros(self._flow.size or 0))
+            size, checked = document_size(scenario, name), self._flow.check or not self.limited
+            document = origin.add(size).name if checked else origin.add_zeros(size)
+            self._sent = origin.documents / document if checked else None
+            self._url = origin_url(scenario, name, document)
         self._figures = world.directory / f"{name}.json"
+        self._received = world.directory / f"{name}.received"
 
     def start(self) -> None:
         """Start it now."""
@@ -44,8 +54,10 @@ class Flow:
             seconds = self._flow.duration or self._scenario.duration - self._flow.start
             host, argv = self._flow.sender, iperf_arguments(self._scenario, self.name, seconds)
         else:
-            host, argv = self._flow.receiver, curl_arguments(self._scenario, self.name, self._url, PORT)
+            output = "/dev/null" if self._sent is None else str(self._received)
+            host, argv = self._flow.receiver, curl_arguments(self._scenario, self.name, self._url, PORT, output)
         self._process = self._world.hosts[host].start(f"flow-{self.name}", *argv, output=self._figures)
+        self.began = time.monotonic()
 
     @property
     def limited(self) -> bool:
@@ -54,21 +66,29 @@ class Flow:
 
     @property
     def ended(self) -> bool:
-        """Whether its program has ended. Raises LabError if a file did not come."""
+        """Whether its program has ended. Raises LabError if a file did not come, or one without a size ended."""
         if self._process is None or self._process.exit_status is None:
             return False
-        if self.limited and self._process.exit_status != 0:
-            raise LabError(f"flow {self.name}: {self._process.log_text().strip() or 'curl failed'}")
+        if self._flow.via is not None and (self._process.exit_status != 0 or not self.limited):
+            raise LabError(f"flow {self.name}: {self._process.log_text().strip() or 'curl ended too early'}")
         return True
 
     def result(self, *, wait: bool) -> FlowResult:
-        """What its program measured; with `wait`, a moment is given to it to end by itself."""
+        """What its program measured; with `wait`, a program that ends by itself is given a moment for that.
+
+        Raises LabError if what arrived is not what was sent.
+        """
         if self._process is None:
             return FlowResult(None, None)
-        if wait:
+        if wait and (self.limited or self._flow.via is None):
             with suppress(LabError):
                 self._process.wait(_GRACE_SECONDS)
         self._process.stop()
+        seconds = time.monotonic() - self.began
+        if self._sent is not None:
+            size = compare(self._received, self._sent, whole=self.limited)
+            if not self.limited:
+                return FlowResult(seconds, size)
         try:
             figures: Any = json.loads(self._figures.read_text(encoding="utf-8"))
         except ValueError:
@@ -80,8 +100,20 @@ class Flow:
 
     def _serve(self) -> None:
         host = self._world.hosts[self._flow.receiver]
-        port = Addresses(self._scenario).server_port(self.name)
+        port = server_port(self._scenario, self.name)
         mptcp = self._flow.protocol is Protocol.MPTCP
         argv = [*(("mptcpize", "run") if mptcp else ()), "iperf3", "--server", "--port", str(port)]
         server = host.start(f"server-{self.name}", *argv)
         server.wait_until(lambda: host.listens(port, mptcp=mptcp), f"listening on port {port}")
+
+
+def compare(received: Path, sent: Path, *, whole: bool) -> int:
+    """How many bytes arrived. Raises LabError if they are not what was sent: the `whole`, or the beginning of it."""
+    received.touch()  # curl makes the file when the first byte arrives
+    with received.open("rb") as arrived, sent.open("rb") as original:
+        while chunk := arrived.read(_CHUNK):
+            if original.read(len(chunk)) != chunk:
+                raise LabError(f"{received.stem}: what arrived is not what was sent, up to {arrived.tell()} bytes")
+        if whole and original.read(1):
+            raise LabError(f"{received.stem}: only {arrived.tell()} bytes arrived")
+        return arrived.tell()

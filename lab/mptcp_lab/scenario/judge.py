@@ -1,4 +1,4 @@
-"""Numbers from repeats, and what they are worth: beside the seed's, and against the expectations."""
+"""Statistics of repeated runs, compared with the seed's numbers and with the expectations."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def _verdicts(experiment: Experiment, kernel: str, known: Mapping[str, Statistic
         if elsewhere or any(isinstance(key, str) and key not in known for key in keys):
             continue
         above, below = (_value(key, known) for key in keys)
-        expected = f"{text}: {_range(expectation)}"
+        unit = _unit(experiment.scenario, expectation)
+        expected = f"{text}: {_range(expectation, unit)}"
         if above is None or below is None:
             yield Verdict(expected, "was not measured", held=False)
         elif below == 0:
@@ -93,7 +94,7 @@ def _verdicts(experiment: Experiment, kernel: str, known: Mapping[str, Statistic
             ratio = above / below
             low, high = expectation.at_least, expectation.at_most
             held = (low is None or ratio >= low) and (high is None or ratio <= high)
-            yield Verdict(expected, f"{ratio:.3g}", held)
+            yield Verdict(expected, f"{ratio:.3g}{unit}", held)
 
 
 def _key(experiment: Experiment, reference: float | str) -> float | str:
@@ -111,13 +112,19 @@ def _value(key: float | str, known: Mapping[str, Statistic | None]) -> float | N
     return None if statistic is None else statistic.median
 
 
-def _range(expectation: ExpectationSection) -> str:
+def _range(expectation: ExpectationSection, unit: str) -> str:
     subject = str(expectation.of) if expectation.to == 1 else f"{expectation.of} / {_short(expectation.to)}"
     if expectation.at_most is None:
-        return f"{subject} is {expectation.at_least:g} or more"
+        return f"{subject} is {expectation.at_least:g}{unit} or more"
     if expectation.at_least is None:
-        return f"{subject} is {expectation.at_most:g} or less"
-    return f"{subject} is {expectation.at_least:g} to {expectation.at_most:g}"
+        return f"{subject} is {expectation.at_most:g}{unit} or less"
+    return f"{subject} is {expectation.at_least:g} to {expectation.at_most:g}{unit}"
+
+
+def _unit(scenario: Scenario, expectation: ExpectationSection) -> str:
+    """The unit of a figure that is not divided, with a blank before it."""
+    figure = scenario.report.get(expectation.of) if isinstance(expectation.of, str) else None
+    return f" {figure.unit}" if figure is not None and figure.unit and expectation.to == 1 else ""
 
 
 def _short(reference: float | str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
@@ -13,33 +14,45 @@ from mptcp_lab.scenario.recording import Curve
 from mptcp_lab.scenario.results import read_interfaces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
 
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.judge import Comparison
-    from mptcp_lab.scenario.results import Result
+    from mptcp_lab.scenario.results import Result, Run
     from mptcp_lab.scenario.schema import Scenario
 
 _STEPS: Final = 400
 _LEAST_WINDOW: Final = 0.2
+_COLUMNS: Final = 2
+_PANEL_INCHES: Final = (9.0, 3.6)
 _DPI: Final = 100
 
 
-def draw_time_line(scenario: Scenario, result: Result) -> Path | None:
-    """`timeline.png` of the first run, in the result's directory; None if it has no samples."""
-    rows = read_interfaces(result.directory)
-    if not rows or not result.runs:
-        return None
+def draw_time_lines(pairs: Sequence[tuple[Experiment, Result]], path: Path) -> None:
+    """The first run of each, one panel beside the other; those without samples are left out."""
+    drawn = [(e.scenario, result, rows) for e, result in pairs if (rows := read_interfaces(result.directory))]
+    if not drawn:
+        return
+    columns = min(_COLUMNS, len(drawn))
+    lines = -(-len(drawn) // columns)
+    figure = Figure(figsize=(columns * _PANEL_INCHES[0], lines * _PANEL_INCHES[1]), layout="constrained")
+    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for panel, (scenario, result, rows) in zip(panels, drawn, strict=False):
+        _draw_time_line(panel, scenario, result, rows)
+    for panel in panels[len(drawn) :]:
+        panel.set_axis_off()
+    figure.savefig(path, dpi=_DPI)
+
+
+def _draw_time_line(axes: Axes, scenario: Scenario, result: Result, rows: Sequence[Mapping[str, str]]) -> None:
     run = result.runs[0]
     points = defaultdict(list)
     for row in rows:
         points[f"{row['host']}.{row['interface']}"].append((float(row["at_s"]), float(row["received_bytes"])))
     curves = [(port, Curve(at)) for port, at in points.items()]
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots()
     window = max(_LEAST_WINDOW, 5 * scenario.interval)
     times = [run.seconds * step / _STEPS for step in range(1, _STEPS + 1)]
     limited = [name for name, link in scenario.links.items() if link.rate is not None]
@@ -47,17 +60,27 @@ def draw_time_line(scenario: Scenario, result: Result) -> Path | None:
         curve = busiest(scenario, curves, link)
         if curve is not None:
             axes.plot(times, [curve.mbps(max(at - window, 0), at) for at in times], label=link, linewidth=1.1)
+    _draw_caps(axes, run)
     top = axes.get_ylim()[1]
     for event in run.events:
         axes.axvline(event.at, color="grey", linewidth=0.8, linestyle=":")
-        axes.text(event.at, top, f" {event.text} ", rotation=90, fontsize=7, va="top", ha="left")
+        caption = axes.text(event.at, top, f" {event.text} ", rotation=90, fontsize=7, va="top", ha="left")
+        caption.set_bbox({"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})
     axes.set(xlabel="seconds", ylabel="Mb/s", xlim=(0, run.seconds), ylim=(0, top))
     axes.set_title(f"{result.name}: {scenario.title} ({result.release})", loc="left", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    path = result.directory / "timeline.png"
-    figure.savefig(path, dpi=_DPI)
-    return path
+
+
+def _draw_caps(axes: Axes, run: Run) -> None:
+    """The cap of each network, as a dashed line."""
+    for network in dict.fromkeys(network for _, network, _ in run.caps):
+        steps = [(at, mbps) for at, name, mbps in run.caps if name == network]
+        label = f"cap on {network}"
+        for (start, mbps), (end, _) in pairwise([*steps, (run.seconds, None)]):
+            if mbps is not None:
+                axes.hlines(mbps, start, end, color="tab:red", linestyle="--", linewidth=1.0, label=label)
+                label = "_"  # one entry in the legend is enough; matplotlib leaves out labels that begin so
 
 
 def draw_bars(pairs: Sequence[tuple[Experiment, Result]], path: Path) -> Path | None:

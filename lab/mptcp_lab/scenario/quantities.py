@@ -1,7 +1,8 @@
-"""Quantities that scenarios have and the configuration has not: amounts of data in decimal units, shares, ratios."""
+"""Quantities that scenarios have and the configuration has not: amounts of data in decimal units, shares, moments."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,11 +12,15 @@ from mptcp_throttle.config.validation import parsed_by
 from mptcp_throttle.units import parse_duration, parse_quantity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mptcp_throttle.units import Rate
 
 _AMOUNT_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _MAX_AMOUNT: Final = 10**10
 _AMOUNT_SYNTAX: Final = "a number with B, kB, MB or GB, up to 10GB, such as 100MB"
+_MOMENT_SYNTAX: Final = "a time such as 5s, the name of an event, or cap; or one of these two + a time"
+_EVENT: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _QUEUE_SYNTAX: Final = "a time such as 50ms, or an amount of data such as 62kB"
 
 
@@ -41,6 +46,42 @@ class Queue:
         return round(self.seconds * rate.bytes_per_second) if self.seconds is not None else self.size or 0
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time in a run: `seconds` after the event of that name, or after the start if there is none."""
+
+    seconds: float
+    event: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Moment:
+        """Read `5s`, `cap` or `cap + 1500ms`. Raises ValueError with what is allowed."""
+        event, plus, duration = (part.strip() for part in text.rpartition("+"))
+        try:
+            if plus and _EVENT.fullmatch(event):
+                return cls(parse_duration(duration), event)
+            if not plus:
+                return cls(0.0, duration) if _EVENT.fullmatch(duration) else cls(parse_duration(duration))
+        except ValueError:
+            pass
+        raise ValueError(f"is not a moment; allowed: {_MOMENT_SYNTAX}")
+
+    def scaled(self, factor: float) -> Moment:
+        """With its time multiplied."""
+        return Moment(self.seconds * factor, self.event)
+
+    def resolve(self, moments: Mapping[str, float]) -> float | None:
+        """In seconds since the start, where `moments` are those of the events; None if its event is not among them."""
+        if self.event is None:
+            return self.seconds
+        return moments[self.event] + self.seconds if self.event in moments else None
+
+    def __str__(self) -> str:
+        if self.event is None:
+            return f"{self.seconds:g} s"
+        return f"{self.event} + {self.seconds:g} s" if self.seconds else self.event
+
+
 def _parse_amount(text: str) -> int:
     return round(parse_quantity(text, _AMOUNT_UNITS, _MAX_AMOUNT, "amount of data", _AMOUNT_SYNTAX))
 
@@ -64,6 +105,7 @@ def number(lowest: float, highest: float) -> PlainValidator:
     return PlainValidator(parse)
 
 
+MomentText = Annotated[Moment, parsed_by(Moment.parse)]
 Amount = Annotated[int, parsed_by(_parse_amount)]
 Percent = Annotated[float, parsed_by(_parse_percent)]
 QueueText = Annotated[Queue, parsed_by(Queue.parse)]

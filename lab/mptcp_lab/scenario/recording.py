@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,10 +34,33 @@ class SubflowSample(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that was done."""
+    """Something that was done, from `at` until `done` (None: at once), or was seen to happen.
+
+    Moments refer to it by its name.
+    """
 
     at: float
     text: str
+    name: str | None = None
+    done: float | None = None
+
+
+def moments(events: Iterable[Event]) -> dict[str, float]:
+    """By name, when what was done had its effect."""
+    return {e.name: e.at if e.done is None else e.done for e in events if e.name is not None}
+
+
+class CapChange(NamedTuple):
+    """A subflow was capped to `mbps`, or is no longer (None). `client` is its address and port at the client.
+
+    `join_to_cap`: seconds from the JOIN until the cap was in the kernel; None if the daemon does not say.
+    """
+
+    at: float
+    client: str
+    network: str
+    mbps: float | None
+    join_to_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +78,11 @@ class FlowResult:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Measurements of one run.
+    """Measurements of one run, from the `start` of the first flow until `duration`.
 
     `counters` are the increases of what nstat(8) shows, per host; `idle` is the share of the processors' time in which
-    they had nothing to do; `join_to_cap` is the time from JOIN to cap per throttled network.
+    they had nothing to do. `backups` are the networks in which the daemon has seen a backup subflow; `restored` says
+    whether the services ended well and left the kernel as they had found it, None if that was not asked.
     """
 
     duration: float
@@ -68,7 +92,10 @@ class Recording:
     flows: Mapping[str, FlowResult]
     events: Sequence[Event]
     idle: float
-    join_to_cap: Mapping[str, float] = field(default_factory=dict)
+    caps: Sequence[CapChange] = ()
+    backups: frozenset[str] = frozenset()
+    restored: bool | None = None
+    start: float = 0.0
 
 
 class Curve:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.scenario.judge import compare, judge
-from mptcp_lab.scenario.tables import number, spread
+from mptcp_lab.scenario.result_tables import number, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,7 +115,8 @@ def _section(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> I
     title = experiment.scenario.title if experiment.variant is None else experiment.family_title
     yield Heading(3, f"{experiment.family}: {title}")
     for seed in dict.fromkeys(experiment.scenario.seed for experiment, _ in pairs):
-        yield Paragraph(f"Seed: {seed}")
+        if seed is not None:
+            yield Paragraph(f"Seed: {seed}")
     for command in dict.fromkeys(_command(result) for _, result in pairs):
         yield Paragraph(command, command=True)
     yield from _remarks(pairs)

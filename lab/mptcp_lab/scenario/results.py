@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,13 +30,18 @@ _SUBFLOW_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: its figures, how long it took, the idle share of the processors, what was done; or why it failed."""
+    """One run: its figures, how long it took, the idle share of the processors, what was done; or why it failed.
+
+    `windows`: begin and end of each; `caps`: when a cap of a subflow of that network changed, and to what (Mb/s).
+    """
 
     figures: Mapping[str, float | None]
     seconds: float
     idle: float
     events: Sequence[Event]
     error: str | None = None
+    windows: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    caps: Sequence[Sequence[Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,8 @@ def write_result(result: Result) -> None:
             "idle": round(run.idle, 4),
             "events": [{"at_s": round(event.at, 3), "text": event.text} for event in run.events],
             "error": run.error,
+            "windows": {label: [round(at, 3) for at in window] for label, window in run.windows.items()},
+            "caps": [(round(at, 3), network, mbps) for at, network, mbps in run.caps],
         }
         for run in result.runs
     ]
@@ -168,6 +175,8 @@ def _read(path: Path) -> Result:
                 idle=run["idle"],
                 events=[Event(event["at_s"], event["text"]) for event in run["events"]],
                 error=run["error"],
+                windows=run.get("windows", {}),
+                caps=run.get("caps", ()),
             )
             for run in data.pop("runs")
         ]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.errors import LabError
-from mptcp_lab.scenario.figures import measure
+from mptcp_lab.scenario.figures import measure, window_of
 from mptcp_lab.scenario.files import scaled
-from mptcp_lab.scenario.kernels import allow_congestion_controls, needs
+from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
-from mptcp_lab.scenario.schema import Kernel
+from mptcp_lab.scenario.schema import Kernel, Protocol
 from mptcp_lab.scenario.stage import perform
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _GUEST_BOOT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run: repeats of each experiment (None: as it says itself), seed, time scale, where results go."""
+    """How to run: repeats of each experiment (None: as the scenario says), seed, time scale, where results go."""
 
     repeat: int | None
     seed: int
@@ -55,11 +55,18 @@ def expected_seconds(scenario: Scenario) -> float:
 
 
 def _transfer_seconds(scenario: Scenario, flow: FlowSection) -> float:
-    rates = {link: scenario.links[link].rate for _, link in scenario.ports(flow.receiver) if scenario.links[link].rate}
+    endpoints = scenario.hosts[flow.receiver].endpoints
+    rates = {
+        link: scenario.links[link].rate
+        for port, link in scenario.ports(flow.receiver)
+        if scenario.links[link].rate is not None
+        # TCP uses one link, and MPTCP no backup.
+        if link == flow.over or (flow.protocol is Protocol.MPTCP and "backup" not in endpoints.get(port.interface, ()))
+    }
     for network in () if scenario.throttle is None else scenario.throttle.networks.values():
-        held = [rate for rate in (network.cap, network.limit, rates.get(network.link)) if rate is not None]
-        if network.link in rates and held:
-            rates[network.link] = min(held)
+        bounds = [rate for rate in (network.cap, network.limit, rates.get(network.link)) if rate is not None]
+        if network.link in rates and bounds:
+            rates[network.link] = min(bounds)
     total = sum(rate.bits_per_second for rate in rates.values() if rate is not None)
     return flow.start + (flow.size or 0) * 8 / total if total else 1.0
 
@@ -120,11 +127,19 @@ def _run_once(
 ) -> Run:
     starts = flow_starts(experiment, scenario, options.seed, number)
     try:
-        recording = perform(scenario, starts, display.progress, directory / f"logs-{number}")
+        recording = perform(scenario, starts, display, directory / f"logs-{number}")
     except LabError as error:
         return Run({}, 0.0, 0.0, (), str(error))
     write_samples(directory, number, scenario, recording)
-    return Run(measure(scenario, recording), recording.duration, recording.idle, recording.events)
+    windows = {label: window_of(recording, part) for label, part in scenario.windows.items()}
+    return Run(
+        figures=measure(scenario, recording),
+        seconds=recording.duration,
+        idle=recording.idle,
+        events=recording.events,
+        windows={label: window for label, window in windows.items() if window is not None},
+        caps=[(change.at, change.network, change.mbps) for change in recording.caps],
+    )
 
 
 def _run_in_guest(experiments: Sequence[Experiment], kernel: Kernel, options: Options) -> None:

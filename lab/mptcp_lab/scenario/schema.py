@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from mptcp_lab.scenario.quantities import Amount, Percent, Queue, QueueText, number
+from mptcp_lab.scenario.quantities import Amount, Moment, MomentText, Percent, Queue, QueueText, number
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -125,10 +125,17 @@ class Limits(Section):
     add_addr_accepted: Annotated[int, whole(0, 8)] = 8
 
 
+Families = Annotated[tuple[Annotated[int, whole(4, 6)], ...], list_of("address families", 2), AfterValidator(each_once)]
+
+
 class HostSection(Section):
-    """A host: what it runs, whether it forwards, its MPTCP and its kernel parameters."""
+    """A host: what it runs, whether it forwards, its address families, MPTCP, kernel parameters and qdiscs.
+
+    `qdiscs` are the root qdiscs of interfaces in the words of tc(8), instead of those that make the link's rate.
+    """
 
     forward: Flag = False
+    families: Families = (4, 6)
     run: Annotated[
         tuple[Annotated[Program, one_of(Program)], ...], list_of("programs", len(Program)), AfterValidator(each_once)
     ] = ()
@@ -140,10 +147,15 @@ class HostSection(Section):
         Name, Annotated[tuple[Annotated[EndpointFlag, one_of(EndpointFlag)], ...], list_of("flags", len(EndpointFlag))]
     ] = Field(default_factory=dict)
     limits: Limits = Limits()
+    qdiscs: dict[Name, Text] = Field(default_factory=dict)
 
 
 class LinkSection(Section):
-    """A link: two ends, or more with a switch between; what it does to packets, the same in all directions."""
+    """A link: two ends, or more with a switch between; what it does to packets, the same in all directions.
+
+    `bridged`: an access network. The end of the host that forwards is a bridge, and every other end has a link of its
+    own to it, with a rate of its own.
+    """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
     rate: RateText | None = None
@@ -151,15 +163,15 @@ class LinkSection(Section):
     jitter: DurationText = 0.0
     loss: Percent = 0.0
     queue: QueueText = Queue(0.05, None)
+    burst: Amount | None = None
     mtu: Annotated[int, whole(576, 9000)] = 1500
-    families: Annotated[
-        tuple[Annotated[int, whole(4, 6)], ...], list_of("address families", 2), AfterValidator(each_once)
-    ] = (4, 6)
+    families: Families = (4, 6)
+    bridged: Flag = False
 
     @property
     def switched(self) -> bool:
-        """Whether a switch is between the ends."""
-        return len(self.ends) > 2
+        """Whether a switch of its own is between the ends."""
+        return len(self.ends) > 2 and not self.bridged
 
     @property
     def emulated(self) -> bool:
@@ -185,7 +197,11 @@ class ThrottleSection(Section):
 
 
 class FlowSection(Section):
-    """Data from `sender` to `receiver`: a file through Squid and `via`, or as much as goes through by iperf3."""
+    """Data from `sender` to `receiver`: a file through Squid and `via`, or as much as goes through by iperf3.
+
+    Through Squid and without a `size`, the flow goes on until the run ends. `check`: what arrives is compared with
+    what was sent, as it always is without a `size`.
+    """
 
     sender: HostName = Field(alias="from")
     receiver: HostName = Field(alias="to")
@@ -194,15 +210,20 @@ class FlowSection(Section):
     family: Annotated[int, whole(4, 6)] = 4
     over: Name | None = None
     size: Amount | None = None
+    check: Flag = False
     start: DurationText = 0.0
     duration: DurationText | None = None
     rate: RateText | None = None
 
 
 class EventSection(Section):
-    """Something that happens at a time: one of down, up, leave, join, link, endpoint, throttle."""
+    """Something that happens at a moment: one of down, up, leave, join, link, endpoint, throttle.
 
-    at: DurationText
+    Other moments may refer to it by its `name`.
+    """
+
+    at: MomentText
+    name: Name | None = None
     down: PortText | None = None
     up: PortText | None = None
     leave: PortText | None = None
@@ -218,20 +239,31 @@ class EventSection(Section):
     throttle: Text | None = None
 
 
-class FigureSection(Section):
-    """A figure to report: one of rate, volume, received, goodput, seconds, gap, join_to_cap, counter."""
+class WindowSection(Section):
+    """A part of the run."""
+
+    begin: MomentText = Field(default=Moment(0.0), alias="from")
+    end: MomentText | None = Field(default=None, alias="to")
+
+
+class FigureSection(WindowSection):
+    """A figure to report: one of `UNITS`, measured in a part of the run, which may be one that has a name."""
 
     rate: Links | None = None
     volume: Links | None = None
     received: Name | None = None
     over: Links | None = None
+    payload: Name | None = None
     goodput: Name | None = None
     seconds: Name | None = None
     gap: Name | None = None
     join_to_cap: Name | None = None
+    capped: Name | None = None
+    lift: Name | None = None
+    backups: Name | None = None
+    restored: HostName | None = None
     counter: Text | None = None
-    begin: DurationText = Field(default=0.0, alias="from")
-    end: DurationText | None = Field(default=None, alias="to")
+    window: Text | None = None
     seed: Number | None = None
     within: Percent = 25.0
     why: Text | None = None
@@ -251,14 +283,23 @@ UNITS: Final = {
     "rate": "Mb/s",
     "volume": "MB",
     "received": "Mb/s",
+    "payload": "MB",
     "goodput": "Mb/s",
     "seconds": "s",
     "gap": "s",
     "join_to_cap": "ms",
+    "capped": "",
+    "lift": "s",
+    "backups": "",
+    "restored": "",
     "counter": "",
 }
 """What a figure can measure, and in what."""
 
+CAP: Final = "cap"
+"""The event that the first cap of a run is in the kernel."""
+
+_OF_NETWORKS: Final = ("join_to_cap", "capped", "lift", "backups")
 _ACTIONS: Final = ("down", "up", "leave", "join", "link", "endpoint", "throttle")
 _SHAPE: Final = ("rate", "delay", "jitter", "loss", "queue")
 
@@ -273,30 +314,17 @@ class ExpectationSection(Section):
     kernel: Annotated[Kernel, one_of(Kernel)] | None = None
 
 
-class Scenario(Section):
-    """A scenario, or one variant of it."""
+class Network(Section):
+    """Hosts and the links between them. `in_order`: see `mptcp_lab.scenario.world`."""
 
-    title: Text
-    seed: Text
-    why: Text | None = None
-    kernel: Annotated[Kernel, one_of(Kernel)] | None = None
-    scale: Annotated[float, number(0.001, 10**6)] = 1.0
-    duration: DurationText
-    interval: DurationText = 0.1
-    repeat: Annotated[int, whole(1, 100)] = 1
     hosts: dict[HostName, HostSection]
     links: dict[Name, LinkSection]
-    throttle: ThrottleSection | None = None
-    flows: dict[Name, FlowSection]
-    events: Annotated[tuple[EventSection, ...], list_of("events", 1000)] = ()
-    report: dict[Name, FigureSection]
-    expect: dict[Text, ExpectationSection] = Field(default_factory=dict)
+    in_order: Flag = False
 
     @property
     def emulated(self) -> bool:
-        """Whether it takes netem, from the start or after an event."""
-        changes = ((event.delay, event.jitter, event.loss) for event in self.events)
-        return any(link.emulated for link in self.links.values()) or any(any(change) for change in changes)
+        """Whether it takes netem."""
+        return any(link.emulated for link in self.links.values())
 
     def link_of(self, port: Port) -> str:
         """The name of the link that ends there."""
@@ -308,6 +336,46 @@ class Scenario(Section):
             for port in link.ends:
                 if port.host == host:
                     yield port, name
+
+    def families(self, port: Port) -> list[int]:
+        """The address families of an interface: those of its link that its host has."""
+        return [
+            family for family in self.links[self.link_of(port)].families if family in self.hosts[port.host].families
+        ]
+
+    def gateway(self, link: str) -> Port | None:
+        """The end of the link at the host that forwards."""
+        return next((port for port in self.links[link].ends if self.hosts[port.host].forward), None)
+
+
+class Scenario(Network):
+    """A scenario, or one variant of it."""
+
+    title: Text
+    seed: Text | None = None
+    why: Text | None = None
+    kernel: Annotated[Kernel, one_of(Kernel)] | None = None
+    scale: Annotated[float, number(0.001, 10**6)] = 1.0
+    duration: DurationText
+    until: MomentText | None = None
+    interval: DurationText = 0.1
+    repeat: Annotated[int, whole(1, 100)] = 1
+    throttle: ThrottleSection | None = None
+    flows: dict[Name, FlowSection]
+    events: Annotated[tuple[EventSection, ...], list_of("events", 1000)] = ()
+    windows: dict[Text, WindowSection] = Field(default_factory=dict)
+    report: dict[Name, FigureSection]
+    expect: dict[Text, ExpectationSection] = Field(default_factory=dict)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it takes netem, from the start or after an event."""
+        changes = ((event.delay, event.jitter, event.loss) for event in self.events)
+        return super().emulated or any(any(change) for change in changes)
+
+    def part(self, figure: FigureSection) -> WindowSection:
+        """The part of the run in which a figure is measured."""
+        return figure if figure.window is None else self.windows[figure.window]
 
     def host_running(self, program: Program) -> str | None:
         """The host that runs the program."""
@@ -321,6 +389,7 @@ def problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     yield from _throttle_problems(scenario)
     yield from _flow_problems(scenario)
     yield from _event_problems(scenario)
+    yield from _moment_problems(scenario)
     yield from _figure_problems(scenario)
 
 
@@ -348,6 +417,8 @@ def _link_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             seen.add(port)
         if set(link.families) - {4, 6}:
             yield (*keys, "families"), "allowed: 4, 6 or both"
+        if link.bridged and scenario.gateway(name) is None:
+            yield (*keys, "bridged"), "needs an end at a host that forwards"
         if link.mtu < 1280 and 6 in link.families:
             yield (*keys, "mtu"), "is too small for IPv6; allowed: 1280 or more, or families: [4]"
         if link.jitter and link.rate is None:
@@ -364,9 +435,12 @@ def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         interfaces = [port.interface for port, _ in scenario.ports(name)]
         if not interfaces:
             yield ("hosts", name), "is at no link; allowed: hosts that links connect"
-        for interface in host.endpoints:
-            if interface not in interfaces:
-                yield ("hosts", name, "endpoints", interface), f"no such interface; {_one_of_these(interfaces)}"
+        for key in ("endpoints", "qdiscs"):
+            for interface in getattr(host, key):
+                if interface not in interfaces:
+                    yield ("hosts", name, key, interface), f"no such interface; {_one_of_these(interfaces)}"
+        if set(host.families) - {4, 6}:
+            yield ("hosts", name, "families"), "allowed: 4, 6 or both"
 
 
 def _throttle_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -396,16 +470,40 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield (*keys, "via"), "this host does not run squid"
             if Program.ORIGIN not in scenario.hosts[flow.sender].run:
                 yield (*keys, "from"), "this host does not run origin"
-            if flow.size is None:
-                yield (*keys, "size"), "is required of a flow with via"
+            rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
+            if flow.size is None and None in rates:
+                yield (*keys, "size"), "is required where a link of the receiver has no rate"
             if flow.protocol not in {Protocol.MPTCP, Protocol.TCP}:
                 yield (*keys, "protocol"), "allowed with via: mptcp, tcp"
-        elif flow.size is not None:
-            yield (*keys, "size"), "needs via; allowed without: duration"
+        elif flow.size is not None or flow.check:
+            yield (*keys, "check" if flow.size is None else "size"), "needs via; allowed without: duration"
         if (flow.rate is None) != (flow.protocol is not Protocol.UDP):
             yield (*keys, "rate"), "is for udp, which needs it"
         if flow.start >= scenario.duration:
             yield (*keys, "start"), "is not before the end of the scenario (duration)"
+        if flow.size is not None and scenario.until is not None:
+            yield ("until",), f"allowed: only without flows with a size, which {name} is"
+
+
+def _moment_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    known = [] if scenario.throttle is None else [CAP]
+    moments: list[tuple[KeyPath, Moment | None]] = []
+    for number_, event in enumerate(scenario.events):
+        if event.at.event is not None and event.at.event not in known:
+            yield ("events", number_, "at"), f"no such event before this one; {_one_of_these(known)}"
+        if event.name is not None and event.name in [CAP, *known]:
+            yield ("events", number_, "name"), "is the name of another event"
+        known += [event.name] if event.name is not None else []
+    moments.append((("until",), scenario.until))
+    for section, parts in (("windows", scenario.windows), ("report", scenario.report)):
+        for name, part in parts.items():
+            moments += [((section, name, "from"), part.begin), ((section, name, "to"), part.end)]
+            same = part.end is not None and part.begin.event == part.end.event
+            if same and part.end is not None and part.end.seconds <= part.begin.seconds:
+                yield (section, name, "to"), "is not after from"
+    for keys, moment in moments:
+        if moment is not None and moment.event is not None and moment.event not in known:
+            yield keys, f"no such event; {_one_of_these(known)}"
 
 
 def _event_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -438,8 +536,10 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             yield keys, f"allowed: exactly one of {', '.join(UNITS)}"
             continue
         known: object = scenario.flows
-        if kinds[0] == "join_to_cap":
+        if kinds[0] in _OF_NETWORKS:
             known = {} if scenario.throttle is None else scenario.throttle.networks
+        elif kinds[0] == "restored":
+            known = [host for host in [scenario.host_running(Program.THROTTLE)] if host is not None]
         wanted = getattr(figure, kinds[0])
         if kinds[0] == "counter":
             if wanted.split(".")[0] not in scenario.hosts or wanted.count(".") != 1:
@@ -452,8 +552,10 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                     yield (*keys, key), f"no such link: {link}; {_one_of_these(scenario.links)}"
         if figure.over is not None and figure.received is None:
             yield (*keys, "over"), "needs received"
-        if figure.end is not None and figure.end <= figure.begin:
-            yield (*keys, "to"), "is not after from"
+        if figure.window is not None and figure.window not in scenario.windows:
+            yield (*keys, "window"), f"no such window; {_one_of_these(scenario.windows)}"
+        if figure.window is not None and (figure.begin != Moment(0.0) or figure.end is not None):
+            yield (*keys, "window"), "allowed: window, or from and to"
     for name, expectation in scenario.expect.items():
         for key, reference in (("of", expectation.of), ("to", expectation.to)):
             if isinstance(reference, str) and "/" not in reference and reference not in scenario.report:

@@ -1,88 +1,137 @@
-"""Makes a scenario happen once: its world, programs, flows and events at their times, all under observation."""
+"""Makes a scenario happen once: its network, programs, flows and events at their moments, all under observation."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import time
-from contextlib import ExitStack
-from ipaddress import ip_network
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.errors import LabError
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.logs import kept
 from mptcp_lab.origin import start_origin
+from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
 from mptcp_lab.scenario.plan import Addresses, event_commands, make_plan, reshape
-from mptcp_lab.scenario.recording import Event, Recording
+from mptcp_lab.scenario.quantities import Moment
+from mptcp_lab.scenario.recording import MEGA, CapChange, Event, Recording, moments
 from mptcp_lab.scenario.sampler import Sampler, processor_times
-from mptcp_lab.scenario.schema import Program
-from mptcp_lab.scenario.world import World, build
+from mptcp_lab.scenario.schema import CAP, Program
+from mptcp_lab.scenario.world import World, build, execute
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
 from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from mptcp_lab.scenario.display import Display
     from mptcp_lab.scenario.schema import EventSection, Scenario
 
 _POLL_SECONDS: Final = 0.05
-_CAP: Final = re.compile(r"^([\d:.]+) INFO cap .* network=(\S+) .* after_ms=([\d.]+)", re.MULTILINE)
+_DAY_SECONDS: Final = 86_400
+# Of the daemon's log: `cap token=... client=... network=... rate=... after_ms=...`; `limit` and `free` end a cap.
+_CHANGE: Final = re.compile(
+    r"^(?P<at>[\d:.]+) INFO (?P<kind>cap|limit|free) token=\S+ client=(?P<client>\S+) network=(?P<network>\S+)"
+    r"(?: rate=(?P<rate>\S+))?.*?(?: after_ms=(?P<after>[\d.]+))?$",
+    re.MULTILINE,
+)
 
 
 class Stage:
-    """A scenario in progress."""
+    """A scenario in progress. All times are in seconds since its start."""
 
-    def __init__(self, scenario: Scenario, world: World, flows: list[Flow], services: Services | None) -> None:
+    def __init__(
+        self, scenario: Scenario, world: World, flows: list[Flow], services: _Running, display: Display
+    ) -> None:
         self.began = time.monotonic()
-        self.began_at = _seconds_of_day(time.strftime("%H:%M:%S")) + time.time() % 1
         self.events: list[Event] = []
+        self.backups: set[str] = set()
         self._scenario = scenario
         self._world = world
         self._flows = flows
-        self._services = services
+        self._running = services
+        self._display = display
+        self._asks_for_backups = any(figure.backups for figure in scenario.report.values())
 
     @property
     def now(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.began
 
-    def play(self, starts: Mapping[str, float], progress: Callable[[float], None]) -> None:
+    def play(self, starts: Mapping[str, float], sampler: Sampler) -> None:
         """Start the flows, do the events, and return at the end of the scenario.
 
-        Raises LabError if a file did not come in its time.
+        Raises LabError if a file, or the moment at which the run ends, did not come in the longest time it may take.
         """
-        script: list[tuple[float, Flow | EventSection]] = [
-            *((starts[flow.name], flow) for flow in self._flows),
-            *((event.at, event) for event in self._scenario.events),
+        script: list[tuple[Moment, Callable[[], None]]] = [
+            *((Moment(starts[flow.name]), flow.start) for flow in self._flows),
+            *((event.at, lambda event=event: self._act(event)) for event in self._scenario.events),
         ]
-        script.sort(key=lambda item: item[0])
-        limited = [flow for flow in self._flows if flow.limited]
         while True:
-            progress(self.now)
-            while script and script[0][0] <= self.now:
-                _, item = script.pop(0)
-                if isinstance(item, Flow):
-                    item.start()
-                else:
-                    self._act(item)
-            if limited and all(flow.ended for flow in limited):
-                return
-            if self.now >= self._scenario.duration:
-                late = [flow.name for flow in limited if not flow.ended]
-                if late:
-                    raise LabError(f"flow {late[0]}: not done after {self._scenario.duration:g} s (duration)")
+            self._observe()
+            if self._display.is_live:
+                self._display.progress(self.now, present_rates(self._scenario, sampler.interfaces, self.now))
+            while (due := self._next(script)) is not None:
+                script.pop(due)[1]()
+            if self._is_over():
                 return
             time.sleep(_POLL_SECONDS)
 
+    def _next(self, script: list[tuple[Moment, Callable[[], None]]]) -> int | None:
+        """The position of what is due and was due first."""
+        times = [(self._when(moment), position) for position, (moment, _) in enumerate(script)]
+        due = [(at, position) for at, position in times if at is not None and at <= self.now]
+        return min(due)[1] if due else None
+
+    def _when(self, moment: Moment) -> float | None:
+        return moment.resolve(moments(self.events))
+
+    def _is_over(self) -> bool:
+        ended = {flow.name: flow.ended for flow in self._flows}
+        limited = [flow.name for flow in self._flows if flow.limited]
+        if limited and all(ended[name] for name in limited):
+            return True
+        until, longest = self._scenario.until, self._scenario.duration
+        end = None if until is None else self._when(until)
+        if end is not None and self.now >= end:
+            return True
+        if self.now < longest:
+            return False
+        late = [name for name in limited if not ended[name]]
+        if late:
+            raise LabError(f"flow {late[0]}: not done after {longest:g} s (duration)")
+        if until is not None:
+            raise LabError(f"{until}: did not come in {longest:g} s (duration)")
+        return True
+
+    def _observe(self) -> None:
+        capped = {event.text for event in self.events}
+        for change in self._running.new_cap_changes(self.began):
+            text = f"cap on {change.network}"
+            if change.mbps is not None and text not in capped:
+                self._note(Event(change.at, text, None if any(e.name == CAP for e in self.events) else CAP))
+                capped.add(text)
+        services = self._running.services
+        if self._asks_for_backups and not self.backups and services is not None:
+            self.backups |= {subflow.network for subflow in services.subflows() if subflow.backup}
+
     def _act(self, event: EventSection) -> None:
-        if event.throttle is not None and self._services is not None:
-            self._services.cli(*shlex.split(event.throttle))
-        self._world.execute(event_commands(self._scenario, event))
+        at, done = self.now, None
+        if event.throttle is not None and self._running.services is not None:
+            self._running.services.cli(*shlex.split(event.throttle))
+            done = self.now
+        execute(self._world.hosts, event_commands(self._scenario, event))
         self._scenario = reshape(self._scenario, event)
-        self.events.append(Event(self.now, describe(event)))
+        self._note(Event(at, describe(event), event.name, done))
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        self._display.event(event)
 
 
 def describe(event: EventSection) -> str:
@@ -102,14 +151,12 @@ def describe(event: EventSection) -> str:
     )
 
 
-def perform(
-    scenario: Scenario, starts: Mapping[str, float], progress: Callable[[float], None], logs: Path
-) -> Recording:
-    """Run the scenario once; flow by flow, `starts` says when it begins. `progress` is told the time, again and again.
+def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, logs: Path) -> Recording:
+    """Run the scenario once; flow by flow, `starts` says when it begins. `display` is told what happens.
 
     Raises LabError if anything but the expectations fails. The logs of all programs are left in the directory `logs`.
     """
-    with build(make_plan(scenario)) as world, kept(world.directory, logs), ExitStack() as stack:
+    with build(make_plan(scenario)) as world, kept(world.directory, logs):
         origin = None
         for name, host in scenario.hosts.items():
             if Program.ORIGIN in host.run:
@@ -117,63 +164,108 @@ def perform(
             if Program.SQUID in host.run:
                 start_squid(world.hosts[name])
         flows = [Flow(world, scenario, name, origin) for name in scenario.flows]
-        services = _start_services(scenario, world, stack)
         ports = [port for link in scenario.links.values() for port in link.ends]
         namespaces = {name: world.hosts[name].namespace for name in scenario.hosts}
-        idle, total = processor_times()
-        stage = Stage(scenario, world, flows, services)
-        with Sampler(namespaces, ports, scenario.interval, stage.began) as sampler:
-            stage.play(starts, progress)
-            duration = stage.now
-            limited = any(flow.limited for flow in flows)
-            results = {flow.name: flow.result(wait=flow.limited or not limited) for flow in flows}
-        idle_after, total_after = processor_times()
-        caps = {} if services is None else _caps(services)
-        events = [*stage.events, *(Event(at - stage.began_at, f"cap on {name}") for name, (at, _) in caps.items())]
+        running = _Running(scenario, world)
+        with running.started():
+            idle, total = processor_times()
+            stage = Stage(scenario, world, flows, running, display)
+            with Sampler(namespaces, ports, scenario.interval, stage.began) as sampler:
+                stage.play(starts, sampler)
+                duration = stage.now
+                limited = [flow for flow in flows if flow.limited]
+                wait = not limited and scenario.until is None
+                results = {flow.name: flow.result(wait=wait or flow.limited) for flow in flows}
+                if limited:
+                    # When the last byte came, not when we saw it.
+                    duration = max(flow.began + (results[flow.name].seconds or 0) for flow in limited) - stage.began
+            idle_after, total_after = processor_times()
+            running.new_cap_changes(stage.began)
         return Recording(
+            start=min([flow.began - stage.began for flow in flows], default=0.0),
             duration=duration,
             interfaces=sampler.interfaces,
             subflows=sampler.subflows,
             counters=sampler.counters,
             flows=results,
-            events=sorted(events),
+            events=sorted(stage.events, key=lambda event: event.at),
             idle=(idle_after - idle) / max(total_after - total, 1),
-            join_to_cap={name: seconds for name, (_, seconds) in caps.items()},
+            caps=running.changes,
+            backups=frozenset(stage.backups),
+            restored=running.restored,
         )
 
 
-def _caps(services: Services) -> dict[str, tuple[float, float]]:
-    """Per network when its first cap was in force (seconds of the day), and how long after the JOIN.
+class _Running:
+    """The services of a scenario, if it has them, and what they do.
 
-    From the daemon's log: asking it during the run would cost it, in the guest, the time that is measured.
+    `changes` are those of the caps so far, as the daemon logs them: asking it during the run would cost it, in the
+    guest, the time that is measured. `restored`: see `Recording`.
     """
-    caps: dict[str, tuple[float, float]] = {}
-    for at, network, milliseconds in _CAP.findall("" if services.daemon is None else services.daemon.log_text()):
-        caps.setdefault(network, (_seconds_of_day(at), float(milliseconds) / 1000))
-    return caps
+
+    def __init__(self, scenario: Scenario, world: World) -> None:
+        self.services: Services | None = None
+        self.changes: list[CapChange] = []
+        self.restored: bool | None = None
+        self._scenario = scenario
+        self._world = world
+        self._read = 0
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """The services run while the block does."""
+        name = self._scenario.host_running(Program.THROTTLE)
+        if name is None or self._scenario.throttle is None:
+            yield
+            return
+        host, interface = self._world.hosts[name], next(self._scenario.ports(name))[0].interface
+        asked = any(figure.restored for figure in self._scenario.report.values())
+        before = kernel_state(host, interface) if asked else {}
+        services = Services(host, self._networks(), interface=interface, linger=self._scenario.throttle.linger)
+        with services:
+            self.services = services
+            yield
+        if asked:
+            self.restored = kernel_state(host, interface) == before and services.exit_statuses == (0, 0)
+
+    def new_cap_changes(self, began: float) -> list[CapChange]:
+        """What changed since the last call; `began` is the monotonic clock at the start."""
+        process = None if self.services is None else self.services.daemon
+        if process is None or process.log.stat().st_size == self._read:
+            return []
+        self._read = process.log.stat().st_size
+        # The log has the time of the day.
+        began_at = time.time() - (time.monotonic() - began)
+        local = time.localtime(began_at)
+        start = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + began_at % 1
+        changes = cap_changes(process.log_text(), start)
+        new = changes[len(self.changes) :]
+        self.changes = changes
+        return new
+
+    def _networks(self) -> list[AccessNetwork]:
+        addresses, section = Addresses(self._scenario), self._scenario.throttle
+        return [
+            AccessNetwork(
+                name,
+                tuple(addresses.subnet(network.link, family) for family in (4, 6)),
+                network.preference,
+                network.cap,
+                network.limit,
+                network.per,
+            )
+            for name, network in ({} if section is None else section.networks).items()
+        ]
 
 
-def _seconds_of_day(text: str) -> float:
-    hours, minutes, seconds = text.split(":")
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-
-
-def _start_services(scenario: Scenario, world: World, stack: ExitStack) -> Services | None:
-    host = scenario.host_running(Program.THROTTLE)
-    if host is None or scenario.throttle is None:
-        return None
-    addresses = Addresses(scenario)
-    networks = [
-        AccessNetwork(
-            name,
-            tuple(ip_network(addresses.subnet(network.link, family)) for family in (4, 6)),
-            network.preference,
-            network.cap,
-            network.limit,
-            network.per,
-        )
-        for name, network in scenario.throttle.networks.items()
-    ]
-    interface = next(scenario.ports(host))[0].interface
-    services = Services(world.hosts[host], networks, interface=interface, linger=scenario.throttle.linger)
-    return stack.enter_context(services)
+def cap_changes(log: str, start: float) -> list[CapChange]:
+    """What the daemon's log says of caps; `start` is the time 0 in seconds of the day."""
+    changes = []
+    for match in _CHANGE.finditer(log):
+        hours, minutes, seconds = match["at"].split(":")
+        at = (int(hours) * 3600 + int(minutes) * 60 + float(seconds) - start) % _DAY_SECONDS
+        capped = match["kind"] == "cap"
+        rate = Rate.parse(match["rate"]).bits_per_second / MEGA if capped else None
+        delay = float(match["after"]) / 1000 if capped and match["after"] else None
+        changes.append(CapChange(at, match["client"], match["network"], rate, delay))
+    return changes

@@ -15,14 +15,14 @@ from rich.table import Table
 from mptcp_lab.errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
-from mptcp_lab.scenario.kernels import choose
+from mptcp_lab.scenario.kernel_choice import choose
 from mptcp_lab.scenario.plan import event_commands, make_plan, reshape
 from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
+from mptcp_lab.scenario.result_tables import compare_table, summary_table, verdict_table
 from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
 from mptcp_lab.scenario.schema import Kernel
 from mptcp_lab.scenario.stage import describe
-from mptcp_lab.scenario.tables import compare_table, summary_table, verdict_table
 from mptcp_throttle.errors import UserError
 
 if TYPE_CHECKING:
@@ -163,11 +163,11 @@ def _conclude(pairs: Sequence[tuple[Experiment, Result]], out: Path, console: Co
 
 def _draw(pairs: Sequence[tuple[Experiment, Result]], out: Path) -> None:
     # Not at the top: matplotlib takes a second, which --help and errors do not have.
-    from mptcp_lab.scenario.plots import draw_bars, draw_time_line
+    from mptcp_lab.scenario.plots import draw_bars, draw_time_lines
 
     families = defaultdict(list)
     for experiment, result in pairs:
-        draw_time_line(experiment.scenario, result)
+        draw_time_lines([(experiment, result)], result.directory / "timeline.png")
         families[experiment.family, result.kernel].append((experiment, result))
     for (family, kernel), members in families.items():
         draw_bars(members, out / kernel / family / "bars.png")
@@ -189,14 +189,17 @@ def _list(console: Console) -> int:
 def _show(names: Sequence[str]) -> int:
     for experiment in chosen(names):
         scenario = experiment.scenario
-        print(f"# {experiment.name}: {scenario.title}\n# {scenario.seed}\n{make_plan(scenario)}", end="")
+        seed = "" if scenario.seed is None else f"# {scenario.seed}\n"
+        print(f"# {experiment.name}: {scenario.title}\n{seed}{make_plan(scenario)}", end="")
         for name, flow in scenario.flows.items():
             print(f"at {flow.start:g} s: flow {name} ({flow.protocol}) from {flow.sender} to {flow.receiver}")
-        for event in sorted(scenario.events, key=lambda event: event.at):
-            print(f"at {event.at:g} s: {describe(event)}")
+        for event in scenario.events:
+            print(f"at {event.at}: {describe(event)}")
             for command in event_commands(scenario, event):
                 print(f"    {command}")
             scenario = reshape(scenario, event)
+        if scenario.until is not None:
+            print(f"at {scenario.until}: the end")
     return 0
 
 

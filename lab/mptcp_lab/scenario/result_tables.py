@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -67,11 +68,14 @@ def summary_table(pairs: Iterable[tuple[Experiment, Result]]) -> Table:
 def verdict_table(verdicts: Iterable[tuple[Experiment, str, Verdict]]) -> Table:
     """What was expected, on which kernel, what was seen, and whether it held."""
     table = Table(title="Expectations")
-    for heading in ("scenario", "kernel", "expected", "seen", "held"):
+    for heading in ("scenario (kernel)", "expected", "seen", "held"):
         table.add_column(heading)
-    for experiment, kernel, verdict in verdicts:
-        held = "[green]yes[/]" if verdict.held else "[bold red]NO[/]"
-        table.add_row(experiment.name, kernel, verdict.expected, verdict.seen, held)
+    for _, members in groupby(verdicts, key=lambda item: (item[0].name, item[1])):
+        for number_, (experiment, kernel, verdict) in enumerate(members):
+            name = "" if number_ else f"{experiment.name}\n({kernel})"
+            held = "[green]yes[/]" if verdict.held else "[bold red]NO[/]"
+            table.add_row(name, verdict.expected, verdict.seen, held)
+        table.add_section()
     return table
 
 
