@@ -72,7 +72,7 @@ def run() -> int:
     from mptcp_lab.scenario.result_tables import verdict_table
     from mptcp_lab.scenario.results import environment, read_results
     from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
-    from mptcp_lab.scenario.schema import Kernel
+    from mptcp_lab.scenario.scenario_schema import Kernel
 
     try:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """`mptcp-throttled` whose calls into the kernel go wrong: `python -m mptcp_lab.faulty_daemon DIRECTORY ARGUMENT...`.
 
 The daemon is the real one with its arguments; only `mptcp_throttle.linux.fault_point` is set. What goes wrong is
-read from DIRECTORY (`mptcp_lab.faults`) at every call.
+read from DIRECTORY (`mptcp_lab.fault_plan`) at every call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptcp_lab.faults import KILL, KILL_AFTER, Fault, Faults
+from mptcp_lab.fault_plan import KILL, KILL_AFTER, Fault, Faults
 from mptcp_throttle.linux.fault_point import set_faults
 from mptcp_throttled import main as service
 

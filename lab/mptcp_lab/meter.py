@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_lab import namespaces
 from mptcp_lab.background import Background
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

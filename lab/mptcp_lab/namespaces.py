@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.interrupts import postponed
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import run, wait_until
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab import guest
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

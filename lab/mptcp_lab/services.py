@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 from mptcp_throttle.model import AccessNetwork, Per
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from mptcp_lab.faults import Faults
+    from mptcp_lab.fault_plan import Faults
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 

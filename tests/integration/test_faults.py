@@ -14,7 +14,7 @@ from polling import eventually
 from proxy_world import BACK_ENDS, MEGABYTE, Hosts, ProxyWorld, configured
 
 from mptcp_lab.download import Download
-from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults, changes_anything
+from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults, changes_anything
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.throttled import Client, may_be_throttled, throttled
 from mptcp_lab.topology import WIFI, ClientSpec, Topology

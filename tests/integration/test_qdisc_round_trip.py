@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from proxy_world import EXECUTABLES
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.host import Host
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.topology import Lab, Topology, build
 
 SWAPPER = """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from polling import eventually
 from proxy_world import Hosts, configured
 
-from mptcp_lab.faults import FOREVER, Fault, Faults
+from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_throttle.model import Per
 

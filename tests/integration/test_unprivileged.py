@@ -207,7 +207,7 @@ def test_daemon_without_cap_bpf_throttles_with_htb_alone(lab: Lab, services: InU
     daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
     daemon.wait_until((services.directory / "run" / "daemon.sock").exists, "answering")
     assert services.status()["daemon"]["unpaced"] == "bpf map create: EPERM"
-    assert "HTB alone holds the rates" in daemon.log_text()
+    assert "only HTB enforces the rates" in daemon.log_text()
     assert daemon.stop() == 0
 
 
@@ -216,6 +216,7 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
     before = kernel_state(world.lab.proxy)
     world.download()
     eventually(lambda: bool(world.errors()), "the error reported")
+    assert len(world.errors()) == 1, world.errors()
     (error,) = world.errors()
     assert error == "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for our group)"
     assert "\n" not in error

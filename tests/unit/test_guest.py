@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.guest import cpio
 from mptcp_lab.guest.bzimage import Payload
 from mptcp_lab.guest.initramfs import Job, build
 from mptcp_lab.guest.kernels import Kernel, newest
 from mptcp_lab.guest.modules import load_order, name_of
 from mptcp_lab.guest.ports import Output
+from mptcp_lab.lab_errors import LabError
 
 
 def test_the_archive_is_the_newc_format_of_cpio() -> None:

@@ -9,7 +9,7 @@ from mptcp_lab.scenario.judge import Statistic, compare, judge, summarise
 from mptcp_lab.scenario.recording import Curve, Event, FlowResult, InterfaceSample, Recording, SubflowSample
 from mptcp_lab.scenario.results import Result, Run, read_results, write_result
 from mptcp_lab.scenario.sampler import SocketInfo
-from mptcp_lab.scenario.schema import Port
+from mptcp_lab.scenario.scenario_schema import Port
 
 HEAD = """\
 title: two links

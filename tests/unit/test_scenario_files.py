@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_lab.scenario import schema
+from mptcp_lab.scenario import scenario_schema as schema
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
 from mptcp_lab.scenario.quantities import Moment
-from mptcp_lab.scenario.schema import Kernel
+from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_throttle.config.validation import Section
 from mptcp_throttle.errors import ConfigError
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario import stage
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import load
 from mptcp_lab.scenario.flows import compare
 from mptcp_lab.scenario.recording import CapChange, Event, InterfaceSample, Recording
-from mptcp_lab.scenario.schema import Port
+from mptcp_lab.scenario.scenario_schema import Port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mptcp_lab.scenario.schema import Scenario
+    from mptcp_lab.scenario.scenario_schema import Scenario
 
 HEAD = """\
 title: a client and a proxy

@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import PORT, CpuShare, command_line, start_sniffer, unshaped, write_json
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
 from mptcp_lab.traffic import drain, start_pour

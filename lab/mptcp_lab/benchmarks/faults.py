@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
-from mptcp_lab.errors import LabError
-from mptcp_lab.faults import FOREVER, KILL, KILL_AFTER, Fault, Faults
+from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults
 from mptcp_lab.interrupts import Interrupted, raise_on_signals
 from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid

@@ -25,8 +25,8 @@ from mptcp_lab.benchmarks.measure import (
     unshaped,
     write_json,
 )
-from mptcp_lab.errors import LabError
 from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
 from mptcp_lab.traffic import start_pour, start_server

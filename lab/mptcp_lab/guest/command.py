@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.guest import initramfs, kernels
 from mptcp_lab.guest.machine import Machine, run
+from mptcp_lab.lab_errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

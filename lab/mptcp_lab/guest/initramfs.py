@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.guest import ENVIRONMENT_VARIABLE, cpio
 from mptcp_lab.guest.modules import load_order, name_of
+from mptcp_lab.lab_errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

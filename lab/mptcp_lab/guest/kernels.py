@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.guest.bzimage import Payload
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import run
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.guest import EX_NO_STATUS, EX_TIME_LIMIT, ports
+from mptcp_lab.lab_errors import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.scenario.recording import Event
     from mptcp_lab.scenario.results import Run
-    from mptcp_lab.scenario.schema import Scenario
+    from mptcp_lab.scenario.scenario_schema import Scenario
 
 
 class Display:

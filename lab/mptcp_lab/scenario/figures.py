@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mptcp_lab.scenario.recording import CapChange, Curve, InterfaceSample, Recording, SubflowSample
-    from mptcp_lab.scenario.schema import FigureSection, Scenario, WindowSection
+    from mptcp_lab.scenario.scenario_schema import FigureSection, Scenario, WindowSection
 
 _SLOW: Final = 0.1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mptcp_lab.scenario.quantities import Moment
-from mptcp_lab.scenario.schema import Scenario, problems
+from mptcp_lab.scenario.scenario_schema import Scenario, problems
 from mptcp_throttle.config.validation import validate
 from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError, shown

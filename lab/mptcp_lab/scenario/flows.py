@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.plan import curl_arguments, document_size, iperf_arguments, origin_url, server_port
 from mptcp_lab.scenario.recording import FlowResult
-from mptcp_lab.scenario.schema import Protocol
+from mptcp_lab.scenario.scenario_schema import Protocol
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.origin import Origin
     from mptcp_lab.process import Process
-    from mptcp_lab.scenario.schema import Scenario
+    from mptcp_lab.scenario.scenario_schema import Scenario
     from mptcp_lab.scenario.world import World
 
 _CHUNK: Final = 2**20

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mptcp_lab.scenario.files import Experiment
-    from mptcp_lab.scenario.schema import ExpectationSection, FigureSection, Scenario
+    from mptcp_lab.scenario.scenario_schema import ExpectationSection, FigureSection, Scenario
 
 
 class Statistic(NamedTuple):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.process import run
-from mptcp_lab.scenario.schema import LATEST_KERNEL, Kernel
+from mptcp_lab.scenario.scenario_schema import LATEST_KERNEL, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mptcp_lab.scenario.schema import Scenario
+    from mptcp_lab.scenario.scenario_schema import Scenario
 
 CONGESTION_CONTROL: Final = "net.ipv4.tcp_congestion_control"
 _ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")

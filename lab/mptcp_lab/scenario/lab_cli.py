@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.table import Table
 
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
 from mptcp_lab.scenario.kernel_choice import choose
@@ -21,7 +21,7 @@ from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdict
 from mptcp_lab.scenario.result_tables import compare_table, summary_table, verdict_table
 from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
-from mptcp_lab.scenario.schema import Kernel
+from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_lab.scenario.stage import describe
 from mptcp_throttle.errors import UserError
 

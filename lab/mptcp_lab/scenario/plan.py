@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal
 
-from mptcp_lab.scenario.schema import Protocol
+from mptcp_lab.scenario.scenario_schema import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mptcp_lab.scenario.schema import EventSection, FlowSection, LinkSection, Network, Port, Scenario
+    from mptcp_lab.scenario.scenario_schema import EventSection, FlowSection, LinkSection, Network, Port, Scenario
     from mptcp_throttle.units import Rate
 
 Tool = Literal["ip", "ip -4", "ip -6", "tc"]

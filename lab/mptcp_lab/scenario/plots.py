@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.judge import Comparison
     from mptcp_lab.scenario.results import Result, Run
-    from mptcp_lab.scenario.schema import Scenario
+    from mptcp_lab.scenario.scenario_schema import Scenario
 
 _STEPS: Final = 400
 _LEAST_WINDOW: Final = 0.2

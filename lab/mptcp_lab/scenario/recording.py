@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mptcp_lab.scenario.sampler import SocketInfo
-    from mptcp_lab.scenario.schema import Port
+    from mptcp_lab.scenario.scenario_schema import Port
 
 MEGA = 1e6
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.judge import Statistic, summarise
 from mptcp_lab.scenario.plan import Addresses
 from mptcp_lab.scenario.recording import Event
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mptcp_lab.scenario.recording import Recording
-    from mptcp_lab.scenario.schema import Scenario
+    from mptcp_lab.scenario.scenario_schema import Scenario
 
 _FILE: Final = "result.json"
 _SUBFLOW_COLUMNS: Final = (

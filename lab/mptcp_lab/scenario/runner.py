@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.figures import measure, window_of
 from mptcp_lab.scenario.files import scaled
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
-from mptcp_lab.scenario.schema import Kernel, Protocol
+from mptcp_lab.scenario.scenario_schema import Kernel, Protocol
 from mptcp_lab.scenario.stage import perform
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.scenario.display import Display
     from mptcp_lab.scenario.files import Experiment
-    from mptcp_lab.scenario.schema import FlowSection, Scenario
+    from mptcp_lab.scenario.scenario_schema import FlowSection, Scenario
 
 _GUEST: Final = Path(__file__).parents[2] / "guest" / "run"
 _MAX_OFFSET: Final = 0.05

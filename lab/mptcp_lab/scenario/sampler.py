@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from mptcp_lab.background import Background
-from mptcp_lab.errors import LabError
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.meter import enter
 from mptcp_lab.scenario.recording import InterfaceSample, SubflowSample
-from mptcp_lab.scenario.schema import Port
+from mptcp_lab.scenario.scenario_schema import Port
 from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently

@@ -8,8 +8,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.errors import LabError
 from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.logs import kept
 from mptcp_lab.origin import start_origin
 from mptcp_lab.scenario.figures import present_rates
@@ -18,7 +18,7 @@ from mptcp_lab.scenario.plan import Addresses, event_commands, make_plan, reshap
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.recording import MEGA, CapChange, Event, Recording, moments
 from mptcp_lab.scenario.sampler import Sampler, processor_times
-from mptcp_lab.scenario.schema import CAP, Program
+from mptcp_lab.scenario.scenario_schema import CAP, Program
 from mptcp_lab.scenario.world import World, build, execute
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mptcp_lab.scenario.display import Display
-    from mptcp_lab.scenario.schema import EventSection, Scenario
+    from mptcp_lab.scenario.scenario_schema import EventSection, Scenario
 
 _POLL_SECONDS: Final = 0.05
 _DAY_SECONDS: Final = 86_400
