@@ -1,7 +1,7 @@
 """Golden: a scenario in `plans/`, and beside it the commands that build it and that its events are.
 
-After a wanted change, `python tests/unit/test_scenario_plan.py` writes the commands again: read the difference before it
-is committed.
+After a wanted change, `python tests/unit/test_scenario_plan.py` writes the commands again: read the difference before
+it is committed.
 """
 
 from pathlib import Path
