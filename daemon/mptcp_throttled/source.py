@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.model import Connection, Token
-from mptcp_throttle.rpc import Json, RpcClient, RpcError
+from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.rpc.wire import decode_connection, decode_token
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class TableSource(threading.Thread):
         while not self._stopping.is_set():
             try:
                 self._follow()
-            except (RpcError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except Exception as error:
                 if str(error) != self._problem and not self._stopping.is_set():
                     self._problem = str(error)
                     self._deliver(TableUpdate(problem=self._problem))

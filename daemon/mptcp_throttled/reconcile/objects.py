@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from immutables import Map
 
 from mptcp_throttled.desired.kernel_plan import KernelPlan
-from mptcp_throttled.reconcile.kernel_state import of_version
 from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
@@ -16,11 +15,10 @@ from mptcp_throttled.reconcile.operations import (
     ChangePaces,
     MakeChain,
     Operation,
-    RemoveChain,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from mptcp_throttle.model import FourTuple
 
@@ -40,34 +38,29 @@ class KernelObject(NamedTuple):
     key: int | FourTuple
 
 
-def objects_of(operation: Operation, plan: KernelPlan) -> set[KernelObject]:
-    """The objects that are not as planned if an operation is refused; none if it concerns no single share.
-
-    If marks cannot be removed, the classes that they name are given up: a mark without a class throttles nobody.
-    """
+def objects_of(operation: Operation) -> set[KernelObject]:
+    """The objects that are missing if an operation is refused; none if it adds nothing for a single share."""
     match operation:
         case AddClass(minor=minor) | ChangeClass(minor=minor):
-            return _classes({minor})
-        case MakeChain(marks=add):
-            return _marks(add)
-        case ChangeMarks(add=add, remove=remove) if not remove:
-            return _marks(add)
-        case ChangeMarks(ip_version=version, remove=remove):
-            return _classes({*of_version(plan.marks, version).values(), *remove.values()})
-        case RemoveChain(ip_version=version):
-            return _classes(of_version(plan.marks, version).values())
+            return {KernelObject(ObjectKind.CLASS, minor)}
+        case MakeChain(marks=add) | ChangeMarks(add=add):
+            return {KernelObject(ObjectKind.MARK, ends) for ends in add}
         case ChangePaces(add=add):
             return {KernelObject(ObjectKind.PACE, ends) for ends in add}
         case _:
             return set()
 
 
-def _classes(minors: Iterable[int]) -> set[KernelObject]:
-    return {KernelObject(ObjectKind.CLASS, minor) for minor in minors}
+def blocked_by(operation: Operation) -> set[KernelObject]:
+    """The classes that must not exist if an operation is refused: marks that should be gone still lead to them.
 
-
-def _marks(marked: Iterable[FourTuple]) -> set[KernelObject]:
-    return {KernelObject(ObjectKind.MARK, ends) for ends in marked}
+    A mark without a class throttles nobody.
+    """
+    match operation:
+        case ChangeMarks(remove=remove):
+            return {KernelObject(ObjectKind.CLASS, minor) for minor in remove.values()}
+        case _:
+            return set()
 
 
 def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:
