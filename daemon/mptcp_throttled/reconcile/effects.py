@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from immutables import Map
 
+from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState
-from mptcp_throttled.reconcile.operations import (
-    AddClass,
-    ChangeClass,
-    ChangeMarks,
-    ChangePaces,
-    DeleteClass,
-    InstallHtb,
-    MakeChain,
-    Operation,
-    RemoveChain,
-    RestoreQdisc,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,29 +19,29 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def after(state: KernelState, operation: Operation) -> KernelState:
+def after(state: KernelState, operation: op.Operation) -> KernelState:
     """The state after an operation that succeeded in `state`."""
     qdisc = state.qdisc
     match operation:
-        case InstallHtb(default_minor):
+        case op.InstallHtb(default_minor):
             return replace(state, qdisc=replace(qdisc, htb=HtbState(default_minor, True, {}), restore_pending=False))
-        case RestoreQdisc(None):
+        case op.RestoreQdisc(None):
             return replace(state, qdisc=replace(qdisc, htb=None, restore_pending=False))
-        case RestoreQdisc(interface):
+        case op.RestoreQdisc(interface):
             pending = tuple(name for name in qdisc.pending_elsewhere if name != interface)
             return replace(state, qdisc=replace(qdisc, pending_elsewhere=pending))
-        case AddClass(minor, rate) | ChangeClass(minor, rate):
+        case op.AddClass(minor, rate) | op.ChangeClass(minor, rate):
             return _with_classes(state, _classes(state).set(minor, rate))
-        case DeleteClass(minor):
+        case op.DeleteClass(minor):
             return _with_classes(state, _classes(state).delete(minor))
-        case MakeChain(ip_version, marks):
+        case op.MakeChain(ip_version, marks):
             return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
-        case ChangeMarks(ip_version, add, remove):
+        case op.ChangeMarks(ip_version, add, remove):
             marks = _changed(state.chains[ip_version].marks, add, remove)
             return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
-        case ChangePaces(add, remove):
+        case op.ChangePaces(add, remove):
             return replace(state, pacing=replace(state.pacing, paces=_changed(state.pacing.paces or {}, add, remove)))
-        case RemoveChain(ip_version):
+        case op.RemoveChain(ip_version):
             return replace(state, chains={v: chain for v, chain in state.chains.items() if v != ip_version})
 
 

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from immutables import Map
 
 from mptcp_throttled.desired.kernel_plan import KernelPlan
+from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import of_version
-from mptcp_throttled.reconcile.operations import (
-    AddClass,
-    ChangeClass,
-    ChangeMarks,
-    ChangePaces,
-    MakeChain,
-    Operation,
-    RemoveChain,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -40,23 +32,23 @@ class KernelObject(NamedTuple):
     key: int | FourTuple
 
 
-def objects_of(operation: Operation, plan: KernelPlan) -> set[KernelObject]:
+def objects_of(operation: op.Operation, plan: KernelPlan) -> set[KernelObject]:
     """The objects that are not as planned if an operation is refused; none if it concerns no single share.
 
     If marks cannot be removed, the classes that they name are given up: a mark without a class throttles nobody.
     """
     match operation:
-        case AddClass(minor=minor) | ChangeClass(minor=minor):
+        case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
             return _classes({minor})
-        case MakeChain(marks=add):
+        case op.MakeChain(marks=add):
             return _marks(add)
-        case ChangeMarks(add=add, remove=remove) if not remove:
+        case op.ChangeMarks(add=add, remove=remove) if not remove:
             return _marks(add)
-        case ChangeMarks(ip_version=version, remove=remove):
+        case op.ChangeMarks(ip_version=version, remove=remove):
             return _classes({*of_version(plan.marks, version).values(), *remove.values()})
-        case RemoveChain(ip_version=version):
+        case op.RemoveChain(ip_version=version):
             return _classes(of_version(plan.marks, version).values())
-        case ChangePaces(add=add):
+        case op.ChangePaces(add=add):
             return {KernelObject(ObjectKind.PACE, ends) for ends in add}
         case _:
             return set()
