@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
-if TYPE_CHECKING:
-    from mptcp_throttle.units import Rate
+from mptcp_throttle.units import Rate
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network

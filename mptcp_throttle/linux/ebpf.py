@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.fault_point import fault_point, os_errors
 from mptcp_throttle.linux.kernel_error import KernelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Registers (include/uapi/linux/bpf.h): R0 result; R1-R5 arguments, clobbered by calls; R6-R9 preserved; R10 stack.
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = range(11)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _inject: Callable[[Sequence[str]], Sequence[OSError | None]] | None = None
 

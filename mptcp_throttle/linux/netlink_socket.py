@@ -11,19 +11,15 @@ import errno
 import itertools
 import os
 import socket
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Self, TypeVar
 
 from pyroute2 import netlink
 
-from mptcp_throttle.linux.cbpf import attach_filter
+from mptcp_throttle.linux.cbpf import Instruction, attach_filter
 from mptcp_throttle.linux.fault_point import fault_point, injected_errors, os_errors
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from mptcp_throttle.linux.cbpf import Instruction
 
 T = TypeVar("T")
 

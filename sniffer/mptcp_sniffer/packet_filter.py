@@ -9,15 +9,13 @@ forward only, so the walk over the options is unrolled: once per byte at which a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_sniffer.segment import Flag
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
 """Accepted frames are cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""

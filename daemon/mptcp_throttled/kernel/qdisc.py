@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from socket import if_nametoindex
-from typing import TYPE_CHECKING
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.qdisc_restore import QdiscRestore
 from mptcp_throttled.kernel.saved_qdisc import tree_of, why_not_restorable
@@ -26,12 +27,6 @@ from mptcp_throttled.kernel.tc import (
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mptcp_throttle.linux.netlink_socket import Request
-    from mptcp_throttled.kernel.htb import Marking
-
 
 class RootQdisc:
     """Replaces and restores the root qdisc, and changes the classes of our HTB. All methods raise KernelError.
@@ -40,7 +35,7 @@ class RootQdisc:
     a root qdisc is replaced even if it cannot be restored exactly.
     """
 
-    def __init__(self, interface: str, marking: Marking, run_directory: Path, *, force: bool = False) -> None:
+    def __init__(self, interface: str, marking: htb.Marking, run_directory: Path, *, force: bool = False) -> None:
         self._interface = interface
         self._marking = marking
         self._force = force

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, SS_LISTEN, InetDiag
 from mptcp_throttle.linux.netlink_socket import read_consistently
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _INET_DIAG_CGROUP_ID: Final = 21  # include/uapi/linux/inet_diag.h
 _CGROUP_ID: Final = Struct("=Q")

@@ -11,21 +11,16 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Collection
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyroute2.netlink import rtnl
 
-from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Line, assemble
+from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Instruction, Line, assemble
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink_codec import attributes
+from mptcp_throttle.linux.netlink_codec import Message, attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from mptcp_throttle.linux.cbpf import Instruction
-    from mptcp_throttle.linux.netlink_codec import Message
 
 _log = logging.getLogger("mptcp-throttled")
 

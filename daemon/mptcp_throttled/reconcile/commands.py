@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, SET_TYPE, OwnSet
 from mptcp_throttled.kernel.marking.iptables import CHAIN, TOOLS
 from mptcp_throttled.kernel.marking.sets import LOOKED_UP
 from mptcp_throttled.kernel.tc import format_classid, format_handle
 from mptcp_throttled.reconcile import operations as op
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttle.units import Rate
 
 _ROOT = format_handle(htb.HANDLE)
 

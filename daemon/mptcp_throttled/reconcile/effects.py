@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from immutables import Map
 
+from mptcp_throttle.units import Rate
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mptcp_throttle.units import Rate
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from immutables import Map
 
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import of_version
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from mptcp_throttle.model import FourTuple
 
 
 class ObjectKind(StrEnum):

@@ -5,11 +5,12 @@ Level-triggered: a JOIN, a `tc qdisc del` by hand, a retry and the periodic full
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from immutables import Map
 
@@ -20,9 +21,6 @@ from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck, state_of
 from mptcp_throttled.reconcile.objects import KernelObject, objects_of, without
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _READ_ATTEMPTS: Final = 3
 
