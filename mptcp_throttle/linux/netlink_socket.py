@@ -17,8 +17,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 from pyroute2 import netlink
 
 from mptcp_throttle.linux.cbpf import Instruction, attach_filter
-from mptcp_throttle.linux.fault_point import fault_point, injected_errors, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, injected_errors, os_errors
 from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.fault_point import fault_point, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.saved_qdisc import SavedQdiscs, SavedQdiscStore, tree_of
 from mptcp_throttled.kernel.tc import Interface, Qdisc, TrafficControl

@@ -24,8 +24,7 @@ from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.fault_point import fault_point, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate

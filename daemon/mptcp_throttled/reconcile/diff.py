@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
+from mptcp_throttle.units import Rate
+from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, KernelState, of_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mptcp_throttle.units import Rate
-    from mptcp_throttled.desired.kernel_plan import KernelPlan
 
 K = TypeVar("K")
 V = TypeVar("V")
