@@ -108,11 +108,8 @@ class NetlinkSocket:
         fault_point(request.what)
         with os_errors(request.what):
             sequence = next(self._sequence)
-            self._socket.send(
-                pack(
-                    request.type, netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP | request.flags, sequence, request.payload
-                )
-            )
+            flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP | request.flags
+            self._socket.send(pack(request.type, flags, sequence, request.payload))
             interrupted = False
             while True:
                 for message in self._receive():

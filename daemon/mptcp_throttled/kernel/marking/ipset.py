@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPSet
-from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL
+from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLA_F_NET_BYTEORDER, NLM_F_CREATE, NLM_F_EXCL
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
@@ -38,7 +38,6 @@ _NFGENMSG: Final = Struct("!BBH")
 _ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_TYPENAME, _ATTR_REVISION, _ATTR_FAMILY, _ATTR_FLAGS = 1, 2, 3, 4, 5, 6
 _ATTR_DATA, _ATTR_ADT, _ATTR_LINENO = 7, 8, 9
 _ATTR_TIMEOUT, _ATTR_CADT_FLAGS, _ATTR_MAXELEM, _ATTR_ELEMENTS = 6, 8, 19, 24
-_NET_BYTEORDER: Final = 0x4000  # NLA_F_NET_BYTEORDER
 _NUMBER: Final = Struct("!I")
 _NAME: Final = re.compile(r"mptcp-throttle-([46])-(\d{1,5})(-new)?")
 _NO_IPSET: Final = frozenset({errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP})
@@ -222,8 +221,8 @@ def ipset_request(what: str, command: int, *body: bytes, flags: int = 0) -> Requ
 def create_request(own: OwnSet, max_marks: int) -> Request:
     """Create an empty set for at most `max_marks` elements."""
     parameters = (
-        attribute(_ATTR_MAXELEM | _NET_BYTEORDER, _NUMBER.pack(max_marks)),
-        attribute(_ATTR_CADT_FLAGS | _NET_BYTEORDER, _NUMBER.pack(ipset.IPSET_FLAG_WITH_SKBINFO)),
+        attribute(_ATTR_MAXELEM | NLA_F_NET_BYTEORDER, _NUMBER.pack(max_marks)),
+        attribute(_ATTR_CADT_FLAGS | NLA_F_NET_BYTEORDER, _NUMBER.pack(ipset.IPSET_FLAG_WITH_SKBINFO)),
     )
     return ipset_request(
         f"ipset create {own.name} {SET_TYPE}",
