@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttled.kernel.htb import Marking
-    from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
-    from mptcp_throttled.kernel.pacing import PacedSockets
 
 
 class LinuxKernel:
