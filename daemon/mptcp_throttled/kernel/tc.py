@@ -175,9 +175,8 @@ class TrafficControl:
         flags = NLM_F_CREATE | NLM_F_REPLACE
         body = _kind_and_options(kind, None)
         what = f"look for qdisc {kind}"
-        (refusal,) = self._socket.carry_out(
-            [tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)]
-        )
+        request = tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)
+        (refusal,) = self._socket.carry_out([request])
         return refusal is None or refusal.number != errno.ENOENT
 
     def _carry_out(self, request: Request) -> None:

@@ -16,9 +16,8 @@ from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.reconcile import effects
 from mptcp_throttled.reconcile import operations as op
-from mptcp_throttled.reconcile.diff import diff
+from mptcp_throttled.reconcile.diff import after, diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck, state_of
 from mptcp_throttled.reconcile.objects import KernelObject, objects_of, without
 
@@ -186,7 +185,7 @@ class Reconciler:
     ) -> tuple[KernelState, KernelPlan]:
         """Apply what differs; the state that this leads to, as the kernel acknowledges it."""
         done, reachable, _ = self._apply(diff(state, wanted), wanted, progress)
-        return reduce(effects.after, done, state), reachable
+        return reduce(after, done, state), reachable
 
     def _apply(
         self, operations: Sequence[op.Operation], plan: KernelPlan, progress: _Progress
