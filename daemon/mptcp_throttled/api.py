@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
 from mptcp_throttled.inbox import Inbox
@@ -18,7 +19,7 @@ from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.policy.overrides import requested_expiry, requested_override
 from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.diff import diff
-from mptcp_throttled.reconcile.kernel_state import KernelState
+from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.state import Snapshot
 
@@ -76,13 +77,14 @@ class Api:
         snapshot, config = self._snapshot(), self._config.config
         marking = Marking(config.daemon.mark_mask, config.proxy.ports)
         plan, applied = snapshot.plan, snapshot.applied
+        paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
                     "commands": list(as_commands(operation, config.proxy.interface, marking, self._marks)),
                 }
-                for operation in diff(KernelState(), plan)
+                for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],
             "in_force": applied == (plan if snapshot.pacing_problem is None else replace(plan, paces=applied.paces)),
         }

@@ -57,7 +57,7 @@ def _log_transition(transition: Transition) -> None:
 def _log_errors(before: Collection[str], after: Collection[str]) -> None:
     for error in after:
         if error not in before:
-            _log.error("%s; the subflows concerned stay free until a retry succeeds", error)
+            _log.error("%s; the subflows concerned are free", error)
     for error in before:
         if error not in after:
             _log.info("resolved: %s", error)

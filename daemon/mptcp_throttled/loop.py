@@ -6,8 +6,8 @@ the operator are handed in, so the rules of the loop are tested without root and
 * A change of the table or of the rates is reconciled at once, incrementally: only its own shares are touched.
 * HTB is installed and removed by a full reconcile, at once.
 * What the kernel refuses for one share is retried with a back-off of its own and delays no other share.
-* If HTB itself is refused, every change waits for its back-off; nothing is applied then, so nothing waits to be freed.
-* A full reconcile follows the kernel's notifications, quick checks that fail, refusals, and once in a while nothing.
+* If HTB itself is refused, every change waits for its back-off; nobody is throttled then, so nobody waits to be freed.
+* A full reconcile follows the kernel's notifications, quick checks that fail and refusals; and comes periodically.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class _Step:
-    """A step in progress: what is applied so far, and the decisions that may show it (None: the subflow has ended)."""
+    """A step in progress: what is applied so far, and the decisions for subflows whose rate may have changed."""
 
     delta: PlanDelta
     applied: KernelPlan
@@ -89,6 +89,7 @@ class Loop:
         self._reconciler = Reconciler(kernel)
         self._retries = Retries()
         self._unverified: set[KernelObject] = set()
+        self._blocked: frozenset[KernelObject] = frozenset()
         self._schedule = Schedule(clock.monotonic())
         self._adopted: Mapping[FourTuple, int] = {}
         self._errors: tuple[str, ...] = ()
@@ -205,13 +206,14 @@ class Loop:
         """Reconcile a part of the plan, without refused objects that are not `due`; whether the outcome is certain."""
         began = self._clock.monotonic()
         present = step.applied.part(before, after)
-        outcome = self._reconciler.incremental(present, without(after, self._retries.waiting(due)))
+        outcome = self._reconciler.incremental(present, without(after, {*self._retries.waiting(due), *self._blocked}))
         step.applied = step.applied.replaced(present, outcome.applied)
         step.pacing_problem = outcome.pacing_problem
         self._note_refused(outcome, due, began)
         if outcome.errors or (outcome.refused and not due):
             # Perhaps refused only because the kernel is not in the state that we believe: a full reconcile will tell.
             self._unverified.update(outcome.refused)
+            self._blocked |= outcome.blocked
             self._errors = tuple(dict.fromkeys((*self._errors, *outcome.errors)))
             self._schedule.changed()
         return outcome.certain
@@ -229,7 +231,9 @@ class Loop:
         due = self._retries.take_due(began) | self._unverified
         self._unverified.clear()
         is_expected = bool(due or self._errors or self._htb_refused or not step.delta.empty)
-        outcome = self._reconciler.full(without(plan, self._retries.waiting(due)))
+        outcome = self._reconciler.full(without(plan, {*self._retries.waiting(due), *self._blocked}))
+        is_unblocked = bool(self._blocked) and not outcome.blocked
+        self._blocked = outcome.blocked
         step.applied, step.pacing_problem = outcome.applied, outcome.pacing_problem
         self._errors = (*(() if outcome.obstacle is None else (outcome.obstacle,)), *outcome.errors)
         self._htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
@@ -238,7 +242,7 @@ class Loop:
         else:
             # Nothing is applied that could be retried by itself: what was refused is part of why HTB is not there.
             self._errors = (*self._errors, *outcome.failures)
-            self._retries = Retries()
+            self._retries, self._blocked = Retries(), frozenset()
         is_repair = bool(outcome.done) and not is_expected
         if is_repair:
             eventlog.log_repair(len(outcome.done))
@@ -248,6 +252,8 @@ class Loop:
         ended, used = self._clock.monotonic(), self._clock.thread_time() - used
         trouble = is_repair or bool(self._errors) or self._htb_refused
         self._schedule.reconciled(ended - used, ended, interval, trouble=trouble)
+        if is_unblocked:
+            self._schedule.changed()
 
     def _seems_intact(self, applied: KernelPlan) -> bool:
         """Whether a quick check, if one is due, finds nothing, or its finding has to wait for a back-off."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mptcp_throttle import service, systemd
 from mptcp_throttle.config.load import DEFAULT_PATH, find_run_directory, load_config
@@ -23,7 +23,7 @@ from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import eventlog
 from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, release_sockets
-from mptcp_throttled.inbox import Inbox
+from mptcp_throttled.inbox import Inbox, Request
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd, choose_marking
@@ -42,6 +42,8 @@ _CAP_NET_ADMIN: Final = 12
 _CAP_NET_RAW: Final = 13
 
 _FIRST_TABLE_SECONDS: Final = 1.0
+# A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
+_LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 
 
 class Daemon:
@@ -72,17 +74,18 @@ class Daemon:
         # The table may ask for what an earlier instance has left in the kernel.
         with suppress(KernelError):
             loop.adopt(self._kernel.marks())
-        self._wait_for_table()
-        loop.step()
-        eventlog.log_adopted(loop.snapshot.throttled.values())
-        server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
-        Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
-        systemd.notify("READY=1")
-        networks = [network.name for network in config.networks]
-        marks = self._kernel.mark_back_end
-        _log.info("throttling on %s, networks %s, marks through %s", config.proxy.interface, networks, marks)
-        watchdog = Watchdog()
+        requests = self._wait_for_table()
+        server = None
         try:
+            loop.step(requests)
+            eventlog.log_adopted(loop.snapshot.throttled.values())
+            server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
+            Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
+            systemd.notify("READY=1")
+            networks = [network.name for network in config.networks]
+            marks = self._kernel.mark_back_end
+            _log.info("throttling on %s, networks %s, marks through %s", config.proxy.interface, networks, marks)
+            watchdog = Watchdog()
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
@@ -92,16 +95,21 @@ class Daemon:
             errors = loop.release()
             release_sockets(self._kernel)
             self._source.stop()
-            server.close()
+            if server is not None:
+                server.close()
         if errors:
             raise UserError("\n".join(errors))
 
-    def _wait_for_table(self) -> None:
-        """Wait for the sniffer's table, or for a second without a part of it. Without a sniffer, the source says so."""
-        parts = -1
-        while self._source.empty and self._source.parts > parts:
+    def _wait_for_table(self) -> list[Request[Any]]:
+        """Wait for the sniffer's table, or for a second without a part of it; the requests that came meanwhile.
+
+        Without a sniffer, the source says so at once. The wait is bounded: a table may change faster than it is read.
+        """
+        requests, parts, end = [], -1, time.monotonic() + _LONGEST_FIRST_TABLE_SECONDS
+        while self._source.empty and self._source.parts > parts and time.monotonic() < end:
             parts = self._source.parts
-            self._inbox.wait(_FIRST_TABLE_SECONDS)
+            requests += self._inbox.wait(_FIRST_TABLE_SECONDS)
+        return requests
 
     def _kernel_changed(self) -> None:
         self._loop.note_kernel_change()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.model import Connection, Token
-from mptcp_throttle.rpc import Json, RpcClient, RpcError
+from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.rpc.wire import decode_connection, decode_token
 
 _POLL_SECONDS: Final = 1.0
@@ -89,7 +89,7 @@ class TableSource(threading.Thread):
         while not self._stopping.is_set():
             try:
                 self._follow()
-            except (RpcError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except Exception as error:
                 if str(error) != self._problem and not self._stopping.is_set():
                     self._problem = str(error)
                     self._deliver(TableUpdate(problem=self._problem))

@@ -58,7 +58,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A subflow that has been throttled, or has got another rate: `after`; or is free since: `decision`, or ended."""
+    """A change for one subflow. `after` is None if it is free now, as `decision` says, or has ended (None)."""
 
     before: Throttled | None
     after: Throttled | None

@@ -107,7 +107,7 @@ def _subflow_status(decision: Decision, snapshot: Snapshot) -> Json:
         "rate": None if throttle is None else str(throttle.rate),
         "rate_bps": None if throttle is None else throttle.rate.bits_per_second,
         "class": None if throttled is None else format_classid(classid(throttled.minor)),
-        "reason": "the kernel refused; see status" if refused else decision.reason,
+        "reason": "not applied; see status" if refused else decision.reason,
         "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
     }
 

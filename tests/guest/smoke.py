@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from proxy_world import proxy_world
 
-from mptcp_lab.download import Download
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.meter import PathMeter
-from mptcp_lab.origin import Document
 from mptcp_lab.process import wait_until
 from mptcp_lab.topology import Topology
-
-ENDLESS = 10**11
-"""Bytes; at the lab's 66 Mb/s this takes hours, so the download outlasts every observation."""
 
 ROUTER_QUEUE = 62_500
 """Bytes: what the router queues for 50 ms at 10 Mb/s (topology.py), and may still deliver at that rate."""
@@ -32,8 +27,7 @@ def test_capped_path_carries_its_cap_and_fq_codel_is_restored() -> None:
                 wait_until(lambda: meter.series().samples[-1].received["eth0"] >= goal, what, 30)
                 return meter.series().samples[-1].at
 
-            document = Document(work.origin.add_zeros(ENDLESS), ENDLESS, sha256="")
-            download = Download(work.lab, work.lab.client, document)
+            download = work.download()
             wait_until(lambda: "rate 1Mbit" in work.classes(), "class has the cap's rate", 30)
             start = arrival(ROUTER_QUEUE, "router queue drained")
             end = arrival(OBSERVED, "five seconds' worth of the cap received")

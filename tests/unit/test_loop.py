@@ -276,6 +276,34 @@ def test_refused_rate_change_frees_the_subflow(world: World) -> None:
     assert world.kernel.throttled == {capped(2): Rate.parse("2mbit")}
 
 
+class Removal:
+    """Equals every operation that removes marks."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChangeMarks) and bool(other.remove)
+
+
+def test_refusal_to_remove_a_mark_frees_its_subflow_and_no_other_client(world: World) -> None:
+    """The freed subflow has its class in common with another one, which must not bring it back."""
+    world.step(client(9), client(1), connection(2, subflow("10.1.0.1", 50000), subflow("10.2.0.1", 50000)))
+    world.settle()
+    world.kernel.refuse = (Removal(),)
+    world.step(connection(1, subflow("10.1.0.1")))
+    freed, other = capped(1), ends("10.1.0.1", 50000)
+    for _ in range(50):
+        assert freed not in world.kernel.throttled
+        assert capped(9) in world.kernel.throttled
+        assert freed not in world.throttled
+        assert world.errors == ["ChangeMarks: ENOMEM"]
+        world.step(after=0.1)
+    world.kernel.refuse = ()
+    world.settle()
+    assert world.kernel.throttled.keys() == world.throttled == {capped(9), other}
+    assert world.errors == []
+
+
 def test_refusal_to_free_is_answered_by_a_full_reconcile_at_once(world: World) -> None:
     world.step(client(1), client(2))
     world.settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ from immutables import Map
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.reconcile import operations as op
-from mptcp_throttled.reconcile.kernel_state import of_version
 
 
 class ObjectKind(StrEnum):
@@ -29,34 +28,29 @@ class KernelObject(NamedTuple):
     key: int | FourTuple
 
 
-def objects_of(operation: op.Operation, plan: KernelPlan) -> set[KernelObject]:
-    """The objects that are not as planned if an operation is refused; none if it concerns no single share.
-
-    If marks cannot be removed, the classes that they name are given up: a mark without a class throttles nobody.
-    """
+def objects_of(operation: op.Operation) -> set[KernelObject]:
+    """The objects that are missing if an operation is refused; none if it adds nothing for a single share."""
     match operation:
         case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
-            return _classes({minor})
-        case op.MakeChain(marks=add):
-            return _marks(add)
-        case op.ChangeMarks(add=add, remove=remove) if not remove:
-            return _marks(add)
-        case op.ChangeMarks(ip_version=version, remove=remove):
-            return _classes({*of_version(plan.marks, version).values(), *remove.values()})
-        case op.RemoveChain(ip_version=version):
-            return _classes(of_version(plan.marks, version).values())
+            return {KernelObject(ObjectKind.CLASS, minor)}
+        case op.MakeChain(marks=add) | op.ChangeMarks(add=add):
+            return {KernelObject(ObjectKind.MARK, ends) for ends in add}
         case op.ChangePaces(add=add):
             return {KernelObject(ObjectKind.PACE, ends) for ends in add}
         case _:
             return set()
 
 
-def _classes(minors: Iterable[int]) -> set[KernelObject]:
-    return {KernelObject(ObjectKind.CLASS, minor) for minor in minors}
+def blocked_by(operation: op.Operation) -> set[KernelObject]:
+    """The classes that must not exist if an operation is refused: marks that should be gone still lead to them.
 
-
-def _marks(marked: Iterable[FourTuple]) -> set[KernelObject]:
-    return {KernelObject(ObjectKind.MARK, ends) for ends in marked}
+    A mark without a class throttles nobody.
+    """
+    match operation:
+        case op.ChangeMarks(remove=remove):
+            return {KernelObject(ObjectKind.CLASS, minor) for minor in remove.values()}
+        case _:
+            return set()
 
 
 def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:

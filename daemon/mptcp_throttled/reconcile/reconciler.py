@@ -19,7 +19,7 @@ from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.diff import after, diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck, state_of
-from mptcp_throttled.reconcile.objects import KernelObject, objects_of, without
+from mptcp_throttled.reconcile.objects import KernelObject, blocked_by, objects_of, without
 
 _READ_ATTEMPTS: Final = 3
 
@@ -48,7 +48,8 @@ class Outcome:
     """What a reconcile did, and the part of the plan that the kernel has now.
 
     `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
-    share. `obstacle` is why HTB cannot be installed, `pacing_problem` why sockets cannot be paced, whatever the plan.
+    share. `blocked` are the classes that must stay away until a full reconcile has removed the marks that lead to them.
+    `obstacle` is why HTB cannot be installed, `pacing_problem` why sockets cannot be paced, whatever the plan.
     `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
     must follow at once.
     """
@@ -57,6 +58,7 @@ class Outcome:
     applied: KernelPlan
     refused: Mapping[KernelObject, str] = field(default_factory=Map)
     errors: tuple[str, ...] = ()
+    blocked: frozenset[KernelObject] = frozenset()
     obstacle: str | None = None
     pacing_problem: str | None = None
     certain: bool = True
@@ -74,6 +76,7 @@ class _Progress:
     done: list[op.Operation] = field(default_factory=list)
     refused: dict[KernelObject, str] = field(default_factory=dict)
     errors: dict[str, None] = field(default_factory=dict)
+    blocked: set[KernelObject] = field(default_factory=set)
 
     @property
     def failed(self) -> bool:
@@ -81,12 +84,12 @@ class _Progress:
 
     def refuse(self, operation: op.Operation, error: str, plan: KernelPlan) -> KernelPlan:
         """The part of the plan that can still be applied."""
-        objects = objects_of(operation, plan)
-        if not objects:
+        missing, blocked = objects_of(operation), blocked_by(operation)
+        self.refused.update(dict.fromkeys(missing, error))
+        self.blocked |= blocked
+        if blocked or not missing:
             self.errors[error] = None
-            return plan
-        self.refused.update(dict.fromkeys(objects, error))
-        return without(plan, objects)
+        return without(plan, missing | blocked)
 
 
 class Reconciler:
@@ -135,7 +138,7 @@ class Reconciler:
             wanted = replace(wanted, paces=Map())
         progress = _Progress()
         state, reachable = self._apply_diff(state_of(applied, self._pacing, self._chains), wanted, progress)
-        if progress.refused:
+        if progress.failed:
             # Remove what was applied for a subflow before one of its operations was refused.
             state, reachable = self._apply_diff(state, reachable, progress)
         self._chains = frozenset(state.chains)
@@ -242,8 +245,8 @@ class Reconciler:
 
 def _outcome(progress: _Progress, applied: KernelPlan, obstacle: str | None, pacing_problem: str | None) -> Outcome:
     refused: Map[KernelObject, str] = Map(progress.refused)
-    errors = tuple(progress.errors)
-    return Outcome(tuple(progress.done), applied, refused, errors, obstacle, pacing_problem)
+    errors, blocked = tuple(progress.errors), frozenset(progress.blocked)
+    return Outcome(tuple(progress.done), applied, refused, errors, blocked, obstacle, pacing_problem)
 
 
 def _refusal(apply: Callable[[op.OtherOperation], None], operation: op.OtherOperation) -> KernelError | None:
