@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import TYPE_CHECKING, NewType
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import NewType
 
-if TYPE_CHECKING:
-    from mptcp_throttle.units import Rate
+from mptcp_throttle.units import Rate
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -43,12 +43,28 @@ class FourTuple:
     client: Endpoint
     proxy: Endpoint
 
+    @classmethod
+    def of(cls, client: str | bytes, client_port: int, proxy: str | bytes, proxy_port: int) -> FourTuple:
+        """The four-tuple with these addresses, as text or packed. Raises ValueError if one is not an IP address."""
+        return cls(Endpoint(_address(client), client_port), _proxy(proxy, proxy_port))
+
     def __str__(self) -> str:
         return f"{self.client}-{self.proxy}"
 
     def __hash__(self) -> int:
         # Tables are keyed by it, and dataclass's own would hash two addresses, which takes longer than all the rest.
         return hash((self.client.port, int(self.client.address)))
+
+
+# Equal addresses and endpoints are one object: clients have many subflows, and the proxy few sockets.
+@lru_cache(65536)
+def _address(address: str | bytes) -> Address:
+    return ip_address(address)
+
+
+@lru_cache
+def _proxy(address: str | bytes, port: int) -> Endpoint:
+    return Endpoint(ip_address(address), port)
 
 
 @dataclass(frozen=True, slots=True)

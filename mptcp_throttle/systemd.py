@@ -6,11 +6,9 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 _SEND_SECONDS: Final = 1.0
 

@@ -5,28 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
+from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import Marking
-from mptcp_throttled.operator_state import Pause
+from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.policy.overrides import requested_expiry, requested_override
 from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mptcp_throttle.config.schema import Config
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttle.rpc import Json
-    from mptcp_throttled.inbox import Inbox
-    from mptcp_throttled.operator_state import OperatorStore
-    from mptcp_throttled.running_config import RunningConfig
-    from mptcp_throttled.state import Snapshot
+from mptcp_throttled.running_config import RunningConfig
+from mptcp_throttled.state import Snapshot
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 from mptcp_throttle.model import format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from mptcp_throttled.policy.decide import Decision
-    from mptcp_throttled.state import Snapshot, Throttled, Transition
+from mptcp_throttled.policy.decide import Decision
+from mptcp_throttled.state import Snapshot, Throttled, Transition
 
 _log = logging.getLogger("mptcp-throttled")
 

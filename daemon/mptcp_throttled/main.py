@@ -8,12 +8,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from mptcp_throttle import service, systemd
 from mptcp_throttle.config.load import DEFAULT_PATH, find_run_directory, load_config
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcServer
@@ -21,10 +23,10 @@ from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import eventlog
 from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, release_sockets
-from mptcp_throttled.inbox import Inbox
+from mptcp_throttled.inbox import Inbox, Request
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.marking.back_end import choose_marking
+from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd, choose_marking
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.watch import Notifications
@@ -32,14 +34,6 @@ from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.source import TableSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from mptcp_throttle.config.schema import Config
-    from mptcp_throttled.inbox import Request
-    from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 
 _log = logging.getLogger("mptcp-throttled")
 

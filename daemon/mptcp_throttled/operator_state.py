@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.policy.overrides import (
     Override,
@@ -21,13 +24,6 @@ from mptcp_throttled.policy.overrides import (
     no_such_network,
     objection,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mptcp_throttle.model import AccessNetwork
-    from mptcp_throttle.rpc import Json
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -138,7 +134,8 @@ class OperatorStore:
             if document["version"] not in _READABLE_VERSIONS:
                 raise ValueError(f"version {document['version']}")
             overrides = tuple(decode_override(item) for item in document["overrides"])
-            return OperatorState(overrides, _decode_pause(document.get("pause")))
+            pause = document.get("pause")
+            return OperatorState(overrides, None if pause is None else Pause(decode_expiry(pause)))
         except FileNotFoundError:
             return OperatorState()
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -148,7 +145,3 @@ class OperatorStore:
 
 def _is_over(one: Override | Pause, now: float) -> bool:
     return one.expires_at is not None and one.expires_at <= now
-
-
-def _decode_pause(data: Json) -> Pause | None:
-    return None if data is None else Pause(decode_expiry(data))

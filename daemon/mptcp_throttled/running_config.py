@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mptcp_throttle.config.changes import Change, changes
 from mptcp_throttle.config.schema import Config
-
-if TYPE_CHECKING:
-    from mptcp_throttle.errors import ConfigError
-    from mptcp_throttle.rpc import Json
+from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.rpc import Json
 
 _log = logging.getLogger("mptcp-throttled")
 

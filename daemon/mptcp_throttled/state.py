@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from immutables import Map
 
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
-    from mptcp_throttled.policy.decide import Decision
+from mptcp_throttled.policy.decide import Decision
 
 
 @dataclass(frozen=True, slots=True)

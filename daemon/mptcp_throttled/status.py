@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from mptcp_throttle.model import format_token
+from mptcp_throttle.model import AccessNetwork, Connection, format_token
+from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
-from mptcp_throttled.policy.decide import RateKind
+from mptcp_throttled.operator_state import Pause
+from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
-
-if TYPE_CHECKING:
-    from mptcp_throttle.model import AccessNetwork, Connection
-    from mptcp_throttle.rpc import Json
-    from mptcp_throttled.operator_state import Pause
-    from mptcp_throttled.policy.decide import Decision
-    from mptcp_throttled.state import Snapshot
+from mptcp_throttled.state import Snapshot
 
 
 def status(snapshot: Snapshot, interface: str, marks: str, config: Json, now: float) -> Json:

@@ -1,6 +1,6 @@
 """What goes wrong with a daemon's calls into the kernel: planned here, carried out by `mptcp_lab.faulty_daemon`.
 
-Calls have the names that `mptcp_throttle.linux.fault_point` is given.
+Calls have the names that `mptcp_throttle.linux.kernel_error.fault_point` is given.
 """
 
 from __future__ import annotations

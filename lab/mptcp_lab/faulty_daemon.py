@@ -1,6 +1,6 @@
 """`mptcp-throttled` whose calls into the kernel go wrong: `python -m mptcp_lab.faulty_daemon DIRECTORY ARGUMENT...`.
 
-The daemon is the real one with its arguments; only `mptcp_throttle.linux.fault_point` is set. What goes wrong is
+The daemon is the real one with its arguments; only `set_faults` is called. What goes wrong is
 read from DIRECTORY (`mptcp_lab.fault_plan`) at every call.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptcp_lab.fault_plan import KILL, KILL_AFTER, Fault, Faults
-from mptcp_throttle.linux.fault_point import set_faults
+from mptcp_throttle.linux.kernel_error import set_faults
 from mptcp_throttled import main as service
 
 if TYPE_CHECKING:

@@ -6,16 +6,13 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mptcp_throttle.config.schema import Config
 
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _INTERFACES: Final = Path("/sys/class/net")

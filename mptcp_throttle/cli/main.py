@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import doctor, tables
@@ -15,9 +16,6 @@ from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _TIMEOUT_SECONDS: Final = 10.0
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from mptcp_throttle.rpc import Json
+from mptcp_throttle.rpc import Json
 
 
 class _Console(Console):

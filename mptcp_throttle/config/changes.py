@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mptcp_throttle.config.schema import Config
-    from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.model import AccessNetwork
 
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"

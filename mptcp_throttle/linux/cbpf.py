@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import socket
+from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 # include/uapi/linux/bpf_common.h and filter.h
 _BPF_LD, _BPF_LDX, _BPF_ST, _BPF_STX, _BPF_ALU, _BPF_JMP, _BPF_RET, _BPF_MISC = range(8)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from mptcp_throttle.linux.fault_point import fault_point, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point
 
 # Registers (include/uapi/linux/bpf.h): R0 result; R1-R5 arguments, clobbered by calls; R6-R9 preserved; R10 stack.
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = range(11)
@@ -269,8 +265,7 @@ def _bpf(what: str, command: int, attributes: bytes) -> int:
     number = _SYSCALL.get(platform.machine())
     if number is None:
         raise KernelError(what, errno.ENOSYS)
-    with os_errors(what):
-        fault_point(what)
+    fault_point(what)
     buffer = ctypes.create_string_buffer(attributes, _ATTRIBUTE_BYTES)
     result = int(_libc.syscall(number, command, buffer, _ATTRIBUTE_BYTES))
     if result < 0:

@@ -7,16 +7,14 @@ The sniffer lists them about once a second, and its other threads wait meanwhile
 from __future__ import annotations
 
 import socket
+from collections.abc import Container, Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyroute2.netlink import NETLINK_SOCK_DIAG
 
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
 
 SS_ESTABLISHED: Final = 1
 SS_LISTEN: Final = 10

@@ -7,13 +7,11 @@ messages".
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyroute2.netlink import NLM_F_ACK_TLVS, NLMSG_DONE, NLMSG_ERROR
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
 
 _HEADER: Final = Struct("=IHHII")  # struct nlmsghdr
 _ATTRIBUTE: Final = Struct("=HH")  # struct nlattr

@@ -11,28 +11,14 @@ import errno
 import itertools
 import os
 import socket
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Self, TypeVar
 
-from pyroute2.netlink import (
-    NETLINK_EXT_ACK,
-    NLM_F_ACK,
-    NLM_F_DUMP,
-    NLM_F_DUMP_INTR,
-    NLM_F_REQUEST,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    SOL_NETLINK,
-)
+from pyroute2 import netlink
 
-from mptcp_throttle.linux.cbpf import attach_filter
-from mptcp_throttle.linux.fault_point import fault_point, injected_errors, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.cbpf import Instruction, attach_filter
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, injected_errors, os_errors
 from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from mptcp_throttle.linux.cbpf import Instruction
 
 T = TypeVar("T")
 
@@ -75,8 +61,8 @@ class NetlinkSocket:
         self._sequence = itertools.count(1)
         with os_errors("open a netlink socket"), contextlib.ExitStack() as stack:
             self._socket = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol))
-            for option in (_NETLINK_CAP_ACK, NETLINK_EXT_ACK):
-                self._socket.setsockopt(SOL_NETLINK, option, 1)
+            for option in (_NETLINK_CAP_ACK, netlink.NETLINK_EXT_ACK):
+                self._socket.setsockopt(netlink.SOL_NETLINK, option, 1)
             if program:
                 attach_filter(self._socket, program)
             self._bind(groups)
@@ -122,14 +108,15 @@ class NetlinkSocket:
         fault_point(request.what)
         with os_errors(request.what):
             sequence = next(self._sequence)
-            self._socket.send(pack(request.type, NLM_F_REQUEST | NLM_F_DUMP | request.flags, sequence, request.payload))
+            flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP | request.flags
+            self._socket.send(pack(request.type, flags, sequence, request.payload))
             interrupted = False
             while True:
                 for message in self._receive():
                     if message.sequence != sequence:
                         continue  # the rest of an earlier answer
-                    interrupted |= bool(message.flags & NLM_F_DUMP_INTR)
-                    if message.type in {NLMSG_DONE, NLMSG_ERROR}:
+                    interrupted |= bool(message.flags & netlink.NLM_F_DUMP_INTR)
+                    if message.type in {netlink.NLMSG_DONE, netlink.NLMSG_ERROR}:
                         # NLMSG_DONE too carries an error, if the dump ended early (netlink_dump_done, af_netlink.c).
                         number, explanation = status(message)
                         if number:
@@ -157,13 +144,13 @@ class NetlinkSocket:
 
     def _exchange(self, requests: dict[int, Request]) -> dict[int, tuple[int, str]]:
         """Send these requests as one datagram; what the kernel answers to each, by sequence number."""
-        flags = NLM_F_REQUEST | NLM_F_ACK
+        flags = netlink.NLM_F_REQUEST | netlink.NLM_F_ACK
         packed = [pack(r.type, r.flags | flags, sequence, r.payload) for sequence, r in requests.items()]
         self._socket.send(b"".join(packed))
         answers: dict[int, tuple[int, str]] = {}
         while len(answers) < len(requests):
             for message in self._receive():
-                if message.type == NLMSG_ERROR and message.sequence in requests:
+                if message.type == netlink.NLMSG_ERROR and message.sequence in requests:
                     answers[message.sequence] = status(message)
         return answers
 

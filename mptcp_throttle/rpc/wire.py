@@ -7,13 +7,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from ipaddress import ip_address
 from typing import Any, Final
 
 from jsonrpclib.config import Config
 
-from mptcp_throttle.model import Address, Connection, Endpoint, FourTuple, Subflow, Token, format_token
+from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, format_token
 
 Json = Any
 """What `json` can encode; checked where it is decoded."""
@@ -61,26 +59,11 @@ def decode_token(text: str) -> Token:
 
 
 def _decode_subflow(data: Json) -> Subflow:
-    ends = FourTuple(
-        Endpoint(_address(data["client"]), int(data["client_port"])),
-        _proxy(data["proxy"], int(data["proxy_port"])),
-    )
     return Subflow(
-        ends,
+        FourTuple.of(data["client"], int(data["client_port"]), data["proxy"], int(data["proxy_port"])),
         int(data["address_id"]),
         bool(data["backup"]),
         bool(data["backup_at_join"]),
         float(data["opened_at"]),
         bool(data["stalled"]),
     )
-
-
-# Equal addresses and endpoints are one object: clients have many subflows, and the proxy few sockets.
-@lru_cache(65536)
-def _address(text: str) -> Address:
-    return ip_address(text)
-
-
-@lru_cache
-def _proxy(address: str, port: int) -> Endpoint:
-    return Endpoint(ip_address(address), port)

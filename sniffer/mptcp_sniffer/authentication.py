@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from mptcp_sniffer.options import MpJoinAck, MpJoinSyn, MpJoinSynAck
 from mptcp_throttle.model import Token
-
-if TYPE_CHECKING:
-    from mptcp_sniffer.options import MpJoinAck, MpJoinSyn, MpJoinSynAck
 
 _HASHES: Final = {0: "sha1", 1: "sha256"}
 

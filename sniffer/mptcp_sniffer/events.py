@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from mptcp_throttle.model import Subflow, Token
+from mptcp_throttle.model import Subflow, Token
 
 
 class EventKind(StrEnum):

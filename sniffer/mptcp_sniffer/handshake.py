@@ -7,19 +7,15 @@ complete at the first segment that names the token.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mptcp_sniffer.authentication import Keys, is_client_hmac, is_proxy_hmac, token_of
 from mptcp_sniffer.options import MpCapable, MpJoinAck, MpJoinSyn, MpJoinSynAck, Option
+from mptcp_sniffer.segment import PackedEndpoint, Segment
 from mptcp_throttle.model import Token, Trust
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Sequence
-
-    from mptcp_sniffer.segment import PackedEndpoint, Segment
 
 _HALF_OPEN_SECONDS: Final = 75.0
 """Linux drops a half-open connection after 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); with some margin."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_throttle.model import FourTuple, Subflow, Token, format_token
+from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
-
-if TYPE_CHECKING:
-    from mptcp_throttle.rpc import Json
 
 
 class History:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Self
 
 from pyroute2 import GenericNetlinkSocket
 from pyroute2.netlink import genlmsg
@@ -22,9 +23,6 @@ from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Token
 from mptcp_throttle.service import missing_capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 _CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill

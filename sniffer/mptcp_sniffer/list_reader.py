@@ -6,16 +6,13 @@ import logging
 import select
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_sniffer.kernel_list import KernelEvents, KernelList, KernelListUnavailable, list_subflows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from mptcp_throttle.config.schema import SnifferSection
-    from mptcp_throttle.rpc import Json
+from mptcp_throttle.config.schema import SnifferSection
+from mptcp_throttle.rpc import Json
 
 _TICK_SECONDS: Final = 0.1
 _REQUEST_SECONDS: Final = 0.7

@@ -6,21 +6,17 @@ import argparse
 import logging
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptcp_sniffer.offline import print_capture
 from mptcp_sniffer.sniffer import Sniffer
 from mptcp_throttle import service
 from mptcp_throttle.config.changes import SNIFFER, changes
 from mptcp_throttle.config.load import DEFAULT_PATH, load_config
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError
 from mptcp_throttle.model import Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mptcp_throttle.config.schema import Config
 
 _log = logging.getLogger("mptcp-sniffer")
 

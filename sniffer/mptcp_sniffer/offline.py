@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
 
 from scapy.error import Scapy_Exception
 from scapy.utils import RawPcapNgReader, RawPcapReader
@@ -13,13 +15,8 @@ from mptcp_sniffer.history import History
 from mptcp_sniffer.segment import Malformed, Segment, parse_cooked, parse_cooked_v2, parse_ethernet, parse_ip
 from mptcp_sniffer.tracker import Bounds, Tracker
 from mptcp_throttle.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from mptcp_throttle.model import Trust
-    from mptcp_throttle.rpc import Json
+from mptcp_throttle.model import Trust
+from mptcp_throttle.rpc import Json
 
 # Link-layer header types, pcap-linktype(7).
 _PARSERS: Final[dict[int, Callable[[bytes], Segment | None]]] = {

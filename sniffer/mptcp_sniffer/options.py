@@ -7,14 +7,12 @@ and a TCP option that exceeds the header ends the walk.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mptcp_sniffer.segment import Flag, Malformed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KIND: Final = 30
 """The TCP option kind assigned to MPTCP (RFC 8684, section 8.1)."""

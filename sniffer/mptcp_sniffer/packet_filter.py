@@ -9,41 +9,13 @@ forward only, so the walk over the options is unrolled: once per byte at which a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_sniffer.segment import Flag
-from mptcp_throttle.linux.cbpf import (
-    ADD,
-    ADD_X,
-    AND,
-    JA,
-    JEQ,
-    JGE,
-    JGT_X,
-    JSET,
-    LD_IMM,
-    LD_MEM,
-    LDB,
-    LDH,
-    LDH_ABS,
-    LDX_IMM,
-    LDX_MEM,
-    LSH,
-    RET,
-    RSH,
-    ST,
-    STX,
-    SUB,
-    TAX,
-    TXA,
-    Instruction,
-    Line,
-    assemble,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from mptcp_throttle.linux import cbpf
+from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
 
 SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
 """Accepted frames are cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""
@@ -71,8 +43,8 @@ class Link(Enum):
     RAW_IP = auto()
 
 
-_ACCEPT: Final = Line(RET, SNAP_BYTES)
-_REJECT: Final = Line(RET, 0)
+_ACCEPT: Final = Line(cbpf.RET, SNAP_BYTES)
+_REJECT: Final = Line(cbpf.RET, 0)
 
 
 def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction, ...]:
@@ -89,16 +61,16 @@ def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction,
 def _find_ip(link: Link) -> Iterator[Line | str]:
     """X = start of the IP header."""
     if link is Link.RAW_IP:
-        yield Line(LDX_IMM, 0)
+        yield Line(cbpf.LDX_IMM, 0)
         return
     for start in (14, 18, 22):
         yield "tagged"
-        yield Line(LDX_IMM, start)
-        yield Line(LDH_ABS, start - 2)
-        yield Line(JEQ, _ETH_P_IP, "ip")
-        yield Line(JEQ, _ETH_P_IPV6, "ip")
-        yield Line(JEQ, _ETH_P_8021Q, "tagged")
-        yield Line(JEQ, _ETH_P_8021AD, "tagged", otherwise="reject")
+        yield Line(cbpf.LDX_IMM, start)
+        yield Line(cbpf.LDH_ABS, start - 2)
+        yield Line(cbpf.JEQ, _ETH_P_IP, "ip")
+        yield Line(cbpf.JEQ, _ETH_P_IPV6, "ip")
+        yield Line(cbpf.JEQ, _ETH_P_8021Q, "tagged")
+        yield Line(cbpf.JEQ, _ETH_P_8021AD, "tagged", otherwise="reject")
     yield "tagged"
     yield "reject"
     yield _REJECT
@@ -107,95 +79,95 @@ def _find_ip(link: Link) -> Iterator[Line | str]:
 def _find_tcp() -> Iterator[Line | str]:
     """X = start of the TCP header, M[_OPTIONS_END] = its end."""
     yield "ip"
-    yield Line(LDB, 0)
-    yield Line(RSH, 4)
-    yield Line(JEQ, 4, "ipv4")
-    yield Line(JEQ, 6, otherwise="reject")
-    yield Line(LDB, 6)
-    yield Line(JEQ, _IPPROTO_TCP, otherwise="reject")
-    yield Line(LD_IMM, _IPV6_HEADER_BYTES)
-    yield Line(JA, then="tcp")
+    yield Line(cbpf.LDB, 0)
+    yield Line(cbpf.RSH, 4)
+    yield Line(cbpf.JEQ, 4, "ipv4")
+    yield Line(cbpf.JEQ, 6, otherwise="reject")
+    yield Line(cbpf.LDB, 6)
+    yield Line(cbpf.JEQ, _IPPROTO_TCP, otherwise="reject")
+    yield Line(cbpf.LD_IMM, _IPV6_HEADER_BYTES)
+    yield Line(cbpf.JA, then="tcp")
     yield "ipv4"
-    yield Line(LDB, 9)
-    yield Line(JEQ, _IPPROTO_TCP, otherwise="reject")
-    yield Line(LDH, 6)
-    yield Line(JSET, 0x1FFF, "reject")  # fragment offset
-    yield Line(LDB, 0)
-    yield Line(AND, 0x0F)
-    yield Line(LSH, 2)
-    yield Line(JGE, _IPV4_FIXED_BYTES, otherwise="reject")
+    yield Line(cbpf.LDB, 9)
+    yield Line(cbpf.JEQ, _IPPROTO_TCP, otherwise="reject")
+    yield Line(cbpf.LDH, 6)
+    yield Line(cbpf.JSET, 0x1FFF, "reject")  # fragment offset
+    yield Line(cbpf.LDB, 0)
+    yield Line(cbpf.AND, 0x0F)
+    yield Line(cbpf.LSH, 2)
+    yield Line(cbpf.JGE, _IPV4_FIXED_BYTES, otherwise="reject")
     yield "tcp"
-    yield Line(ADD_X)
-    yield Line(TAX)
-    yield Line(LDB, 12)
-    yield Line(RSH, 2)  # data offset: the upper four bits, in words of 4 bytes
-    yield Line(AND, 0x3C)
-    yield Line(JGE, _TCP_FIXED_BYTES, "store")
+    yield Line(cbpf.ADD_X)
+    yield Line(cbpf.TAX)
+    yield Line(cbpf.LDB, 12)
+    yield Line(cbpf.RSH, 2)  # data offset: the upper four bits, in words of 4 bytes
+    yield Line(cbpf.AND, 0x3C)
+    yield Line(cbpf.JGE, _TCP_FIXED_BYTES, "store")
     # Before the stores: check_load_and_stores (net/core/filter.c) assumes that a `ret` falls through.
     yield "reject"
     yield _REJECT
     yield "store"
-    yield Line(ADD_X)
-    yield Line(ST, _OPTIONS_END)
+    yield Line(cbpf.ADD_X)
+    yield Line(cbpf.ST, _OPTIONS_END)
     # A load beyond the end of the frame rejects it: load the last byte of the header.
-    yield Line(STX, _TCP_HEADER)
-    yield Line(SUB, 1)
-    yield Line(TAX)
-    yield Line(LDB, 0)
-    yield Line(LDX_MEM, _TCP_HEADER)
+    yield Line(cbpf.STX, _TCP_HEADER)
+    yield Line(cbpf.SUB, 1)
+    yield Line(cbpf.TAX)
+    yield Line(cbpf.LDB, 0)
+    yield Line(cbpf.LDX_MEM, _TCP_HEADER)
 
 
 def _select(ports: Sequence[int]) -> Iterator[Line | str]:
     """Reject other ports, accept SYN, FIN and RST; X = start of the options."""
     for field in (0, 2):
-        yield Line(LDH, field)
+        yield Line(cbpf.LDH, field)
         for port in ports:
-            yield Line(JEQ, port, "proxy")
+            yield Line(cbpf.JEQ, port, "proxy")
     yield "reject"
     yield _REJECT
     yield "proxy"
-    yield Line(LDB, 13)
-    yield Line(JSET, Flag.FIN | Flag.SYN | Flag.RST, otherwise="options")
+    yield Line(cbpf.LDB, 13)
+    yield Line(cbpf.JSET, Flag.FIN | Flag.SYN | Flag.RST, otherwise="options")
     yield _ACCEPT
     yield "options"
-    yield Line(TXA)
-    yield Line(ADD, _TCP_FIXED_BYTES)
-    yield Line(TAX)
+    yield Line(cbpf.TXA)
+    yield Line(cbpf.ADD, _TCP_FIXED_BYTES)
+    yield Line(cbpf.TAX)
 
 
 def _walk_options() -> Iterator[Line | str]:
     """At the start of each iteration X = start of an option."""
     for _ in range(_OPTION_STARTS):
-        yield Line(LD_MEM, _OPTIONS_END)
-        yield Line(JGT_X, otherwise="end")
+        yield Line(cbpf.LD_MEM, _OPTIONS_END)
+        yield Line(cbpf.JGT_X, otherwise="end")
         # Kind and length in one load, since a load is a function call. A frame that ends after the kind is rejected.
-        yield Line(LDH, 0)
-        yield Line(ST, _KIND_AND_LENGTH)
-        yield Line(JEQ, _KIND_MPTCP << 8 | 2, "other")  # too short for a subtype
-        yield Line(RSH, 8)
-        yield Line(JEQ, _KIND_END, "end")
-        yield Line(JEQ, _KIND_NOP, "advance")  # one byte long, and A is 1
-        yield Line(JEQ, _KIND_MPTCP, otherwise="other")
-        yield Line(LDB, 2)
-        yield Line(AND, 0xF0)
-        yield Line(JEQ, _DSS << 4, "other")
-        yield Line(JA, then="signalling")
+        yield Line(cbpf.LDH, 0)
+        yield Line(cbpf.ST, _KIND_AND_LENGTH)
+        yield Line(cbpf.JEQ, _KIND_MPTCP << 8 | 2, "other")  # too short for a subtype
+        yield Line(cbpf.RSH, 8)
+        yield Line(cbpf.JEQ, _KIND_END, "end")
+        yield Line(cbpf.JEQ, _KIND_NOP, "advance")  # one byte long, and A is 1
+        yield Line(cbpf.JEQ, _KIND_MPTCP, otherwise="other")
+        yield Line(cbpf.LDB, 2)
+        yield Line(cbpf.AND, 0xF0)
+        yield Line(cbpf.JEQ, _DSS << 4, "other")
+        yield Line(cbpf.JA, then="signalling")
         yield "other"
-        yield Line(LD_MEM, _KIND_AND_LENGTH)
-        yield Line(AND, 0xFF)
-        yield Line(JGE, 2, "advance")
+        yield Line(cbpf.LD_MEM, _KIND_AND_LENGTH)
+        yield Line(cbpf.AND, 0xFF)
+        yield Line(cbpf.JGE, 2, "advance")
         yield "end"
         yield _REJECT
         yield "advance"
-        yield Line(ADD_X)
-        yield Line(TAX)
+        yield Line(cbpf.ADD_X)
+        yield Line(cbpf.TAX)
     yield _REJECT
     yield "signalling"
-    yield Line(LDB, 1)
-    yield Line(JGE, 2, otherwise="reject")
-    yield Line(ADD_X)
-    yield Line(LDX_MEM, _OPTIONS_END)
-    yield Line(JGT_X, then="reject")
+    yield Line(cbpf.LDB, 1)
+    yield Line(cbpf.JGE, 2, otherwise="reject")
+    yield Line(cbpf.ADD_X)
+    yield Line(cbpf.LDX_MEM, _OPTIONS_END)
+    yield Line(cbpf.JGT_X, then="reject")
     yield _ACCEPT
     yield "reject"
     yield _REJECT

@@ -9,17 +9,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mptcp_sniffer.tracker import TableChange
 from mptcp_throttle.model import Connection, Token, format_token
+from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_connection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from mptcp_sniffer.tracker import TableChange
-    from mptcp_throttle.rpc import Json
 
 _MAX_WAIT_SECONDS: Final = 5.0
 _MAX_WAITING: Final = 16  # a quarter of the connections that rpc/server.py allows; further calls return at once

@@ -15,23 +15,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, ClassVar, Final
 
-from scapy.fields import (
-    BitEnumField,
-    BitField,
-    ByteEnumField,
-    ByteField,
-    ConditionalField,
-    Field,
-    FieldListField,
-    FlagsField,
-    IntField,
-    LongField,
-    MultipleTypeField,
-    ShortField,
-    XIntField,
-    XShortField,
-    XStrFixedLenField,
-)
+from scapy import fields
 from scapy.layers.inet import TCP, TCPerror, TCPOptionsField
 from scapy.packet import Packet
 
@@ -52,7 +36,7 @@ _RESET_REASONS: Final = {
 """RFC 8684, section 3.6."""
 
 
-class _OptionalField(ConditionalField):  # type: ignore[misc]
+class _OptionalField(fields.ConditionalField):  # type: ignore[misc]
     """A field that is built unless it is None, and dissected if the number of bytes left implies it."""
 
     def __init__(self, field: Any, is_there: Callable[[int], bool] = bool) -> None:  # noqa: ANN401
@@ -63,7 +47,7 @@ class _OptionalField(ConditionalField):  # type: ignore[misc]
         return self.fld.getfield(pkt, s) if self._is_there(len(s)) else (s, None)
 
 
-class _AddressField(Field):  # type: ignore[misc]
+class _AddressField(fields.Field):  # type: ignore[misc]
     """An IPv6 address if at least 16 bytes are left, else an IPv4 address."""
 
     def any2i(self, _pkt: Packet | None, x: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
@@ -80,14 +64,16 @@ class _AddressField(Field):  # type: ignore[misc]
         return s[size:], ip_address(s[:size])
 
 
-def _subtype(value: Subtype) -> Field:
-    return BitEnumField("subtype", value, 4, {subtype.value: subtype.name for subtype in Subtype})
+def _subtype(value: Subtype) -> fields.Field:
+    return fields.BitEnumField("subtype", value, 4, {subtype.value: subtype.name for subtype in Subtype})
 
 
-def _wide(name: str, present: str, eight_bytes: str) -> Field:
+def _wide(name: str, present: str, eight_bytes: str) -> fields.Field:
     """A number of the DSS option: present if one flag is set, with 8 instead of 4 bytes if another is."""
-    return ConditionalField(
-        MultipleTypeField([(LongField(name, 0), lambda dss: eight_bytes in dss.flags)], IntField(name, 0)),
+    return fields.ConditionalField(
+        fields.MultipleTypeField(
+            [(fields.LongField(name, 0), lambda dss: eight_bytes in dss.flags)], fields.IntField(name, 0)
+        ),
         lambda dss: present in dss.flags,
     )
 
@@ -110,12 +96,12 @@ class MpCapableOption(MptcpOption):
     lengths = (2, 10, 18, 20, 22)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_CAPABLE),
-        BitField("version", 1, 4),
-        FlagsField("flags", "H", 8, "HGFEDCBA"),
-        _OptionalField(XStrFixedLenField("sender_key", None, 8)),
-        _OptionalField(XStrFixedLenField("receiver_key", None, 8)),
-        _OptionalField(ShortField("data_level_length", None)),
-        _OptionalField(XShortField("checksum", None)),
+        fields.BitField("version", 1, 4),
+        fields.FlagsField("flags", "H", 8, "HGFEDCBA"),
+        _OptionalField(fields.XStrFixedLenField("sender_key", None, 8)),
+        _OptionalField(fields.XStrFixedLenField("receiver_key", None, 8)),
+        _OptionalField(fields.ShortField("data_level_length", None)),
+        _OptionalField(fields.XShortField("checksum", None)),
     ]
 
     @classmethod
@@ -131,11 +117,11 @@ class MpJoinSynOption(MptcpOption):
     lengths = (10,)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_JOIN),
-        BitField("reserved", 0, 3),
-        BitField("backup", 0, 1),
-        ByteField("address_id", 0),
-        XIntField("receiver_token", 0),
-        XStrFixedLenField("sender_random_number", bytes(4), 4),
+        fields.BitField("reserved", 0, 3),
+        fields.BitField("backup", 0, 1),
+        fields.ByteField("address_id", 0),
+        fields.XIntField("receiver_token", 0),
+        fields.XStrFixedLenField("sender_random_number", bytes(4), 4),
     ]
 
 
@@ -146,11 +132,11 @@ class MpJoinSynAckOption(MptcpOption):
     lengths = (14,)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_JOIN),
-        BitField("reserved", 0, 3),
-        BitField("backup", 0, 1),
-        ByteField("address_id", 0),
-        XStrFixedLenField("sender_truncated_hmac", bytes(8), 8),
-        XStrFixedLenField("sender_random_number", bytes(4), 4),
+        fields.BitField("reserved", 0, 3),
+        fields.BitField("backup", 0, 1),
+        fields.ByteField("address_id", 0),
+        fields.XStrFixedLenField("sender_truncated_hmac", bytes(8), 8),
+        fields.XStrFixedLenField("sender_random_number", bytes(4), 4),
     ]
 
 
@@ -161,8 +147,8 @@ class MpJoinAckOption(MptcpOption):
     lengths = (22,)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_JOIN),
-        BitField("reserved", 0, 12),
-        XStrFixedLenField("sender_hmac", bytes(20), 20),
+        fields.BitField("reserved", 0, 12),
+        fields.XStrFixedLenField("sender_hmac", bytes(20), 20),
     ]
 
 
@@ -172,13 +158,13 @@ class DssOption(MptcpOption):
     name = "DSS"
     fields_desc: ClassVar = [
         _subtype(Subtype.DSS),
-        BitField("reserved", 0, 7),
-        FlagsField("flags", 0, 5, "AaMmF"),
+        fields.BitField("reserved", 0, 7),
+        fields.FlagsField("flags", 0, 5, "AaMmF"),
         _wide("data_ack", "A", "a"),
         _wide("data_sequence_number", "M", "m"),
-        ConditionalField(IntField("subflow_sequence_number", 0), lambda dss: "M" in dss.flags),
-        ConditionalField(ShortField("data_level_length", 0), lambda dss: "M" in dss.flags),
-        _OptionalField(XShortField("checksum", None)),
+        fields.ConditionalField(fields.IntField("subflow_sequence_number", 0), lambda dss: "M" in dss.flags),
+        fields.ConditionalField(fields.ShortField("data_level_length", 0), lambda dss: "M" in dss.flags),
+        _OptionalField(fields.XShortField("checksum", None)),
     ]
 
     @classmethod
@@ -197,12 +183,12 @@ class AddAddrOption(MptcpOption):
     name = "ADD_ADDR"
     fields_desc: ClassVar = [
         _subtype(Subtype.ADD_ADDR),
-        BitField("reserved", 0, 3),
-        BitField("echo", 0, 1),
-        ByteField("address_id", 0),
+        fields.BitField("reserved", 0, 3),
+        fields.BitField("echo", 0, 1),
+        fields.ByteField("address_id", 0),
         _AddressField("address", IPv4Address(0)),
-        _OptionalField(ShortField("port", None), lambda left: left % 8 == 2),
-        _OptionalField(XStrFixedLenField("truncated_hmac", None, 8)),
+        _OptionalField(fields.ShortField("port", None), lambda left: left % 8 == 2),
+        _OptionalField(fields.XStrFixedLenField("truncated_hmac", None, 8)),
     ]
 
     @classmethod
@@ -217,10 +203,10 @@ class AddAddrV0Option(MptcpOption):
     name = "ADD_ADDR of version 0"
     fields_desc: ClassVar = [
         _subtype(Subtype.ADD_ADDR),
-        BitField("ipver", 4, 4),
-        ByteField("address_id", 0),
+        fields.BitField("ipver", 4, 4),
+        fields.ByteField("address_id", 0),
         _AddressField("address", IPv4Address(0)),
-        _OptionalField(ShortField("port", None)),
+        _OptionalField(fields.ShortField("port", None)),
     ]
 
     @classmethod
@@ -236,8 +222,8 @@ class RemoveAddrOption(MptcpOption):
     lengths = tuple(range(2, 10))
     fields_desc: ClassVar = [
         _subtype(Subtype.REMOVE_ADDR),
-        BitField("reserved", 0, 4),
-        FieldListField("address_ids", [], ByteField("", 0)),
+        fields.BitField("reserved", 0, 4),
+        fields.FieldListField("address_ids", [], fields.ByteField("", 0)),
     ]
 
 
@@ -248,9 +234,9 @@ class MpPrioOption(MptcpOption):
     lengths = (1, 2)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_PRIO),
-        BitField("reserved", 0, 3),
-        BitField("backup", 0, 1),
-        _OptionalField(ByteField("address_id", None)),
+        fields.BitField("reserved", 0, 3),
+        fields.BitField("backup", 0, 1),
+        _OptionalField(fields.ByteField("address_id", None)),
     ]
 
 
@@ -261,8 +247,8 @@ class MpFailOption(MptcpOption):
     lengths = (10,)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_FAIL),
-        BitField("reserved", 0, 12),
-        LongField("data_sequence_number", 0),
+        fields.BitField("reserved", 0, 12),
+        fields.LongField("data_sequence_number", 0),
     ]
 
 
@@ -273,8 +259,8 @@ class MpFastcloseOption(MptcpOption):
     lengths = (10,)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_FASTCLOSE),
-        BitField("reserved", 0, 12),
-        XStrFixedLenField("receiver_key", bytes(8), 8),
+        fields.BitField("reserved", 0, 12),
+        fields.XStrFixedLenField("receiver_key", bytes(8), 8),
     ]
 
 
@@ -285,8 +271,8 @@ class MpTcpRstOption(MptcpOption):
     lengths = (2,)
     fields_desc: ClassVar = [
         _subtype(Subtype.MP_TCPRST),
-        FlagsField("flags", 0, 4, "TWVU"),
-        ByteEnumField("reason", 0, _RESET_REASONS),
+        fields.FlagsField("flags", 0, 4, "TWVU"),
+        fields.ByteEnumField("reason", 0, _RESET_REASONS),
     ]
 
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost
 from mptcp_sniffer.events import Event, EventKind
+from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.list_reader import ListReader
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.segment import Malformed
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import format_token
-from mptcp_throttle.rpc import RpcServer
+from mptcp_throttle.rpc import Json, RpcServer
 from mptcp_throttle.systemd import Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mptcp_sniffer.kernel_list import KernelList
-    from mptcp_throttle.config.schema import Config
-    from mptcp_throttle.rpc import Json
 
 _log = logging.getLogger("mptcp-sniffer")
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
 from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, MpTcpRst, Option, RemoveAddr, decode
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
-from mptcp_throttle.model import Address, Connection, Endpoint, FourTuple, Subflow, Token, Trust
+from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -458,20 +457,10 @@ def _with_address(entry: _Tracked, address_ids: Collection[int], *, by_client: b
 
 
 def _unpack(ends: Ends) -> FourTuple:
-    return FourTuple(Endpoint(_address(ends.client.address), ends.client.port), _proxy(*ends.proxy))
-
-
-# Equal addresses and endpoints are one object: clients have many subflows, and the proxy few sockets.
-@lru_cache(65536)
-def _address(packed: bytes) -> Address:
-    return ip_address(packed)
+    return FourTuple.of(*ends.client, *ends.proxy)
 
 
 @lru_cache
 def _interned(proxy: PackedEndpoint) -> PackedEndpoint:
+    """One object for equal proxy ends: the proxy has few sockets."""
     return proxy
-
-
-@lru_cache
-def _proxy(address: bytes, port: int) -> Endpoint:
-    return Endpoint(ip_address(address), port)

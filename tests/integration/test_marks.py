@@ -16,8 +16,7 @@ from pyroute2 import netns
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.topology import Topology, build
-from mptcp_throttle.linux.fault_point import set_faults
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd, choose_marking

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.reconcile import effects
+from mptcp_throttled.reconcile.diff import after
 from mptcp_throttled.reconcile.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.reconcile.operations import (
     AddClass,
@@ -35,7 +35,7 @@ def apply(state: KernelState, operation: Operation) -> KernelState:
     problem = _problem(state, operation)
     if problem is not None:
         raise KernelError(f"{type(operation).__name__}: {problem}", errno.EINVAL)
-    return effects.after(state, operation)
+    return after(state, operation)
 
 
 def _problem(state: KernelState, operation: Operation) -> str | None:

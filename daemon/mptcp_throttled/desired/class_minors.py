@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 
 class ClassMinors(Iterator[int]):

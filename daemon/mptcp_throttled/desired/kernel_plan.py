@@ -7,20 +7,15 @@ class for `linger` seconds at `DRAIN_RATE`: what is queued leaves at once, and a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from immutables import Map
 
+from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import RateKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttled.policy.decide import Decision, Share
+from mptcp_throttled.policy.decide import Decision, RateKind, Share
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttled.desired.class_minors import ClassMinors
 from mptcp_throttled.desired.kernel_plan import (
     OTHER_TRAFFIC_MINOR,
@@ -25,13 +26,8 @@ from mptcp_throttled.desired.kernel_plan import (
     expiry,
     plan_for,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from mptcp_throttle.model import FourTuple, Token
-    from mptcp_throttled.policy.decide import Decision, Share
-    from mptcp_throttled.policy.decision_table import Previous
+from mptcp_throttled.policy.decide import Decision, Share
+from mptcp_throttled.policy.decision_table import Previous
 
 _TOGETHER_SECONDS: Final = 0.02
 

@@ -8,26 +8,8 @@ from typing import Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.cbpf import (
-    AND,
-    JA,
-    JEQ,
-    LD,
-    LDB_ABS,
-    LDH,
-    LDX_IMM,
-    LDX_MSH,
-    OR,
-    RET,
-    RET_A,
-    RSH,
-    SKF_AD_MARK,
-    SKF_NET_OFF,
-    Instruction,
-    Line,
-    assemble,
-    encode,
-)
+from mptcp_throttle.linux import cbpf
+from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.tc import Filter, Qdisc
@@ -159,30 +141,30 @@ def filter_bytecode(marking: Marking) -> str:
 def _filter_program(marking: Marking) -> tuple[Instruction, ...]:
     return assemble(
         (
-            Line(LD, SKF_AD_MARK),
-            Line(AND, marking.mask),
-            Line(JEQ, 0, then="other"),
-            Line(LDB_ABS, SKF_NET_OFF),
-            Line(RSH, 4),
-            Line(JEQ, 6, then="ipv6"),
-            Line(LDX_MSH, SKF_NET_OFF),
-            Line(LDB_ABS, SKF_NET_OFF + 9),
-            Line(JA, then="protocol"),
+            Line(cbpf.LD, cbpf.SKF_AD_MARK),
+            Line(cbpf.AND, marking.mask),
+            Line(cbpf.JEQ, 0, then="other"),
+            Line(cbpf.LDB_ABS, cbpf.SKF_NET_OFF),
+            Line(cbpf.RSH, 4),
+            Line(cbpf.JEQ, 6, then="ipv6"),
+            Line(cbpf.LDX_MSH, cbpf.SKF_NET_OFF),
+            Line(cbpf.LDB_ABS, cbpf.SKF_NET_OFF + 9),
+            Line(cbpf.JA, then="protocol"),
             "ipv6",
-            Line(LDX_IMM, _IPV6_HEADER_BYTES),
-            Line(LDB_ABS, SKF_NET_OFF + 6),
+            Line(cbpf.LDX_IMM, _IPV6_HEADER_BYTES),
+            Line(cbpf.LDB_ABS, cbpf.SKF_NET_OFF + 6),
             "protocol",
-            Line(JEQ, _IPPROTO_TCP, otherwise="other"),
-            Line(LDH, SKF_NET_OFF),
-            *(Line(JEQ, port, then="proxy") for port in marking.ports),
+            Line(cbpf.JEQ, _IPPROTO_TCP, otherwise="other"),
+            Line(cbpf.LDH, cbpf.SKF_NET_OFF),
+            *(Line(cbpf.JEQ, port, then="proxy") for port in marking.ports),
             "other",
-            Line(RET, 0),
+            Line(cbpf.RET, 0),
             "proxy",
-            Line(LD, SKF_AD_MARK),
-            Line(AND, marking.mask),
-            Line(RSH, mark_shift(marking.mask)),
-            Line(OR, HANDLE),
-            Line(RET_A),
+            Line(cbpf.LD, cbpf.SKF_AD_MARK),
+            Line(cbpf.AND, marking.mask),
+            Line(cbpf.RSH, mark_shift(marking.mask)),
+            Line(cbpf.OR, HANDLE),
+            Line(cbpf.RET_A),
         )
     )
 

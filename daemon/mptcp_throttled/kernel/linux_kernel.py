@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.qdisc import RootQdisc
+from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
-from mptcp_throttled.reconcile.operations import (
-    ChangeMarks,
-    ChangePaces,
-    ClassOperation,
-    InstallHtb,
-    MakeChain,
-    OtherOperation,
-    RemoveChain,
-    RestoreQdisc,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttled.kernel.htb import Marking
-    from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
-    from mptcp_throttled.kernel.pacing import PacedSockets
 
 
 class LinuxKernel:
@@ -91,22 +78,22 @@ class LinuxKernel:
         """Delete records of saved qdiscs that we have not replaced. Raises KernelError."""
         self._qdisc.forget_stale()
 
-    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+    def change_classes(self, operations: Sequence[op.ClassOperation]) -> list[KernelError | None]:
         """Apply the operations in order; for each, why it was refused."""
         return self._qdisc.change_classes(operations)
 
-    def apply(self, operation: OtherOperation) -> None:
+    def apply(self, operation: op.OtherOperation) -> None:
         """Apply one operation. Raises KernelError."""
         match operation:
-            case InstallHtb(default_minor):
+            case op.InstallHtb(default_minor):
                 self._qdisc.install(default_minor)
-            case MakeChain(ip_version, marks):
+            case op.MakeChain(ip_version, marks):
                 self._marks.make(ip_version, marks)
-            case ChangeMarks(ip_version, add, remove):
+            case op.ChangeMarks(ip_version, add, remove):
                 self._marks.change(ip_version, add, remove)
-            case ChangePaces(add, remove) if self._sockets is not None:
+            case op.ChangePaces(add, remove) if self._sockets is not None:
                 self._sockets.change(add, remove)
-            case RemoveChain(ip_version):
+            case op.RemoveChain(ip_version):
                 self._marks.remove(ip_version)
-            case RestoreQdisc(interface):
+            case op.RestoreQdisc(interface):
                 self._qdisc.restore(interface)

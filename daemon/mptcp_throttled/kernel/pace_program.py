@@ -9,17 +9,14 @@ sockets of several network namespaces, each with its own daemon: the program ign
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_throttle.linux import ebpf
 from mptcp_throttle.linux.ebpf import R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import FourTuple
 
 # include/uapi/linux/bpf.h
 _PASSIVE_ESTABLISHED: Final = 5

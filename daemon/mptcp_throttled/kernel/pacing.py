@@ -20,18 +20,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from struct import Struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_throttle.linux import ebpf
-from mptcp_throttle.linux.fault_point import os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.kernel.pace_program import KEY_BYTES, VALUE_BYTES, map_key, map_value, pace_program
-from mptcp_throttled.kernel.proxy_cgroup import ProxyCgroup
-from mptcp_throttled.kernel.sockets import count_paced
+from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.reconcile.kernel_state import PacingState
-
-if TYPE_CHECKING:
-    from mptcp_throttle.model import FourTuple
 
 # include/uapi/linux/bpf.h
 _PROG_TYPE_SOCK_OPS: Final = 13

@@ -5,32 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from socket import if_nametoindex
-from typing import TYPE_CHECKING
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.kernel import htb
+from mptcp_throttle.linux.netlink_socket import Request
+from mptcp_throttled.kernel import htb, tc
 from mptcp_throttled.kernel.qdisc_restore import QdiscRestore
 from mptcp_throttled.kernel.saved_qdisc import tree_of, why_not_restorable
-from mptcp_throttled.kernel.tc import (
-    Interface,
-    Qdisc,
-    TrafficControl,
-    add_class,
-    add_qdisc,
-    delete_class,
-    format_handle,
-)
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mptcp_throttle.linux.netlink_socket import Request
-    from mptcp_throttled.kernel.htb import Marking
 
 
 class RootQdisc:
@@ -40,11 +26,11 @@ class RootQdisc:
     a root qdisc is replaced even if it cannot be restored exactly.
     """
 
-    def __init__(self, interface: str, marking: Marking, run_directory: Path, *, force: bool = False) -> None:
+    def __init__(self, interface: str, marking: htb.Marking, run_directory: Path, *, force: bool = False) -> None:
         self._interface = interface
         self._marking = marking
         self._force = force
-        self._tc = TrafficControl()
+        self._tc = tc.TrafficControl()
         self._saved = QdiscRestore(self._tc, run_directory, force=force)
 
     @property
@@ -112,7 +98,7 @@ class RootQdisc:
                     self.restore(interface.name)
         except KernelError:
             with suppress(OSError, KernelError):
-                self._tc.delete_filters(Interface(if_nametoindex(self._interface), self._interface), htb.HANDLE)
+                self._tc.delete_filters(tc.Interface(if_nametoindex(self._interface), self._interface), htb.HANDLE)
             raise
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
@@ -131,7 +117,7 @@ class RootQdisc:
             first, *rest = (next(answers) for _ in of)
             refusals.append(first or next(filter(None, rest), None))
             if isinstance(operation, AddClass) and first is None and any(rest):
-                without_leaf.append(delete_class(interface, htb.classid(operation.minor)))
+                without_leaf.append(tc.delete_class(interface, htb.classid(operation.minor)))
         self._tc.carry_out(without_leaf)
         return refusals
 
@@ -140,10 +126,10 @@ class RootQdisc:
         if not self._tc.knows_qdisc(self._own_interface(), "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
-    def _own_interface(self) -> Interface:
+    def _own_interface(self) -> tc.Interface:
         return _interface(self._interface)
 
-    def _read_htb(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> HtbState:
+    def _read_htb(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
         with_leaf = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
         return HtbState(
@@ -155,7 +141,7 @@ class RootQdisc:
             },
         )
 
-    def _obstacle(self, interface: Interface, qdiscs: Sequence[Qdisc]) -> str | None:
+    def _obstacle(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
         """Why the root qdisc must not be replaced; None if it may be."""
         if self._force:
             return None
@@ -163,7 +149,7 @@ class RootQdisc:
         problem = why_not_restorable(tree)
         filtered = next((q for q in tree if problem is None and self._tc.filters(interface, q.handle)), None)
         if filtered is not None:
-            problem = f"qdisc {filtered.kind} {format_handle(filtered.handle)} has filters"
+            problem = f"qdisc {filtered.kind} {tc.format_handle(filtered.handle)} has filters"
         if problem is None:
             return None
         return (
@@ -172,22 +158,22 @@ class RootQdisc:
         )
 
 
-def _interface(name: str) -> Interface:
+def _interface(name: str) -> tc.Interface:
     try:
-        return Interface(if_nametoindex(name), name)
+        return tc.Interface(if_nametoindex(name), name)
     except OSError as error:
         raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
 
 
-def _requests(operation: ClassOperation, interface: Interface) -> Iterator[Request]:
+def _requests(operation: ClassOperation, interface: tc.Interface) -> Iterator[Request]:
     classid, leaf = htb.classid(operation.minor), htb.leaf_qdisc(operation.minor)
     match operation:
         case AddClass(rate=rate):
-            yield add_class(interface, classid, htb.class_options(rate), rate)
-            yield add_qdisc(interface, leaf)
+            yield tc.add_class(interface, classid, htb.class_options(rate), rate)
+            yield tc.add_qdisc(interface, leaf)
         case ChangeClass(rate=rate, mend=mend):
-            yield add_class(interface, classid, htb.class_options(rate), rate, change=True)
+            yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
             if mend:
-                yield add_qdisc(interface, leaf, replace=True)
+                yield tc.add_qdisc(interface, leaf, replace=True)
         case DeleteClass():
-            yield delete_class(interface, classid)
+            yield tc.delete_class(interface, classid)

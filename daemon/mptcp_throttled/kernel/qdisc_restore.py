@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from socket import if_indextoname
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.fault_point import fault_point, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.saved_qdisc import SavedQdiscs, SavedQdiscStore, tree_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mptcp_throttled.kernel.tc import Interface, Qdisc, TrafficControl
+from mptcp_throttled.kernel.tc import Interface, Qdisc, TrafficControl
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.tc import Qdisc, format_handle
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _FORMAT_VERSION: Final = 1
 _FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")

@@ -20,25 +20,11 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
-from pyroute2.netlink import (
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    NLM_F_REPLACE,
-)
+from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import (
-    RTM_DELTCLASS,
-    RTM_GETQDISC,
-    RTM_GETTCLASS,
-    RTM_GETTFILTER,
-    RTM_NEWQDISC,
-    RTM_NEWTCLASS,
-    RTM_NEWTFILTER,
-    TC_H_ROOT,
-)
+from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.fault_point import fault_point, os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
@@ -130,7 +116,7 @@ class TrafficControl:
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
         found: dict[int, list[Qdisc]] = {}
-        for message in self._dump("tc qdisc show", RTM_GETQDISC):
+        for message in self._dump("tc qdisc show", rtnl.RTM_GETQDISC):
             kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
             qdisc = Qdisc(text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
             found.setdefault(message.interface, []).append(qdisc)
@@ -150,7 +136,7 @@ class TrafficControl:
         what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
         return [
             Filter(text(found.attributes[_TCA_KIND]), found.handle, found.info, found.attributes.get(_TCA_OPTIONS))
-            for found in self._dump(what, RTM_GETTFILTER, interface.index, parent)
+            for found in self._dump(what, rtnl.RTM_GETTFILTER, interface.index, parent)
             # Every filter is dumped a second time, with handle 0, for its priority as a whole.
             if found.handle
         ]
@@ -161,7 +147,7 @@ class TrafficControl:
         kind, handle, info, options = filter_
         body = _kind_and_options(kind, options)
         flags = NLM_F_CREATE | NLM_F_EXCL
-        self._carry_out(tc_request(what, RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
+        self._carry_out(tc_request(what, rtnl.RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""
@@ -172,7 +158,7 @@ class TrafficControl:
         """The HTB classes of an interface."""
         return [
             HtbClass(message.handle, message.attributes.get(_TCA_OPTIONS, b""))
-            for message in self._dump(f"tc class show dev {interface.name}", RTM_GETTCLASS, interface.index)
+            for message in self._dump(f"tc class show dev {interface.name}", rtnl.RTM_GETTCLASS, interface.index)
             if text(message.attributes[_TCA_KIND]) == "htb"
         ]
 
@@ -189,9 +175,8 @@ class TrafficControl:
         flags = NLM_F_CREATE | NLM_F_REPLACE
         body = _kind_and_options(kind, None)
         what = f"look for qdisc {kind}"
-        (refusal,) = self._socket.carry_out(
-            [tc_request(what, RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)]
-        )
+        request = tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)
+        (refusal,) = self._socket.carry_out([request])
         return refusal is None or refusal.number != errno.ENOENT
 
     def _carry_out(self, request: Request) -> None:
@@ -211,13 +196,13 @@ def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *,
     )
     flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
     body = _kind_and_options("htb", options)
-    return tc_request(what, RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, body=body)
+    return tc_request(what, rtnl.RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, body=body)
 
 
 def delete_class(interface: Interface, classid: int) -> Request:
     """Delete a class, its leaf qdisc and the packets queued there."""
     what = f"tc class del dev {interface.name} classid {format_classid(classid)}"
-    return tc_request(what, RTM_DELTCLASS, 0, interface.index, classid, 0)
+    return tc_request(what, rtnl.RTM_DELTCLASS, 0, interface.index, classid, 0)
 
 
 def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
@@ -225,7 +210,7 @@ def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> R
     what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
     flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
     body = _kind_and_options(qdisc.kind, qdisc.options)
-    return tc_request(what, RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
+    return tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
 
 
 def _kind_and_options(kind: str, options: bytes | None) -> bytes:

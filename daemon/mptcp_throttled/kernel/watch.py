@@ -11,32 +11,20 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Collection
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pyroute2.netlink.rtnl import (
-    RTM_DELLINK,
-    RTM_NEWLINK,
-    RTMGRP_IPV4_IFADDR,
-    RTMGRP_IPV6_IFADDR,
-    RTMGRP_LINK,
-    RTMGRP_TC,
-)
+from pyroute2.netlink import rtnl
 
-from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Line, assemble
+from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Instruction, Line, assemble
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink_codec import attributes
+from mptcp_throttle.linux.netlink_codec import Message, attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from mptcp_throttle.linux.cbpf import Instruction
-    from mptcp_throttle.linux.netlink_codec import Message
 
 _log = logging.getLogger("mptcp-throttled")
 
-_GROUPS: Final = RTMGRP_LINK | RTMGRP_TC | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
+_GROUPS: Final = rtnl.RTMGRP_LINK | rtnl.RTMGRP_TC | rtnl.RTMGRP_IPV4_IFADDR | rtnl.RTMGRP_IPV6_IFADDR
 _REOPEN_SECONDS: Final = 1.0
 _PORT_OFFSET: Final = 12  # nlmsg_pid in struct nlmsghdr
 _INDEX: Final = Struct("=xxxxi")  # the interface index in struct ifinfomsg, tcmsg and ifaddrmsg
@@ -80,7 +68,7 @@ class Notifications(threading.Thread):
     def _concerns_us(self, message: Message) -> bool:
         (index,) = _INDEX.unpack_from(message.payload)
         ours: bool = index == self._index
-        if message.type in {RTM_NEWLINK, RTM_DELLINK}:
+        if message.type in {rtnl.RTM_NEWLINK, rtnl.RTM_DELLINK}:
             name = attributes(message.payload, _IFINFOMSG_BYTES, only={_IFLA_IFNAME}).get(_IFLA_IFNAME)
             named = name == self._interface.encode() + b"\0"
             if named or ours:

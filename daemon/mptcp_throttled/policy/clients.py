@@ -6,15 +6,12 @@ A token joins the addresses that its connection uses on the same network: they a
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from mptcp_throttle.model import Address, Connection
+from mptcp_throttled.policy.decide import Locator
 
-    from mptcp_throttle.model import Address, Connection
-    from mptcp_throttled.policy.decide import Locator
-
-    Link = tuple[Address, Address]
+Link = tuple[Address, Address]
 
 
 def links(connection: Connection, locate: Locator) -> Iterator[Link]:

@@ -6,17 +6,14 @@ network. So the most preferred live path of a connection is never capped, and ne
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mptcp_throttle.units import Rate
+from mptcp_throttle.units import Rate
 
 _CACHE_ENTRIES: Final = 65536
 

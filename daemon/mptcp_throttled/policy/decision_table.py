@@ -5,17 +5,13 @@ At any time they equal `decide` of every connection in the table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from immutables import Map
 
+from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
 from mptcp_throttled.policy.clients import Clients, links
 from mptcp_throttled.policy.decide import Decision, Locator, decide
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
 
 Previous = dict["Token", tuple[Decision, ...]]
 """The decisions for connections before a change; an empty tuple for a connection that is new."""

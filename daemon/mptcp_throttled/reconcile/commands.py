@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, SET_TYPE, OwnSet
 from mptcp_throttled.kernel.marking.iptables import CHAIN, TOOLS
 from mptcp_throttled.kernel.marking.sets import LOOKED_UP
 from mptcp_throttled.kernel.tc import format_classid, format_handle
-from mptcp_throttled.reconcile.operations import (
-    AddClass,
-    ChangeClass,
-    ChangeMarks,
-    ChangePaces,
-    DeleteClass,
-    InstallHtb,
-    MakeChain,
-    Operation,
-    RemoveChain,
-    RestoreQdisc,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttle.units import Rate
+from mptcp_throttled.reconcile import operations as op
 
 _ROOT = format_handle(htb.HANDLE)
 
 
-def as_commands(operation: Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
+def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
     """The commands of one operation, in order; `marks` is the marking back end, `ipset` or `rules`."""
     match operation:
-        case InstallHtb(default_minor):
+        case op.InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
             yield (
                 f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
                 f" bpf bytecode '{htb.filter_bytecode(marking)}'"
             )
-        case AddClass(minor, rate):
+        case op.AddClass(minor, rate):
             yield _class_command("add", interface, minor, rate)
             classid = format_classid(htb.classid(minor))
             yield f"tc qdisc add dev {interface} parent {classid} pfifo limit {htb.LEAF_PACKETS}"
-        case ChangeClass(minor, rate):
+        case op.ChangeClass(minor, rate):
             yield _class_command("change", interface, minor, rate)
-        case DeleteClass(minor):
+        case op.DeleteClass(minor):
             yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
-        case MakeChain(ip_version, made):
+        case op.MakeChain(ip_version, made):
             yield f"{TOOLS[ip_version]} -t mangle -N {CHAIN}  # or -F, if it exists"
             yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
             if marks == "ipset":
@@ -56,24 +41,24 @@ def as_commands(operation: Operation, interface: str, marking: htb.Marking, mark
                     yield from _set_commands(OwnSet(ip_version, port))
             for ends, minor in sorted(made.items(), key=_by_client):
                 yield _mark_command(marks, ends, minor, marking.mask, add=True)
-        case ChangeMarks(ip_version, add, remove):
+        case op.ChangeMarks(ip_version, add, remove):
             for ends, minor in sorted(remove.items(), key=_by_client):
                 yield _mark_command(marks, ends, minor, marking.mask, add=False)
             for ends, minor in sorted(add.items(), key=_by_client):
                 yield _mark_command(marks, ends, minor, marking.mask, add=True)
-        case ChangePaces(add, remove):
+        case op.ChangePaces(add, remove):
             for ends, pace in sorted(add.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
             for ends, _ in sorted(remove.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
-        case RemoveChain(ip_version):
+        case op.RemoveChain(ip_version):
             yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -F {CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -X {CHAIN}"
             if marks == "ipset":
                 for port in marking.ports:
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
-        case RestoreQdisc(other):
+        case op.RestoreQdisc(other):
             yield f"tc qdisc del dev {other or interface} root  # then the recorded one, if any"
 
 

@@ -1,35 +1,24 @@
-"""From an observed kernel state to a desired one: the operations that lead there, in a safe order."""
+"""Operations and kernel states: which operations lead to a plan, in a safe order, and what each does to a state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
-from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, KernelState, of_version
-from mptcp_throttled.reconcile.operations import (
-    AddClass,
-    ChangeClass,
-    ChangeMarks,
-    ChangePaces,
-    DeleteClass,
-    InstallHtb,
-    MakeChain,
-    Operation,
-    RemoveChain,
-    RestoreQdisc,
-)
+from immutables import Map
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mptcp_throttle.units import Rate
-    from mptcp_throttled.desired.kernel_plan import KernelPlan
+from mptcp_throttle.units import Rate
+from mptcp_throttled.desired.kernel_plan import KernelPlan
+from mptcp_throttled.reconcile import operations as op
+from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, ChainState, HtbState, KernelState, of_version
 
 K = TypeVar("K")
 V = TypeVar("V")
 W = TypeVar("W")
 
 
-def diff(observed: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
+def diff(observed: KernelState, plan: KernelPlan) -> tuple[op.Operation, ...]:
     """The operations that lead from `observed` to `plan`, in an order in which they may be interrupted anywhere.
 
     Throttling: pace before qdisc before class before mark. Freeing: mark before pace before class before qdisc. So a
@@ -38,51 +27,51 @@ def diff(observed: KernelState, plan: KernelPlan) -> tuple[Operation, ...]:
     return tuple(_diff(observed, plan))
 
 
-def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[Operation]:
+def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
     for interface in observed.qdisc.pending_elsewhere:
-        yield RestoreQdisc(interface)
+        yield op.RestoreQdisc(interface)
     htb, paces = observed.qdisc.htb, observed.pacing.paces or {}
     unwanted_paces = {ends: pace for ends, pace in paces.items() if ends not in plan.paces}
     if not plan.htb:
         for version in observed.chains:
-            yield RemoveChain(version)
+            yield op.RemoveChain(version)
         if unwanted_paces:
-            yield ChangePaces({}, unwanted_paces)
+            yield op.ChangePaces({}, unwanted_paces)
         if htb is not None or observed.qdisc.restore_pending:
-            yield RestoreQdisc()
+            yield op.RestoreQdisc()
         return
     missing_paces = _missing(plan.paces, paces)
     if missing_paces and observed.pacing.paces is not None:
-        yield ChangePaces(missing_paces, {})
+        yield op.ChangePaces(missing_paces, {})
     marks = {version: of_version(plan.marks, version) for version in IP_VERSIONS}
     for version, chain in observed.chains.items():
         if chain.altered and not marks[version]:
-            yield RemoveChain(version)
+            yield op.RemoveChain(version)
     chains = {version: chain for version, chain in observed.chains.items() if not chain.altered}
     if htb is not None and (htb.default_minor != plan.default_minor or not htb.filtered):
-        yield RestoreQdisc()
+        yield op.RestoreQdisc()
         htb = None
     classes: Mapping[int, Rate | None] = {} if htb is None else htb.classes
     if htb is None:
-        yield InstallHtb(plan.default_minor)
+        yield op.InstallHtb(plan.default_minor)
     for minor, rate in sorted(_missing(plan.classes, classes).items()):
         if minor in classes:
-            yield ChangeClass(minor, rate, mend=classes[minor] is None)
+            yield op.ChangeClass(minor, rate, mend=classes[minor] is None)
         else:
-            yield AddClass(minor, rate)
+            yield op.AddClass(minor, rate)
     for version, wanted in marks.items():
         if version not in chains:
             if wanted:
-                yield MakeChain(version, wanted)
+                yield op.MakeChain(version, wanted)
             continue
         present = chains[version].marks
         add, remove = _missing(wanted, present), _missing(present, wanted)
         if add or remove:
-            yield ChangeMarks(version, add, remove)
+            yield op.ChangeMarks(version, add, remove)
     if unwanted_paces:
-        yield ChangePaces({}, unwanted_paces)
+        yield op.ChangePaces({}, unwanted_paces)
     for minor in sorted(minor for minor in classes if minor not in plan.classes):
-        yield DeleteClass(minor)
+        yield op.DeleteClass(minor)
 
 
 def _missing(wanted: Mapping[K, V], present: Mapping[K, W]) -> dict[K, V]:
@@ -91,3 +80,43 @@ def _missing(wanted: Mapping[K, V], present: Mapping[K, W]) -> dict[K, V]:
     if wanted == present:
         return {}
     return {key: value for key, value in wanted.items() if present.get(key) != value}
+
+
+def after(state: KernelState, operation: op.Operation) -> KernelState:
+    """The state after an operation that succeeded in `state`."""
+    qdisc = state.qdisc
+    match operation:
+        case op.InstallHtb(default_minor):
+            return replace(state, qdisc=replace(qdisc, htb=HtbState(default_minor, True, {}), restore_pending=False))
+        case op.RestoreQdisc(None):
+            return replace(state, qdisc=replace(qdisc, htb=None, restore_pending=False))
+        case op.RestoreQdisc(interface):
+            pending = tuple(name for name in qdisc.pending_elsewhere if name != interface)
+            return replace(state, qdisc=replace(qdisc, pending_elsewhere=pending))
+        case op.AddClass(minor, rate) | op.ChangeClass(minor, rate):
+            return _with_classes(state, _classes(state).set(minor, rate))
+        case op.DeleteClass(minor):
+            return _with_classes(state, _classes(state).delete(minor))
+        case op.MakeChain(ip_version, marks):
+            return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
+        case op.ChangeMarks(ip_version, add, remove):
+            marks = _changed(state.chains[ip_version].marks, add, remove)
+            return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
+        case op.ChangePaces(add, remove):
+            return replace(state, pacing=replace(state.pacing, paces=_changed(state.pacing.paces or {}, add, remove)))
+        case op.RemoveChain(ip_version):
+            return replace(state, chains={v: chain for v, chain in state.chains.items() if v != ip_version})
+
+
+def _classes(state: KernelState) -> Map[int, Rate | None]:
+    return Map() if state.qdisc.htb is None else Map(state.qdisc.htb.classes)
+
+
+def _with_classes(state: KernelState, classes: Map[int, Rate | None]) -> KernelState:
+    if state.qdisc.htb is None:
+        raise ValueError("no class without HTB")
+    return replace(state, qdisc=replace(state.qdisc, htb=replace(state.qdisc.htb, classes=classes)))
+
+
+def _changed(whole: Mapping[K, V], add: Mapping[K, V], remove: Mapping[K, V]) -> dict[K, V]:
+    return {key: value for key, value in whole.items() if key not in remove} | dict(add)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from immutables import Map
 
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.desired.kernel_plan import KernelPlan
-from mptcp_throttled.reconcile.operations import (
-    AddClass,
-    ChangeClass,
-    ChangeMarks,
-    ChangePaces,
-    MakeChain,
-    Operation,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from mptcp_throttle.model import FourTuple
+from mptcp_throttled.reconcile import operations as op
 
 
 class ObjectKind(StrEnum):
@@ -38,26 +28,26 @@ class KernelObject(NamedTuple):
     key: int | FourTuple
 
 
-def objects_of(operation: Operation) -> set[KernelObject]:
+def objects_of(operation: op.Operation) -> set[KernelObject]:
     """The objects that are missing if an operation is refused; none if it adds nothing for a single share."""
     match operation:
-        case AddClass(minor=minor) | ChangeClass(minor=minor):
+        case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
             return {KernelObject(ObjectKind.CLASS, minor)}
-        case MakeChain(marks=add) | ChangeMarks(add=add):
+        case op.MakeChain(marks=add) | op.ChangeMarks(add=add):
             return {KernelObject(ObjectKind.MARK, ends) for ends in add}
-        case ChangePaces(add=add):
+        case op.ChangePaces(add=add):
             return {KernelObject(ObjectKind.PACE, ends) for ends in add}
         case _:
             return set()
 
 
-def blocked_by(operation: Operation) -> set[KernelObject]:
+def blocked_by(operation: op.Operation) -> set[KernelObject]:
     """The classes that must not exist if an operation is refused: marks that should be gone still lead to them.
 
     A mark without a class throttles nobody.
     """
     match operation:
-        case ChangeMarks(remove=remove):
+        case op.ChangeMarks(remove=remove):
             return {KernelObject(ObjectKind.CLASS, minor) for minor in remove.values()}
         case _:
             return set()

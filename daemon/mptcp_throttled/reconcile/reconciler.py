@@ -5,33 +5,21 @@ Level-triggered: a JOIN, a `tc qdisc del` by hand, a retry and the periodic full
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.reconcile import effects
-from mptcp_throttled.reconcile.diff import diff
+from mptcp_throttled.reconcile import operations as op
+from mptcp_throttled.reconcile.diff import after, diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck, state_of
 from mptcp_throttled.reconcile.objects import KernelObject, blocked_by, objects_of, without
-from mptcp_throttled.reconcile.operations import (
-    ChangeMarks,
-    ChangePaces,
-    ClassOperation,
-    InstallHtb,
-    MakeChain,
-    Operation,
-    OtherOperation,
-    RestoreQdisc,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _READ_ATTEMPTS: Final = 3
 
@@ -45,10 +33,10 @@ class Kernel(Protocol):
     def quick_check(self) -> QuickCheck:
         """How much of ours is there now, of what changes without a notification."""
 
-    def apply(self, operation: OtherOperation) -> None:
+    def apply(self, operation: op.OtherOperation) -> None:
         """Apply one operation, wholly or not at all."""
 
-    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+    def change_classes(self, operations: Sequence[op.ClassOperation]) -> list[KernelError | None]:
         """Apply each of these, in order, wholly or not at all; for each, why it was refused."""
 
     def fail_open(self) -> None:
@@ -66,7 +54,7 @@ class Outcome:
     must follow at once.
     """
 
-    done: tuple[Operation, ...]
+    done: tuple[op.Operation, ...]
     applied: KernelPlan
     refused: Mapping[KernelObject, str] = field(default_factory=Map)
     errors: tuple[str, ...] = ()
@@ -85,7 +73,7 @@ class Outcome:
 class _Progress:
     """What has become of the operations so far."""
 
-    done: list[Operation] = field(default_factory=list)
+    done: list[op.Operation] = field(default_factory=list)
     refused: dict[KernelObject, str] = field(default_factory=dict)
     errors: dict[str, None] = field(default_factory=dict)
     blocked: set[KernelObject] = field(default_factory=set)
@@ -94,7 +82,7 @@ class _Progress:
     def failed(self) -> bool:
         return bool(self.refused or self.errors)
 
-    def refuse(self, operation: Operation, error: str, plan: KernelPlan) -> KernelPlan:
+    def refuse(self, operation: op.Operation, error: str, plan: KernelPlan) -> KernelPlan:
         """The part of the plan that can still be applied."""
         missing, blocked = objects_of(operation), blocked_by(operation)
         self.refused.update(dict.fromkeys(missing, error))
@@ -187,7 +175,7 @@ class Reconciler:
         if not operations:
             return state, wanted
         reachable, all_done = self._apply(operations, wanted, progress)[1:]
-        if all_done and all(isinstance(operation, ChangePaces) for operation in operations):
+        if all_done and all(isinstance(operation, op.ChangePaces) for operation in operations):
             return state, reachable  # nobody else changes paces: what is read of them is what we have written
         state = self._read(plan)
         if all_done:
@@ -200,16 +188,16 @@ class Reconciler:
     ) -> tuple[KernelState, KernelPlan]:
         """Apply what differs; the state that this leads to, as the kernel acknowledges it."""
         done, reachable, _ = self._apply(diff(state, wanted), wanted, progress)
-        return reduce(effects.after, done, state), reachable
+        return reduce(after, done, state), reachable
 
     def _apply(
-        self, operations: Sequence[Operation], plan: KernelPlan, progress: _Progress
-    ) -> tuple[list[Operation], KernelPlan, bool]:
+        self, operations: Sequence[op.Operation], plan: KernelPlan, progress: _Progress
+    ) -> tuple[list[op.Operation], KernelPlan, bool]:
         """Apply operations in order, without what has become unreachable by a refusal.
 
         What is done, the part of the plan that can still be reached, and whether nothing was refused.
         """
-        done: list[Operation] = []
+        done: list[op.Operation] = []
         all_done = True
         for group in _groups(operations):
             reachable = [reduced for operation in group if (reduced := _reachable(operation, plan)) is not None]
@@ -219,19 +207,19 @@ class Reconciler:
                     continue
                 all_done = False
                 plan = progress.refuse(operation, str(refusal), plan)
-                if isinstance(operation, InstallHtb) or (operation == RestoreQdisc() and plan.htb):
+                if isinstance(operation, op.InstallHtb) or (operation == op.RestoreQdisc() and plan.htb):
                     progress.done += done
                     return done, UNTOUCHED, False
         progress.done += done
         return done, plan, all_done
 
-    def _apply_group(self, operations: Sequence[Operation]) -> list[KernelError | None]:
+    def _apply_group(self, operations: Sequence[op.Operation]) -> list[KernelError | None]:
         """Apply operations on classes, or a single other operation; for each, why it was refused."""
-        classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
+        classes = [operation for operation in operations if isinstance(operation, op.ClassOperation)]
         if classes:
             return self._kernel.change_classes(classes)
         for operation in operations:
-            if not isinstance(operation, ClassOperation):
+            if not isinstance(operation, op.ClassOperation):
                 return [_refusal(self._kernel.apply, operation)]
         return []
 
@@ -261,7 +249,7 @@ def _outcome(progress: _Progress, applied: KernelPlan, obstacle: str | None, pac
     return Outcome(tuple(progress.done), applied, refused, errors, blocked, obstacle, pacing_problem)
 
 
-def _refusal(apply: Callable[[OtherOperation], None], operation: OtherOperation) -> KernelError | None:
+def _refusal(apply: Callable[[op.OtherOperation], None], operation: op.OtherOperation) -> KernelError | None:
     try:
         apply(operation)
     except KernelError as error:
@@ -269,22 +257,22 @@ def _refusal(apply: Callable[[OtherOperation], None], operation: OtherOperation)
     return None
 
 
-def _groups(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
+def _groups(operations: Sequence[op.Operation]) -> Iterator[tuple[op.Operation, ...]]:
     """The operations in order, those on classes that follow each other together."""
-    for on_classes, group in groupby(operations, lambda operation: isinstance(operation, ClassOperation)):
+    for on_classes, group in groupby(operations, lambda operation: isinstance(operation, op.ClassOperation)):
         if on_classes:
             yield tuple(group)
         else:
             yield from ((operation,) for operation in group)
 
 
-def _reachable(operation: Operation, plan: KernelPlan) -> Operation | None:
+def _reachable(operation: op.Operation, plan: KernelPlan) -> op.Operation | None:
     """The operation without the marks that are not in the plan any more; None if nothing is left of it."""
     match operation:
-        case MakeChain(marks=marks):
+        case op.MakeChain(marks=marks):
             kept = {ends: minor for ends, minor in marks.items() if ends in plan.marks}
             return replace(operation, marks=kept) if kept else None
-        case ChangeMarks(add=add, remove=remove):
+        case op.ChangeMarks(add=add, remove=remove):
             kept = {ends: minor for ends, minor in add.items() if ends in plan.marks}
             return replace(operation, add=kept) if kept or remove else None
         case _:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from mptcp_throttled.reconcile.objects import KernelObject
+from mptcp_throttled.reconcile.objects import KernelObject
 
 _FIRST_SECONDS: Final = 0.1
 # Of the time. However many objects are refused, to try them again leaves nine tenths for the others.

@@ -23,25 +23,18 @@ class Schedule:
 
     def __init__(self, now: float) -> None:
         self._delay = _SHORTEST_SECONDS
-        self._soonest = self._due = self._quick_check_due = self._calm_from = now
-
-    @property
-    def due(self) -> float:
+        self._soonest = self._calm_from = now
+        self.due = now
         """When to reconcile fully."""
-        return self._due
-
-    @property
-    def quick_check_due(self) -> float:
-        """When to check quickly."""
-        return self._quick_check_due
+        self.quick_check_due = now
 
     def quick_checked(self, began: float, ended: float, interval: float) -> None:
         """A quick check has ended."""
-        self._quick_check_due = ended + max(interval, (ended - began) / _LARGEST_PART_QUICK_CHECKS)
+        self.quick_check_due = ended + max(interval, (ended - began) / _LARGEST_PART_QUICK_CHECKS)
 
     def changed(self) -> None:
         """Something may have changed in the kernel."""
-        self._due = min(self._due, self._soonest)
+        self.due = min(self.due, self._soonest)
 
     def reconciled(self, began: float, ended: float, interval: float, *, trouble: bool) -> None:
         """A full reconcile has ended. `trouble`: an error that concerns all, or a plan that had to be repaired.
@@ -56,7 +49,7 @@ class Schedule:
             self._delay = _SHORTEST_SECONDS
         took = ended - began
         self._soonest = ended + max(self._delay, took / _LARGEST_PART)
-        self._due = ended + max(interval, took / _LARGEST_PART_UNASKED)
-        self._quick_check_due = ended + interval
+        self.due = ended + max(interval, took / _LARGEST_PART_UNASKED)
+        self.quick_check_due = ended + interval
         if trouble:
             self.changed()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import FourTuple, MarkMethod
+from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.reconcile.kernel_state import ChainState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mptcp_throttle.model import FourTuple
-    from mptcp_throttled.kernel.htb import Marking
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -17,21 +17,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPSet
-from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL
+from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLA_F_NET_BYTEORDER, NLM_F_CREATE, NLM_F_EXCL
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET
-from pyroute2.netlink.nfnetlink.ipset import (
-    IPSET_CMD_ADD,
-    IPSET_CMD_CREATE,
-    IPSET_CMD_DEL,
-    IPSET_CMD_LIST,
-    IPSET_ERR_BUSY,
-    IPSET_ERR_FIND_TYPE,
-    IPSET_ERR_MAX_SETS,
-    IPSET_ERR_TYPE_SPECIFIC,
-    IPSET_FLAG_LIST_HEADER,
-    IPSET_FLAG_WITH_SKBINFO,
-)
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
@@ -50,16 +38,15 @@ _NFGENMSG: Final = Struct("!BBH")
 _ATTR_PROTOCOL, _ATTR_SETNAME, _ATTR_TYPENAME, _ATTR_REVISION, _ATTR_FAMILY, _ATTR_FLAGS = 1, 2, 3, 4, 5, 6
 _ATTR_DATA, _ATTR_ADT, _ATTR_LINENO = 7, 8, 9
 _ATTR_TIMEOUT, _ATTR_CADT_FLAGS, _ATTR_MAXELEM, _ATTR_ELEMENTS = 6, 8, 19, 24
-_NET_BYTEORDER: Final = 0x4000  # NLA_F_NET_BYTEORDER
 _NUMBER: Final = Struct("!I")
 _NAME: Final = re.compile(r"mptcp-throttle-([46])-(\d{1,5})(-new)?")
 _NO_IPSET: Final = frozenset({errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP})
 _ELEMENTS_BYTES: Final = 60_000  # the length of an attribute has 16 bits
-_IPSET_ERR_HASH_FULL: Final = IPSET_ERR_TYPE_SPECIFIC  # include/uapi/linux/netfilter/ipset/ip_set_hash.h
+_IPSET_ERR_HASH_FULL: Final = ipset.IPSET_ERR_TYPE_SPECIFIC  # include/uapi/linux/netfilter/ipset/ip_set_hash.h
 _ERRORS: Final = {
-    IPSET_ERR_BUSY: (errno.EBUSY, "somebody else's rule refers to it"),
-    IPSET_ERR_FIND_TYPE: (errno.ENOENT, "CONFIG_IP_SET_HASH_IPPORTIP"),
-    IPSET_ERR_MAX_SETS: (errno.ENOSPC, "the kernel holds no more sets"),
+    ipset.IPSET_ERR_BUSY: (errno.EBUSY, "somebody else's rule refers to it"),
+    ipset.IPSET_ERR_FIND_TYPE: (errno.ENOENT, "CONFIG_IP_SET_HASH_IPPORTIP"),
+    ipset.IPSET_ERR_MAX_SETS: (errno.ENOSPC, "the kernel holds no more sets"),
     _IPSET_ERR_HASH_FULL: (errno.ENOSPC, f"a set holds at most {MAX_MARKS} subflows"),
 }
 
@@ -123,7 +110,9 @@ class OwnSets:
         if self._absent:
             return {}
         try:
-            headers = self._list("ipset list -terse", attribute(_ATTR_FLAGS, _NUMBER.pack(IPSET_FLAG_LIST_HEADER)))
+            headers = self._list(
+                "ipset list -terse", attribute(_ATTR_FLAGS, _NUMBER.pack(ipset.IPSET_FLAG_LIST_HEADER))
+            )
         except _NoIpsetError:
             # Each attempt makes the kernel run modprobe(8).
             self._absent = True
@@ -141,11 +130,11 @@ class OwnSets:
 
     def add(self, own: OwnSet, elements: Sequence[bytes]) -> None:
         """Add encoded elements; present ones get the new mark. If one is refused, those before it have been added."""
-        self._alter("add", IPSET_CMD_ADD, own, elements)
+        self._alter("add", ipset.IPSET_CMD_ADD, own, elements)
 
     def delete(self, own: OwnSet, elements: Sequence[bytes]) -> None:
         """Delete encoded elements; absent ones are skipped."""
-        self._alter("del", IPSET_CMD_DEL, own, elements)
+        self._alter("del", ipset.IPSET_CMD_DEL, own, elements)
 
     def rename(self, own: OwnSet, other: OwnSet) -> None:
         """Rename a set that no rule refers to, to a name that is free."""
@@ -173,7 +162,7 @@ class OwnSets:
             text(header[_ATTR_TYPENAME]) == SET_TYPE
             and header[_ATTR_FAMILY] == bytes([_FAMILIES[own.ip_version]])
             and made_with.get(_ATTR_MAXELEM) == _NUMBER.pack(self._max_marks)
-            and made_with.get(_ATTR_CADT_FLAGS) == _NUMBER.pack(IPSET_FLAG_WITH_SKBINFO)
+            and made_with.get(_ATTR_CADT_FLAGS) == _NUMBER.pack(ipset.IPSET_FLAG_WITH_SKBINFO)
             and _ATTR_TIMEOUT not in made_with
         )
         elements = made_with.get(_ATTR_ELEMENTS)
@@ -183,7 +172,7 @@ class OwnSets:
         """The attributes of each answer to IPSET_CMD_LIST with the attribute `which`."""
         with _call(what):
             self._ipset()
-            request = ipset_request(what, IPSET_CMD_LIST, which)
+            request = ipset_request(what, ipset.IPSET_CMD_LIST, which)
             return [attributes(payload, _NFGENMSG.size) for payload in self._requests().dump(request)]
 
     def _alter(self, verb: str, command: int, own: OwnSet, elements: Sequence[bytes]) -> None:
@@ -232,12 +221,12 @@ def ipset_request(what: str, command: int, *body: bytes, flags: int = 0) -> Requ
 def create_request(own: OwnSet, max_marks: int) -> Request:
     """Create an empty set for at most `max_marks` elements."""
     parameters = (
-        attribute(_ATTR_MAXELEM | _NET_BYTEORDER, _NUMBER.pack(max_marks)),
-        attribute(_ATTR_CADT_FLAGS | _NET_BYTEORDER, _NUMBER.pack(IPSET_FLAG_WITH_SKBINFO)),
+        attribute(_ATTR_MAXELEM | NLA_F_NET_BYTEORDER, _NUMBER.pack(max_marks)),
+        attribute(_ATTR_CADT_FLAGS | NLA_F_NET_BYTEORDER, _NUMBER.pack(ipset.IPSET_FLAG_WITH_SKBINFO)),
     )
     return ipset_request(
         f"ipset create {own.name} {SET_TYPE}",
-        IPSET_CMD_CREATE,
+        ipset.IPSET_CMD_CREATE,
         _named(own),
         attribute(_ATTR_TYPENAME, SET_TYPE.encode() + b"\0"),
         attribute(_ATTR_REVISION, bytes([_MIN_REVISION])),

@@ -15,8 +15,7 @@ from typing import IO, Any, Final
 
 import iptc
 
-from mptcp_throttle.linux.fault_point import fault_point
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point
 from mptcp_throttled.reconcile.kernel_state import ChainState
 
 CHAIN: Final = "MPTCP-THROTTLE"

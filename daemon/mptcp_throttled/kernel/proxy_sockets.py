@@ -1,15 +1,23 @@
-"""The cgroup in which the proxy listens, for the sock_ops program to be attached to."""
+"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, and how many are paced."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from struct import Struct
+from typing import Final
 
-from mptcp_throttle.linux.fault_point import os_errors
-from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.kernel.sockets import listener_cgroups
+from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, SS_LISTEN, InetDiag
+from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.linux.netlink_socket import read_consistently
+
+_INET_DIAG_CGROUP_ID: Final = 21  # include/uapi/linux/inet_diag.h
+_CGROUP_ID: Final = Struct("=Q")
+_UNLIMITED: Final = 2**64 - 1
+# struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate
+_MAX_PACING_RATE: Final = Struct("=112xQ")
 
 
 class ProxyCgroup:
@@ -24,7 +32,7 @@ class ProxyCgroup:
 
         The directories are searched only when the listeners' cgroups have changed since the last call.
         """
-        ids = listener_cgroups(self._ports)
+        ids = _listener_cgroups(self._ports)
         if not ids:
             raise KernelError(f"nobody listens on port {', '.join(map(str, self._ports))}", errno.ENOENT)
         if self._last is None or self._last[0] != ids:
@@ -56,3 +64,28 @@ def _cgroup2_mount() -> Path:
         if file_system.split()[0] == "cgroup2":
             return Path(fields.split()[4])
     raise KernelError("no cgroup2 file system is mounted", errno.ENOENT, "mount one, or set daemon.pacing to false")
+
+
+def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
+    """The ids (inode numbers) of the cgroups whose processes listen on these ports. Raises KernelError."""
+    return read_consistently(
+        lambda: frozenset(_CGROUP_ID.unpack(id_)[0] for id_ in _attribute(ports, SS_LISTEN, _INET_DIAG_CGROUP_ID))
+    )
+
+
+def count_paced(ports: Sequence[int]) -> int:
+    """How many established sockets on these ports have a maximum pacing rate. Raises KernelError."""
+    return read_consistently(lambda: sum(map(_is_paced, _attribute(ports, SS_ESTABLISHED, INET_DIAG_INFO))))
+
+
+def _is_paced(tcp_info: bytes) -> bool:
+    (rate,) = _MAX_PACING_RATE.unpack_from(tcp_info)
+    return bool(rate < _UNLIMITED)
+
+
+def _attribute(ports: Sequence[int], state: int, wanted: int) -> Iterator[bytes]:
+    """That attribute of each socket in this state which has it."""
+    with InetDiag() as diag:
+        for found in diag.sockets(state, {wanted}, ports):
+            if wanted in found.attributes:
+                yield found.attributes[wanted]
