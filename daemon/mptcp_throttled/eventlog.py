@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from mptcp_throttle.model import format_token
 from mptcp_throttled.kernel.htb import classid
@@ -54,7 +54,9 @@ def _log_transition(transition: Transition) -> None:
         _log.info("free %s reason=%r", _identify(decision or before.decision), reason)
 
 
-def _log_errors(before: Collection[str], after: Collection[str]) -> None:
+def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
+    if after == before:
+        return
     for error in after:
         if error not in before:
             _log.error("%s; the subflows concerned are free", error)

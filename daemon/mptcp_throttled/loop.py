@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _SETTLE_SECONDS: Final = 1.0
 _NO_MINOR: Final = 0
+_MAX_ERRORS: Final = 20
 
 
 class Clock(Protocol):
@@ -171,7 +172,7 @@ class Loop:
             self._planner.plan,
             work.applied,
             throttled,
-            (*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors))),
+            _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors)))),
             work.pacing_problem,
         )
         eventlog.log_step(before, self.snapshot, transitions)
@@ -200,12 +201,12 @@ class Loop:
             if not is_due and (due := self._retries.take_due(self._clock.monotonic())):
                 certain &= self._retry(step, due)
         if is_due or not certain or not self._seems_intact(step.applied):
-            self._reconcile_fully(step)
+            self._reconcile_fully(step, is_expected=not certain)
 
     def _increment(self, step: _Step, before: KernelPlan, after: KernelPlan, due: frozenset[KernelObject]) -> bool:
         """Reconcile a part of the plan, without refused objects that are not `due`; whether the outcome is certain."""
         began = self._clock.monotonic()
-        present = step.applied.part(before, after)
+        present = step.applied.part_of(before, after)
         outcome = self._reconciler.incremental(present, without(after, {*self._retries.waiting(due), *self._blocked}))
         step.applied = step.applied.replaced(present, outcome.applied)
         step.pacing_problem = outcome.pacing_problem
@@ -225,16 +226,17 @@ class Loop:
         part = self._planner.part(minors)
         return self._increment(step, part, part, due)
 
-    def _reconcile_fully(self, step: _Step) -> None:
+    def _reconcile_fully(self, step: _Step, *, is_expected: bool) -> None:
+        """`is_expected`: operations are needed for a reason that this step knows; otherwise they repair something."""
         plan, interval = self._planner.plan, self._config.config.daemon.reconcile_interval
         began, used = self._clock.monotonic(), self._clock.thread_time()
         due = self._retries.take_due(began) | self._unverified
         self._unverified.clear()
-        is_expected = bool(due or self._errors or self._htb_refused or not step.delta.empty)
+        is_expected |= bool(due or self._errors or self._htb_refused or not step.delta.empty)
         outcome = self._reconciler.full(without(plan, {*self._retries.waiting(due), *self._blocked}))
         is_unblocked = bool(self._blocked) and not outcome.blocked
         self._blocked = outcome.blocked
-        step.applied, step.pacing_problem = outcome.applied, outcome.pacing_problem
+        step.applied, step.pacing_problem = outcome.applied.persistent(), outcome.pacing_problem
         self._errors = (*(() if outcome.obstacle is None else (outcome.obstacle,)), *outcome.errors)
         self._htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
         if outcome.applied.htb:
@@ -284,3 +286,9 @@ class Loop:
         decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
         decisions.update((d.subflow.ends, d) for of in self._decisions.decisions.values() for d in of)
         return decisions
+
+
+def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:
+    """The errors for the operator: with thousands of refused classes, not a line each."""
+    more = len(errors) - _MAX_ERRORS
+    return errors if more <= 0 else (*errors[:_MAX_ERRORS], f"and {more} more errors")

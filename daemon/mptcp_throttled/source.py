@@ -1,8 +1,8 @@
 """Follows the sniffer's table over JSON-RPC: a snapshot in parts, then changes by long poll.
 
 Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2). So when a call fails, an
-empty table is delivered, which lifts all caps, and the connection is tried again. Under load an answer has all changes
-since the last one, and updates that the control loop has not taken yet are merged.
+empty table is delivered, which frees all subflows, and the connection is tried again. Under load an answer has all
+changes since the last one, and updates that the control loop has not taken yet are merged.
 """
 
 from __future__ import annotations

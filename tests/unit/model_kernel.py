@@ -94,6 +94,7 @@ class ModelKernel:
         self.applied: list[Operation] = []
         self.tried: list[Operation] = []
         self.dangling = False
+        self.numbered = False  # whether an error tells which operation was refused
 
     def read(self) -> KernelState:
         self._fail_read()
@@ -128,7 +129,7 @@ class ModelKernel:
     def _apply(self, operation: Operation) -> None:
         self.tried.append(operation)
         if operation in self.refuse or type(operation) in self.refuse:
-            raise KernelError(type(operation).__name__, errno.ENOMEM)
+            raise KernelError(str(operation) if self.numbered else type(operation).__name__, errno.ENOMEM)
         self.state = apply(self.state, operation)
         self.applied.append(operation)
         self.dangling |= dangling(self.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Final
 import pytest
 
 from mptcp_throttle.linux import ebpf
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel import pacing
 from mptcp_throttled.kernel.pacing import PacedSockets
@@ -37,3 +39,18 @@ def test_paces_that_were_read_stay_as_they_were_after_a_change(sockets: PacedSoc
     sockets.change({TWO: 2000}, (ONE,))
     two = sockets.read()
     assert [state.paces for state in (empty, one, two)] == [{}, {ONE: 1000}, {TWO: 2000}]
+
+
+def test_pace_lost_in_a_refused_update_can_still_be_removed(
+    sockets: PacedSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_map: int, _elements: object) -> None:
+        raise KernelError("bpf map update", errno.ENOMEM)
+
+    sockets.read()
+    sockets.change({ONE: 1000}, ())
+    monkeypatch.setattr(ebpf, "update_map", refuse)
+    with pytest.raises(KernelError):
+        sockets.change({ONE: 500, TWO: 500}, ())
+    sockets.change({}, (ONE,))
+    assert sockets.read().paces == {}

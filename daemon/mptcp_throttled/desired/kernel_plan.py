@@ -40,26 +40,33 @@ class KernelPlan:
     `paces` are bytes/s of payload, by capped subflow: what the subflow's socket tells MPTCP's scheduler. A limited
     subflow has none: it fills its congestion window, which tells its rate, and a pace would keep the connection's send
     buffer from growing. With `default_minor` 0, HTB does not shape unmarked traffic (sch_htb.c, direct queue).
+
+    A whole plan that is kept consists of persistent maps, which share what does not change with the plan before; a part
+    of a plan, made and read once, of whatever is fastest.
     """
 
     htb: bool = False
     default_minor: int = 0
-    classes: Map[int, Rate] = _NONE
-    marks: Map[FourTuple, int] = _NONE
-    paces: Map[FourTuple, int] = _NONE
+    classes: Mapping[int, Rate] = _NONE
+    marks: Mapping[FourTuple, int] = _NONE
+    paces: Mapping[FourTuple, int] = _NONE
 
-    def part(self, other: KernelPlan, another: KernelPlan) -> KernelPlan:
-        """What this plan says about the classes and subflows of two parts of a plan."""
+    def persistent(self) -> KernelPlan:
+        """The plan as persistent maps."""
+        return KernelPlan(self.htb, self.default_minor, Map(self.classes), Map(self.marks), Map(self.paces))
+
+    def part_of(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
+        """What this plan says about the classes and subflows of a part that changes."""
         return KernelPlan(
             self.htb,
             self.default_minor,
-            _common(self.classes, other.classes, another.classes),
-            _common(self.marks, other.marks, another.marks),
-            _common(self.paces, other.marks, another.marks),
+            _common(self.classes, before.classes, after.classes),
+            _common(self.marks, before.marks, after.marks),
+            _common(self.paces, before.marks, after.marks),
         )
 
     def replaced(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
-        """The plan with `after` in place of `before`."""
+        """The plan with the part `after` in place of `before`, as persistent maps."""
         return KernelPlan(
             after.htb,
             after.default_minor,
@@ -69,18 +76,20 @@ class KernelPlan:
         )
 
 
-def _common(whole: Map[K, V], *keys: Iterable[K]) -> Map[K, V]:
-    return Map({key: whole[key] for some in keys for key in some if key in whole})
+def _common(whole: Mapping[K, V], *keys: Iterable[K]) -> dict[K, V]:
+    return {key: whole[key] for some in keys for key in some if key in whole}
 
 
-def _replaced(whole: Map[K, V], before: Mapping[K, V], after: Map[K, V]) -> Map[K, V]:
+def _replaced(whole: Mapping[K, V], before: Mapping[K, V], after: Mapping[K, V]) -> Map[K, V]:
     if not whole:
-        return after
-    changed = whole.mutate()
+        return Map(after)
+    changed = Map(whole).mutate()
     for key in before:
         if key not in after:
             changed.pop(key, None)
-    changed.update(after)
+    for key, value in after.items():
+        if before.get(key) != value or key not in whole:
+            changed[key] = value
     return changed.finish()
 
 
@@ -166,7 +175,7 @@ def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings
     if settings.other_traffic is not None:
         default_minor = OTHER_TRAFFIC_MINOR
         classes[default_minor] = settings.other_traffic
-    return KernelPlan(True, default_minor, Map(classes), Map(marks), Map(paces))
+    return KernelPlan(True, default_minor, classes, marks, paces)
 
 
 def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[FourTuple, int]:

@@ -98,7 +98,7 @@ class PacedSockets:
                 # The key may be gone with that of the same client end at another proxy address (`map_key`).
                 if error.number != errno.ENOENT:
                     raise
-            del self._paces[ends]
+            self._paces.pop(ends, None)
         if add:
             self._add(self._attached.map, add)
 

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
-from immutables import Map
-
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.reconcile import operations as op
@@ -60,15 +58,14 @@ def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:
     """
     if not refused:
         return plan
-    lost = {ends for ends in plan.marks if KernelObject(ObjectKind.MARK, ends) in refused}
-    marks = {ends: minor for ends, minor in plan.marks.items() if ends not in lost}
-    gone = {minor for minor in plan.classes if KernelObject(ObjectKind.CLASS, minor) in refused}
-    gone |= {plan.marks[ends] for ends in lost} - set(marks.values())
+    gone = {one.key for one in refused if isinstance(one.key, int)}
+    lost = {one.key for one in refused if one.kind is ObjectKind.MARK and not isinstance(one.key, int)}
+    unpaced = {one.key for one in refused if one.kind is ObjectKind.PACE}
+    marks = plan.marks
+    if lost:
+        marks = {ends: minor for ends, minor in marks.items() if ends not in lost}
+        gone |= {plan.marks[ends] for ends in lost if ends in plan.marks} - set(marks.values())
     marks = {ends: minor for ends, minor in marks.items() if minor not in gone}
-    paces = {
-        ends: pace
-        for ends, pace in plan.paces.items()
-        if ends in marks and KernelObject(ObjectKind.PACE, ends) not in refused
-    }
+    paces = {ends: pace for ends, pace in plan.paces.items() if ends in marks and ends not in unpaced}
     classes = {minor: rate for minor, rate in plan.classes.items() if minor not in gone}
-    return KernelPlan(plan.htb, plan.default_minor, Map(classes), Map(marks), Map(paces))
+    return KernelPlan(plan.htb, plan.default_minor, classes, marks, paces)

@@ -82,14 +82,14 @@ class _Progress:
     def failed(self) -> bool:
         return bool(self.refused or self.errors)
 
-    def refuse(self, operation: op.Operation, error: str, plan: KernelPlan) -> KernelPlan:
-        """The part of the plan that can still be applied."""
+    def refuse(self, operation: op.Operation, error: str) -> set[KernelObject]:
+        """Note why an operation was refused; what the plan must do without."""
         missing, blocked = objects_of(operation), blocked_by(operation)
         self.refused.update(dict.fromkeys(missing, error))
         self.blocked |= blocked
         if blocked or not missing:
             self.errors[error] = None
-        return without(plan, missing | blocked)
+        return missing | blocked
 
 
 class Reconciler:
@@ -180,7 +180,7 @@ class Reconciler:
         state = self._read(plan)
         if all_done:
             for operation in diff(state, reachable):
-                progress.refuse(operation, f"not applied though the kernel acknowledged it: {operation}", reachable)
+                progress.refuse(operation, f"not applied though the kernel acknowledged it: {operation}")
         return state, reachable
 
     def _apply_diff(
@@ -201,15 +201,17 @@ class Reconciler:
         all_done = True
         for group in _groups(operations):
             reachable = [reduced for operation in group if (reduced := _reachable(operation, plan)) is not None]
+            missing: set[KernelObject] = set()
             for operation, refusal in zip(reachable, self._apply_group(reachable), strict=True):
                 if refusal is None:
                     done.append(operation)
                     continue
                 all_done = False
-                plan = progress.refuse(operation, str(refusal), plan)
+                missing |= progress.refuse(operation, str(refusal))
                 if isinstance(operation, op.InstallHtb) or (operation == op.RestoreQdisc() and plan.htb):
                     progress.done += done
                     return done, UNTOUCHED, False
+            plan = without(plan, missing)
         progress.done += done
         return done, plan, all_done
 
