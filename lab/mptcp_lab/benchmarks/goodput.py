@@ -24,10 +24,11 @@ from typing import Final
 from mptcp_lab.background import Background
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
-from mptcp_lab.meter import PathMeter, Series
 from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.process import run, wait_until
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, native_has
+from mptcp_lab.scenario.recording import MEGA, Curve
+from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build, recommended_for_old_kernels
@@ -103,7 +104,7 @@ class Bench:
         links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
         meanwhile = permitted if capped else links
         size = int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8
-        with PathMeter(self._lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
+        with PathMeter(self._lab.client, [ETHERNET.interface]) as meter:
             download = Download(self._lab, self._lab.client, self._document(size))
             wait_until(lambda: len(services.subflows()) == 2, "two subflows")
             with _Delivery(download) as delivered:
@@ -117,14 +118,14 @@ class Bench:
                 _throttle(services, on=False)
                 _pass(_AFTER_SECONDS, download)
             result = download.wait(10 * (size * 8 / permitted))
-            series = meter.series()
+            received = meter.received(ETHERNET.interface)
         carried = delivered.between(began + 1, ended)
         return Figures(
             100 * carried * 8 / (ended - began - 1) / permitted,
             delivered.longest_gap(begins, began + 3),
             delivered.longest_gap(ended, ended + _AFTER_SECONDS),
-            _worst_window(series, began + 1, ended) / slow.bits_per_second,
-            series.received(ETHERNET.interface, began, began + 1) - slow.bytes_per_second,
+            _worst_window(received, began + 1, ended) * MEGA / slow.bits_per_second,
+            received.at(began + 1) - received.at(began) - slow.bytes_per_second,
             result.intact,
         )
 
@@ -185,9 +186,9 @@ def _pass(seconds: float, download: Download) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _worst_window(series: Series, began: float, ended: float) -> float:
+def _worst_window(received: Curve, began: float, ended: float) -> float:
     starts = [began + 0.25 * n for n in range(int(max(ended - began - 5, 0) / 0.25) + 1)]
-    return max(series.rate(ETHERNET.interface, start, min(start + 5, ended)) for start in starts)
+    return max(received.mbps(start, min(start + 5, ended)) for start in starts)
 
 
 class _Delivery(Background):
