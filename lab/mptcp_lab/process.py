@@ -109,7 +109,9 @@ class Process:
         """All that the program logged so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, timeout: float = 10.0, *, poll: float = _POLL_SECONDS
+    ) -> None:
         """Wait up to `timeout` seconds for a condition that this program brings about.
 
         Raises LabError, with the last lines of the log, if the program ends before or the time is over.
@@ -121,7 +123,7 @@ class Process:
                 raise LabError(f"{self.name}: ended with status {self.exit_status}, not {what}{self._last_lines()}")
             if time.monotonic() > deadline:
                 raise LabError(f"{self.name}: not {what} after {timeout:g} s{self._last_lines()}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll)
 
     def _last_lines(self) -> str:
         lines = self.log_text().splitlines()[-_LOG_LINES:]

@@ -181,7 +181,7 @@ class Services:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""
         if self.daemon is None or self.sniffer is None:
             raise LabError("mptcp-sniffer and mptcp-throttled: not started")
-        self.sniffer.wait_until(lambda: self._answers("sniffer.sock"), "answering", timeout)
+        self.sniffer.wait_until(lambda: self.answers("sniffer.sock"), "answering", timeout)
         self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
 
     @property
@@ -231,15 +231,15 @@ class Services:
         """The sniffer's answer, over its socket."""
         return self._call("sniffer.sock", method, *params)
 
+    def answers(self, socket: str) -> bool:
+        """Whether the service at this socket in the run directory answers."""
+        with contextlib.suppress(RpcError):
+            return bool(self._call(socket, "status"))
+        return False
+
     def _connected(self) -> bool:
         with contextlib.suppress(RpcError):
             return bool(self.status()["sniffer"]["connected"])
-        return False
-
-    def _answers(self, socket: str) -> bool:
-        with contextlib.suppress(RpcError):
-            self._call(socket, "status")
-            return True
         return False
 
     def _call(self, socket: str, method: str, *params: object) -> Any:  # noqa: ANN401

@@ -108,7 +108,7 @@ def _print(found: dict[int, dict[str, list[Figures]]]) -> None:
             )
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per variant, for each value of the kernel parameter."""
     parser = command_line("capture-cost", __doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each transfer; default: %(default)g")
@@ -129,8 +129,7 @@ def main() -> int:
         options.json,
         {lowat: {name: [asdict(run) for run in runs] for name, runs in by.items()} for lowat, by in found.items()},
     )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -283,7 +283,7 @@ def _print(rows: Sequence[dict[str, object]]) -> None:
         )
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per cell, and the goodput of each variant as a part of the permitted one."""
     parser = command_line("goodput", __doc__)
     parser.add_argument("--quick", action="store_true", help="this kernel only")
@@ -315,14 +315,13 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as directory:
                 results += _in_guest(cells, options, Path(directory))
     if options.inside:
-        return 0
+        return
     rows = _summary(results)
     _print(rows)
     for variant in options.variants:
         parts = [float(str(row["percent_of_permitted"])) for row in rows if row["variant"] == variant]
         print(f"{variant}: {median(parts):.1f} % of the permitted goodput (median), {min(parts):.1f} % (lowest)")
     write_json(options.json, {"cells": rows})
-    return 0
 
 
 def _set_up_guest() -> None:
@@ -347,4 +346,4 @@ def _measure_here(cells: Sequence[Cell], options: argparse.Namespace) -> list[tu
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -184,7 +184,7 @@ def _seeds(lab: Lab, times: Times) -> Iterator[None]:
         times.append({"marked": done - at})
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per way, rate and load."""
     parser = command_line("join-latency", __doc__)
     parser.add_argument(
@@ -213,8 +213,7 @@ def main() -> int:
                 print("      missed, of which no SYN was captured:", row["missed_unseen"])
                 print("      the sniffer:", json.dumps(row["sniffer"]), flush=True)
     write_json(options.json, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

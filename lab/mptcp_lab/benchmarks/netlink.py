@@ -8,7 +8,6 @@ waits for something.
 
 from __future__ import annotations
 
-import sys
 import time
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -76,7 +75,7 @@ def _line(row: Row) -> str:
     return f"| {' | '.join([row.message, row.phase, row.path, *shown, ratio, row.done_by])} |"
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per kind of message and phase."""
     parser = command_line("netlink", __doc__)
     parser.add_argument("--classes", type=int, default=2000, help="that are listed; default: %(default)s")
@@ -97,8 +96,7 @@ def main() -> int:
         finally:
             netns.popns()
     write_json(options.json, [row._asdict() for row in rows])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
