@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import count, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
@@ -237,24 +237,21 @@ def _summary(results: Sequence[tuple[Cell, Figures]]) -> list[dict[str, object]]
     ]
 
 
-def _in_guest(cells: Sequence[Cell], options: argparse.Namespace, directory: Path) -> list[tuple[Cell, Figures]]:
-    kernel, out = cells[0].kernel, directory / f"{cells[0].kernel}.jsonl"
-    selection = ("--kernels", kernel, "--inside", "--raw", out, "--seed", options.seed, "--seconds", options.seconds)
-    matrix = (
-        *("--variants", *options.variants, "--cc", *options.cc),
-        *("--delays", *map(_text, options.delays), "--caps", *map(_text, options.caps)),
-    )
-    begin = ("--at-once",) if options.at_once else ()
-    command = (_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput", *selection, *matrix, *begin)
-    guest = (_REPOSITORY / "lab/guest/run", "--kernel", kernel, "--share", directory, "--timeout", 14400)
-    argv = [str(word) for word in (*guest, "--", *command, "--repeats", options.repeats)]
+def _in_guest(kernel: str, directory: Path) -> list[tuple[Cell, Figures]]:
+    """Run this program with the same options in a guest."""
+    out = directory / "results.json"
+    argv: list[str | Path] = [
+        *(_REPOSITORY / "lab/guest/run", "--kernel", kernel, "--share", directory, "--timeout", "14400", "--"),
+        *(_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput"),
+        *sys.argv[1:],
+        *("--kernels", kernel, "--inside", out),
+    ]
     run(argv, timeout=14400)
-    return [_decode(json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
-
-
-def _decode(data: dict[str, dict[str, object]]) -> tuple[Cell, Figures]:
-    cell = {key: tuple(value) if isinstance(value, list) else value for key, value in data["cell"].items()}
-    return Cell(**cell), Figures(**data["figures"])  # type: ignore[arg-type]
+    results = json.loads(out.read_text(encoding="utf-8"))
+    return [
+        (Cell(kernel, cc, tuple(delay), tuple(caps), variant), Figures(*figures))
+        for (_, cc, delay, caps, variant), figures in results
+    ]
 
 
 def _text(pair: tuple[float, float]) -> str:
@@ -298,8 +295,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
-    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     results: list[tuple[Cell, Figures]] = []
     for kernel in ("native",) if options.quick else options.kernels:
@@ -313,8 +309,9 @@ def main() -> None:
             results += _measure_here(cells, options)
         else:
             with tempfile.TemporaryDirectory() as directory:
-                results += _in_guest(cells, options, Path(directory))
+                results += _in_guest(kernel, Path(directory))
     if options.inside:
+        write_json(options.inside, [(astuple(cell), astuple(figures)) for cell, figures in results])
         return
     rows = _summary(results)
     _print(rows)
@@ -337,9 +334,6 @@ def _measure_here(cells: Sequence[Cell], options: argparse.Namespace) -> list[tu
         measure(cells, options.seconds, options.repeats, options.seed, at_once=options.at_once), 1
     ):
         results.append((cell, figures))
-        if options.raw is not None:
-            with options.raw.open("a", encoding="utf-8") as raw:
-                raw.write(json.dumps({"cell": asdict(cell), "figures": asdict(figures)}) + "\n")
         total = len(cells) * options.repeats
         print(f"{done}/{total} {cell} {figures.percent_of_permitted:.1f} %", file=sys.stderr)
     return results

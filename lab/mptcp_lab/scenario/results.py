@@ -169,15 +169,7 @@ def _read(path: Path) -> Result:
         data = json.loads(path.read_text(encoding="utf-8"))
         del data["figures"]
         runs = [
-            Run(
-                figures=run["figures"],
-                seconds=run["seconds"],
-                idle=run["idle"],
-                events=[Event(event["at_s"], event["text"]) for event in run["events"]],
-                error=run["error"],
-                windows=run.get("windows", {}),
-                caps=run.get("caps", ()),
-            )
+            Run(**run | {"events": [Event(event["at_s"], event["text"]) for event in run["events"]]})
             for run in data.pop("runs")
         ]
         return Result(**data, runs=runs, directory=path.parent)
