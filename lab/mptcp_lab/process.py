@@ -25,6 +25,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, at most `timeout` seconds. Raises LabError if it fails and `check` holds."""
     timeout *= _PATIENCE
+    command = " ".join(map(str, argv))
     try:
         # A session of its own: Ctrl-C in the terminal must not reach the commands of our clean-up.
         result = subprocess.run(
@@ -33,9 +34,9 @@ def run(
     except FileNotFoundError as error:
         raise LabError(f"{argv[0]}: not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"{_text(argv)}: did not end in {timeout:g} s") from error
+        raise LabError(f"{command}: did not end in {timeout:g} s") from error
     if check and result.returncode != 0:
-        raise LabError(f"{_text(argv)}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
+        raise LabError(f"{command}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
     return result
 
 
@@ -138,10 +139,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) 
         if time.monotonic() > deadline:
             raise LabError(f"not {what} after {timeout:g} s")
         time.sleep(_POLL_SECONDS)
-
-
-def _text(argv: Sequence[str | Path]) -> str:
-    return " ".join(map(str, argv))
 
 
 def _one_line(text: str) -> str:

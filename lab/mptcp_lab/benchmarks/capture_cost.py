@@ -114,14 +114,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each transfer; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
-    parser.add_argument(
-        "--lowats",
-        type=int,
-        nargs="+",
-        default=_LOWATS,
-        metavar="BYTES",
-        help="of tcp_notsent_lowat; default: %(default)s",
-    )
+    lowats_help = "of tcp_notsent_lowat; default: %(default)s"
+    parser.add_argument("--lowats", type=int, nargs="+", default=_LOWATS, metavar="BYTES", help=lowats_help)
     options = parser.parse_args()
     found = measure(options.lowats, options.seconds, options.repeats, options.seed)
     _print(found)

@@ -159,10 +159,8 @@ def _rows(experiment: Experiment, result: Result) -> Iterator[list[str]]:
         yield [experiment.variant or "", "failed", result.kernel, "", error, "", "", ""]
     for row in compare(experiment.scenario, result.statistics) if result.statistics else ():
         seed = "" if row.seed is None else number(row.seed)
-        yield [
-            *(experiment.variant or "", row.figure, result.kernel, seed, spread(row.ours), row.unit, idle),
-            _SAME[row.same],
-        ]
+        ours, variant = spread(row.ours), experiment.variant or ""
+        yield [variant, row.figure, result.kernel, seed, ours, row.unit, idle, _SAME[row.same]]
 
 
 def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:
