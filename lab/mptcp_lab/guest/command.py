@@ -9,15 +9,12 @@ import platform
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptcp_lab.argument_types import checked
 from mptcp_lab.guest import initramfs, kernels
 from mptcp_lab.guest.machine import Machine, run
 from mptcp_lab.lab_errors import LabError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MEBIBYTES: Final = 1024
 _LEAST_MEBIBYTES: Final = 256
@@ -32,7 +29,7 @@ _DIRECTORY: Final = checked(
 )
 
 
-def _options(program: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(program: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program,
         usage="%(prog)s --kernel NAME [--timeout SECONDS] [--memory MIB] [--share DIR] -- COMMAND...",
@@ -50,12 +47,12 @@ def _options(program: str, arguments: Sequence[str] | None) -> argparse.Namespac
         "--share", type=_DIRECTORY, action="append", default=[], metavar="DIR", help="may be written; may be repeated"
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-def main(program: str, arguments: Sequence[str] | None = None) -> int:
+def main(program: str) -> int:
     """Run a command in a guest; its exit status. Raises LabError if that could not be done."""
-    options = _options(program, arguments)
+    options = _options(program)
     if platform.machine() != "x86_64":
         raise LabError(f"this machine is {platform.machine()}; allowed: x86_64, whose programs the guest runs")
     kernel = kernels.get(options.kernel, lambda line: print(f"{program}: {line}", file=sys.stderr, flush=True))

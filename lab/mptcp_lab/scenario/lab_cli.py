@@ -85,9 +85,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def run(program: str, arguments: Sequence[str] | None = None) -> int:
+def run(program: str) -> int:
     """Run the command line. Raises UserError if it cannot be done, Interrupted at a signal."""
-    options = _parser(program).parse_args(arguments)
+    options = _parser(program).parse_args()
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     match options.command:
         case "run":

@@ -116,6 +116,7 @@ class Sampler(Background):
                     }
         except (OSError, KernelError) as error:
             self._error = error
+        finally:
             self._sampled.set()
 
     def _open(self, stack: ExitStack, host: str, namespace: str) -> _Probe:
