@@ -8,7 +8,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.squid import PORT
 
@@ -52,7 +51,6 @@ class Download:
         *,
         mptcp: bool = True,
         family: Family = 4,
-        port: int = PORT,
         rate_limit: Rate | None = None,
     ) -> None:
         name = f"curl-{next(_serial)}"
@@ -65,7 +63,7 @@ class Download:
             *(("mptcpize", "run") if mptcp else ()),
             *("curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}"),
             *(() if rate_limit is None else ("--limit-rate", str(rate_limit.bytes_per_second))),
-            *("--proxy", f"http://{proxy}:{port}", "--output", self._file),
+            *("--proxy", f"http://{proxy}:{PORT}", "--output", self._file),
             f"http://{origin}/{document.name}",
             output=self._figures,
         )
@@ -90,10 +88,6 @@ class Download:
     def stop(self) -> DownloadResult:
         """End the download; the result says what arrived so far."""
         return self._result(self._process.stop())
-
-    def error(self) -> LabError:
-        """Why the download failed, as curl reports it."""
-        return LabError(f"{self._process.name}: {self._process.log_text().strip() or 'ended too early'}")
 
     def _result(self, status: int) -> DownloadResult:
         text = self._figures.read_text(encoding="utf-8")

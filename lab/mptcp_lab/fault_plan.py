@@ -17,8 +17,6 @@ KILL: Final = "KILL"
 KILL_AFTER: Final = "KILL-AFTER"
 FOREVER: Final = 10**9
 
-_READS: Final = re.compile(r" show\b| -S\b|^ss |^ipset list |^look for |^the kernel has no ")
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -48,11 +46,6 @@ class Fault:
     def strikes(self, count: int) -> bool:
         """Whether the call that is the `count`th of its kind goes wrong."""
         return self.first <= count < self.first + self.times
-
-
-def changes_anything(call: str) -> bool:
-    """Whether a call of that name is more than a look."""
-    return _READS.search(call) is None
 
 
 class Faults:

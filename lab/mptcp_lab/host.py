@@ -44,13 +44,9 @@ class Host:
         while self._processes:
             self._processes.pop().stop()
 
-    def ip(self, lines: Iterable[str], family: int | None = None) -> None:
-        """Run ip(8) commands, given without the word `ip`, all in one process. Raises LabError at the first failure.
-
-        `family` is 4 or 6; some commands (`rule`) do not see it from the addresses they are given.
-        """
-        options = [] if family is None else [f"-{family}"]
-        run(["ip", *options, "-netns", self.namespace, "-batch", "-"], stdin="\n".join(lines) + "\n")
+    def ip(self, lines: Iterable[str]) -> None:
+        """Run ip(8) commands, given without the word `ip`, all in one process. Raises LabError at the first failure."""
+        run(["ip", "-netns", self.namespace, "-batch", "-"], stdin="\n".join(lines) + "\n")
 
     def tc(self, lines: Iterable[str]) -> None:
         """Run tc(8) commands, given without the word `tc`, all in one process. Raises LabError at the first failure."""

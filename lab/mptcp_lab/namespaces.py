@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _PREFIX: Final = "mptl"
 _NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-")
 _NAMESPACES: Final = Path("/run/netns")  # where ip-netns(8) keeps them
+_CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h; os.setns() is new in Python 3.12
 _serial: Final = itertools.count()
 
 
@@ -52,6 +54,13 @@ def owned() -> Iterator[str]:
 def path(namespace: str) -> Path:
     """The file that setns(2) wants."""
     return _NAMESPACES / namespace
+
+
+def enter(namespace: str) -> None:
+    """Move this thread into a network namespace. Raises OSError."""
+    with path(namespace).open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def make_directory(prefix: str) -> Path:

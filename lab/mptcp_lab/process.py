@@ -25,6 +25,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, at most `timeout` seconds. Raises LabError if it fails and `check` holds."""
     timeout *= _PATIENCE
+    command = " ".join(map(str, argv))
     try:
         # A session of its own: Ctrl-C in the terminal must not reach the commands of our clean-up.
         result = subprocess.run(
@@ -33,9 +34,9 @@ def run(
     except FileNotFoundError as error:
         raise LabError(f"{argv[0]}: not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"{_text(argv)}: did not end in {timeout:g} s") from error
+        raise LabError(f"{command}: did not end in {timeout:g} s") from error
     if check and result.returncode != 0:
-        raise LabError(f"{_text(argv)}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
+        raise LabError(f"{command}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
     return result
 
 
@@ -109,7 +110,9 @@ class Process:
         """All that the program logged so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, timeout: float = 10.0, *, poll: float = _POLL_SECONDS
+    ) -> None:
         """Wait up to `timeout` seconds for a condition that this program brings about.
 
         Raises LabError, with the last lines of the log, if the program ends before or the time is over.
@@ -121,7 +124,7 @@ class Process:
                 raise LabError(f"{self.name}: ended with status {self.exit_status}, not {what}{self._last_lines()}")
             if time.monotonic() > deadline:
                 raise LabError(f"{self.name}: not {what} after {timeout:g} s{self._last_lines()}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll)
 
     def _last_lines(self) -> str:
         lines = self.log_text().splitlines()[-_LOG_LINES:]
@@ -136,10 +139,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) 
         if time.monotonic() > deadline:
             raise LabError(f"not {what} after {timeout:g} s")
         time.sleep(_POLL_SECONDS)
-
-
-def _text(argv: Sequence[str | Path]) -> str:
-    return " ".join(map(str, argv))
 
 
 def _one_line(text: str) -> str:

@@ -141,7 +141,7 @@ class Services:
 
     def start_sniffer(self) -> Process:
         """Start `mptcp-sniffer`."""
-        self.sniffer = self._start("mptcp-sniffer")
+        self.sniffer = self._run("mptcp-sniffer", self._executables / "mptcp-sniffer")
         return self.sniffer
 
     def start_timed(self) -> tuple[Path, Path]:
@@ -154,14 +154,12 @@ class Services:
 
     def start_daemon(self, faults: Faults | None = None) -> Process:
         """Start `mptcp-throttled`, with `faults` injected into its calls of the kernel."""
-        if self._tuning is not None:
-            program = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
-            self.daemon = self._run("mptcp-throttled", *program)
-        elif faults is None:
-            self.daemon = self._start("mptcp-throttled")
-        else:
-            faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
-            self.daemon = self._run("mptcp-throttled", *faulty, machine_files=False)
+        program: list[str | Path] = [self._executables / "mptcp-throttled"]
+        if faults is not None:
+            program = [sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory]
+        elif self._tuning is not None:
+            program = [sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning)]
+        self.daemon = self._run("mptcp-throttled", *program, machine_files=faults is None)
         return self.daemon
 
     def clean_up(self) -> None:
@@ -181,7 +179,7 @@ class Services:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""
         if self.daemon is None or self.sniffer is None:
             raise LabError("mptcp-sniffer and mptcp-throttled: not started")
-        self.sniffer.wait_until(lambda: self._answers("sniffer.sock"), "answering", timeout)
+        self.sniffer.wait_until(lambda: self.answers("sniffer.sock"), "answering", timeout)
         self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
 
     @property
@@ -231,23 +229,20 @@ class Services:
         """The sniffer's answer, over its socket."""
         return self._call("sniffer.sock", method, *params)
 
+    def answers(self, socket: str) -> bool:
+        """Whether the service at this socket in the run directory answers."""
+        with contextlib.suppress(RpcError):
+            return bool(self._call(socket, "status"))
+        return False
+
     def _connected(self) -> bool:
         with contextlib.suppress(RpcError):
             return bool(self.status()["sniffer"]["connected"])
         return False
 
-    def _answers(self, socket: str) -> bool:
-        with contextlib.suppress(RpcError):
-            self._call(socket, "status")
-            return True
-        return False
-
     def _call(self, socket: str, method: str, *params: object) -> Any:  # noqa: ANN401
         # A Unix socket is a file: the namespace of the network does not matter.
         return RpcClient(self.directory / "run" / socket).call(method, *params)
-
-    def _start(self, name: str) -> Process:
-        return self._run(name, self._executables / name)
 
     def _run(self, name: str, *program: str | Path, machine_files: bool = True) -> Process:
         process = self.proxy.start(name, *program, "--config", self.config, machine_files=machine_files)

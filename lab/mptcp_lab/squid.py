@@ -32,12 +32,11 @@ shutdown_lifetime 0 seconds
 """
 
 
-def start_squid(host: Host, *, mptcp: bool = True, port: int = PORT) -> Process:
-    """Start Squid on `port`, v4 and v6; returns once it listens. Raises LabError if it does not."""
+def start_squid(host: Host) -> Process:
+    """Start Squid, v4 and v6; returns once it listens. Raises LabError if it does not."""
     config = host.directory / "squid.conf"
-    config.write_text(_CONFIG.format(port=port, directory=host.directory), encoding="ascii")
+    config.write_text(_CONFIG.format(port=PORT, directory=host.directory), encoding="ascii")
     # Without -N the worker loses mptcpize's LD_PRELOAD and listens on plain TCP. -d1 copies errors to stderr.
-    squid = ("squid", "-N", "-d1", "-f", config)
-    process = host.start("squid", *(("mptcpize", "run") if mptcp else ()), *squid)
-    process.wait_until(lambda: host.listens(port, mptcp=mptcp), f"listening on port {port}")
+    process = host.start("squid", "mptcpize", "run", "squid", "-N", "-d1", "-f", config)
+    process.wait_until(lambda: host.listens(PORT, mptcp=True), f"listening on port {PORT}")
     return process

@@ -5,8 +5,8 @@ from __future__ import annotations
 from proxy_world import proxy_world
 
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.meter import PathMeter
 from mptcp_lab.process import wait_until
+from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.topology import Topology
 
 ROUTER_QUEUE = 62_500
@@ -19,21 +19,21 @@ OBSERVED = 625_000
 def test_capped_path_carries_its_cap_and_fq_codel_is_restored() -> None:
     with proxy_world(Topology(proxy_qdisc="fq_codel")) as work:
         before = kernel_state(work.lab.proxy)
-        with PathMeter(work.lab.client.namespace, ("eth0", "wlan0")) as meter:
+        with PathMeter(work.lab.client, ("eth0", "wlan0")) as meter:
 
             def arrival(size: int, what: str) -> float:
                 """Wait until Ethernet has carried `size` more bytes; the time of the sample that shows it."""
-                goal = meter.series().samples[-1].received["eth0"] + size
-                wait_until(lambda: meter.series().samples[-1].received["eth0"] >= goal, what, 30)
-                return meter.series().samples[-1].at
+                goal = meter.received("eth0").points[-1][1] + size
+                wait_until(lambda: meter.received("eth0").points[-1][1] >= goal, what, 30)
+                return meter.received("eth0").points[-1][0]
 
             download = work.download()
             wait_until(lambda: "rate 1Mbit" in work.classes(), "class has the cap's rate", 30)
             start = arrival(ROUTER_QUEUE, "router queue drained")
             end = arrival(OBSERVED, "five seconds' worth of the cap received")
             work.abort(download)
-            ethernet, wifi = (meter.series().rate(interface, start, end) for interface in ("eth0", "wlan0"))
-        assert 0.7e6 < ethernet < 1.2e6
+            ethernet, wifi = (meter.received(interface).mbps(start, end) for interface in ("eth0", "wlan0"))
+        assert 0.7 < ethernet < 1.2
         assert wifi > ethernet
         wait_until(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc restored", 20)
         assert kernel_state(work.lab.proxy) == before

@@ -14,7 +14,7 @@ from polling import eventually
 from proxy_world import BACK_ENDS, MEGABYTE, Hosts, ProxyWorld, configured
 
 from mptcp_lab.download import Download
-from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults, changes_anything
+from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.throttled import Client, may_be_throttled, throttled
 from mptcp_lab.topology import WIFI, ClientSpec, Topology
@@ -48,6 +48,12 @@ STEPS = {
 """What the calls of one cycle must contain; those that are not for marks are the same for both back ends."""
 
 ERRORS = ("EBUSY", "EAGAIN", "ENOBUFS", "ENODEV", "EPERM")
+READS = re.compile(r" show\b| -S\b|^ss |^ipset list |^look for |^the kernel has no ")
+
+
+def changes_anything(call: str) -> bool:
+    """Whether a call of that name is more than a look."""
+    return READS.search(call) is None
 
 
 @dataclass(frozen=True)

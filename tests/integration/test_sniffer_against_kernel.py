@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from mptcp_monitor import Kernel, priorities, read_events
 from polling import eventually
 from proxy_world import EXECUTABLES
 
-from mptcp_lab.oracle import Ends, Kernel, listed, priorities, published, read_events
+from mptcp_lab.oracle import Ends, listed, published
 from mptcp_lab.services import Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology, build
 from mptcp_lab.traffic import start_client, start_server

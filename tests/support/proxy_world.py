@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,9 @@ from polling import eventually
 from mptcp_lab import oracle
 from mptcp_lab.download import Download
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, Mark, parse_marks
-from mptcp_lab.meter import PathMeter
 from mptcp_lab.origin import Document, Origin, start_origin
+from mptcp_lab.scenario.recording import MEGA
+from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
@@ -235,8 +237,7 @@ def proxy_world(
 
 def receive_rates(client: Client, seconds: float) -> dict[str, float]:
     """What each interface of a client receives in the next `seconds`, in bits per second."""
-    with PathMeter(client.namespace, ("eth0", "wlan0")) as meter:
-        began = meter.series().samples[0].at
-        eventually(lambda: meter.series().samples[-1].at >= began + seconds, "sampled", within=seconds + 30)
-        series = meter.series()
-    return {interface: series.rate(interface, began, began + seconds) for interface in ("eth0", "wlan0")}
+    with PathMeter(client, ("eth0", "wlan0")) as meter:
+        began = time.monotonic()
+        eventually(lambda: meter.interfaces[-1].at >= began + seconds, "sampled", within=seconds + 30)
+    return {interface: meter.received(interface).mbps(began, began + seconds) * MEGA for interface in ("eth0", "wlan0")}

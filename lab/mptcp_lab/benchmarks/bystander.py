@@ -6,7 +6,6 @@ client whose Ethernet is capped while our services run. Then the proxy's interfa
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -77,7 +76,7 @@ def _ratio(results: dict[str, list[Figures]], name: str) -> float:
     return float(with_us / without)
 
 
-def main() -> int:
+def main() -> None:
     """Print the medians and the ratios."""
     parser = command_line("bystander", __doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement; default: %(default)g")
@@ -92,8 +91,7 @@ def main() -> int:
     print(f"{'ratio':8} {ratios['throughput']:7.3f} {ratios['rtt']:7.3f}")
     runs_by_way = {way: [asdict(run) for run in found] for way, found in results.items()}
     write_json(options.json, {"runs": runs_by_way, "ratios": ratios})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

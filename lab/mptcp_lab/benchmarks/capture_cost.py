@@ -108,20 +108,14 @@ def _print(found: dict[int, dict[str, list[Figures]]]) -> None:
             )
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per variant, for each value of the kernel parameter."""
     parser = command_line("capture-cost", __doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each transfer; default: %(default)g")
     parser.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
-    parser.add_argument(
-        "--lowats",
-        type=int,
-        nargs="+",
-        default=_LOWATS,
-        metavar="BYTES",
-        help="of tcp_notsent_lowat; default: %(default)s",
-    )
+    lowats_help = "of tcp_notsent_lowat; default: %(default)s"
+    parser.add_argument("--lowats", type=int, nargs="+", default=_LOWATS, metavar="BYTES", help=lowats_help)
     options = parser.parse_args()
     found = measure(options.lowats, options.seconds, options.repeats, options.seed)
     _print(found)
@@ -129,8 +123,7 @@ def main() -> int:
         options.json,
         {lowat: {name: [asdict(run) for run in runs] for name, runs in by.items()} for lowat, by in found.items()},
     )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -124,7 +124,7 @@ def _show(load: Load, subflows: Sequence[int], figures: dict[State, list[float]]
         print(f"  {name:36} {ratio:8.3f}")
 
 
-def main() -> int:
+def main() -> None:
     """Print a table per load, and the ratios."""
     parser = command_line("datapath", __doc__)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
@@ -142,8 +142,7 @@ def main() -> int:
     ]
     ratios = {str(load): _ratios(options.subflows, figures) for load, figures in found.items()}
     write_json(options.json, {"figures": rows, "ratios": ratios})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

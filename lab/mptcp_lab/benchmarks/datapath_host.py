@@ -27,7 +27,7 @@ from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.operations import MakeChain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 VARIANTS: Final = ("none", "seed", "rules", "ipset")
 
@@ -141,22 +141,14 @@ def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
     elif variant == "rules":
         # The rules of our back end, made faster.
         commands = as_commands(MakeChain(4, marks), "eth0", _MARKING, "rules")
-        _restore(
-            [
-                ":MPTCP-THROTTLE -",
-                *(command.partition(" -t mangle ")[2] for command in commands if " -N " not in command),
-            ]
-        )
+        rules = [command.partition(" -t mangle ")[2] for command in commands if " -N " not in command]
+        _restore([":MPTCP-THROTTLE -", *rules])
     elif variant == "seed":
-        _restore(_seed_rules(subflows))
+        rule = f"-A OUTPUT -p tcp -s {_PROXY} --sport {_PORT} -d {{}} -j MARK --set-mark 4"
+        _restore(rule.format(ends.client.address) for ends in subflows)
 
 
-def _seed_rules(subflows: Sequence[FourTuple]) -> Iterator[str]:
-    for ends in subflows:
-        yield f"-A OUTPUT -p tcp -s {_PROXY} --sport {_PORT} -d {ends.client.address} -j MARK --set-mark 4"
-
-
-def _restore(lines: Sequence[str] | Iterator[str]) -> None:
+def _restore(lines: Iterable[str]) -> None:
     rules = "\n".join(["*mangle", *(line.partition("  #")[0] for line in lines), "COMMIT", ""])
     subprocess.run(["iptables-legacy-restore"], input=rules, text=True, check=True)
 

@@ -11,7 +11,6 @@ import random
 import shutil
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +27,7 @@ from mptcp_lab.throttled import may_be_throttled, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_throttle.errors import EX_INTERRUPTED
 from mptcp_throttle.model import MarkMethod
-from mptcp_throttle.rpc import Json, RpcClient, RpcError
+from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -139,18 +138,9 @@ class Scenario:
 
     def __str__(self) -> str:
         what = "; ".join(map(str, (*self.faults, *self.events)))
-        then = [
-            name
-            for name, wanted in (
-                ("clean-up", self.clean_up),
-                ("daemon", self.start_daemon),
-                ("sniffer", self.start_sniffer),
-            )
-            if wanted
-        ]
-        return (
-            f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {', '.join(then)}"
-        )
+        steps = {"clean-up": self.clean_up, "daemon": self.start_daemon, "sniffer": self.start_sniffer}
+        then = ", ".join(name for name, wanted in steps.items() if wanted)
+        return f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {then}"
 
 
 def scenario(seed: int) -> Scenario:
@@ -235,7 +225,7 @@ class _Run:
         except LabError as error:
             self._stranded.append(str(error))
         finally:
-            self._services.__exit__(None, None, None)
+            self._services.stop()
         self._expect_original("in the end")
         log = self._services.log()[logged:]
         if "Traceback" in log:
@@ -251,7 +241,7 @@ class _Run:
         if self._sniffer_runs and self._daemon_runs:
             self._services.wait_ready()
         elif self._daemon_runs:
-            self._process.wait_until(self._answers, "answering")
+            self._process.wait_until(lambda: self._services.answers("daemon.sock"), "answering")
 
     def _suffer(self, began: float) -> None:
         for event in self._plan.events:
@@ -299,10 +289,8 @@ class _Run:
     def _settle(self, when: str) -> None:
         """Wait until the kernel state is the wanted one."""
         began = time.monotonic()
-        problem = self._problem()
-        while problem is not None and time.monotonic() - began < _BETWEEN_SECONDS:
+        while (problem := self._problem()) is not None and time.monotonic() - began < _BETWEEN_SECONDS:
             time.sleep(_POLL_SECONDS)
-            problem = self._problem()
         self._recovered = max(self._recovered, time.monotonic() - began)
         if problem is not None:
             (self._stranded if self._anybody_stranded() else self._leftovers).append(f"{when}: {problem}")
@@ -312,7 +300,7 @@ class _Run:
         if not self._daemon_runs:
             return self._difference()
         try:
-            status, plan = self._call("status"), self._call("plan")
+            status, plan = self._services.status(), self._services.ask("plan")
         except RpcError as error:
             return str(error)
         if status["daemon"]["errors"]:
@@ -354,14 +342,6 @@ class _Run:
     @property
     def _sniffer_runs(self) -> bool:
         return self._services.exit_statuses[0] is None
-
-    def _answers(self) -> bool:
-        with suppress(RpcError):
-            return bool(self._call("status"))
-        return False
-
-    def _call(self, method: str) -> Json:
-        return RpcClient(self._services.directory / "run" / "daemon.sock").call(method)
 
 
 def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import (
-    MIB,
     PORT,
     CpuShare,
     command_line,
-    resident_bytes,
+    resident_mib,
     start_sniffer,
+    start_syn_flood,
     unshaped,
     write_json,
 )
@@ -37,10 +36,7 @@ def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
     attacker = lab.clients["attacker"]
     lab.router.run("ping", "-c1", "-W2", str(attacker.address(lab.topology.ethernet, 4)), check=False)
     router = json.loads(lab.router.run("ip", "-json", "link", "show", "attacker-eth0").stdout)[0]["address"]
-    arguments = ("eth0", router, str(lab.proxy_address(4)), str(PORT), str(rate), str(seconds))
-    flood = attacker.start("flood", sys.executable, "-m", "mptcp_lab.benchmarks.syn_flood", *arguments)
-    flood.wait_until(lambda: "ready" in flood.log_text(), "ready", 30)
-    return flood
+    return start_syn_flood(attacker, "eth0", router, lab.proxy_address(4), rate, seconds)
 
 
 def measure(rate: int, seconds: float) -> dict[str, Json]:
@@ -50,7 +46,7 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
         services = Services(lab.proxy)
         sniffer = start_sniffer(services)
         client = RpcClient(services.directory / "run" / "sniffer.sock", timeout=30)
-        before = resident_bytes(sniffer.pid)
+        before = resident_mib(sniffer.pid)
         flood = _start_flood(lab, rate, seconds)
         share = CpuShare(sniffer.pid)
         most, waves = before, 0
@@ -60,7 +56,7 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
                 addresses = [lab.proxy_address(family) for family in user.spec.families]
                 start_client(user, addresses, PORT, mode="hold", count=_PER_WAVE, seed=waves)
                 waves += 1
-            most = max(most, resident_bytes(sniffer.pid))
+            most = max(most, resident_mib(sniffer.pid))
             time.sleep(0.2)
         lasted, cpu = share.seconds, share.percent()
         time.sleep(_SETTLED_SECONDS)
@@ -74,14 +70,14 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
         "real_subflows": len(kernel),
         "real_subflows_found": len(kernel.keys() & table.keys()),
         "invented_subflows": len(table.keys() - kernel.keys()),
-        "resident_mib": [round(before / MIB, 1), round(most / MIB, 1)],
+        "resident_mib": [round(before, 1), round(most, 1)],
         "cpu_percent_of_a_core": round(cpu, 1),
         "half_open": status["half_open"],
         "counters": status["counters"],
     }
 
 
-def main() -> int:
+def main() -> None:
     """Print the figures."""
     parser = command_line("flood", __doc__)
     parser.add_argument("--rate", type=int, default=50_000, help="forged SYNs per second; default: %(default)s")
@@ -91,8 +87,7 @@ def main() -> int:
     for name, value in figures.items():
         print(f"{name:24} {value}")
     write_json(options.json, figures)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import count, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
@@ -24,10 +24,11 @@ from typing import Final
 from mptcp_lab.background import Background
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
-from mptcp_lab.meter import PathMeter, Series
 from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.process import run, wait_until
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, native_has
+from mptcp_lab.scenario.recording import MEGA, Curve
+from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build, recommended_for_old_kernels
@@ -103,7 +104,7 @@ class Bench:
         links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
         meanwhile = permitted if capped else links
         size = int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8
-        with PathMeter(self._lab.client.namespace, (ETHERNET.interface, WIFI.interface)) as meter:
+        with PathMeter(self._lab.client, [ETHERNET.interface]) as meter:
             download = Download(self._lab, self._lab.client, self._document(size))
             wait_until(lambda: len(services.subflows()) == 2, "two subflows")
             with _Delivery(download) as delivered:
@@ -117,14 +118,14 @@ class Bench:
                 _throttle(services, on=False)
                 _pass(_AFTER_SECONDS, download)
             result = download.wait(10 * (size * 8 / permitted))
-            series = meter.series()
+            received = meter.received(ETHERNET.interface)
         carried = delivered.between(began + 1, ended)
         return Figures(
             100 * carried * 8 / (ended - began - 1) / permitted,
             delivered.longest_gap(begins, began + 3),
             delivered.longest_gap(ended, ended + _AFTER_SECONDS),
-            _worst_window(series, began + 1, ended) / slow.bits_per_second,
-            series.received(ETHERNET.interface, began, began + 1) - slow.bytes_per_second,
+            _worst_window(received, began + 1, ended) * MEGA / slow.bits_per_second,
+            received.at(began + 1) - received.at(began) - slow.bytes_per_second,
             result.intact,
         )
 
@@ -185,9 +186,9 @@ def _pass(seconds: float, download: Download) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _worst_window(series: Series, began: float, ended: float) -> float:
+def _worst_window(received: Curve, began: float, ended: float) -> float:
     starts = [began + 0.25 * n for n in range(int(max(ended - began - 5, 0) / 0.25) + 1)]
-    return max(series.rate(ETHERNET.interface, start, min(start + 5, ended)) for start in starts)
+    return max(received.mbps(start, min(start + 5, ended)) for start in starts)
 
 
 class _Delivery(Background):
@@ -236,24 +237,21 @@ def _summary(results: Sequence[tuple[Cell, Figures]]) -> list[dict[str, object]]
     ]
 
 
-def _in_guest(cells: Sequence[Cell], options: argparse.Namespace, directory: Path) -> list[tuple[Cell, Figures]]:
-    kernel, out = cells[0].kernel, directory / f"{cells[0].kernel}.jsonl"
-    selection = ("--kernels", kernel, "--inside", "--raw", out, "--seed", options.seed, "--seconds", options.seconds)
-    matrix = (
-        *("--variants", *options.variants, "--cc", *options.cc),
-        *("--delays", *map(_text, options.delays), "--caps", *map(_text, options.caps)),
-    )
-    begin = ("--at-once",) if options.at_once else ()
-    command = (_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput", *selection, *matrix, *begin)
-    guest = (_REPOSITORY / "lab/guest/run", "--kernel", kernel, "--share", directory, "--timeout", 14400)
-    argv = [str(word) for word in (*guest, "--", *command, "--repeats", options.repeats)]
+def _in_guest(kernel: str, directory: Path) -> list[tuple[Cell, Figures]]:
+    """Run this program with the same options in a guest."""
+    out = directory / "results.json"
+    argv: list[str | Path] = [
+        *(_REPOSITORY / "lab/guest/run", "--kernel", kernel, "--share", directory, "--timeout", "14400", "--"),
+        *(_REPOSITORY / ".venv/bin/python", "-m", "mptcp_lab.benchmarks.goodput"),
+        *sys.argv[1:],
+        *("--kernels", kernel, "--inside", out),
+    ]
     run(argv, timeout=14400)
-    return [_decode(json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
-
-
-def _decode(data: dict[str, dict[str, object]]) -> tuple[Cell, Figures]:
-    cell = {key: tuple(value) if isinstance(value, list) else value for key, value in data["cell"].items()}
-    return Cell(**cell), Figures(**data["figures"])  # type: ignore[arg-type]
+    results = json.loads(out.read_text(encoding="utf-8"))
+    return [
+        (Cell(kernel, cc, tuple(delay), tuple(caps), variant), Figures(*figures))
+        for (_, cc, delay, caps, variant), figures in results
+    ]
 
 
 def _text(pair: tuple[float, float]) -> str:
@@ -282,7 +280,7 @@ def _print(rows: Sequence[dict[str, object]]) -> None:
         )
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per cell, and the goodput of each variant as a part of the permitted one."""
     parser = command_line("goodput", __doc__)
     parser.add_argument("--quick", action="store_true", help="this kernel only")
@@ -297,8 +295,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
-    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     results: list[tuple[Cell, Figures]] = []
     for kernel in ("native",) if options.quick else options.kernels:
@@ -312,16 +309,16 @@ def main() -> int:
             results += _measure_here(cells, options)
         else:
             with tempfile.TemporaryDirectory() as directory:
-                results += _in_guest(cells, options, Path(directory))
+                results += _in_guest(kernel, Path(directory))
     if options.inside:
-        return 0
+        write_json(options.inside, [(astuple(cell), astuple(figures)) for cell, figures in results])
+        return
     rows = _summary(results)
     _print(rows)
     for variant in options.variants:
         parts = [float(str(row["percent_of_permitted"])) for row in rows if row["variant"] == variant]
         print(f"{variant}: {median(parts):.1f} % of the permitted goodput (median), {min(parts):.1f} % (lowest)")
     write_json(options.json, {"cells": rows})
-    return 0
 
 
 def _set_up_guest() -> None:
@@ -337,13 +334,10 @@ def _measure_here(cells: Sequence[Cell], options: argparse.Namespace) -> list[tu
         measure(cells, options.seconds, options.repeats, options.seed, at_once=options.at_once), 1
     ):
         results.append((cell, figures))
-        if options.raw is not None:
-            with options.raw.open("a", encoding="utf-8") as raw:
-                raw.write(json.dumps({"cell": asdict(cell), "figures": asdict(figures)}) + "\n")
         total = len(cells) * options.repeats
         print(f"{done}/{total} {cell} {figures.percent_of_permitted:.1f} %", file=sys.stderr)
     return results
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

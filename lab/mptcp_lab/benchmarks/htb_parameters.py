@@ -52,7 +52,7 @@ def measure(cc: str, caps: tuple[float, float], seconds: float, repeats: int, se
     return results
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per choice."""
     parser = command_line("htb-parameters", __doc__)
     parser.add_argument("--cc", default="bbr", help="congestion control of the proxy; default: %(default)s")
@@ -74,8 +74,7 @@ def main() -> int:
             f" {found['worst_window']:8.3f} {found['start_excess'] / 1e3:10.0f}"
         )
     write_json(options.json, medians)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

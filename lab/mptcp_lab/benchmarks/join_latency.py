@@ -68,14 +68,12 @@ def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | N
         **{name: _quantile(done, part) for name, part in _QUANTILES.items()},
         "stages_p50": _stages(times, 0.5),
         "stages_p99": _stages(times, 0.99),
-        "missed_stages": [_milliseconds(of) for of in times if "marked" not in of],
+        "missed_stages": [
+            {stage: round(1000 * at, 2) for stage, at in of.items()} for of in times if "marked" not in of
+        ],
         "missed_unseen": min(max(joins - len(times), 0), missed) if way == "ours" else None,
         "sniffer": {name: sniffer.get(name) for name in ("dropped", "counters")},
     }
-
-
-def _milliseconds(of: Mapping[str, float]) -> dict[str, float]:
-    return {stage: round(1000 * at, 2) for stage, at in of.items()}
 
 
 def _quantile(ordered: list[float], part: float) -> float | None:
@@ -184,7 +182,7 @@ def _seeds(lab: Lab, times: Times) -> Iterator[None]:
         times.append({"marked": done - at})
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per way, rate and load."""
     parser = command_line("join-latency", __doc__)
     parser.add_argument(
@@ -213,8 +211,7 @@ def main() -> int:
                 print("      missed, of which no SYN was captured:", row["missed_unseen"])
                 print("      the sniffer:", json.dumps(row["sniffer"]), flush=True)
     write_json(options.json, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,12 @@ from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
+    from mptcp_lab.host import Host
     from mptcp_lab.process import Process
     from mptcp_lab.services import Services
 
 PORT: Final = 8080
 """Where the proxy listens in a benchmark without Squid."""
-
-MIB: Final = 2**20
 
 
 def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
@@ -47,6 +47,14 @@ def unshaped(*clients: ClientSpec) -> Topology:
     return Topology(clients=clients, ethernet=ethernet, wifi=wifi, in_order=False)
 
 
+def start_syn_flood(host: Host, interface: str, mac: str, proxy: object, rate: int, seconds: float) -> Process:
+    """Start `syn_flood` on a host, `rate` SYNs per second to the proxy's port; returns once it sends."""
+    arguments = (interface, mac, str(proxy), str(PORT), str(rate), str(seconds))
+    flood = host.start(f"flood-{rate}", sys.executable, "-m", "mptcp_lab.benchmarks.syn_flood", *arguments)
+    flood.wait_until(lambda: "ready" in flood.log_text(), "ready", 30)
+    return flood
+
+
 def start_sniffer(services: Services) -> Process:
     """Start the sniffer alone; returns once it captures and answers."""
     sniffer = services.start_sniffer()
@@ -54,9 +62,10 @@ def start_sniffer(services: Services) -> Process:
     return sniffer
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory that the process has resident."""
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident_mib(pid: int) -> float:
+    """Memory that the process has resident, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def cpu_seconds(pid: int) -> float:

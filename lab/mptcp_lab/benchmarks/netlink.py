@@ -8,25 +8,21 @@ waits for something.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
-from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyroute2 import netns
 
-from mptcp_lab.benchmarks.netlink_kinds import Kind, Pair, kinds
+from mptcp_lab.benchmarks.measure import command_line, write_json
+from mptcp_lab.benchmarks.netlink_kinds import Case, cases
 from mptcp_lab.topology import Topology, build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Clock = Callable[[], float]
 
-_PHASES: Final = ("encode", "decode", "round_trip")
 _MIN_REPEATS: Final = 4
 _MAX_REPEATS: Final = 500
 
@@ -40,44 +36,34 @@ class Figures(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A phase of a kind of message; None where there is nothing to measure."""
+    """A phase of a kind of message; `ours` is None where we have no code for it."""
 
     message: str
     phase: str
     path: str
     done_by: str
-    pyroute2: Figures | None
+    pyroute2: Figures
     ours: Figures | None
 
 
-def measure(kind: Kind, seconds: float, clock: Clock) -> Iterator[Row]:
-    """The phases of a kind, each for about so many seconds."""
-    for phase in _PHASES:
-        pair: Pair | None = getattr(kind, phase)
-        if pair is not None:
-            calls = [call for call in pair if call is not None]
-            prepare = kind.prepare if phase == "round_trip" else None
-            theirs, ours = (*_alternate(calls, prepare, seconds, clock), None)[:2]
-            yield Row(kind.name, phase.replace("_", " "), kind.path, kind.done_by, theirs, ours)
-
-
-def _alternate(
-    calls: list[Callable[[], object]], prepare: Callable[[], object] | None, seconds: float, clock: Clock
-) -> list[Figures]:
+def measure(case: Case, seconds: float, clock: Clock) -> Row:
+    """Time the calls of a case in turns, for about so many seconds."""
+    calls = [call for call in (case.pyroute2, case.ours) if call is not None]
     times: list[list[float]] = [[] for _ in calls]
     deadline = time.monotonic() + seconds
     while len(times[0]) < _MIN_REPEATS or (time.monotonic() < deadline and len(times[0]) < _MAX_REPEATS):
         for taken, call in zip(times, calls, strict=True):
-            if prepare is not None:
-                prepare()
+            case.prepare()
             began = clock()
             call()
             taken.append((clock() - began) * 1e6)
     # The first one warms up.
-    return [
-        Figures(median(taken[1:]), quantiles(taken[1:], n=10, method="inclusive")[-1], max(taken[1:]))
-        for taken in times
-    ]
+    theirs, *ours = (_figures(taken[1:]) for taken in times)
+    return Row(case.message, case.phase, case.path, case.done_by, theirs, ours[0] if ours else None)
+
+
+def _figures(times: list[float]) -> Figures:
+    return Figures(median(times), quantiles(times, n=10, method="inclusive")[-1], max(times))
 
 
 def _line(row: Row) -> str:
@@ -85,18 +71,17 @@ def _line(row: Row) -> str:
         "" if figures is None else f"{figures.median:.0f}, {figures.p90:.0f}, {figures.worst:.0f}"
         for figures in (row.pyroute2, row.ours)
     ]
-    ratio = "" if row.pyroute2 is None or row.ours is None else f"{row.pyroute2.median / row.ours.median:.1f}"
+    ratio = "" if row.ours is None else f"{row.pyroute2.median / row.ours.median:.1f}"
     return f"| {' | '.join([row.message, row.phase, row.path, *shown, ratio, row.done_by])} |"
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per kind of message and phase."""
-    parser = argparse.ArgumentParser(prog="netlink", description=__doc__)
+    parser = command_line("netlink", __doc__)
     parser.add_argument("--classes", type=int, default=2000, help="that are listed; default: %(default)s")
     parser.add_argument("--sockets", type=int, default=200, help="that are listed; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line; default: %(default)g")
     parser.add_argument("--wall", action="store_true", help="measure elapsed time, on a machine that is not busy")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     options = parser.parse_args()
     clock = time.perf_counter if options.wall else time.process_time
     rows = []
@@ -105,16 +90,13 @@ def main() -> int:
     with build(Topology()) as lab:
         netns.pushns(lab.proxy.namespace)
         try:
-            for kind in kinds("eth0", options.classes, options.sockets):
-                for row in measure(kind, options.seconds, clock):
-                    rows.append(row)
-                    print(_line(row), flush=True)
+            for case in cases("eth0", options.classes, options.sockets):
+                rows.append(measure(case, options.seconds, clock))
+                print(_line(rows[-1]), flush=True)
         finally:
             netns.popns()
-    if options.json is not None:
-        options.json.write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n", encoding="utf-8")
-    return 0
+    write_json(options.json, [row._asdict() for row in rows])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks import real_crowd
 from mptcp_lab.benchmarks.crowd import NETWORKS
-from mptcp_lab.benchmarks.measure import (
-    MIB,
-    PORT,
-    command_line,
-    cpu_seconds,
-    resident_bytes,
-    unshaped,
-    write_json,
-)
+from mptcp_lab.benchmarks.measure import PORT, command_line, cpu_seconds, resident_mib, unshaped, write_json
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.services import Services
@@ -35,8 +27,6 @@ from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
 
@@ -75,7 +65,7 @@ def measure(
             daemon.kill()
             daemon = services.start_daemon()
             figures["daemon_resync_seconds"] = _until(services, daemon, connections, throttled=throttled)
-            figures["daemon_mib"] = max(figures["daemon_mib"], resident_bytes(daemon.pid) / MIB)
+            figures["daemon_mib"] = max(figures["daemon_mib"], resident_mib(daemon.pid))
             began = time.monotonic()
             daemon.stop(_PATIENCE_SECONDS)
             figures["stop_seconds"] = time.monotonic() - began
@@ -119,8 +109,8 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             daemon.kill()
             daemon = services.start_daemon()
             figures["daemon_resync_seconds"] = _until(services, daemon, connections, throttled=True)
-            figures["sniffer_mib"] = resident_bytes(sniffer.pid) / MIB
-            figures["daemon_mib"] = resident_bytes(daemon.pid) / MIB
+            figures["sniffer_mib"] = resident_mib(sniffer.pid)
+            figures["daemon_mib"] = resident_mib(daemon.pid)
             began = time.monotonic()
             daemon.stop(_PATIENCE_SECONDS)
             figures["stop_seconds"] = time.monotonic() - began
@@ -149,8 +139,8 @@ def _fill(
         "throttled_after_seconds": behind,
         "sniffer_cpu_seconds": cpu_seconds(sniffer.pid) - cpu[0],
         "daemon_cpu_seconds": cpu_seconds(daemon.pid) - cpu[1],
-        "sniffer_mib": resident_bytes(sniffer.pid) / MIB,
-        "daemon_mib": resident_bytes(daemon.pid) / MIB,
+        "sniffer_mib": resident_mib(sniffer.pid),
+        "daemon_mib": resident_mib(daemon.pid),
     }
 
 
@@ -171,20 +161,12 @@ def _until(
             return bool(known == connections and in_kernel == (connections if throttled else 0))
         return False
 
-    _wait(daemon, reached, f"following {connections} connections")
+    # Not as often as usual: with many connections an answer takes the daemon long.
+    daemon.wait_until(reached, f"following {connections} connections", _PATIENCE_SECONDS, poll=_POLL_SECONDS)
     return time.monotonic() - began
 
 
-def _wait(process: Process, condition: Callable[[], bool], what: str) -> None:
-    # Less often than Process.wait_until: with many connections an answer takes the daemon long.
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        if process.exit_status is not None or time.monotonic() > deadline:
-            raise LabError(f"{process.name}: not {what}")
-        time.sleep(_POLL_SECONDS)
-
-
-def main() -> int:
+def main() -> None:
     """Print a column per number of connections."""
     parser = command_line("scale", __doc__)
     parser.add_argument("--connections", type=int, nargs="+", default=[10_000, 50_000], help="default: 10000 50000")
@@ -203,8 +185,7 @@ def main() -> int:
     for name in columns[0]:
         print(f"{name:28}" + "".join(f" {column[name]:>10}" for column in columns))
     write_json(options.json, columns)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import (
-    MIB,
-    PORT,
     CpuShare,
     command_line,
-    resident_bytes,
+    resident_mib,
     start_sniffer,
+    start_syn_flood,
     unshaped,
     write_json,
 )
@@ -29,25 +27,23 @@ def measure(lab: Lab, rate: int, seconds: float) -> dict[str, Json]:
     """Send `rate` SYNs per second, half MP_CAPABLE and half MP_JOIN, to a new sniffer."""
     services = Services(lab.proxy, name=f"throttle-{rate}")
     sniffer = start_sniffer(services)
-    arguments = ("proxy", _NOBODY, str(lab.proxy_address(4)), str(PORT), str(rate), str(seconds))
-    flood = lab.router.start(f"flood-{rate}", sys.executable, "-m", "mptcp_lab.benchmarks.syn_flood", *arguments)
-    flood.wait_until(lambda: "ready" in flood.log_text(), "ready", 30)
+    flood = start_syn_flood(lab.router, "proxy", _NOBODY, lab.proxy_address(4), rate, seconds)
     share = CpuShare(sniffer.pid)
     flood.wait(seconds + 30)
     cpu = share.percent()
     status = services.ask_sniffer("status")
-    resident = resident_bytes(sniffer.pid)
+    resident = resident_mib(sniffer.pid)
     sniffer.stop()
     sent = int(flood.log_text().split()[-1])
     return {
         "syn_per_second": round(sent / seconds),
         "lost": status["dropped"],
         "cpu_percent_of_a_core": round(cpu, 1),
-        "resident_mib": round(resident / MIB, 1),
+        "resident_mib": round(resident, 1),
     }
 
 
-def main() -> int:
+def main() -> None:
     """Print a line per rate."""
     parser = command_line("sniffer-rate", __doc__)
     rates = [20_000, 35_000, 50_000, 65_000, 80_000]
@@ -60,8 +56,7 @@ def main() -> int:
     for row in rows:
         print("  ".join(f"{value:21}" for value in row.values()))
     write_json(options.json, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import platform
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mptcp_lab.argument_types import checked
 from mptcp_lab.guest import initramfs, kernels
 from mptcp_lab.guest.machine import Machine, run
 from mptcp_lab.lab_errors import LabError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MEBIBYTES: Final = 1024
 _LEAST_MEBIBYTES: Final = 256
 _SECONDS: Final = 600.0
 
+_DURATION: Final = checked(float, "seconds, more than 0", lambda seconds: 0 < seconds < math.inf)
+_SIZE: Final = checked(int, f"MiB, {_LEAST_MEBIBYTES} or more", lambda size: size >= _LEAST_MEBIBYTES)
+_DIRECTORY: Final = checked(
+    lambda text: Path(text).resolve(),
+    "a directory without commas in its name",
+    lambda path: path.is_dir() and not {",", "\n"} & set(str(path)),
+)
 
-def _options(program: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+
+def _options(program: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program,
         usage="%(prog)s --kernel NAME [--timeout SECONDS] [--memory MIB] [--share DIR] -- COMMAND...",
@@ -35,40 +40,19 @@ def _options(program: str, arguments: Sequence[str] | None) -> argparse.Namespac
     )
     parser.add_argument("--kernel", required=True, choices=kernels.NAMES)
     parser.add_argument(
-        "--timeout", type=_seconds, default=_SECONDS, metavar="SECONDS", help="start included; default: %(default)g"
+        "--timeout", type=_DURATION, default=_SECONDS, metavar="SECONDS", help="start included; default: %(default)g"
     )
-    parser.add_argument("--memory", type=_memory, default=_MEBIBYTES, metavar="MIB", help="default: %(default)s")
+    parser.add_argument("--memory", type=_SIZE, default=_MEBIBYTES, metavar="MIB", help="default: %(default)s")
     parser.add_argument(
-        "--share", type=_directory, action="append", default=[], metavar="DIR", help="may be written; may be repeated"
+        "--share", type=_DIRECTORY, action="append", default=[], metavar="DIR", help="may be written; may be repeated"
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r}: allowed: seconds, more than 0")
-
-
-def _memory(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if (value := int(text)) >= _LEAST_MEBIBYTES:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r}: allowed: MiB, {_LEAST_MEBIBYTES} or more")
-
-
-def _directory(text: str) -> Path:
-    path = Path(text).resolve()
-    if not path.is_dir() or {",", "\n"} & set(str(path)):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a directory without commas in its name")
-    return path
-
-
-def main(program: str, arguments: Sequence[str] | None = None) -> int:
+def main(program: str) -> int:
     """Run a command in a guest; its exit status. Raises LabError if that could not be done."""
-    options = _options(program, arguments)
+    options = _options(program)
     if platform.machine() != "x86_64":
         raise LabError(f"this machine is {platform.machine()}; allowed: x86_64, whose programs the guest runs")
     kernel = kernels.get(options.kernel, lambda line: print(f"{program}: {line}", file=sys.stderr, flush=True))

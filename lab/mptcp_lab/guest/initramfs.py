@@ -56,13 +56,12 @@ def build(kernel: Kernel, job: Job) -> bytes:
             cpio.file("settings", "".join(_settings(kernel, job, order))),
             cpio.file("shares", "".join(f"{share}\n" for share in job.shares)),
             cpio.file("command", _command(kernel, job)),
-            *(cpio.file(name.removesuffix(".sh"), _script(name), executable=True) for name in _SCRIPTS),
+            *(
+                cpio.file(name.removesuffix(".sh"), files(__package__).joinpath(name).read_bytes(), executable=True)
+                for name in _SCRIPTS
+            ),
         ]
     )
-
-
-def _script(name: str) -> bytes:
-    return files(__package__).joinpath(name).read_bytes()
 
 
 def _load_order(kernel: Kernel) -> tuple[str, ...]:

@@ -108,14 +108,12 @@ def _of_network(recording: Recording, network: str | None) -> list[CapChange]:
     return [change for change in recording.caps if change.network == network]
 
 
-def _join_to_cap(
-    _scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float
-) -> float | None:
+def _join_to_cap(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
     times = (change.join_to_cap for change in _of_network(recording, figure.join_to_cap))
     return next((seconds * 1000 for seconds in times if seconds is not None), None)
 
 
-def _capped(_scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float) -> float:
+def _capped(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float:
     return len({change.client for change in _of_network(recording, figure.capped) if change.mbps is not None})
 
 
@@ -131,16 +129,12 @@ def _lift(_scenario: Scenario, recording: Recording, figure: FigureSection, star
     return None
 
 
-def _counter(
-    _scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float
-) -> float | None:
+def _counter(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
     host, _, name = (figure.counter or "").partition(".")
     return recording.counters.get(host, {}).get(name)
 
 
-def _payload(
-    _scenario: Scenario, recording: Recording, figure: FigureSection, _start: float, _end: float
-) -> float | None:
+def _payload(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
     size = recording.flows[figure.payload or ""].size
     return None if size is None else size / MEGA
 

@@ -111,8 +111,9 @@ def load(name: str, path: Path) -> tuple[Experiment, ...]:
     layers = _stack(file, _MAX_BASES)
     variants = layers.data.pop("vary", None)
     layers.data.pop("base", None)
+    title = str(layers.data.get("title", ""))  # of the file, whatever variants call themselves
     if variants is None:
-        return (Experiment(name, None, _scenario(layers), path.resolve(), _title(layers)),)
+        return (Experiment(name, None, _scenario(layers), path.resolve(), title),)
     if "vary" not in file.data:
         raise ConfigError([f"{layers.where(('vary',))}: vary: is not allowed in a base"])
     _check_variants(file, variants)
@@ -120,11 +121,8 @@ def load(name: str, path: Path) -> tuple[Experiment, ...]:
     experiments = []
     for variant in file.data["vary"]:  # type: ignore[attr-defined]
         try:
-            experiments.append(
-                Experiment(
-                    name, variant, _scenario(layers.under(file, ("vary", variant))), path.resolve(), _title(layers)
-                )
-            )
+            scenario = _scenario(layers.under(file, ("vary", variant)))
+            experiments.append(Experiment(name, variant, scenario, path.resolve(), title))
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
     found += list(_reference_problems(file, experiments))
@@ -145,11 +143,6 @@ def _stack(file: YamlFile, depth: int) -> _Layers:
     return _stack(read_yaml(file.path.parent / base), depth - 1).under(file)
 
 
-def _title(layers: _Layers) -> str:
-    """Of the file, whatever variants call themselves."""
-    return str(layers.data.get("title", ""))
-
-
 def _check_variants(file: YamlFile, variants: object) -> None:
     place = f"{file.where(('vary',))}: vary"
     if not isinstance(variants, dict) or not variants:
@@ -165,16 +158,13 @@ def _check_variants(file: YamlFile, variants: object) -> None:
 
 def _scenario(layers: _Layers) -> Scenario:
     scenario = validate(Scenario, layers)
-    found = [
-        f"{layers.where(keys)}: {dotted(keys)}: {_quoted(layers, keys)}{text}" for keys, text in problems(scenario)
-    ]
+    found = []
+    for keys, text in problems(scenario):
+        value = f"{shown(layers.scalars[keys])}: " if keys in layers.scalars else ""
+        found.append(f"{layers.where(keys)}: {dotted(keys)}: {value}{text}")
     if found:
         raise ConfigError(found)
     return scenario
-
-
-def _quoted(layers: _Layers, keys: KeyPath) -> str:
-    return f"{shown(layers.scalars[keys])}: " if keys in layers.scalars else ""
 
 
 def _reference_problems(file: YamlFile, experiments: Sequence[Experiment]) -> Iterator[str]:

@@ -11,8 +11,6 @@ from mptcp_lab.process import run
 from mptcp_lab.scenario.scenario_schema import LATEST_KERNEL, Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mptcp_lab.scenario.scenario_schema import Scenario
 
 CONGESTION_CONTROL: Final = "net.ipv4.tcp_congestion_control"
@@ -21,15 +19,9 @@ _ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 def needs(scenario: Scenario) -> tuple[str, ...]:
     """What not every kernel has: `netem`, and congestion controls."""
-    return tuple(dict.fromkeys(_needs(scenario)))
-
-
-def _needs(scenario: Scenario) -> Iterator[str]:
-    if scenario.emulated:
-        yield "netem"
-    for host in scenario.hosts.values():
-        if CONGESTION_CONTROL in host.sysctls:
-            yield host.sysctls[CONGESTION_CONTROL]
+    sysctls = [host.sysctls for host in scenario.hosts.values()]
+    controls = [found[CONGESTION_CONTROL] for found in sysctls if CONGESTION_CONTROL in found]
+    return tuple(dict.fromkeys([*(["netem"] if scenario.emulated else []), *controls]))
 
 
 def choose(scenario: Scenario, forced: Kernel | None) -> tuple[Kernel, str]:

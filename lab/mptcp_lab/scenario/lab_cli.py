@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.table import Table
 
+from mptcp_lab.argument_types import checked
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
@@ -35,6 +35,10 @@ _STATUSES: Final = (
     " 78 a scenario file is not valid; 77 not root; 130 interrupted"
 )
 
+_KERNEL: Final = checked(Kernel, ", ".join(Kernel))
+_COUNT: Final = checked(int, "a whole number from 1 to 100", lambda count: 1 <= count <= 100)
+_FACTOR: Final = checked(float, "a number from 0.001 to 1000", lambda factor: 0.001 <= factor <= 1000)
+
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -50,19 +54,19 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--kernel",
-        type=_kernel,
+        type=_KERNEL,
         metavar="KERNEL",
         help="native, debian-6.1 or debian-6.12; default: native if that has all it takes",
     )
-    run.add_argument("--repeat", type=_count, metavar="N", help="runs of each; default: as the scenario says")
+    run.add_argument("--repeat", type=_COUNT, metavar="N", help="runs of each; default: as the scenario says")
     run.add_argument(
         "--seed", type=int, default=1, metavar="N", help="of the moments flows begin; default: %(default)s"
     )
     run.add_argument(
-        "--time-scale", type=_factor, default=1.0, metavar="X", help="multiply all times and file sizes by X"
+        "--time-scale", type=_FACTOR, default=1.0, metavar="X", help="multiply all times and file sizes by X"
     )
     run.add_argument("--out", type=Path, default=_OUT, metavar="DIR", help="where results go; default: %(default)s")
-    run.add_argument("--inside", type=_kernel, help=argparse.SUPPRESS)
+    run.add_argument("--inside", type=_KERNEL, help=argparse.SUPPRESS)
 
     commands.add_parser("list", help="list the scenarios")
 
@@ -81,32 +85,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _kernel(text: str) -> Kernel:
-    try:
-        return Kernel(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: {', '.join(Kernel)}") from error
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a whole number from 1 to 100")
-    return int(text)
-
-
-def _factor(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.001 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a number from 0.001 to 1000")
-    return value
-
-
-def run(program: str, arguments: Sequence[str] | None = None) -> int:
+def run(program: str) -> int:
     """Run the command line. Raises UserError if it cannot be done, Interrupted at a signal."""
-    options = _parser(program).parse_args(arguments)
+    options = _parser(program).parse_args()
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     match options.command:
         case "run":

@@ -297,12 +297,8 @@ def reshape(scenario: Scenario, event: EventSection) -> Scenario:
     )
 
 
-def event_commands(scenario: Scenario, event: EventSection) -> tuple[Command, ...]:
-    """What an event does to the network; `scenario` as the events before it have left it. Empty for `throttle`."""
-    return tuple(_event_commands(scenario, event))
-
-
-def _event_commands(scenario: Scenario, event: EventSection) -> Iterator[Command]:
+def event_commands(scenario: Scenario, event: EventSection) -> Iterator[Command]:
+    """What an event does to the network; `scenario` as the events before it have left it. None for `throttle`."""
     if event.down is not None:
         yield Command(event.down.host, "ip", f"link set {event.down.interface} down")
     elif event.up is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -34,11 +35,10 @@ class Queue:
     @classmethod
     def parse(cls, text: str) -> Queue:
         """Read `50ms` or `62kB`. Raises ValueError with what is allowed."""
-        for seconds in (True, False):
-            try:
-                return cls(parse_duration(text), None) if seconds else cls(None, _parse_amount(text))
-            except ValueError:
-                pass
+        with suppress(ValueError):
+            return cls(parse_duration(text), None)
+        with suppress(ValueError):
+            return cls(None, _parse_amount(text))
         raise ValueError(f"is not a queue; allowed: {_QUEUE_SYNTAX}")
 
     def bytes_at(self, rate: Rate) -> int:
@@ -57,13 +57,11 @@ class Moment:
     def parse(cls, text: str) -> Moment:
         """Read `5s`, `cap` or `cap + 1500ms`. Raises ValueError with what is allowed."""
         event, plus, duration = (part.strip() for part in text.rpartition("+"))
-        try:
+        with suppress(ValueError):
             if plus and _EVENT.fullmatch(event):
                 return cls(parse_duration(duration), event)
             if not plus:
                 return cls(0.0, duration) if _EVENT.fullmatch(duration) else cls(parse_duration(duration))
-        except ValueError:
-            pass
         raise ValueError(f"is not a moment; allowed: {_MOMENT_SYNTAX}")
 
     def scaled(self, factor: float) -> Moment:

@@ -125,10 +125,9 @@ def _section(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> I
     for experiment, result in pairs:
         for row in compare(experiment.scenario, result.statistics):
             if row.same is False:
-                reasons[row.why or "The scenario's file gives no reason."].append(
-                    _label(experiment.variant, row.figure)
-                )
-    points = [f"Different ({_listed(figures)}): {why}" for why, figures in reasons.items()]
+                label = row.figure if experiment.variant is None else f"{experiment.variant} {row.figure}"
+                reasons[row.why or "The scenario's file gives no reason."].append(label)
+    points = [f"Different ({', '.join(dict.fromkeys(figures))}): {why}" for why, figures in reasons.items()]
     yield Points([*points, *_verdicts(pairs)])
     if pictures:
         for _, result in pairs:
@@ -136,26 +135,13 @@ def _section(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> I
                 yield Picture(result.directory / "timeline.png")
 
 
-def _label(variant: str | None, figure: str) -> str:
-    return figure if variant is None else f"{variant} {figure}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
-
-
 def _command(result: Result) -> str:
-    words = [
-        "lab/mptcp-lab run",
-        result.name.split(":")[0],
-        f"--kernel {result.kernel}",
-        f"--repeat {len(result.runs)}",
-    ]
+    command = f"lab/mptcp-lab run {result.name.split(':')[0]} --kernel {result.kernel} --repeat {len(result.runs)}"
     if result.seed != 1:
-        words.append(f"--seed {result.seed}")
+        command += f" --seed {result.seed}"
     if result.time_scale != 1:
-        words.append(f"--time-scale {result.time_scale:g}")
-    return " ".join(words)
+        command += f" --time-scale {result.time_scale:g}"
+    return command
 
 
 def _remarks(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[Block]:
@@ -173,10 +159,8 @@ def _rows(experiment: Experiment, result: Result) -> Iterator[list[str]]:
         yield [experiment.variant or "", "failed", result.kernel, "", error, "", "", ""]
     for row in compare(experiment.scenario, result.statistics) if result.statistics else ():
         seed = "" if row.seed is None else number(row.seed)
-        yield [
-            *(experiment.variant or "", row.figure, result.kernel, seed, spread(row.ours), row.unit, idle),
-            _SAME[row.same],
-        ]
+        ours, variant = spread(row.ours), experiment.variant or ""
+        yield [variant, row.figure, result.kernel, seed, ours, row.unit, idle, _SAME[row.same]]
 
 
 def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:

@@ -38,28 +38,16 @@ def spread(statistic: Statistic | None) -> str:
 def summary_table(pairs: Iterable[tuple[Experiment, Result]]) -> Table:
     """Every figure beside the seed's."""
     table = Table(title="Figures: median (range) of all runs, beside the seed's")
-    table.add_column("scenario")
-    table.add_column("kernel")
-    table.add_column("figure")
-    for heading in ("ours", "seed", "unit", "idle %"):
-        table.add_column(heading, justify="left" if heading == "unit" else "right")
-    table.add_column("")
+    for heading in ("scenario", "kernel", "figure", "ours", "seed", "unit", "idle %", ""):
+        table.add_column(heading, justify="right" if heading in ("ours", "seed", "idle %") else "left")
     for experiment, result in pairs:
         name, kernel, idle = experiment.name, result.release, number(None if not result.idle else result.idle.median)
         for error in result.errors:
             table.add_row(name, kernel, f"[bold red]failed[/]: {error}")
             name = kernel = ""
         for row in compare(experiment.scenario, result.statistics) if result.statistics else ():
-            table.add_row(
-                name,
-                kernel,
-                row.figure,
-                spread(row.ours),
-                "" if row.seed is None else number(row.seed),
-                row.unit,
-                idle,
-                _SAME[row.same],
-            )
+            seed = "" if row.seed is None else number(row.seed)
+            table.add_row(name, kernel, row.figure, spread(row.ours), seed, row.unit, idle, _SAME[row.same])
             name = kernel = ""
         table.add_section()
     return table

@@ -124,10 +124,10 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]])
         writer.writerows(rows)
 
 
-def read_interfaces(directory: Path, number: int = 1) -> list[dict[str, str]]:
-    """The rows of `interfaces-N.csv`; none if there is no such file."""
+def read_interfaces(directory: Path) -> list[dict[str, str]]:
+    """The rows of `interfaces-1.csv`; none if there is no such file."""
     try:
-        with (directory / f"interfaces-{number}.csv").open(encoding="utf-8", newline="") as file:
+        with (directory / "interfaces-1.csv").open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
     except FileNotFoundError:
         return []
@@ -169,15 +169,7 @@ def _read(path: Path) -> Result:
         data = json.loads(path.read_text(encoding="utf-8"))
         del data["figures"]
         runs = [
-            Run(
-                figures=run["figures"],
-                seconds=run["seconds"],
-                idle=run["idle"],
-                events=[Event(event["at_s"], event["text"]) for event in run["events"]],
-                error=run["error"],
-                windows=run.get("windows", {}),
-                caps=run.get("caps", ()),
-            )
+            Run(**run | {"events": [Event(event["at_s"], event["text"]) for event in run["events"]]})
             for run in data.pop("runs")
         ]
         return Result(**data, runs=runs, directory=path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from mptcp_lab.background import Background
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.meter import enter
-from mptcp_lab.scenario.recording import InterfaceSample, SubflowSample
+from mptcp_lab.namespaces import enter
+from mptcp_lab.scenario.recording import Curve, InterfaceSample, SubflowSample, interface_curves
 from mptcp_lab.scenario.scenario_schema import Port
 from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -22,6 +23,9 @@ from mptcp_throttle.linux.netlink_socket import read_consistently
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
+    from typing import Self
+
+    from mptcp_lab.host import Host
 
 # struct tcp_info (include/uapi/linux/tcp.h): offsets of the fields; older kernels return a shorter one.
 _U32: Final = {"rtt": 68, "cwnd": 80, "retransmits": 100, "out_of_order": 224}
@@ -58,13 +62,18 @@ class _Probe(NamedTuple):
     interfaces: Sequence[str]
     devices: TextIO
     counters: Sequence[TextIO]
-    sockets: InetDiag
+    sockets: InetDiag | None
 
 
 class Sampler(Background):
-    """Samples `hosts` (their namespaces) every `interval` seconds while its `with` block runs; time 0 is `began`."""
+    """Samples `hosts` (their namespaces) every `interval` seconds while its `with` block runs; time 0 is `began`.
 
-    def __init__(self, hosts: Mapping[str, str], ports: Sequence[Port], interval: float, began: float) -> None:
+    The block begins after the first sample. Raises LabError if samples cannot be taken.
+    """
+
+    def __init__(
+        self, hosts: Mapping[str, str], ports: Sequence[Port], interval: float, began: float, *, sockets: bool = True
+    ) -> None:
         self.interfaces: list[InterfaceSample] = []
         self.subflows: list[SubflowSample] = []
         self.counters: dict[str, dict[str, int]] = {}
@@ -72,14 +81,26 @@ class Sampler(Background):
         self._ports = ports
         self._interval = interval
         self._began = began
+        self._sockets = sockets
+        self._sampled = threading.Event()
         self._error: OSError | KernelError | None = None
         super().__init__("sampler")
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._sampled.wait()
+        self._raise_error()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, traceback)
-        if self._error is not None and error is None:
+        if error is None:
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
             raise LabError(f"samples cannot be taken: {self._error}") from self._error
 
     def _run(self) -> None:
@@ -95,6 +116,8 @@ class Sampler(Background):
                     }
         except (OSError, KernelError) as error:
             self._error = error
+        finally:
+            self._sampled.set()
 
     def _open(self, stack: ExitStack, host: str, namespace: str) -> _Probe:
         # Only this thread enters namespaces; /proc/thread-self follows it there, /proc/net would not. What it has
@@ -103,7 +126,8 @@ class Sampler(Background):
         directory = Path("/proc/thread-self/net")
         files = [stack.enter_context((directory / name).open(encoding="ascii")) for name in ("dev", "snmp", "netstat")]
         interfaces = [port.interface for port in self._ports if port.host == host]
-        return _Probe(host, interfaces, files[0], files[1:], stack.enter_context(InetDiag()))
+        sockets = stack.enter_context(InetDiag()) if self._sockets else None
+        return _Probe(host, interfaces, files[0], files[1:], sockets)
 
     def _sample_all(self, probes: Sequence[_Probe]) -> None:
         due = time.monotonic()
@@ -111,6 +135,7 @@ class Sampler(Background):
         while True:
             for probe in probes:
                 self._sample(probe)
+            self._sampled.set()
             if last:
                 return
             due = max(due + self._interval, time.monotonic())
@@ -127,8 +152,22 @@ class Sampler(Background):
                 self.interfaces.append(
                     InterfaceSample(at, Port(probe.host, name.strip()), int(fields[0]), int(fields[8]))
                 )
-        at = time.monotonic() - self._began
-        self.subflows += [SubflowSample(at, probe.host, found) for found in _established(probe.sockets)]
+        if probe.sockets is not None:
+            at = time.monotonic() - self._began
+            self.subflows += [SubflowSample(at, probe.host, found) for found in _established(probe.sockets)]
+
+
+class PathMeter(Sampler):
+    """Samples what a host receives over these interfaces; times are those of the monotonic clock."""
+
+    def __init__(self, host: Host, interfaces: Sequence[str]) -> None:
+        self._host = host.name
+        ports = [Port(host.name, interface) for interface in interfaces]
+        super().__init__({host.name: host.namespace}, ports, 0.1, 0.0, sockets=False)
+
+    def received(self, interface: str) -> Curve:
+        """The bytes received until now."""
+        return interface_curves(self.interfaces.copy())[Port(self._host, interface)][0]
 
 
 def _established(diag: InetDiag) -> list[SocketInfo]:

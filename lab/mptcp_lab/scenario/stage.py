@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.logs import kept
 from mptcp_lab.origin import start_origin
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
@@ -156,7 +156,7 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
 
     Raises LabError if anything but the expectations fails. The logs of all programs are left in the directory `logs`.
     """
-    with build(make_plan(scenario)) as world, kept(world.directory, logs):
+    with build(make_plan(scenario)) as world, _kept(world.directory, logs):
         origin = None
         for name, host in scenario.hosts.items():
             if Program.ORIGIN in host.run:
@@ -194,6 +194,18 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
             backups=frozenset(stage.backups),
             restored=running.restored,
         )
+
+
+@contextmanager
+def _kept(lab: Path, directory: Path) -> Iterator[None]:
+    """At the end of the block, however it ends, leave the logs of all hosts of a lab's directory in `directory`."""
+    try:
+        yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for log in lab.glob("*/*.log"):
+            shutil.copyfile(log, directory / log.name)
 
 
 class _Running:
