@@ -21,10 +21,10 @@ from mptcp_throttled import eventlog
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings
 from mptcp_throttled.desired.planner import PlanDelta, Planner
 from mptcp_throttled.kernel.htb import max_minor
-from mptcp_throttled.policy.decision_table import DecisionTable
+from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.overrides import effective
-from mptcp_throttled.reconcile.objects import KernelObject, ObjectKind, without
 from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
+from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.reconcile.retries import Retries
 from mptcp_throttled.reconcile.schedule import Schedule
 from mptcp_throttled.state import Snapshot, SnifferState, follow

@@ -17,7 +17,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_for
 from mptcp_throttled.desired.planner import Planner
 from mptcp_throttled.policy.decide import Share
-from mptcp_throttled.policy.decision_table import DecisionTable
+from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
 

@@ -15,7 +15,6 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
-from mptcp_throttled.reconcile.objects import KernelObject, ObjectKind
 from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
@@ -29,6 +28,7 @@ from mptcp_throttled.reconcile.operations import (
     RestoreQdisc,
 )
 from mptcp_throttled.reconcile.reconciler import Reconciler
+from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("5mbit")
 V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")

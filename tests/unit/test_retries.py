@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mptcp_throttled.reconcile.objects import KernelObject, ObjectKind
+from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind
 from mptcp_throttled.reconcile.retries import Retries
 
 ONE, TWO = KernelObject(ObjectKind.CLASS, 2), KernelObject(ObjectKind.CLASS, 3)

@@ -27,7 +27,7 @@ from mptcp_throttled.desired.kernel_plan import (
     plan_for,
 )
 from mptcp_throttled.policy.decide import Decision, Share
-from mptcp_throttled.policy.decision_table import Previous
+from mptcp_throttled.policy.decisions import Previous
 
 _TOGETHER_SECONDS: Final = 0.02
 

@@ -19,7 +19,7 @@ from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.diff import after, diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck, state_of
-from mptcp_throttled.reconcile.objects import KernelObject, blocked_by, objects_of, without
+from mptcp_throttled.reconcile.refused_objects import KernelObject, blocked_by, objects_of, without
 
 _READ_ATTEMPTS: Final = 3
 

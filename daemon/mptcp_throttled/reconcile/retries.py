@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mptcp_throttled.reconcile.objects import KernelObject
+from mptcp_throttled.reconcile.refused_objects import KernelObject
 
 _FIRST_SECONDS: Final = 0.1
 _SPREAD: Final = 0.5
