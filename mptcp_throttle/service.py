@@ -80,7 +80,7 @@ def prefer_latency() -> None:
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
-def spare_memory() -> None:
+def return_freed_memory() -> None:
     """Return large blocks to the kernel when they are freed.
 
     glibc raises the threshold up to 32 MB when a block of that size is freed (mallopt(3), M_MMAP_THRESHOLD), and a

@@ -27,7 +27,7 @@ from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.reconcile.retries import Retries
 from mptcp_throttled.reconcile.schedule import Schedule
-from mptcp_throttled.state import Snapshot, SnifferState, follow
+from mptcp_throttled.state import Snapshot, SnifferState, update_throttled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -149,7 +149,7 @@ class Loop:
         delta = self._plan(update, networks, settings, paused=operator.pause is not None)
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)
-        throttled, transitions = follow(
+        throttled, transitions = update_throttled(
             before.throttled,
             work.concerned,
             work.applied,
@@ -192,7 +192,7 @@ class Loop:
         self._forget_unplanned(step.delta)
         is_due = self._clock.monotonic() >= self._schedule.due
         certain = True
-        if step.delta.root or self._planner.plan.htb != step.applied.htb:
+        if step.delta.htb_changes or self._planner.plan.htb != step.applied.htb:
             # To free somebody never waits; to throttle somebody waits if HTB itself has been refused.
             is_due = is_due or step.applied.htb or not self._htb_refused
         elif step.applied.htb:

@@ -175,7 +175,7 @@ def _clean_up(path: Path) -> None:
 def _serve(path: Path) -> None:
     config = load_config(path)
     service.prefer_latency()
-    service.spare_memory()
+    service.return_freed_memory()
     _require_capabilities()
     with service.single_instance(config.run_directory, "mptcp-throttled", config.socket_group):
         try:

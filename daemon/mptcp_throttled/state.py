@@ -65,7 +65,7 @@ class Transition:
     decision: Decision | None
 
 
-def follow(
+def update_throttled(
     throttled: Map[FourTuple, Throttled],
     concerned: Mapping[FourTuple, Decision | None],
     applied: KernelPlan,

@@ -51,7 +51,7 @@ def _ports(text: str) -> tuple[int, ...]:
 def _serve(path: Path) -> None:
     config = load_config(path)
     service.prefer_latency()
-    service.spare_memory()
+    service.return_freed_memory()
     service.configure_logging()
     stop = threading.Event()
     service.on_stop_signal(stop.set)

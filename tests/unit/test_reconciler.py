@@ -65,7 +65,11 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
             ONE,
             (RestoreQdisc(), InstallHtb(0), AddClass(2, SLOW)),
         ),
-        (KernelState(QdiscState(HtbState(0, True, {2: None})), ONE_MARK), ONE, (ChangeClass(2, SLOW, mend=True),)),
+        (
+            KernelState(QdiscState(HtbState(0, True, {2: None})), ONE_MARK),
+            ONE,
+            (ChangeClass(2, SLOW, replace_leaf=True),),
+        ),
         (
             replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}),
             ONE,

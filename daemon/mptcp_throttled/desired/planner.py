@@ -36,19 +36,19 @@ _TOGETHER_SECONDS: Final = 0.02
 class PlanDelta:
     """What an update has changed: the part of the plan that it concerns, before and after.
 
-    `root`: HTB itself changes (it comes, goes, or gets another default class), which the parts do not tell.
+    `htb_changes`: HTB itself comes, goes, or gets another default class, which the parts do not tell.
     `decisions` are those for all subflows that the change concerns; None for a subflow that has gone.
     """
 
     before: KernelPlan
     after: KernelPlan
-    root: bool
+    htb_changes: bool
     decisions: Mapping[FourTuple, Decision | None]
 
     @property
     def empty(self) -> bool:
         """Whether the plan has not changed."""
-        return not self.root and self.before == self.after
+        return not self.htb_changes and self.before == self.after
 
 
 class Planner:

@@ -171,9 +171,9 @@ def _requests(operation: ClassOperation, interface: tc.Interface) -> Iterator[Re
         case AddClass(rate=rate):
             yield tc.add_class(interface, classid, htb.class_options(rate), rate)
             yield tc.add_qdisc(interface, leaf)
-        case ChangeClass(rate=rate, mend=mend):
+        case ChangeClass(rate=rate, replace_leaf=replace_leaf):
             yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
-            if mend:
+            if replace_leaf:
                 yield tc.add_qdisc(interface, leaf, replace=True)
         case DeleteClass():
             yield tc.delete_class(interface, classid)

@@ -56,7 +56,7 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
         yield op.InstallHtb(plan.default_minor)
     for minor, rate in sorted(_missing(plan.classes, classes).items()):
         if minor in classes:
-            yield op.ChangeClass(minor, rate, mend=classes[minor] is None)
+            yield op.ChangeClass(minor, rate, replace_leaf=classes[minor] is None)
         else:
             yield op.AddClass(minor, rate)
     for version, wanted in marks.items():

@@ -29,11 +29,11 @@ class AddClass:
 
 @dataclass(frozen=True, slots=True)
 class ChangeClass:
-    """Change the rate of a class; queued packets stay. `mend`: replace its leaf qdisc too, which drops them."""
+    """Change the rate of a class; queued packets stay. `replace_leaf`: replace its leaf qdisc too, which drops them."""
 
     minor: int
     rate: Rate
-    mend: bool = False
+    replace_leaf: bool = False
 
 
 @dataclass(frozen=True, slots=True)

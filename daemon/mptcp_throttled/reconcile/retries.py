@@ -17,8 +17,8 @@ from mptcp_throttled.reconcile.refused_objects import KernelObject
 
 _FIRST_SECONDS: Final = 0.1
 _SPREAD: Final = 0.5
-# Of the time. However many objects are refused, to try them again leaves nine tenths for the others.
-_LARGEST_PART: Final = 0.1
+# Fraction of the time. However many objects are refused, to try them again leaves nine tenths for the others.
+_MAX_FRACTION: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Retries:
             self._retries[one] = _Retry(error, delay, due_at)
             heapq.heappush(self._timers, (due_at, next(self._order), one))
         if refused:
-            self._not_before = ended + (ended - began) / _LARGEST_PART
+            self._not_before = ended + (ended - began) / _MAX_FRACTION
 
     def forget(self, gone: Iterable[KernelObject]) -> None:
         """These objects are not planned any more."""

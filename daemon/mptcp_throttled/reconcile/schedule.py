@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Final
 
 _SHORTEST_SECONDS: Final = 0.1
-# Of the time. A full reconcile with thousands of classes takes long, and JOINs wait for it meanwhile.
-_LARGEST_PART: Final = 0.1
-_LARGEST_PART_UNASKED: Final = 0.0025
-_LARGEST_PART_QUICK_CHECKS: Final = 0.01
+# Fractions of the time. A full reconcile with thousands of classes takes long, and JOINs wait for it meanwhile.
+_MAX_FRACTION: Final = 0.1
+_MAX_FRACTION_PERIODIC: Final = 0.0025
+_MAX_FRACTION_QUICK_CHECKS: Final = 0.01
 
 
 class Schedule:
@@ -30,7 +30,7 @@ class Schedule:
 
     def quick_checked(self, began: float, ended: float, interval: float) -> None:
         """A quick check has ended."""
-        self.quick_check_due = ended + max(interval, (ended - began) / _LARGEST_PART_QUICK_CHECKS)
+        self.quick_check_due = ended + max(interval, (ended - began) / _MAX_FRACTION_QUICK_CHECKS)
 
     def changed(self) -> None:
         """Something may have changed in the kernel."""
@@ -48,8 +48,8 @@ class Schedule:
         elif began >= self._calm_from:
             self._delay = _SHORTEST_SECONDS
         took = ended - began
-        self._soonest = ended + max(self._delay, took / _LARGEST_PART)
-        self.due = ended + max(interval, took / _LARGEST_PART_UNASKED)
+        self._soonest = ended + max(self._delay, took / _MAX_FRACTION)
+        self.due = ended + max(interval, took / _MAX_FRACTION_PERIODIC)
         self.quick_check_due = ended + interval
         if trouble:
             self.changed()
