@@ -141,7 +141,7 @@ class Services:
 
     def start_sniffer(self) -> Process:
         """Start `mptcp-sniffer`."""
-        self.sniffer = self._run("mptcp-sniffer", self._executables / "mptcp-sniffer")
+        self.sniffer = self._start("mptcp-sniffer")
         return self.sniffer
 
     def start_timed(self) -> tuple[Path, Path]:
@@ -154,12 +154,14 @@ class Services:
 
     def start_daemon(self, faults: Faults | None = None) -> Process:
         """Start `mptcp-throttled`, with `faults` injected into its calls of the kernel."""
-        program: list[str | Path] = [self._executables / "mptcp-throttled"]
         if faults is not None:
-            program = [sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory]
+            faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
+            self.daemon = self._run("mptcp-throttled", *faulty, machine_files=False)
         elif self._tuning is not None:
-            program = [sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning)]
-        self.daemon = self._run("mptcp-throttled", *program, machine_files=faults is None)
+            tuned = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
+            self.daemon = self._run("mptcp-throttled", *tuned)
+        else:
+            self.daemon = self._start("mptcp-throttled")
         return self.daemon
 
     def clean_up(self) -> None:
@@ -243,6 +245,9 @@ class Services:
     def _call(self, socket: str, method: str, *params: object) -> Any:  # noqa: ANN401
         # A Unix socket is a file: the namespace of the network does not matter.
         return RpcClient(self.directory / "run" / socket).call(method, *params)
+
+    def _start(self, name: str) -> Process:
+        return self._run(name, self._executables / name)
 
     def _run(self, name: str, *program: str | Path, machine_files: bool = True) -> Process:
         process = self.proxy.start(name, *program, "--config", self.config, machine_files=machine_files)

@@ -350,7 +350,7 @@ def test_contest_over_the_root_qdisc_is_bounded_and_won(world: ProxyWorld, kind:
     seconds = time.monotonic() - began
     assert (cpu_seconds(daemon.pid) - cpu) / seconds < 0.2
     assert len(daemon.log_text().splitlines()) - lines <= 6 * seconds
-    assert notified("htb 4d50") <= 2 * seconds
+    assert notified("htb 4d50") <= 2 * seconds + 2  # the back-off begins with shorter pauses
     fighter.stop()
     monitor.stop()
     if kind == "htb":

@@ -192,7 +192,8 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
     assert re.search(r"^capture: 0 frames dropped, 0 segments refused; \d subflows in the kernel's list$", status, re.M)
     plan = world.services.cli_json("plan")
     assert plan["in_force"]
-    assert [operation["operation"] for operation in plan["operations"]] == ["InstallHtb", "AddClass", "MakeChain"]
+    operations = [operation["operation"] for operation in plan["operations"]]
+    assert operations == ["ChangePaces", "InstallHtb", "AddClass", "MakeChain"]
     assert cli("plan").stdout.endswith("# applied\n")
     for arguments, line in (
         (("set-rate", "dsl", "1mbit"), "dsl: no such access network; allowed: wifi, ethernet"),

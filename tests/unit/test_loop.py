@@ -304,32 +304,6 @@ def test_refusal_to_remove_a_mark_frees_its_subflow_and_no_other_client(world: W
     assert world.errors == []
 
 
-class Naming:
-    """Equals every operation that marks this subflow."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, marked: FourTuple) -> None:
-        self._marked = marked
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChangeMarks) and self._marked in other.add
-
-
-def test_refused_mark_does_not_hold_back_those_refused_with_it(world: World) -> None:
-    """A batch is refused as a whole for the fault of one."""
-    world.step(client(9))
-    world.settle()
-    world.kernel.refuse = (Naming(capped(1)),)
-    world.step(client(1), client(2), client(3))
-    assert world.throttled == {capped(9)}
-    for _ in range(20):
-        world.clock.now = world.loop.next_deadline
-        world.step()
-    assert world.throttled == {capped(9), capped(2), capped(3)}
-    assert world.errors == ["ChangeMarks: ENOMEM"]
-
-
 def test_many_refused_classes_are_a_bounded_report(world: World) -> None:
     refused = [AddClass(minor, rate) for minor in range(2, 200) for rate in (SLOW, Rate.parse("10gbit"))]
     world.kernel.refuse = tuple(refused)

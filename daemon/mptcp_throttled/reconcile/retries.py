@@ -16,7 +16,6 @@ from typing import Final
 from mptcp_throttled.reconcile.refused_objects import KernelObject
 
 _FIRST_SECONDS: Final = 0.1
-_SPREAD: Final = 0.5
 # Fraction of the time. However many objects are refused, to try them again leaves nine tenths for the others.
 _MAX_FRACTION: Final = 0.1
 
@@ -78,13 +77,11 @@ class Retries:
         for one in due:
             if one not in refused:
                 self._retries.pop(one, None)
-        for number, (one, error) in enumerate(refused.items()):
+        for one, error in refused.items():
             before = self._retries.get(one)
             delay = _FIRST_SECONDS if before is None else min(before.delay * 2, longest)
-            # Objects may be refused together for the fault of one: they are not all retried together.
-            due_at = ended + delay * (1 + _SPREAD * number / len(refused))
-            self._retries[one] = _Retry(error, delay, due_at)
-            heapq.heappush(self._timers, (due_at, next(self._order), one))
+            self._retries[one] = _Retry(error, delay, ended + delay)
+            heapq.heappush(self._timers, (ended + delay, next(self._order), one))
         if refused:
             self._not_before = ended + (ended - began) / _MAX_FRACTION
 
