@@ -237,13 +237,14 @@ class Loop:
         is_unblocked = bool(self._blocked) and not outcome.blocked
         self._blocked = outcome.blocked
         step.applied, step.pacing_problem = outcome.applied.persistent(), outcome.pacing_problem
-        self._errors = (*(() if outcome.obstacle is None else (outcome.obstacle,)), *outcome.errors)
+        obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
         self._htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
         if outcome.applied.htb:
+            self._errors = (*obstacle, *outcome.errors)
             self._note_refused(outcome, due, began)
         else:
             # Nothing is applied that could be retried by itself: what was refused is part of why HTB is not there.
-            self._errors = (*self._errors, *outcome.failures)
+            self._errors = (*obstacle, *outcome.failures)
             self._retries, self._blocked = Retries(), frozenset()
         is_repair = bool(outcome.done) and not is_expected
         if is_repair:

@@ -110,7 +110,7 @@ class Slot:
     settling_until: float | None = None
 
 
-Slots = Mapping["Share", Slot]
+Slots = Mapping[Share, Slot]
 
 
 @dataclass(frozen=True, slots=True)
