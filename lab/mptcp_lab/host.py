@@ -64,6 +64,8 @@ class Host:
         return any(line.split()[3].endswith(f":{port}") for line in listeners)
 
     def _enter(self, *, machine_files: bool = False) -> list[str]:
+        # The tables of iptables(8) belong to the namespace, its lock to the machine.
+        environment = ("env", f"XTABLES_LOCKFILE={self.directory / 'xtables.lock'}")
         if machine_files:
-            return ["nsenter", f"--net={namespaces.path(self.namespace)}"]
-        return ["ip", "netns", "exec", self.namespace]
+            return ["nsenter", f"--net={namespaces.path(self.namespace)}", *environment]
+        return ["ip", "netns", "exec", self.namespace, *environment]

@@ -38,6 +38,7 @@ ENTER: Final = """\
 for file in /etc/passwd /etc/group /run/xtables.lock; do mount --bind "$1$file" "$file" || exit; done
 umask "$2"
 shift 2
+unset XTABLES_LOCKFILE
 exec "$@"
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ _HOOK: Final = "POSTROUTING"
 _HOOKS: Final = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _TERMINATING: Final = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE", "NFQUEUE"})
 _NO_TABLE: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EAFNOSUPPORT})
-_XTABLES_LOCK: Final = "/run/xtables.lock"
-"""The lock file of iptables(8) (iptables/xshared.c); libiptc itself takes no lock."""
+_XTABLES_LOCK: Final = os.environ.get("XTABLES_LOCKFILE") or "/run/xtables.lock"
+"""The lock file of iptables(8) (iptables/xshared.c, xtables_lock); libiptc itself takes no lock."""
 
 _LOCK_SECONDS: Final = 0.5
 _LOCK_REMEDY: Final = "tmpfiles.d/mptcp-throttle.conf makes it writable for our group"
