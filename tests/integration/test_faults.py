@@ -215,6 +215,18 @@ class Toggled:
     def is_free(self) -> bool:
         return not self.world.errors() and self.world.state() == self.before
 
+    def told_while(self, change: Callable[[], str], *faults: Fault) -> str:
+        """What the operator is told of a change with these faults; all are as they were before it, without faults."""
+        self.world.faults.plan()
+        if change == self.free:
+            self.cap()
+            self.wait_capped()
+        else:
+            self.free()
+            self.wait_free()
+        self.world.faults.plan(*faults)
+        return change()
+
     def wait_capped(self, when: str = "") -> None:
         eventually(self.is_capped, f"capped {when}", within=3)
 
@@ -235,6 +247,7 @@ def toggled(request: pytest.FixtureRequest, world: FaultyWorld) -> Iterator[Togg
     toggled.free()
     eventually(toggled.is_free, "free")
     yield toggled
+    world.faults.plan()
     toggled.cap()  # the operator state outlives the daemon
     world.abort()
     assert world.daemon.exit_status is None
@@ -288,10 +301,8 @@ def test_subflow_stays_free_while_a_call_that_caps_it_fails(toggled: Toggled) ->
     assert len({case.fault.call for case in refused if changes_anything(case.fault.call)}) >= 4
     for case in refused:
         call, told = case.fault.call, f"{case.fault.call}: {case.fault.kind}"
-        toggled.free()
-        toggled.wait_free(f"before {case}")
-        world.faults.plan(case.fault)
-        assert told in toggled.cap()
+        # On a busy host a path may count as stalled for a moment: then nothing is capped, and nothing is refused.
+        eventually(lambda: told in toggled.told_while(toggled.cap, case.fault), f"told of {case}")  # noqa: B023
         assert any(line.startswith(told) for line in world.errors())
         if case.fault.kind == ERRORS[0]:
             tried = world.faults.calls().count(call)
@@ -314,11 +325,7 @@ def test_subflow_is_freed_while_a_call_that_frees_it_fails(toggled: Toggled) -> 
     assert len({case.fault.call for case in refused if changes_anything(case.fault.call)}) >= 4
 
     def is_told(case: Case) -> bool:
-        world.faults.plan()
-        toggled.cap()
-        toggled.wait_capped(f"before {case}")
-        world.faults.plan(case.fault)
-        told, line = toggled.free(), f"{case.fault.call}: {case.fault.kind}"
+        told, line = toggled.told_while(toggled.free, case.fault), f"{case.fault.call}: {case.fault.kind}"
 
         # A failure that keeps nothing from being restored is in the log only.
         def found() -> bool:
@@ -351,10 +358,8 @@ def test_subflow_is_freed_while_a_call_that_frees_it_fails(toggled: Toggled) -> 
 )
 def test_subflow_is_freed_while_several_calls_fail(toggled: Toggled, calls: tuple[str, ...]) -> None:
     world = toggled.world
-    toggled.cap()
-    toggled.wait_capped()
-    world.faults.plan(*(Fault("EBUSY", call, times=FOREVER) for call in calls))
-    assert "EBUSY" in toggled.free()
+    faults = [Fault("EBUSY", call, times=FOREVER) for call in calls]
+    eventually(lambda: "EBUSY" in toggled.told_while(toggled.free, *faults), "told of the failures")
     assert world.held() == {}
     world.faults.plan()
     toggled.wait_free()
