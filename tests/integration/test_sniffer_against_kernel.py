@@ -119,9 +119,9 @@ def test_history_of_600_connections_equals_the_kernels() -> None:
         live = services.ask_sniffer("status")
     assert len({ends.token for ends in kernel.subflows}) == 600
     assert_varied(kernel)
-    assert_same(kernel, history)
+    refused = assert_same(kernel, history)
     assert (live["connections"], live["subflows"], live["dropped"]) == (0, 0, 0)
-    assert live["counters"]["subflows_opened"] == len(kernel.subflows)
+    assert live["counters"]["subflows_opened"] == len(kernel.subflows) + refused
 
 
 def assert_varied(kernel: Kernel) -> None:
@@ -136,20 +136,32 @@ def assert_varied(kernel: Kernel) -> None:
     assert sum(subflow.closed for subflow in subflows.values()) > 100
 
 
-def assert_same(kernel: Kernel, history: dict[str, Json]) -> None:
+def assert_same(kernel: Kernel, history: dict[str, Json]) -> int:
+    """The same subflows with the same flags; the number of those that were proved and that the kernel refused.
+
+    A JOIN whose third ACK finds its connection at its end is reset, without an event (net/mptcp/subflow.c,
+    subflow_syn_recv_sock, `dispose_child`).
+    """
     subflows = {
         Ends(connection["token"], subflow["client"], subflow["client_port"]): subflow
         for connection in history["connections"]
         for subflow in connection["subflows"]
         if subflow["established"]
     }
+    refused = subflows.keys() - kernel.subflows.keys()
+    assert all(subflows[ends]["reason"].startswith("RST") for ends in refused)
+    assert len(refused) <= 6, "one in a hundred connections"
+    for ends in refused:
+        del subflows[ends]
     assert subflows.keys() == kernel.subflows.keys()
     assert {e: s["address_id"] for e, s in subflows.items()} == {e: s.address_id for e, s in kernel.subflows.items()}
     assert {e: s["backup_at_join"] for e, s in subflows.items()} == {
         e: s.priorities[0] for e, s in kernel.subflows.items()
     }
-    assert changes(priorities(history["events"])) == changes({e: s.priorities for e, s in kernel.subflows.items()})
+    told = {ends: flags for ends, flags in priorities(history["events"]).items() if ends not in refused}
+    assert changes(told) == changes({e: s.priorities for e, s in kernel.subflows.items()})
     assert {subflow["state"] for subflow in subflows.values()} == {"closed"}
+    return len(refused)
 
 
 def changes(values: dict[Ends, list[bool]]) -> dict[Ends, list[bool]]:
