@@ -1,0 +1,200 @@
+"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to a cgroup.
+
+An object is compiled from C (`daemon/mptcp_throttled/kernel/bpf/`). libbpf fits it to the running kernel: it finds the
+fields of kernel structures by the kernel's type information (CO-RE), so one object serves all kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
+
+_LOG_BYTES: Final = 1 << 24
+_MAX_LINE: Final = 200
+
+
+class _OpenOptions(ctypes.Structure):
+    """struct bpf_object_open_opts (bpf/libbpf.h), up to the last field that is set here."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("object_name", ctypes.c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", ctypes.c_char_p),
+        ("removed", ctypes.c_uint32),
+        ("kconfig", ctypes.c_char_p),
+        ("btf_custom_path", ctypes.c_char_p),
+        ("kernel_log_buf", ctypes.c_void_p),
+        ("kernel_log_size", ctypes.c_size_t),
+        ("kernel_log_level", ctypes.c_uint32),
+    )
+
+
+_POINTER, _INT, _TEXT, _UINT64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64
+_FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "libbpf_set_print": (_POINTER, _POINTER),
+    "bpf_object__open_file": (_POINTER, _TEXT, _POINTER),
+    "bpf_object__load": (_INT, _POINTER),
+    "bpf_object__close": (None, _POINTER),
+    "bpf_object__find_map_by_name": (_POINTER, _POINTER, _TEXT),
+    "bpf_object__find_program_by_name": (_POINTER, _POINTER, _TEXT),
+    "bpf_map__fd": (_INT, _POINTER),
+    "bpf_map__set_initial_value": (_INT, _POINTER, _POINTER, ctypes.c_size_t),
+    "bpf_map__set_max_entries": (_INT, _POINTER, ctypes.c_uint32),
+    "bpf_program__fd": (_INT, _POINTER),
+    "bpf_program__attach_iter": (_POINTER, _POINTER, _POINTER),
+    "bpf_program__attach_cgroup": (_POINTER, _POINTER, _INT),
+    "bpf_link__destroy": (_INT, _POINTER),
+    "bpf_link__fd": (_INT, _POINTER),
+    "bpf_iter_create": (_INT, _INT),
+    "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
+    "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
+    "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
+    "bpf_map_delete_elem": (_INT, _INT, _TEXT),
+}
+
+
+@cache
+def _libbpf() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    except OSError as error:
+        raise KernelError("load libbpf.so.1", errno.ENOENT, "install the package libbpf1") from error
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    # It would print its own messages to stderr.
+    library.libbpf_set_print(None)
+    return library
+
+
+def _checked(what: str, result: int | None, remedy: str = "") -> int:
+    """The result, unless it is an error: libbpf returns NULL or a negative number, and sets errno."""
+    if result is None or result < 0:
+        raise KernelError(what, ctypes.get_errno() or -(result or -errno.EINVAL), remedy)
+    return result
+
+
+class BpfMap:
+    """A map of a loaded object, by its file descriptor."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name = name
+        self.descriptor = descriptor
+
+    def update(self, elements: Mapping[bytes, bytes]) -> None:
+        """Add or replace elements, in one call. Raises KernelError, after which some may have been written."""
+        if not elements:
+            return
+        fault_point("bpf map update")
+        count = ctypes.c_uint32(len(elements))
+        keys, values = b"".join(elements), b"".join(elements.values())
+        result = _libbpf().bpf_map_update_batch(self.descriptor, keys, values, ctypes.byref(count), None)
+        _checked("bpf map update", result)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Add or replace one element; for the map types that have no batches. Raises KernelError."""
+        fault_point("bpf map update")
+        _checked("bpf map update", _libbpf().bpf_map_update_elem(self.descriptor, key, value, 0))
+
+    def get(self, key: bytes, size: int) -> bytes:
+        """The value, of `size` bytes. Raises KernelError, with ENOENT if the map does not have the key."""
+        value = ctypes.create_string_buffer(size)
+        _checked("bpf map lookup", _libbpf().bpf_map_lookup_elem(self.descriptor, key, value))
+        return value.raw
+
+    def delete(self, key: bytes) -> None:
+        """Delete an element. Raises KernelError, with ENOENT if the map does not have the key."""
+        fault_point("bpf map delete")
+        _checked("bpf map delete", _libbpf().bpf_map_delete_elem(self.descriptor, key))
+
+
+class BpfObject:
+    """The programs and maps of an object file in the kernel, until `close` or the end of this process.
+
+    `constants` is the content of the object's section `.rodata`, the variables that are constant once it is loaded;
+    `max_entries` sets the size of maps. Raises KernelError with the verifier's last line.
+    """
+
+    def __init__(self, path: Path, constants: bytes, max_entries: Mapping[str, int] | None = None) -> None:
+        self._links: dict[str, int] = {}
+        self._object = 0
+        fault_point("bpf object load")
+        try:
+            self._load(path, constants, max_entries or {}, None)
+        except KernelError:
+            self.close()
+            # Once more for the verifier's log, which may have megabytes.
+            try:
+                self._load(path, constants, max_entries or {}, ctypes.create_string_buffer(_LOG_BYTES))
+            except KernelError:
+                self.close()
+                raise
+
+    def _load(
+        self, path: Path, constants: bytes, max_entries: Mapping[str, int], log: ctypes.Array[ctypes.c_char] | None
+    ) -> None:
+        library, options = _libbpf(), _OpenOptions(sz=ctypes.sizeof(_OpenOptions))
+        if log is not None:
+            options.kernel_log_buf, options.kernel_log_size = ctypes.addressof(log), len(log)
+        opened = library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
+        self._object = _checked(f"open {path.name}", opened, "" if path.exists() else f"{path} is missing")
+        constants_map = self._find("map", ".rodata")
+        _checked("set constants", library.bpf_map__set_initial_value(constants_map, constants, len(constants)))
+        for name, entries in max_entries.items():
+            _checked(f"size of {name}", library.bpf_map__set_max_entries(self._find("map", name), entries))
+        result = library.bpf_object__load(self._object)
+        _checked(f"load {path.name}", result, "" if log is None else _last_line(log.value))
+
+    def _find(self, kind: str, name: str) -> int:
+        find = getattr(_libbpf(), f"bpf_object__find_{kind}_by_name")
+        return _checked(f"find {kind} {name}", find(self._object, name.encode()))
+
+    def map(self, name: str) -> BpfMap:
+        """The map of that name. Raises KernelError."""
+        return BpfMap(name, _checked(f"map {name}", _libbpf().bpf_map__fd(self._find("map", name))))
+
+    def attach_cgroup(self, program: str, cgroup: Path) -> None:
+        """Attach a program to a cgroup, beside those of others, until `close`. Raises KernelError."""
+        fault_point("bpf link create")
+        with os_errors(f"cgroup {cgroup}"):
+            directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            link = _libbpf().bpf_program__attach_cgroup(self._find("program", program), directory)
+            self._links[program] = _checked(f"attach {program}", link)
+        finally:
+            os.close(directory)
+
+    def iterate(self, program: str) -> bytes:
+        """Run an iterator program over all its objects; what it has written. Raises KernelError."""
+        fault_point("bpf iterator")
+        library = _libbpf()
+        if program not in self._links:
+            link = library.bpf_program__attach_iter(self._find("program", program), None)
+            self._links[program] = _checked(f"attach {program}", link)
+        run = _checked(f"run {program}", library.bpf_iter_create(library.bpf_link__fd(self._links[program])))
+        with os_errors(f"run {program}"), open(run, "rb") as written:
+            return written.read()
+
+    def close(self) -> None:
+        """Detach the programs, and drop them and the maps."""
+        library = _libbpf()
+        for link in self._links.values():
+            library.bpf_link__destroy(link)
+        self._links = {}
+        if self._object:
+            library.bpf_object__close(self._object)
+        self._object = 0
+
+
+def _last_line(log: bytes) -> str:
+    """The last line of the verifier's log that is not its statistics."""
+    lines = [line for line in log.decode(errors="replace").splitlines() if line and not line.startswith("processed ")]
+    return lines[-1][:_MAX_LINE] if lines else ""
