@@ -7,8 +7,10 @@ changes since the last one, and updates that the control loop has not taken yet 
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -51,7 +53,8 @@ class TableUpdate:
 class TableSource(threading.Thread):
     """Receives updates of the table in this thread until `stop()`, and calls `arrived` after each.
 
-    `parts` counts the parts of snapshots received so far: while it grows, a table is on its way.
+    `parts` counts the parts of snapshots received so far: while it grows, a table is on its way. `spacing` is the
+    time in seconds between deliveries while changes come faster; the first two after a silence are not delayed.
     """
 
     def __init__(self, sniffer_socket: Path, arrived: Callable[[], None]) -> None:
@@ -62,6 +65,7 @@ class TableSource(threading.Thread):
         self._stopping = threading.Event()
         self._problem: str | None = None
         self.parts = 0
+        self.spacing = 0.0
 
     @property
     def empty(self) -> bool:
@@ -107,6 +111,7 @@ class TableSource(threading.Thread):
         update = update.then(_decode_changes(answer))
         self._problem = None
         self._deliver(update)
+        next_at = -math.inf
         while not self._stopping.is_set():
             answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS)
             if answer.get("resync"):
@@ -114,6 +119,9 @@ class TableSource(threading.Thread):
             if answer["changes"]:
                 update = _decode_changes(answer)
                 self._deliver(update)
+                now = time.monotonic()
+                self._stopping.wait(max(next_at - now, 0.0))
+                next_at = max(next_at, now) + self.spacing
 
     def _take_snapshot(self) -> TableUpdate:
         """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""

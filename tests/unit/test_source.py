@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,21 @@ def test_source_delivers_the_snapshot_and_then_changes(monkeypatch: pytest.Monke
         (7, {TWO.token: TWO, ONE.token: None}),
     ]
     assert [update.whole for update in updates[:2]] == [True, False]
+
+
+def test_source_with_a_spacing_waits_between_calls_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    now = itertools.count(10.0, 0.01)
+    monkeypatch.setattr("mptcp_throttled.source.time.monotonic", lambda: next(now))
+    source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: None)
+    source.spacing = 0.05
+    one = {f"t{format_token(ONE.token)}": None}
+    many = (changes(revision, **one) for revision in range(6, 10))
+    answers = iter([SNAPSHOT, changes(5), *many, {"resync": True}])
+    monkeypatch.setattr(source._client, "call", lambda *_: next(answers))
+    monkeypatch.setattr(source._stopping, "wait", lambda seconds: waits.append(seconds))
+    source._follow()
+    assert waits == pytest.approx([0.0, 0.04, 0.08, 0.12])
 
 
 def test_source_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
