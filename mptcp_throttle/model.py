@@ -109,6 +109,13 @@ class MarkMethod(StrEnum):
     RULES = "rules"
 
 
+class KernelDecides(StrEnum):
+    """Whether a program in the kernel decides which subflows are capped: where it can be had, or never."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class Per(StrEnum):
     """What shares one cap and one limit of an access network."""
 
@@ -122,7 +129,8 @@ class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
     `preference` 1 is the most preferred. `cap` applies while the same connection has a live non-backup subflow on a
-    more preferred network; `limit` applies always. None means unlimited.
+    more preferred network; `limit` applies always. None means unlimited. For `provisional` seconds the first subflow of
+    a connection has the cap's pace, too.
     """
 
     name: str
@@ -131,3 +139,4 @@ class AccessNetwork:
     cap: Rate | None
     limit: Rate | None
     per: Per
+    provisional: float = 0.0

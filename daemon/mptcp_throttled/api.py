@@ -55,6 +55,7 @@ class Api:
         return {
             "status": self.status,
             "connections": self.connections,
+            "totals": self.totals,
             "plan": self.plan,
             "set_rate": self.set_rate,
             "reset_rate": self.reset_rate,
@@ -71,6 +72,10 @@ class Api:
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow."""
         return status.connections(self._snapshot())
+
+    def totals(self) -> Json:
+        """What the subflows that have closed carried since the daemon's start, where a kernel program counts it."""
+        return status.totals(self._snapshot())
 
     def plan(self) -> Json:
         """The operations that lead from an untouched interface to the plan, as commands, and whether it is applied."""

@@ -20,6 +20,9 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log_transition(transition)
     if after.pacing_problem != before.pacing_problem:
         _log_pacing(after.pacing_problem)
+    decided = before.deciding_problem, before.pacing_problem
+    if after.pacing_problem is None and decided != (after.deciding_problem, None):
+        _log_deciding(after.deciding_problem)
     if after.sniffer.problem != before.sniffer.problem:
         _log_sniffer(after)
     _log_errors(before.errors, after.errors)
@@ -70,6 +73,13 @@ def _log_pacing(problem: str | None) -> None:
         _log.info("the proxy's sockets can be paced")
     else:
         _log.warning("only HTB enforces the rates, which slows whole connections down: %s", problem)
+
+
+def _log_deciding(problem: str | None) -> None:
+    if problem is None:
+        _log.info("caps are decided in the kernel")
+    else:
+        _log.info("caps are decided in the daemon, milliseconds after a join: %s", problem)
 
 
 def _log_sniffer(snapshot: Snapshot) -> None:

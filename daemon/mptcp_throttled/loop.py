@@ -17,6 +17,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings
 from mptcp_throttled.desired.planner import PlanDelta, Planner
@@ -34,13 +35,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
+    from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
     from mptcp_throttled.inbox import Request
     from mptcp_throttled.operator_state import OperatorStore
     from mptcp_throttled.policy.decide import Decision
     from mptcp_throttled.running_config import RunningConfig
     from mptcp_throttled.source import TableUpdate
 
-_SETTLE_SECONDS: Final = 1.0
+# How long only the pace holds a new class: the ramp of `pace.bpf.c`; what `throttle.bpf.c` lets a queue take to leave.
+_RAMP_SECONDS: Final = 1.0
+_DRAIN_SECONDS: Final = 1.5
 _NO_MINOR: Final = 0
 _MAX_ERRORS: Final = 20
 
@@ -56,6 +60,23 @@ class Clock(Protocol):
 
     def thread_time(self) -> float:
         """Processor time of this thread."""
+
+
+class DecidingKernel(Kernel, Protocol):
+    """The kernel, with a program that may decide by itself which subflows are capped."""
+
+    @property
+    def deciding_problem(self) -> str | None:
+        """Why no program does; None if one does."""
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Decide by these from now on; by none, nobody is capped."""
+
+    def closed_subflows(self) -> Iterable[ClosedSubflow]:
+        """The subflows that have closed since the last call, as far as a kernel program has counted them."""
+
+    def counters(self) -> ProgramCounters:
+        """What that program has counted since it was attached. Raises KernelError."""
 
 
 class Source(Protocol):
@@ -79,11 +100,12 @@ class Loop:
     """The control loop as a value. `snapshot` and `note_kernel_change` are for any thread, all else for one."""
 
     def __init__(
-        self, config: RunningConfig, operator: OperatorStore, source: Source, kernel: Kernel, clock: Clock
+        self, config: RunningConfig, operator: OperatorStore, source: Source, kernel: DecidingKernel, clock: Clock
     ) -> None:
         self._config = config
         self._operator = operator
         self._source = source
+        self._kernel = kernel
         self._clock = clock
         self._decisions = DecisionTable()
         self._planner = Planner()
@@ -133,6 +155,7 @@ class Loop:
 
     def release(self) -> tuple[str, ...]:
         """Leave the kernel as it was found; what could not be restored."""
+        self._kernel.set_networks(())
         return self._reconciler.full(UNTOUCHED).failures
 
     def _step(self) -> None:
@@ -143,9 +166,13 @@ class Loop:
             max_minor(config.daemon.mark_mask),
             config.daemon.linger,
             config.daemon.other_traffic,
-            _SETTLE_SECONDS if before.pacing_problem is None else 0.0,
+            _settle_seconds(before),
         )
         update = self._source.take()
+        sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
+        # The kernel program must not pace whom the daemon cannot throttle.
+        is_deciding = operator.pause is None and sniffer.problem is None and not self._htb_refused
+        self._kernel.set_networks(networks if is_deciding else ())
         delta = self._plan(update, networks, settings, paused=operator.pause is not None)
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)
@@ -163,7 +190,7 @@ class Loop:
             for network in self._planner.exhausted_networks
         )
         self.snapshot = Snapshot(
-            before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem),
+            sniffer,
             config.networks,
             networks,
             operator,
@@ -174,8 +201,17 @@ class Loop:
             throttled,
             _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors)))),
             work.pacing_problem,
+            self._kernel.deciding_problem,
+            before.accounts.plus(self._kernel.closed_subflows(), networks),
+            self._counters(before.counters),
         )
         eventlog.log_step(before, self.snapshot, transitions)
+
+    def _counters(self, before: ProgramCounters) -> ProgramCounters:
+        try:
+            return self._kernel.counters()
+        except KernelError:
+            return before
 
     def _plan(
         self, update: TableUpdate | None, networks: Sequence[AccessNetwork], settings: PlanSettings, *, paused: bool
@@ -287,6 +323,12 @@ class Loop:
         decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
         decisions.update((d.subflow.ends, d) for of in self._decisions.decisions.values() for d in of)
         return decisions
+
+
+def _settle_seconds(before: Snapshot) -> float:
+    if before.pacing_problem is not None:
+        return 0.0
+    return _DRAIN_SECONDS if before.deciding_problem is None else _RAMP_SECONDS
 
 
 def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from mptcp_throttle.config.load import DEFAULT_PATH, find_run_directory, load_co
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import KernelDecides
 from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import eventlog
@@ -41,6 +42,7 @@ _log = logging.getLogger("mptcp-throttled")
 _CAP_NET_ADMIN: Final = 12
 _CAP_NET_RAW: Final = 13
 
+_BATCH_SECONDS: Final = 0.05
 _FIRST_TABLE_SECONDS: Final = 1.0
 # A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
 _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
@@ -89,6 +91,8 @@ class Daemon:
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
+                # What is urgent is done in the kernel, where it can be.
+                self._source.spacing = _BATCH_SECONDS if loop.snapshot.deciding_problem is None else 0.0
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
@@ -124,7 +128,8 @@ def _paced_sockets(config: Config) -> PacedSockets | None:
     if not config.daemon.pacing:
         return None
     cgroup = config.daemon.cgroup
-    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup))
+    decides = config.daemon.kernel_decides is KernelDecides.AUTO
+    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides)
 
 
 def _kernel(config: Config, marks: MarkingBackEnd) -> LinuxKernel:

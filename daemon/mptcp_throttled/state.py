@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
+from mptcp_throttled.accounting import Accounts, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
 from mptcp_throttled.policy.decide import Decision
@@ -40,7 +41,7 @@ class Snapshot:
     """What was known, decided, planned and applied after a step of the loop.
 
     `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
-    sockets cannot be paced.
+    sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
@@ -54,6 +55,9 @@ class Snapshot:
     throttled: Map[FourTuple, Throttled] = field(default_factory=Map)
     errors: tuple[str, ...] = ()
     pacing_problem: str | None = None
+    deciding_problem: str | None = None
+    accounts: Accounts = field(default_factory=Accounts)
+    counters: ProgramCounters = field(default_factory=ProgramCounters)
 
 
 @dataclass(frozen=True, slots=True)

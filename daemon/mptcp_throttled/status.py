@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 
 from mptcp_throttle.model import AccessNetwork, Connection, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
+from mptcp_throttled.accounting import Totals
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.operator_state import Pause
@@ -36,6 +38,8 @@ def status(snapshot: Snapshot, interface: str, marks: str, config: Json, now: fl
             "limited_subflows": kinds[RateKind.LIMIT],
             "paced_subflows": len(snapshot.applied.paces),
             "unpaced": snapshot.pacing_problem,
+            "deciding_problem": snapshot.deciding_problem,
+            "kernel_program": asdict(snapshot.counters),
             "errors": list(snapshot.errors),
         },
         "sniffer": {
@@ -58,6 +62,15 @@ def pause_status(pause: Pause | None, now: float) -> Json:
         return None
     end = pause.expires_at
     return {"expires_at": end, "seconds_left": None if end is None else max(end - now, 0.0)}
+
+
+def totals(snapshot: Snapshot) -> Json:
+    """The answer to `totals`: what closed subflows carried, by access network and by client address."""
+    accounts = snapshot.accounts
+    return {
+        "networks": {name: asdict(totals) for name, totals in accounts.networks.items()},
+        "clients": {str(address): asdict(totals) for address, totals in accounts.clients.items()},
+    }
 
 
 def connections(snapshot: Snapshot) -> Json:
@@ -90,6 +103,7 @@ def _network_status(configured: AccessNetwork, now: AccessNetwork, snapshot: Sna
         "configured_cap": _text(configured.cap),
         "configured_limit": _text(configured.limit),
         "overrides": [encode_override(o) for o in snapshot.operator.overrides if o.network == now.name],
+        "closed": asdict(snapshot.accounts.networks.get(now.name, Totals())),
         "subflows": live,
         "held_subflows": held,
     }

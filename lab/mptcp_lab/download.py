@@ -12,6 +12,8 @@ from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from mptcp_lab.origin import Document
     from mptcp_lab.topology import Client, Family, Lab
     from mptcp_throttle.units import Rate
@@ -80,6 +82,10 @@ class Download:
     def running(self) -> bool:
         """Whether curl still runs."""
         return self._process.exit_status is None
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """Inside the block the client reads nothing."""
+        return self._process.suspended()
 
     def wait(self, timeout: float = 120.0) -> DownloadResult:
         """Wait up to `timeout` seconds for the end. Raises LabError if it does not come."""

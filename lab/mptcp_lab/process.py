@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +14,7 @@ from mptcp_lab import guest
 from mptcp_lab.lab_errors import LabError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES: Final = 5
@@ -105,6 +107,16 @@ class Process:
         """End the program with SIGKILL, as a crash would."""
         self._popen.kill()
         self._popen.wait()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside the block the program does nothing: it is stopped by SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
 
     def log_text(self) -> str:
         """All that the program logged so far."""

@@ -113,6 +113,7 @@ class Services:
                     "cap": None if network.cap is None else str(network.cap),
                     "limit": None if network.limit is None else str(network.limit),
                     "per": str(network.per),
+                    "provisional": f"{network.provisional}s" if network.provisional else None,
                 },
             )
 
@@ -166,7 +167,8 @@ class Services:
 
     def clean_up(self) -> None:
         """Run `mptcp-throttled --cleanup`. Raises LabError if it fails."""
-        self.proxy.run(self._executables / "mptcp-throttled", "--config", self.config, "--cleanup")
+        command = (self._executables / "mptcp-throttled", "--config", self.config, "--cleanup")
+        self.proxy.run(*command, machine_files=True)
 
     def log(self) -> str:
         """All that the daemon logged, over all its starts."""

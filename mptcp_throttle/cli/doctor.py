@@ -145,3 +145,7 @@ def _daemon(status: Json | str) -> Iterator[Finding]:
     unpaced = daemon["unpaced"]
     cost = None if unpaced is None else f"none, so that a cap slows down the whole connection: {unpaced}"
     yield Finding("pacing", cost, harm=False)
+    problem = daemon["deciding_problem"]
+    if unpaced is None:
+        cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
+        yield Finding("kernel program", cost, harm=False)

@@ -33,7 +33,7 @@ def show_status(data: Json) -> None:
         f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
     )
     console.print(
-        f"pacing: {daemon['paced_subflows']} subflows paced"
+        f"pacing: {daemon['paced_subflows']} subflows paced, {_who_decides(daemon['deciding_problem'])}"
         if daemon["unpaced"] is None
         else f"pacing: none, only HTB limits the rates: {daemon['unpaced']}",
         markup=False,
@@ -52,6 +52,12 @@ def show_status(data: Json) -> None:
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
     _show_networks(console, data["networks"])
+
+
+def _who_decides(deciding_problem: str | None) -> str:
+    if deciding_problem is None:
+        return "caps decided in the kernel"
+    return f"caps decided in the daemon: {deciding_problem}"
 
 
 def _capture(capture: Json) -> str:

@@ -21,6 +21,7 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.marks",
         "daemon.replace_any_qdisc",
         "daemon.pacing",
+        "daemon.kernel_decides",
         "daemon.cgroup",
         "state_directory",
     }
@@ -97,7 +98,7 @@ def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]
     for subnet in new.subnets:
         if subnet not in old.subnets:
             yield Change(f"{prefix} subnet {subnet}", None, "")
-    for key in ("preference", "cap", "limit", "per"):
+    for key in ("preference", "cap", "limit", "per", "provisional"):
         before, after = getattr(old, key), getattr(new, key)
         if before != after:
             yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))

@@ -105,7 +105,11 @@ def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
     raw = validate(NetworkFile, file)
     if raw.cap is not None and raw.limit is not None and raw.cap > raw.limit:
         raise ConfigError([f"{file.where(('cap',))}: cap: {raw.cap}: is more than limit; allowed: up to {raw.limit}"])
-    return file, AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per)
+    if raw.provisional is not None and raw.cap is None:
+        where = file.where(("provisional",))
+        raise ConfigError([f"{where}: provisional: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
+    network = AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per, raw.provisional or 0.0)
+    return file, network
 
 
 def _idle_caps(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:

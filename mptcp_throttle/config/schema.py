@@ -26,7 +26,7 @@ from mptcp_throttle.config.validation import (
     whole,
 )
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import AccessNetwork, MarkMethod, Network, Per, Trust
+from mptcp_throttle.model import AccessNetwork, KernelDecides, MarkMethod, Network, Per, Trust
 from mptcp_throttle.units import parse_duration, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
@@ -109,6 +109,7 @@ class DaemonSection(Section):
     other_traffic: RateText | None = None
     replace_any_qdisc: Flag = False
     pacing: Flag = True
+    kernel_decides: Annotated[KernelDecides, one_of(KernelDecides)] = KernelDecides.AUTO
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 
 
@@ -141,6 +142,7 @@ class NetworkFile(Section):
     cap: RateText | None = None
     limit: RateText | None = None
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
+    provisional: DurationText | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 
 SERIAL: Final = itertools.count()
 SYSTEMD: Final = Path(__file__).parents[2] / "systemd"
-CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_BPF": 39}  # include/uapi/linux/capability.h
+# include/uapi/linux/capability.h
+CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
-RESTRICTED: Final = (("mptcp-sniffer", "CAP_NET_ADMIN"), ("mptcp-throttled", "CAP_BPF"))
+RESTRICTED: Final = (
+    ("mptcp-sniffer", "CAP_NET_ADMIN"),
+    ("mptcp-throttled", "CAP_BPF"),
+    ("mptcp-throttled", "CAP_PERFMON"),
+)
 """A service works without this capability, and says what it cannot do."""
 
 # $1: the directory that holds what is bound over the machine's files; $2: the umask.
@@ -155,6 +160,7 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWor
     assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
     assert "htb 4d50:" in world.qdisc()
     assert (services.status()["daemon"]["unpaced"], services.status()["daemon"]["paced_subflows"]) == (None, 1)
+    assert services.status()["daemon"]["deciding_problem"] is None
     assert len(world.marks()) == 1
     assert receive_rates(world.lab.client, 3)["eth0"] < 1.3e6
 
@@ -207,9 +213,26 @@ def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, servi
 def test_daemon_without_cap_bpf_throttles_with_htb_alone(lab: Lab, services: InUnits) -> None:
     daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
     daemon.wait_until((services.directory / "run" / "daemon.sock").exists, "answering")
-    assert services.status()["daemon"]["unpaced"] == "bpf map create: EPERM"
+    assert services.status()["daemon"]["unpaced"] == "load pace.bpf.o: EPERM"
     assert "only HTB enforces the rates" in daemon.log_text()
     assert daemon.stop() == 0
+
+
+def test_daemon_without_cap_perfmon_paces_what_it_decides_itself(hosts: Hosts, services: InUnits) -> None:
+    proxy, sniffer = hosts.lab.proxy, services.start_sniffer()
+    daemon = proxy.start("limited", *services.command("mptcp-throttled", without="CAP_PERFMON"), machine_files=True)
+    services.daemon = daemon
+    services.wait_ready()
+    world = ProxyWorld(hosts.lab, hosts.origin, services)
+    world.download()
+    eventually(lambda: world.paced() == 1, "one socket paced")
+    status = services.status()["daemon"]
+    assert status["unpaced"] is None
+    assert status["deciding_problem"].startswith("load throttle.bpf.o: E")
+    assert f"decided in the daemon, milliseconds after a join: {status['deciding_problem']}" in daemon.log_text()
+    world.abort()
+    assert (daemon.stop(), sniffer.stop()) == (0, 0)
+    assert world.paced() == 0
 
 
 def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWorld, services: InUnits) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.reconcile.diff import after
 from mptcp_throttled.reconcile.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.reconcile.operations import (
@@ -26,7 +27,7 @@ from mptcp_throttled.reconcile.operations import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.model import AccessNetwork, FourTuple
     from mptcp_throttle.units import Rate
 
 
@@ -94,12 +95,25 @@ class ModelKernel:
         self.applied: list[Operation] = []
         self.tried: list[Operation] = []
         self.dangling = False
+        self.networks: tuple[AccessNetwork, ...] = ()
+        self.closed: list[ClosedSubflow] = []
+        self.deciding_problem: str | None = "a model"
         self.numbered = False  # whether an error tells which operation was refused
 
     def read(self) -> KernelState:
         self._fail_read()
         self.reads += 1
         return replace(self.state, chains=dict(sorted(self.state.chains.items())))
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        self.networks = networks
+
+    def closed_subflows(self) -> list[ClosedSubflow]:
+        closed, self.closed = self.closed, []
+        return closed
+
+    def counters(self) -> ProgramCounters:
+        return ProgramCounters()
 
     def quick_check(self) -> QuickCheck:
         self._fail_read()

@@ -1,34 +1,70 @@
-"""The paces that `PacedSockets` reports are values: later changes do not reach states that were read before."""
+"""What `PacedSockets` does with the programs, and the paces that it reports: later changes do not reach them."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Final
 
 import pytest
+from examples import ETHERNET, WIFI
 
-from mptcp_throttle.linux import ebpf
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttle.model import AccessNetwork, Endpoint, FourTuple
 from mptcp_throttled.kernel import pacing
 from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.socket_program import ProgramKind
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
 ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)
 TWO: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40001), PROXY)
 
 
+class Program:
+    """A program that is attached to nothing. `refused` are the kinds that the kernel does not load."""
+
+    refused: frozenset[ProgramKind] = frozenset()
+    attached: list[Program]
+
+    def __init__(self, kind: ProgramKind, _cgroup: Path, _ports: object) -> None:
+        if kind in self.refused:
+            raise KernelError(f"load {kind}.bpf.o", errno.EPERM)
+        self.kind = kind
+        self.networks: tuple[AccessNetwork, ...] = ()
+        self.paces: dict[FourTuple, int] = {}
+        self.full = self.fails = False
+        self.decided = 0
+        self.attached.append(self)
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        if self.fails:
+            raise KernelError("bpf map update", errno.ENOMEM)
+        self.networks = networks
+
+    def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
+        if self.full and paces:
+            raise KernelError("bpf map update", errno.ENOMEM)
+        self.paces.update(paces)
+
+    def remove_paces(self, subflows: Collection[FourTuple]) -> None:
+        for ends in subflows:
+            self.paces.pop(ends, None)
+
+    def decide_now(self) -> None:
+        self.decided += 1
+
+    def close(self) -> None:
+        self.attached.remove(self)
+
+
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PacedSockets:
-    """Attached to a directory instead of a cgroup, with a map that accepts everything."""
-    found = tmp_path.stat()
-    attached = SimpleNamespace(identity=(found.st_dev, found.st_ino), map=0, close=lambda: None)
-    monkeypatch.setattr(pacing, "_Attached", lambda _cgroup, _ports: attached)
-    monkeypatch.setattr(ebpf, "update_map", lambda _map, _elements: None)
-    monkeypatch.setattr(ebpf, "delete_from_map", lambda _map, _key: None)
+    """Sockets whose cgroup is some directory."""
+    monkeypatch.setattr(Program, "attached", [], raising=False)
+    monkeypatch.setattr(pacing, "SocketProgram", Program)
+    monkeypatch.setattr(pacing, "_FIND_SECONDS", 0.0)
     return PacedSockets((8080,), tmp_path)
 
 
@@ -41,16 +77,50 @@ def test_paces_that_were_read_stay_as_they_were_after_a_change(sockets: PacedSoc
     assert [state.paces for state in (empty, one, two)] == [{}, {ONE: 1000}, {TWO: 2000}]
 
 
-def test_pace_lost_in_a_refused_update_can_still_be_removed(
-    sockets: PacedSockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_map: int, _elements: object) -> None:
-        raise KernelError("bpf map update", errno.ENOMEM)
-
+def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSockets) -> None:
     sockets.read()
+    (program,) = Program.attached
     sockets.change({ONE: 1000}, ())
-    monkeypatch.setattr(ebpf, "update_map", refuse)
+    program.full = True
     with pytest.raises(KernelError):
         sockets.change({ONE: 500, TWO: 500}, ())
     sockets.change({}, (ONE,))
+    assert (sockets.read().paces, program.paces) == ({}, {})
+
+
+def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets: PacedSockets) -> None:
+    sockets.set_networks((WIFI, ETHERNET))
+    sockets.read()
+    (program,) = Program.attached
+    assert (program.kind, program.networks, sockets.deciding_problem) == (ProgramKind.THROTTLE, (WIFI, ETHERNET), None)
+
+
+def test_kernel_without_the_deciding_program_still_paces(
+    sockets: PacedSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Program, "refused", frozenset({ProgramKind.THROTTLE}))
     assert sockets.read().paces == {}
+    assert [program.kind for program in Program.attached] == [ProgramKind.PACE]
+    assert sockets.deciding_problem == "load throttle.bpf.o: EPERM"
+
+
+def test_kernel_does_not_decide_if_the_configuration_says_off(
+    sockets: PacedSockets,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    off = PacedSockets((8080,), tmp_path, decides=False)
+    off.read()
+    assert [program.kind for program in Program.attached] == [ProgramKind.PACE]
+    assert off.deciding_problem == "daemon.kernel_decides is off"
+
+
+def test_program_that_refuses_networks_is_replaced_by_a_new_one(sockets: PacedSockets) -> None:
+    sockets.read()
+    (program,) = Program.attached
+    sockets.change({ONE: 1000}, ())
+    program.fails = True
+    sockets.set_networks((WIFI,))
+    assert Program.attached == []
+    state = sockets.read()
+    (successor,) = Program.attached
+    assert (state.paces, successor.networks) == ({}, (WIFI,))

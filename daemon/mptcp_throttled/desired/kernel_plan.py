@@ -179,11 +179,13 @@ def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings
 
 
 def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[FourTuple, int]:
-    each = {
-        minor: max(int(rates[minor].bytes_per_second * PAYLOAD_PART / sharers), 1)
-        for minor, sharers in Counter(marks.values()).items()
-    }
+    each = {minor: payload_pace(rates[minor], sharers) for minor, sharers in Counter(marks.values()).items()}
     return {ends: each[minor] for ends, minor in marks.items()}
+
+
+def payload_pace(rate: Rate, sharers: int) -> int:
+    """The pace in bytes/s of each of the subflows that share a rate."""
+    return max(int(rate.bytes_per_second * PAYLOAD_PART / sharers), 1)
 
 
 def expiry(slot: Slot, linger: float) -> float | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
+
+_NO_PACING: Final = "daemon.pacing is false"
 
 
 class LinuxKernel:
@@ -60,7 +64,25 @@ class LinuxKernel:
         return QuickCheck(self._marks.count(), self._pacing())
 
     def _pacing(self) -> PacingState:
-        return PacingState(None, "daemon.pacing is false") if self._sockets is None else self._sockets.read()
+        return PacingState(None, _NO_PACING) if self._sockets is None else self._sockets.read()
+
+    @property
+    def deciding_problem(self) -> str | None:
+        """Why no kernel program decides which subflows are capped; None if one does."""
+        return _NO_PACING if self._sockets is None else self._sockets.deciding_problem
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Let the kernel program, if there is one, decide by these from now on; by none, nobody is capped."""
+        if self._sockets is not None:
+            self._sockets.set_networks(networks)
+
+    def closed_subflows(self) -> Iterable[ClosedSubflow]:
+        """The subflows that have closed since the last call, as far as a kernel program has counted them."""
+        return () if self._sockets is None else self._sockets.closed_subflows()
+
+    def counters(self) -> ProgramCounters:
+        """What the kernel program has counted since it was attached. Raises KernelError."""
+        return ProgramCounters() if self._sockets is None else self._sockets.counters()
 
     def marks(self) -> dict[FourTuple, int]:
         """The class minors by which subflows are marked now, also by an earlier daemon. Raises KernelError."""

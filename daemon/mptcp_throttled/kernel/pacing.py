@@ -5,61 +5,63 @@ it first: bytes queued divided by the socket's pacing rate. It does not see qdis
 still appears to offer hundreds, is given hundreds of kilobytes, and the whole connection waits for them. With a pace
 equal to its part of the cap, the scheduler gives it only what it can deliver.
 
-The sockets belong to the proxy, so a program on the proxy's cgroup sets their pace (`pace_program`).
+The sockets belong to the proxy, so a program on the proxy's cgroup sets their pace (`socket_program`). The program
+`throttle` also decides which of them are capped; where it cannot be had, `pace` does what the daemon decides.
 """
 
 from __future__ import annotations
 
 import errno
 import math
-import os
-import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from struct import Struct
 from types import MappingProxyType
 from typing import Final
 
-from mptcp_throttle.linux import ebpf
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
-from mptcp_throttle.model import FourTuple
-from mptcp_throttled.kernel.pace_program import KEY_BYTES, VALUE_BYTES, map_key, map_value, pace_program
+from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup, count_paced
+from mptcp_throttled.kernel.socket_program import ProgramKind, SocketProgram
 from mptcp_throttled.reconcile.kernel_state import PacingState
-
-# include/uapi/linux/bpf.h
-_PROG_TYPE_SOCK_OPS: Final = 13
-_ATTACH_SOCK_OPS: Final = 3
-# include/uapi/asm-generic/socket.h (x86 and arm64)
-_SO_NETNS_COOKIE: Final = 71
-_COOKIE: Final = Struct("=Q")
-
-_MAX_SUBFLOWS: Final = 65536
-"""Map entries. A batch of paces that would exceed them is refused as a whole; HTB still holds those rates."""
 
 # Finding the proxy's cgroup lists sockets and may list directories: too slow to do for every subflow.
 _FIND_SECONDS: Final = 1.0
+# Deciding for all sockets takes milliseconds; this part of the time at most. Only idle sockets need it, whose next ACK
+# the client may delay by 40 ms.
+_DECIDING_PART: Final = 1 / 50
+# Missing capabilities and missing type information; ENOSYS, ENOTSUP: an old kernel.
+_LASTING: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
+_RETRY_SECONDS: Final = 30.0
 _RELEASE_SECONDS: Final = 1.0
 _RELEASE_POLL_SECONDS: Final = 0.02
 
 
 class PacedSockets:
-    """The program on the proxy's cgroup, and its map, until `close` or the end of this process.
+    """The program on the proxy's cgroup, with its paces and networks, until `close` or the end of this process.
 
-    `cgroup` is the directory to attach to; None finds it from the listeners on `ports`.
+    `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `decides`: the kernel program
+    is to decide, where it can.
     """
 
-    def __init__(self, ports: Sequence[int], cgroup: Path | None = None) -> None:
+    def __init__(self, ports: Sequence[int], cgroup: Path | None = None, *, decides: bool = True) -> None:
         self._ports = ports
         self._configured = cgroup
         self._proxy = ProxyCgroup(ports)
-        self._attached: _Attached | None = None
+        self._decides = decides
+        self._program: SocketProgram | None = None
+        self._identity: tuple[int, int] | None = None
+        self._networks: tuple[AccessNetwork, ...] = ()
         self._paces: dict[FourTuple, int] = {}
         self._snapshot: PacingState | None = None
         self._find_at = -math.inf
+        self._decide_at = -math.inf
+        self._is_decision_due = False
+        self._retry_at = math.inf
         self._problem = ""
+        self._deciding_problem = "" if decides else "daemon.kernel_decides is off"
 
     def read(self) -> PacingState:
         """The paces that are set; first attaches the program if it is not attached or if the proxy's cgroup is another.
@@ -71,97 +73,124 @@ class PacedSockets:
         if now >= self._find_at:
             self._find_at = now + _FIND_SECONDS
             self._follow_proxy()
-        if self._attached is None:
+        if self._program is None:
             return PacingState(None, self._problem)
+        if self._is_decision_due:
+            self._decide_now()
         if self._snapshot is None:
             self._snapshot = PacingState(MappingProxyType(dict(self._paces)))
         return self._snapshot
 
+    @property
+    def deciding_problem(self) -> str | None:
+        """Why no kernel program decides which subflows are capped; None if one does."""
+        if self._program is None:
+            return self._problem
+        return None if self._program.kind is ProgramKind.THROTTLE else self._deciding_problem
+
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
-            if self._attached is None or self._attached.identity != _identity(cgroup):
+            if self._program is None or self._identity != _identity(cgroup) or time.monotonic() >= self._retry_at:
                 self.close()
-                self._attached = _Attached(cgroup, self._ports)
+                self._program = self._attach(cgroup)
+                self._identity = _identity(cgroup)
         except KernelError as error:
             self._problem = str(error)
 
+    def _attach(self, cgroup: Path) -> SocketProgram:
+        self._retry_at = math.inf
+        if self._decides:
+            program = None
+            try:
+                program = SocketProgram(ProgramKind.THROTTLE, cgroup, self._ports)
+                program.set_networks(self._networks)
+            except KernelError as error:
+                self._deciding_problem = str(error)
+                if error.number not in _LASTING:
+                    self._retry_at = time.monotonic() + _RETRY_SECONDS
+                if program is not None:
+                    program.close()
+            else:
+                return program
+        return SocketProgram(ProgramKind.PACE, cgroup, self._ports)
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Let the kernel program decide by these from now on; if it refuses, `read` soon attaches it again."""
+        if networks == self._networks:
+            return
+        self._networks = networks
+        if self._program is not None:
+            try:
+                self._program.set_networks(networks)
+            except KernelError as error:
+                self.close()
+                self._problem = str(error)
+
     def change(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
         """Remove and add paces, in bytes/s; a socket follows at its next RTT sample. Raises KernelError."""
-        if self._attached is None:
+        if self._program is None:
             raise KernelError("set the pace of sockets", errno.ENODEV, "the program is not attached")
         self._snapshot = None
         for ends in remove:
-            try:
-                ebpf.delete_from_map(self._attached.map, map_key(ends))
-            except KernelError as error:
-                # The key may be gone with that of the same client end at another proxy address (`map_key`).
-                if error.number != errno.ENOENT:
-                    raise
+            self._program.remove_paces([ends])
             self._paces.pop(ends, None)
-        if add:
-            self._add(self._attached.map, add)
-
-    def _add(self, to: int, paces: Mapping[FourTuple, int]) -> None:
         try:
-            ebpf.update_map(to, {map_key(ends): map_value(pace) for ends, pace in paces.items()})
+            self._program.set_paces(add)
         except KernelError:
-            for ends in paces:
+            for ends in add:
                 self._paces.pop(ends, None)
                 with suppress(KernelError):
-                    ebpf.delete_from_map(to, map_key(ends))
+                    self._program.remove_paces([ends])
             raise
-        self._paces.update(paces)
+        self._paces.update(add)
+        self._decide_now()
+
+    def _decide_now(self) -> None:
+        """Let the program decide for idle sockets, too: now, or at a later `read` if that would take too much time."""
+        began = time.monotonic()
+        self._is_decision_due = began < self._decide_at
+        if self._program is not None and not self._is_decision_due:
+            with suppress(KernelError):
+                self._program.decide_now()
+            ended = time.monotonic()
+            self._decide_at = ended + (ended - began) / _DECIDING_PART
+
+    def closed_subflows(self) -> Iterator[ClosedSubflow]:
+        """The subflows that have closed since the last call, as far as a kernel program has counted them."""
+        return iter(()) if self._program is None else self._program.closed_subflows()
+
+    def counters(self) -> ProgramCounters:
+        """What the kernel program has counted since it was attached. Raises KernelError."""
+        return ProgramCounters() if self._program is None else self._program.counters()
 
     def release(self) -> int:
         """Wait up to a second for sockets to lose their paces; the number that still have one. Raises KernelError."""
+        self._networks = ()
         deadline = time.monotonic() + _RELEASE_SECONDS
-        while self._attached is not None and (paced := count_paced(self._ports)):
-            if time.monotonic() > deadline:
+        if self._program is not None:
+            self._program.release()
+        elif count_paced(self._ports):
+            # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
+            with suppress(KernelError):
+                SocketProgram(ProgramKind.THROTTLE, None, self._ports).close()
+        while paced := count_paced(self._ports):
+            if self._program is None or time.monotonic() > deadline:
                 return paced
             time.sleep(_RELEASE_POLL_SECONDS)
         return 0
 
     def close(self) -> None:
-        """Detach the program and drop its map."""
-        if self._attached is not None:
-            self._attached.close()
-        self._attached = None
+        """Detach the program and drop its maps."""
+        if self._program is not None:
+            self._program.close()
+        self._program = None
         self._paces = {}
         self._snapshot = None
 
 
-class _Attached:
-    """The program and its map, attached to one cgroup; `identity` tells whether a path still leads to that cgroup."""
-
-    def __init__(self, cgroup: Path, ports: Sequence[int]) -> None:
-        self.identity = _identity(cgroup)
-        with ExitStack() as stack:
-            with os_errors(f"cgroup {cgroup}"):
-                target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, target)
-            self.map = ebpf.create_hash_map(KEY_BYTES, VALUE_BYTES, _MAX_SUBFLOWS)
-            undo = stack.enter_context(ExitStack())
-            undo.callback(os.close, self.map)
-            program = ebpf.load_program(_PROG_TYPE_SOCK_OPS, pace_program(ports, _netns_cookie(), self.map))
-            stack.callback(os.close, program)
-            self._link = ebpf.link(program, target, _ATTACH_SOCK_OPS)
-            undo.pop_all()
-
-    def close(self) -> None:
-        os.close(self._link)
-        os.close(self.map)
-
-
-def _netns_cookie() -> int:
-    """The cookie of this network namespace (Linux 5.14)."""
-    with os_errors("getsockopt SO_NETNS_COOKIE"), socket.socket(socket.AF_UNIX) as any_socket:
-        (cookie,) = _COOKIE.unpack(any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, _COOKIE.size))
-    return int(cookie)
-
-
 def _identity(cgroup: Path) -> tuple[int, int]:
-    """Device and inode number."""
+    """Device and inode number: they tell whether a path still leads to the same cgroup."""
     with os_errors(f"cgroup {cgroup}"):
         found = cgroup.stat()
         return found.st_dev, found.st_ino

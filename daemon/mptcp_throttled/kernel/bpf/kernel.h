@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The fields of kernel structures that throttle.bpf.c reads. libbpf looks up their offsets in the running kernel's type
+ * information (CO-RE), so their order here means nothing. */
+#ifndef KERNEL_H
+#define KERNEL_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+/* include/linux/types.h, include/uapi/linux/in6.h, include/net/sock.h */
+struct list_head {
+	struct list_head *next;
+};
+struct in6_addr {
+	__u8 in6_u[16];
+};
+struct sock_common {
+	__be32 skc_daddr;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	__be16 skc_dport;
+	__u16 skc_num;
+	struct in6_addr skc_v6_daddr;
+};
+struct sock {
+	struct sock_common __sk_common;
+	unsigned long sk_max_pacing_rate;
+};
+
+/* include/net/inet_sock.h, include/net/inet_connection_sock.h, include/linux/tcp.h */
+struct inet_sock {
+	struct sock sk;
+};
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+	void *icsk_ulp_data;
+	__u8 icsk_retransmits;
+};
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	bool is_mptcp;
+	__u32 write_seq, snd_nxt, notsent_lowat;
+};
+
+/* net/mptcp/protocol.h */
+struct mptcp_sock {
+	struct list_head conn_list;
+	__u32 notsent_lowat; /* since Linux 6.9 */
+};
+struct mptcp_subflow_context {
+	struct list_head node;
+	struct sock *tcp_sock, *conn;
+	__u32 token;
+	__u32 mp_join : 1, backup : 1, stale : 1;
+	__u32 request_bkup : 1; /* not in every kernel */
+};
+
+/* kernel/bpf/bpf_iter.c, net/ipv4/tcp_ipv4.c */
+struct seq_file;
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+};
+
+#pragma clang attribute pop
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* What a program and the daemon share: the layouts that socket_program.py packs and unpacks. */
+#ifndef SETTINGS_H
+#define SETTINGS_H
+
+#include <linux/types.h>
+
+#define MAX_PORTS 16
+
+/* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of its own, may be in the
+ * same cgroup. Unused ports are 0. */
+struct settings {
+	__u64 netns_cookie;
+	__u32 ports[MAX_PORTS];
+};
+
+/* The two ends of a subflow, without the proxy's address: a client end that uses two of them has one pace for both.
+ * IPv4 addresses are IPv4-mapped. The client's port is in network byte order, in 32 bits, as in struct bpf_sock_ops. */
+struct ends {
+	__u8 address[16];
+	__u32 client_port;
+	__u32 proxy_port;
+};
+
+/* The pace that the daemon has decided, in bytes/s; and the rate (bytes/s) and the time (ns) at which the ramp to it
+ * began, which pace.bpf.c writes. */
+struct pace {
+	__u32 bytes_per_second;
+	__u32 ramp_from;
+	__u64 ramp_began;
+};
+
+/* The key of an access network: a prefix, IPv4-mapped like all addresses. */
+struct prefix {
+	__u32 bits;
+	__u8 address[16];
+};
+
+/* An access network. `pace` is that of a capped subflow that the daemon has not decided on yet; 0: no cap. For
+ * `provisional_ns` a connection's first subflow has that pace too, until a preferred one can have joined. */
+struct network {
+	__u32 preference;
+	__u32 pace;
+	__u64 provisional_ns;
+};
+
+/* A subflow that has closed, with its totals. */
+struct closed {
+	struct ends ends;
+	__u32 token;
+	__u32 smoothed_rtt_us;
+	__u64 bytes_acked;
+	__u64 bytes_received;
+	__u32 segments_out;
+	__u32 segments_in;
+	__u32 retransmits;
+	__u32 padding;
+};
+
+/* Indices of the map `counters`. */
+enum counter { TOTALS_LOST, SOCKETS_REFUSED, COUNTERS };
+
+#endif

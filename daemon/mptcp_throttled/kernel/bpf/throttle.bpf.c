@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Decides which subflows of the proxy are capped, and paces them. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and the
+ * kernel's type information (/sys/kernel/btf/vmlinux).
+ *
+ * A subflow is capped while its own connection has, on a more preferred network, a subflow that is established, neither
+ * backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row; the first subflow of a connection is capped for
+ * `provisional_ns`, too, if its network has that. The program looks at the kernel's own list of
+ * the connection's subflows when a subflow is established and at each of its RTT samples. So a subflow that joins is
+ * paced before it can send, and what the wire only claims decides nothing.
+ *
+ * The networks and their paces come from the daemon. Its pace for a single subflow, which knows with whom the cap is
+ * shared, has precedence over the network's.
+ */
+#include "kernel.h"
+#include "socket.h"
+#include <bpf/bpf_core_read.h>
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define CALLBACKS (BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG)
+#define TCP_BPF_SOCK_OPS_CB_FLAGS 1008 /* include/uapi/linux/bpf.h, since Linux 6.12 */
+
+/* MPTCP allows eight subflows besides the first (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX). */
+#define MAX_SUBFLOWS 9
+#define DEAD_RETRANSMITS 2
+#define ADDRESS_BITS 128
+
+/* A cap begins when the socket's queue has left, or after 1.5 s: at the cap's pace the reader would wait for its last byte.
+ * Until then MPTCP adds to the queue only when it is nearly empty. */
+#define DRAINED_BYTES 8192
+#define DRAIN_NS 1500000000ULL
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, struct network);
+} networks SEC(".maps");
+
+/* Of a subflow: the pace and the limit of unsent data that the socket had before, and what it has from us. `pace` is
+ * UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `began` is 0 if it is not the first of its
+ * connection, or older than the program. Times are those of bpf_ktime_get_ns(). */
+struct subflow {
+	__u64 began;
+	__u64 drain_began;
+	__u32 pace;
+	__u32 pace_before;
+	__u32 unsent_limit_before;
+	__u32 token;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct subflow);
+} subflows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} totals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline void count(enum counter which)
+{
+	__u32 key = which;
+	__u64 *value = bpf_map_lookup_elem(&counters, &key);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
+}
+
+static __always_inline __u32 max_pacing_rate(struct tcp_sock *tp)
+{
+	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_max_pacing_rate);
+
+	return rate < UNLIMITED ? rate : UNLIMITED;
+}
+
+/* Whether pace and limit of unsent data are as a daemon that was killed may have left them. */
+static __always_inline bool was_paced_by_us(__u32 pace, __u32 limit)
+{
+	return limit == (pace == UNLIMITED ? DRAIN_UNSENT_LIMIT : unsent_limit(pace));
+}
+
+static __always_inline bool joined(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
+}
+
+/* The limit of unsent data that MPTCP gives a subflow. Since Linux 6.9 it sets ~0 on those that join, some time after they
+ * are established (net/mptcp/sockopt.c, mptcp_sockopt_sync_locked). */
+static __always_inline __u32 default_unsent_limit(struct tcp_sock *tp)
+{
+	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) && joined(tp) ? UNLIMITED : 0;
+}
+
+static __always_inline void address_of(struct sock *sk, __u8 address[16])
+{
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
+		__u32 *words = (__u32 *)address;
+
+		words[0] = words[1] = 0;
+		words[2] = bpf_htonl(0xffff);
+		words[3] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
+	} else {
+		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_daddr);
+
+		__builtin_memcpy(address, &v6, sizeof(v6));
+	}
+}
+
+static __always_inline struct network *network_of(const __u8 address[16])
+{
+	struct prefix key = { .bits = ADDRESS_BITS };
+
+	__builtin_memcpy(key.address, address, sizeof(key.address));
+	return bpf_map_lookup_elem(&networks, &key);
+}
+
+static __always_inline bool is_backup(struct mptcp_subflow_context *context)
+{
+	if (bpf_core_field_exists(context->request_bkup) && BPF_CORE_READ_BITFIELD_PROBED(context, request_bkup))
+		return true;
+	return BPF_CORE_READ_BITFIELD_PROBED(context, backup);
+}
+
+static __always_inline bool is_live(struct mptcp_subflow_context *context, struct sock *sk)
+{
+	struct tcp_sock *tp = (void *)sk;
+	__u8 state = BPF_CORE_READ(sk, __sk_common.skc_state);
+
+	return (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT) &&
+	       !is_backup(context) && !BPF_CORE_READ_BITFIELD_PROBED(context, stale) &&
+	       BPF_CORE_READ(tp, inet_conn.icsk_retransmits) < DEAD_RETRANSMITS;
+}
+
+/* Whether the connection has a live subflow on a network that is more preferred. A member of the list may go, and its
+ * memory become another socket, while it is read: then the answer may be wrong until the next callback. */
+static __always_inline bool has_preferred_subflow(struct tcp_sock *tp, __u32 preference)
+{
+	struct mptcp_sock *msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
+	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
+	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
+
+#pragma unroll 1
+	for (int i = 0; i < MAX_SUBFLOWS && at && at != head; i++) {
+		struct mptcp_subflow_context *context =
+			(void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
+		struct sock *sk = BPF_CORE_READ(context, tcp_sock);
+
+		if (!sk)
+			break;
+		if (is_live(context, sk)) {
+			__u8 address[16];
+			struct network *network;
+
+			address_of(sk, address);
+			network = network_of(address);
+			if (network && network->preference < preference)
+				return true;
+		}
+		at = BPF_CORE_READ(at, next);
+	}
+	return false;
+}
+
+static __always_inline void remember_former_options(struct subflow *subflow, struct tcp_sock *tp)
+{
+	__u32 pace = max_pacing_rate(tp), limit = BPF_CORE_READ(tp, notsent_lowat);
+
+	subflow->token = BPF_CORE_READ(subflow_context(tp), token);
+	subflow->pace_before = subflow->pace = UNLIMITED;
+	subflow->unsent_limit_before = default_unsent_limit(tp);
+	if (was_paced_by_us(pace, limit)) {
+		subflow->pace = pace;
+		if (pace == UNLIMITED)
+			subflow->drain_began = bpf_ktime_get_ns();
+	} else {
+		subflow->pace_before = pace;
+		if (limit)
+			subflow->unsent_limit_before = limit;
+	}
+}
+
+/* What follows takes a `target`: the context of a sock_ops program, or the socket of an iterator. */
+
+static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *tp, struct subflow *subflow, __u32 pace)
+{
+	__u32 limit = BPF_CORE_READ(tp, notsent_lowat);
+
+	if (subflow->pace == pace) {
+		if (limit != unsent_limit(pace))
+			set_unsent_limit(target, unsent_limit(pace));
+		return;
+	}
+	if (subflow->pace == UNLIMITED) {
+		__u32 unsent = BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_nxt);
+		__u64 now = bpf_ktime_get_ns();
+
+		if (!subflow->drain_began)
+			subflow->drain_began = now;
+		if (limit != DRAIN_UNSENT_LIMIT)
+			set_unsent_limit(target, DRAIN_UNSENT_LIMIT);
+		if (unsent > DRAINED_BYTES && now - subflow->drain_began < DRAIN_NS)
+			return;
+	}
+	if (set_pace(target, pace)) {
+		count(SOCKETS_REFUSED);
+		return;
+	}
+	subflow->pace = pace;
+	subflow->drain_began = 0;
+}
+
+static __always_inline void end_cap(void *target, struct subflow *subflow)
+{
+	if (subflow->pace == UNLIMITED && !subflow->drain_began)
+		return;
+	if (set_pace(target, subflow->pace_before) || set_unsent_limit(target, subflow->unsent_limit_before)) {
+		count(SOCKETS_REFUSED);
+		return;
+	}
+	subflow->pace = UNLIMITED;
+	subflow->drain_began = 0;
+}
+
+static __always_inline bool is_provisional(struct subflow *subflow, struct network *network)
+{
+	return subflow->began && bpf_ktime_get_ns() - subflow->began < network->provisional_ns;
+}
+
+static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends)
+{
+	struct network *network = network_of(ends->address);
+	struct pace *pace;
+
+	if (!network || !network->pace || is_backup(subflow_context(tp)) ||
+	    !(has_preferred_subflow(tp, network->preference) || is_provisional(subflow, network))) {
+		end_cap(target, subflow);
+		return;
+	}
+	pace = bpf_map_lookup_elem(&paces, ends);
+	begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
+}
+
+static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct subflow *subflow)
+{
+	struct closed *closed = bpf_ringbuf_reserve(&totals, sizeof(*closed), 0);
+
+	if (!closed) {
+		count(TOTALS_LOST);
+		return;
+	}
+	ends_of(ctx, &closed->ends);
+	closed->token = subflow->token;
+	closed->smoothed_rtt_us = ctx->srtt_us >> 3;
+	closed->bytes_acked = ctx->bytes_acked;
+	closed->bytes_received = ctx->bytes_received;
+	closed->segments_out = ctx->segs_out;
+	closed->segments_in = ctx->segs_in;
+	closed->retransmits = ctx->total_retrans;
+	closed->padding = 0;
+	bpf_ringbuf_submit(closed, 0);
+}
+
+SEC("sockops")
+int throttle(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct subflow *subflow;
+	struct tcp_sock *tp;
+	struct ends ends;
+	__u32 op = ctx->op;
+
+	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_RTT_CB && op != BPF_SOCK_OPS_STATE_CB)
+		return 1;
+	if (!is_ours(ctx) || !sk)
+		return 1;
+	subflow = bpf_sk_storage_get(&subflows, sk, 0, 0);
+	if (op == BPF_SOCK_OPS_STATE_CB) {
+		if (subflow && ctx->args[1] == BPF_TCP_CLOSE)
+			report_totals(ctx, subflow);
+		return 1;
+	}
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp || !BPF_CORE_READ(tp, is_mptcp))
+		return 1;
+	if (!subflow) {
+		subflow = bpf_sk_storage_get(&subflows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!subflow) {
+			count(SOCKETS_REFUSED);
+			return 1;
+		}
+		remember_former_options(subflow, tp);
+		if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && !joined(tp))
+			subflow->began = bpf_ktime_get_ns();
+		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | CALLBACKS);
+	}
+	ends_of(ctx, &ends);
+	decide(ctx, tp, subflow, &ends);
+	return 1;
+}
+
+/* Whether a socket of the iterator is a subflow on a port of the proxy, which can still send. */
+static __always_inline bool is_subflow(struct sock_common *common, struct tcp_sock *tp)
+{
+	__u16 port = BPF_CORE_READ(common, skc_num);
+	__u8 state = BPF_CORE_READ(common, skc_state);
+	bool found = false;
+
+#pragma unroll
+	for (int i = 0; i < MAX_PORTS; i++)
+		if (port == settings.ports[i])
+			found = true;
+	return found && port && BPF_CORE_READ(tp, is_mptcp) &&
+	       (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||
+		state == BPF_TCP_LAST_ACK || state == BPF_TCP_CLOSING);
+}
+
+/* Decides for all subflows now, idle or not: also for those that are older than the program, if the kernel lets it ask for
+ * their callbacks. Without these nothing would end their caps. */
+SEC("iter/tcp")
+int adopt(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct subflow *subflow;
+	struct tcp_sock *tp;
+	struct ends ends = {};
+	__u32 flags = 0;
+
+	if (!common)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(common);
+	if (!tp || !is_subflow(common, tp))
+		return 0;
+	subflow = bpf_sk_storage_get(&subflows, tp, 0, 0);
+	if (!subflow) {
+		if (bpf_getsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
+			return 0;
+		flags |= CALLBACKS;
+		if (bpf_setsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
+			return 0;
+		subflow = bpf_sk_storage_get(&subflows, tp, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!subflow)
+			return 0;
+		remember_former_options(subflow, tp);
+	}
+	address_of((void *)tp, ends.address);
+	ends.client_port = (__u32)BPF_CORE_READ(common, skc_dport) << 16;
+	ends.proxy_port = BPF_CORE_READ(common, skc_num);
+	decide(tp, tp, subflow, &ends);
+	return 0;
+}
+
+/* Frees all subflows of what we have set, also those of a daemon that was killed. */
+SEC("iter/tcp")
+int release(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct subflow *subflow;
+	struct tcp_sock *tp;
+
+	if (!common)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(common);
+	if (!tp || !is_subflow(common, tp))
+		return 0;
+	subflow = bpf_sk_storage_get(&subflows, tp, 0, 0);
+	if (subflow)
+		end_cap(tp, subflow);
+	else if (was_paced_by_us(max_pacing_rate(tp), BPF_CORE_READ(tp, notsent_lowat)) && !set_pace(tp, UNLIMITED))
+		set_unsent_limit(tp, default_unsent_limit(tp));
+	return 0;
+}

@@ -1,0 +1,185 @@
+"""The programs on the proxy's cgroup (`bpf/`), and the layouts of what they share with the daemon (`bpf/settings.h`).
+
+`throttle` decides itself which subflows are capped, by the kernel's account of their connection; `pace` only sets the
+paces that it is given. Both are attached beside the programs of others, until `close` or the end of this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network, ip_address
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.linux.libbpf import BpfMap, BpfObject
+from mptcp_throttle.linux.ring_buffer import RingBuffer
+from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple, Network, Token
+from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
+from mptcp_throttled.desired.kernel_plan import payload_pace
+
+_OBJECTS: Final = Path(__file__).with_name("bpf")
+_MAX_SUBFLOWS: Final = 65536
+"""Entries of the map of paces. A batch that would exceed them is refused as a whole; HTB still holds those rates."""
+
+_TOTALS_BYTES: Final = 1 << 20
+
+# include/uapi/asm-generic/socket.h (x86 and arm64)
+_SO_NETNS_COOKIE: Final = 71
+_COOKIE: Final = Struct("=Q")
+_UNLIMITED: Final = 0xFFFF_FFFF
+_IPV4: Final = IPv4Network("0.0.0.0/0")
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+_IPV4_MAPPED_BITS: Final = 96
+
+# bpf/settings.h
+_SETTINGS: Final = Struct("=Q16I")
+_ENDS: Final = Struct("=16s4sI")
+_PACE: Final = Struct("=IIQ")
+_PREFIX: Final = Struct("=I16s")
+_NETWORK: Final = Struct("=IIQ")
+_NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0)
+_CLOSED: Final = Struct("=16s4sIIIQQIII4x")
+_COUNTER: Final = Struct("=Q")
+_COUNTERS: Final = 2
+
+
+class ProgramKind(StrEnum):
+    """A program, by the name of its object file."""
+
+    THROTTLE = "throttle"
+    PACE = "pace"
+
+
+_FUNCTIONS: Final = {ProgramKind.THROTTLE: "throttle", ProgramKind.PACE: "apply_paces"}
+
+
+class SocketProgram:
+    """One of the programs, attached to a cgroup; to none, it can only free sockets. Raises KernelError."""
+
+    def __init__(self, kind: ProgramKind, cgroup: Path | None, ports: Sequence[int]) -> None:
+        self.kind = kind
+        self._prefixes: dict[bytes, bytes] = {}
+        self._networks: BpfMap | None = None
+        self._counters: BpfMap | None = None
+        self._totals: RingBuffer | None = None
+        ports_and_zeros = (*ports, *(0,) * (16 - len(ports)))
+        constants = _SETTINGS.pack(_netns_cookie(), *ports_and_zeros)
+        self._object = BpfObject(_OBJECTS / f"{kind}.bpf.o", constants, {"paces": _MAX_SUBFLOWS})
+        try:
+            self._paces = self._object.map("paces")
+            if kind is ProgramKind.THROTTLE:
+                self._networks, self._counters = self._object.map("networks"), self._object.map("counters")
+                self._totals = RingBuffer(self._object.map("totals").descriptor, _TOTALS_BYTES)
+            if cgroup is not None:
+                self._object.attach_cgroup(_FUNCTIONS[kind], cgroup)
+        except KernelError:
+            self.close()
+            raise
+
+    def set_networks(self, networks: Iterable[AccessNetwork]) -> None:
+        """Decide by these networks; by none, nobody is capped. Raises KernelError."""
+        if self._networks is None:
+            return
+        wanted = {_prefix(subnet): _network(network) for network in networks for subnet in network.subnets}
+        # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
+        wanted = {_prefix(_IPV4): _NO_NETWORK, **wanted}
+        for key, value in wanted.items():
+            if self._prefixes.get(key) != value:
+                self._networks.set(key, value)
+                self._prefixes[key] = value
+        for key in self._prefixes.keys() - wanted:
+            self._networks.delete(key)
+            del self._prefixes[key]
+        self.decide_now()
+
+    def decide_now(self) -> None:
+        """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway.
+
+        Raises KernelError.
+        """
+        if self._networks is not None:
+            self._object.iterate("adopt")
+
+    def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
+        """Give subflows their paces, in bytes/s. Raises KernelError, and has changed all, some or none of them."""
+        elements = {_ends(ends): _PACE.pack(min(pace, _UNLIMITED - 1), 0, 0) for ends, pace in paces.items()}
+        self._paces.update(elements)
+
+    def remove_paces(self, subflows: Collection[FourTuple]) -> None:
+        """Take their paces back. Raises KernelError."""
+        for ends in subflows:
+            try:
+                self._paces.delete(_ends(ends))
+            except KernelError as error:
+                # The key may be gone with that of the same client end at another proxy address.
+                if error.number != errno.ENOENT:
+                    raise
+
+    def release(self) -> None:
+        """Free all sockets now, idle or not, where the program can do that. Raises KernelError."""
+        if self._networks is not None:
+            self.set_networks(())
+            self._object.iterate("release")
+
+    def closed_subflows(self) -> Iterator[ClosedSubflow]:
+        """The subflows that have closed since the last call."""
+        return map(closed_subflow, self._totals or ())
+
+    def counters(self) -> ProgramCounters:
+        """What the program has counted since it was attached. Raises KernelError."""
+        if self._counters is None:
+            return ProgramCounters()
+        keys = (index.to_bytes(4, sys.byteorder) for index in range(_COUNTERS))
+        return ProgramCounters(*(_COUNTER.unpack(self._counters.get(key, _COUNTER.size))[0] for key in keys))
+
+    def close(self) -> None:
+        """Free the sockets where the program can, detach it, and drop its maps."""
+        with suppress(KernelError):
+            self.release()
+        if self._totals is not None:
+            self._totals.close()
+        self._object.close()
+
+
+def closed_subflow(record: bytes) -> ClosedSubflow:
+    """The subflow of a struct closed."""
+    address, port, proxy_port, token, rtt, *counted = _CLOSED.unpack(record)
+    client = Endpoint(_address(address), int.from_bytes(port, "big"))
+    return ClosedSubflow(Token(token), client, proxy_port, rtt, *counted)
+
+
+def _ends(ends: FourTuple) -> bytes:
+    # struct bpf_sock_ops has the remote port as 32 bits in network byte order, the local port in host byte order.
+    return _ENDS.pack(_mapped(ends.client.address), ends.client.port.to_bytes(4, "big"), ends.proxy.port)
+
+
+def _mapped(address: Address) -> bytes:
+    return _IPV4_MAPPED + address.packed if isinstance(address, IPv4Address) else address.packed
+
+
+def _address(packed: bytes) -> Address:
+    return ip_address(packed[12:] if packed.startswith(_IPV4_MAPPED) else packed)
+
+
+def _prefix(subnet: Network) -> bytes:
+    bits = subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
+    return _PREFIX.pack(bits, _mapped(subnet.network_address))
+
+
+def _network(network: AccessNetwork) -> bytes:
+    pace = 0 if network.cap is None else payload_pace(network.cap, 1)
+    return _NETWORK.pack(network.preference, pace, round(network.provisional * 1e9))
+
+
+def _netns_cookie() -> int:
+    """The cookie of this network namespace (Linux 5.14)."""
+    with os_errors("getsockopt SO_NETNS_COOKIE"), socket.socket(socket.AF_UNIX) as any_socket:
+        (cookie,) = _COOKIE.unpack(any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, _COOKIE.size))
+    return int(cookie)

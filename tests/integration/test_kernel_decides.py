@@ -1,0 +1,218 @@
+"""The programs on the proxy's sockets: one contract for both, and what only the one that decides in the kernel does."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from polling import eventually
+from proxy_world import ENDLESS, MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, serving
+
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+
+PROGRAMS = {"auto": "caps decided in the kernel", "off": "caps decided in the daemon: daemon.kernel_decides is off"}
+
+
+@pytest.fixture(params=PROGRAMS)
+def either(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
+    """Services that use one of the programs."""
+    with serving(hosts, daemon={"kernel_decides": request.param}) as world:
+        assert PROGRAMS[request.param] in world.services.cli("status").stdout
+        yield world
+
+
+def wait_paced(world: ProxyWorld, count: int = 1) -> None:
+    eventually(lambda: world.paced() == count, f"{count} sockets paced")
+
+
+# The contract
+
+
+def test_only_the_capped_subflow_is_paced(either: ProxyWorld) -> None:
+    either.download()
+    either.wait_capped()
+    wait_paced(either)
+    plain = either.download(3 * MEGABYTE, mptcp=False)
+    eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
+    assert either.paced() == 1
+    assert plain.wait().goodput > 3e6
+
+
+@pytest.mark.parametrize("decides", PROGRAMS)
+def test_pace_goes_with_the_preferred_path(decides: str) -> None:
+    with proxy_world(daemon={"kernel_decides": decides}) as world:
+        world.download()
+        wait_paced(world)
+        world.lab.client.leave(WIFI)
+        eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+
+
+def test_pace_follows_a_rate_set_by_hand(either: ProxyWorld) -> None:
+    either.download()
+    wait_paced(either)
+    either.services.cli("set-rate", "ethernet", "4mbit")
+    pace = f"/{round(4e6 * 0.94)}bps"
+    eventually(lambda: pace in either.lab.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
+    either.services.cli("set-rate", "ethernet", "unlimited")
+    eventually(lambda: either.paced() == 0, "no socket paced", within=1)
+
+
+def test_daemon_that_stops_leaves_no_socket_paced(either: ProxyWorld) -> None:
+    download = either.download(10 * MEGABYTE)
+    wait_paced(either)
+    assert either.daemon.stop() == 0
+    assert either.paced() == 0
+    assert download.wait().intact
+
+
+def test_clean_up_after_a_killed_daemon_leaves_no_socket_paced(either: ProxyWorld) -> None:
+    either.download()
+    wait_paced(either)
+    either.daemon.kill()
+    assert either.paced() == 1
+    either.services.clean_up()
+    assert either.paced() == 0
+
+
+# What needs no daemon
+
+
+def test_kernel_paces_a_subflow_that_the_daemon_has_not_seen(world: ProxyWorld) -> None:
+    with world.daemon.suspended():
+        world.download()
+        wait_paced(world)
+        assert "htb" not in world.qdisc()
+    world.wait_capped()
+
+
+def test_kernel_frees_a_subflow_before_the_daemon_knows(own_world: ProxyWorld) -> None:
+    own_world.download()
+    wait_paced(own_world)
+    with own_world.daemon.suspended():
+        own_world.lab.client.leave(WIFI)
+        eventually(lambda: own_world.paced() == 0, "no socket paced", within=1)
+
+
+def test_kernel_frees_a_subflow_whose_sibling_becomes_a_backup(world: ProxyWorld) -> None:
+    client = world.lab.client
+    world.download()
+    wait_paced(world)
+    with world.daemon.suspended():
+        client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "backup")
+        eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+        client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "nobackup")
+        wait_paced(world)
+
+
+def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) -> None:
+    with configured(hosts) as world:
+        world.services.start_sniffer()
+        download = world.download()
+        eventually(lambda: download.received > 3 * MEGABYTE, "the download in progress")
+        assert world.paced() == 0
+        world.start_daemon()
+        wait_paced(world)
+        world.wait_capped()
+
+
+def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: ProxyWorld) -> None:
+    lab, client = own_world.lab, own_world.lab.client
+    client.run("ip", "mptcp", "endpoint", "add", str(client.address(ETHERNET, 4)), "dev", "eth0", "subflow")
+    document = f"http://{lab.origin_address(4)}/{own_world.origin.add_zeros(ENDLESS)}"
+    begin_over_wifi = ("--from", str(client.address(WIFI, 4)))
+    fetch = (sys.executable, "-m", "mptcp_lab.fetch", str(lab.proxy_address(4)), str(PORT), *begin_over_wifi, document)
+    client.start("wifi-first", *fetch)
+    (capped,) = own_world.wait_settled()
+    assert capped.network == "ethernet"
+    wait_paced(own_world)
+    own_world.daemon.kill()
+    assert own_world.paced() == 1
+    own_world.services.clean_up()
+    assert own_world.paced() == 0
+
+
+def test_clean_up_frees_sockets_although_the_cgroup_is_gone(world: ProxyWorld) -> None:
+    world.download()
+    wait_paced(world)
+    world.daemon.kill()
+    world.services.configure_daemon(cgroup="/sys/fs/cgroup/gone")
+    assert world.paced() == 1
+    world.services.clean_up()
+    assert world.paced() == 0
+
+
+def test_idle_socket_keeps_no_pace_when_the_daemon_stops(world: ProxyWorld) -> None:
+    idle = world.download()
+    world.wait_settled()
+    wait_paced(world)
+
+    def carried() -> list[str]:
+        return re.findall(r"bytes_acked:\d+", world.lab.proxy.run("ss", "-tinH").stdout)
+
+    with idle.suspended():
+        before: list[str] = []
+
+        def is_idle() -> bool:
+            nonlocal before
+            before, now = carried(), before
+            time.sleep(0.3)
+            return carried() == before == now
+
+        eventually(is_idle, "nothing acknowledged any more")
+        assert world.daemon.stop() == 0
+        assert world.paced() == 0
+
+
+def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
+    wifi, ethernet = WIFI_FIRST
+    networks = [wifi, replace(ethernet, provisional=3.0)]
+    with proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
+        world.download()
+        wait_paced(world)
+        eventually(lambda: world.paced() == 0, "no socket paced", within=5)
+        assert world.capped() == []
+
+
+def test_totals_of_closed_subflows_are_those_of_the_kernel(world: ProxyWorld) -> None:
+    size = 3 * MEGABYTE
+    assert world.download(size).wait().intact
+
+    def totals() -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = world.services.ask("totals")["networks"]
+        return found
+
+    eventually(lambda: sum(network["subflows"] for network in totals().values()) == 2, "both subflows counted")
+    carried = sum(network["bytes_acknowledged"] for network in totals().values())
+    # The response has a header, and the kernel counts SYN and FIN; what both subflows have carried is counted twice.
+    assert size < carried < 1.2 * size
+    assert world.services.status()["daemon"]["kernel_program"] == {"totals_lost": 0, "sockets_refused": 0}
+
+
+def test_nobody_is_paced_in_the_kernel_while_the_operator_pauses(world: ProxyWorld) -> None:
+    world.services.ask("pause", None)
+    download = world.download(10 * MEGABYTE)
+    eventually(lambda: download.received > 5 * MEGABYTE, "the download in progress")
+    assert world.paced() == 0
+    assert download.wait().intact
+
+
+def test_kernel_paces_nobody_while_the_sniffer_is_away(world: ProxyWorld) -> None:
+    world.download()
+    wait_paced(world)
+    world.sniffer.kill()
+    eventually(lambda: world.paced() == 0, "no socket paced", within=5)
+
+
+def test_network_without_a_cap_is_never_paced(hosts: Hosts) -> None:
+    wifi, ethernet = WIFI_FIRST
+    with serving(hosts, [wifi, replace(ethernet, cap=None)]) as world:
+        download = world.download(10 * MEGABYTE)
+        eventually(lambda: download.received > 5 * MEGABYTE, "the download in progress")
+        assert world.paced() == 0
+        assert download.wait().intact
