@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
-    from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
+    from mptcp_throttled.accounting import Accounts, ClosedSubflow, ProgramCounters
     from mptcp_throttled.inbox import Request
     from mptcp_throttled.operator_state import OperatorStore
     from mptcp_throttled.policy.decide import Decision
@@ -73,7 +73,10 @@ class DecidingKernel(Kernel, Protocol):
         """Decide by these from now on; by none, nobody is capped."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as a kernel program has counted them."""
+        """The subflows that have closed since the last call, as far as a kernel program has counted them.
+
+        Raises KernelError.
+        """
 
     def counters(self) -> ProgramCounters:
         """What that program has counted since it was attached. Raises KernelError."""
@@ -202,16 +205,15 @@ class Loop:
             _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors)))),
             work.pacing_problem,
             self._kernel.deciding_problem,
-            before.accounts.plus(self._kernel.closed_subflows(), networks),
-            self._counters(before.counters),
+            *self._count_closed(before, networks),
         )
         eventlog.log_step(before, self.snapshot, transitions)
 
-    def _counters(self, before: ProgramCounters) -> ProgramCounters:
+    def _count_closed(self, before: Snapshot, networks: Sequence[AccessNetwork]) -> tuple[Accounts, ProgramCounters]:
         try:
-            return self._kernel.counters()
+            return before.accounts.plus(self._kernel.closed_subflows(), networks), self._kernel.counters()
         except KernelError:
-            return before
+            return before.accounts, before.counters
 
     def _plan(
         self, update: TableUpdate | None, networks: Sequence[AccessNetwork], settings: PlanSettings, *, paused: bool

@@ -58,7 +58,11 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
     "bpf_map_delete_elem": (_INT, _INT, _TEXT),
+    "ring_buffer__new": (_POINTER, _INT, _POINTER, _POINTER, _POINTER),
+    "ring_buffer__consume": (_INT, _POINTER),
+    "ring_buffer__free": (None, _POINTER),
 }
+_RECORD: Final = ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER, ctypes.c_size_t)
 
 
 @cache
@@ -114,6 +118,30 @@ class BpfMap:
         """Delete an element. Raises KernelError, with ENOENT if the map does not have the key."""
         fault_point("bpf map delete")
         _checked("bpf map delete", _libbpf().bpf_map_delete_elem(self.descriptor, key))
+
+
+class RingBuffer:
+    """The records that a program puts into a ring buffer (BPF_MAP_TYPE_RINGBUF), each once. Raises KernelError."""
+
+    def __init__(self, map_: BpfMap) -> None:
+        self._records: list[bytes] = []
+        self._callback = _RECORD(self._add)
+        buffer = _libbpf().ring_buffer__new(map_.descriptor, self._callback, None, None)
+        self._buffer = _checked("map the ring buffer", buffer)
+
+    def _add(self, _context: None, record: int, size: int) -> int:
+        self._records.append(ctypes.string_at(record, size))
+        return 0
+
+    def take(self) -> list[bytes]:
+        """The records that have come since the last call. Raises KernelError."""
+        _checked("read the ring buffer", _libbpf().ring_buffer__consume(self._buffer))
+        records, self._records = self._records, []
+        return records
+
+    def close(self) -> None:
+        """Unmap it."""
+        _libbpf().ring_buffer__free(self._buffer)
 
 
 class BpfObject:

@@ -5,6 +5,7 @@ Time is a number here, the kernel is a model in memory: nothing sleeps, nothing 
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,10 @@ from model_kernel import ModelKernel
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting import ClosedSubflow
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore, Pause
@@ -492,3 +495,52 @@ def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World)
     world.kernel.refuse = ()
     world.wait_until_due()
     assert world.errors == []
+
+
+# The kernel program
+
+
+def test_kernel_decides_while_the_sniffer_answers_and_nobody_pauses(world: World) -> None:
+    world.step(client(1))
+    assert world.kernel.networks == world.loop.snapshot.networks != ()
+    world.operator.pause(Pause(None))
+    world.step()
+    assert world.kernel.networks == ()
+    world.operator.pause(None)
+    world.step()
+    assert world.kernel.networks == world.loop.snapshot.networks
+    world.source.update = TableUpdate(problem="no service answers")
+    world.step()
+    assert world.kernel.networks == ()
+
+
+def test_kernel_decides_nothing_while_htb_is_refused(world: World) -> None:
+    world.kernel.refuse = (InstallHtb,)
+    world.step(client(1))
+    world.step()
+    assert world.kernel.networks == ()
+    world.kernel.refuse = ()
+    world.settle()
+    assert world.kernel.networks == world.loop.snapshot.networks
+
+
+def test_totals_of_closed_subflows_are_added_up(world: World) -> None:
+    closed = ClosedSubflow(Token(1), capped(1).client, 8080, 20_000, 1000, 100, 10, 9, 1)
+    world.kernel.closed = [closed, closed]
+    world.step()
+    world.step()
+    assert world.loop.snapshot.accounts.networks["ethernet"].bytes_acknowledged == 2000
+
+
+def test_kernel_whose_totals_cannot_be_read_keeps_those_from_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[ClosedSubflow]:
+        raise KernelError("read the ring buffer", errno.ENOMEM)
+
+    world.kernel.closed = [ClosedSubflow(Token(1), capped(1).client, 8080, 20_000, 1000, 100, 10, 9, 1)]
+    world.step()
+    before = world.loop.snapshot.accounts
+    monkeypatch.setattr(world.kernel, "closed_subflows", fail)
+    world.step()
+    assert world.loop.snapshot.accounts is before

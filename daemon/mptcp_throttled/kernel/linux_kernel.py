@@ -77,7 +77,10 @@ class LinuxKernel:
             self._sockets.set_networks(networks)
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as a kernel program has counted them."""
+        """The subflows that have closed since the last call, as far as a kernel program has counted them.
+
+        Raises KernelError.
+        """
         return () if self._sockets is None else self._sockets.closed_subflows()
 
     def counters(self) -> ProgramCounters:

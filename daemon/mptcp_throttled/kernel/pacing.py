@@ -157,7 +157,10 @@ class PacedSockets:
             self._decide_at = ended + (ended - began) / _DECIDING_PART
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as a kernel program has counted them."""
+        """The subflows that have closed since the last call, as far as a kernel program has counted them.
+
+        Raises KernelError.
+        """
         return iter(()) if self._program is None else self._program.closed_subflows()
 
     def counters(self) -> ProgramCounters:

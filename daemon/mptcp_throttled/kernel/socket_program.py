@@ -18,8 +18,7 @@ from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
-from mptcp_throttle.linux.libbpf import BpfMap, BpfObject
-from mptcp_throttle.linux.ring_buffer import RingBuffer
+from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
 from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple, Network, Token
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
@@ -27,8 +26,6 @@ from mptcp_throttled.desired.kernel_plan import payload_pace
 _OBJECTS: Final = Path(__file__).with_name("bpf")
 _MAX_SUBFLOWS: Final = 65536
 """Entries of the map of paces. A batch that would exceed them is refused as a whole; HTB still holds those rates."""
-
-_TOTALS_BYTES: Final = 1 << 20
 
 # include/uapi/asm-generic/socket.h (x86 and arm64)
 _SO_NETNS_COOKIE: Final = 71
@@ -76,7 +73,7 @@ class SocketProgram:
             self._paces = self._object.map("paces")
             if kind is ProgramKind.THROTTLE:
                 self._networks, self._counters = self._object.map("networks"), self._object.map("counters")
-                self._totals = RingBuffer(self._object.map("totals").descriptor, _TOTALS_BYTES)
+                self._totals = RingBuffer(self._object.map("totals"))
             if cgroup is not None:
                 self._object.attach_cgroup(_FUNCTIONS[kind], cgroup)
         except KernelError:
@@ -129,8 +126,8 @@ class SocketProgram:
             self._object.iterate("release")
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call."""
-        return map(closed_subflow, self._totals or ())
+        """The subflows that have closed since the last call. Raises KernelError."""
+        return map(closed_subflow, () if self._totals is None else self._totals.take())
 
     def counters(self) -> ProgramCounters:
         """What the program has counted since it was attached. Raises KernelError."""
