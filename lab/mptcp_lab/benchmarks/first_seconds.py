@@ -23,6 +23,7 @@ from mptcp_lab.benchmarks.goodput import CONGESTION_CONTROLS
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
+from mptcp_lab.scenario.kernel_choice import native_has
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
@@ -196,8 +197,11 @@ def main() -> None:
     options = parser.parse_args()
     print("world         cc      size variant   runs  median      p90      p99      max   ratio    p90    p99    max")
     rows: list[dict[str, object]] = []
+    known = [cc for cc in options.cc if native_has(cc)]
+    for cc in set(options.cc) - set(known):
+        print(f"{cc}: this kernel lets no namespace choose it")
     for world in options.worlds:
-        for cc in options.cc:
+        for cc in known:
             times = measure(WORLDS[world], cc, options.sizes, options.variants, options.runs, options.seed)
             for row in _rows(world, cc, times):
                 _print(row)
