@@ -65,7 +65,8 @@ def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
     result = json.loads(path.read_text())
     assert result["kernel"] == "native"
     assert 7 <= result["figures"]["both"]["median"] <= 10.5
-    assert 6 <= result["figures"]["payload"]["median"] <= 10.5
+    # What one path has delivered early reaches the program when the other has filled the gap: in a burst.
+    assert 6 <= result["figures"]["payload"]["median"] <= 15
     assert [event["text"] for event in result["runs"][0]["events"]] == ["down a.eth1"]
     subflows = (path.parent / "subflows-1.csv").read_text().splitlines()
     assert {line.split(",")[2] for line in subflows[1:]} == {"one", "two"}
