@@ -102,9 +102,11 @@ class Trust(StrEnum):
 
 
 class MarkMethod(StrEnum):
-    """What marks the packets of throttled subflows: ipset, one iptables rule per subflow, or ipset if possible."""
+    """What leads the packets of throttled subflows to their classes: the priority of their sockets, marks by ipset, or
+    marks by one iptables rule per subflow; `auto`: the first of these that is possible."""
 
     AUTO = "auto"
+    SOCKET = "socket"
     IPSET = "ipset"
     RULES = "rules"
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from immutables import Map
 
-from mptcp_throttle.model import AccessNetwork, Address, Endpoint, Token
+from mptcp_throttle.model import AccessNetwork, Address, FourTuple, Token
 from mptcp_throttled.policy.decide import Locator
 
 MAX_CLIENTS: Final = 65536
@@ -24,8 +24,7 @@ class ClosedSubflow:
     """
 
     token: Token
-    client: Endpoint
-    proxy_port: int
+    ends: FourTuple
     smoothed_rtt: int
     bytes_acknowledged: int
     bytes_received: int
@@ -84,7 +83,7 @@ class Accounts:
         locate = Locator(networks)
         of_network, of_client = self.networks.mutate(), self.clients.mutate()
         for one in closed:
-            address = one.client.address
+            address = one.ends.client.address
             network = locate(address)
             if network is None:
                 continue

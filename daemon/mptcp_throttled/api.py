@@ -29,8 +29,7 @@ _log = logging.getLogger("mptcp-throttled")
 class Api:
     """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `snapshot` gives that of the last step; `load` reads the configuration files again and raises ConfigError; `marks`
-    names the marking back end.
+    `snapshot` gives that of the last step; `load` reads the configuration files again and raises ConfigError.
     """
 
     def __init__(
@@ -40,14 +39,12 @@ class Api:
         inbox: Inbox,
         snapshot: Callable[[], Snapshot],
         load: Callable[[], Config],
-        marks: str,
     ) -> None:
         self._config = config
         self._operator = operator
         self._inbox = inbox
         self._snapshot = snapshot
         self._load = load
-        self._marks = marks
         self._reloading = threading.Lock()
 
     def methods(self) -> dict[str, Callable[..., Json]]:
@@ -67,7 +64,7 @@ class Api:
     def status(self) -> Json:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interface = self._config.config.proxy.interface
-        return status.status(self._snapshot(), interface, self._marks, self._config.status(), time.time())
+        return status.status(self._snapshot(), interface, self._config.status(), time.time())
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow."""
@@ -87,7 +84,7 @@ class Api:
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interface, marking, self._marks)),
+                    "commands": list(as_commands(operation, config.proxy.interface, marking, snapshot.marks)),
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],

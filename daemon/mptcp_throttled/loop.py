@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import MarkMethod
 from mptcp_throttled import eventlog
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings
 from mptcp_throttled.desired.planner import PlanDelta, Planner
@@ -68,6 +69,10 @@ class DecidingKernel(Kernel, Protocol):
     @property
     def deciding_problem(self) -> str | None:
         """Why no program does; None if one does."""
+
+    @property
+    def mark_back_end(self) -> str:
+        """The marking back end in use: `socket`, `ipset` or `rules`."""
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Decide by these from now on; by none, nobody is capped."""
@@ -205,6 +210,7 @@ class Loop:
             _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors)))),
             work.pacing_problem,
             self._kernel.deciding_problem,
+            self._kernel.mark_back_end,
             *self._count_closed(before, networks),
         )
         eventlog.log_step(before, self.snapshot, transitions)
@@ -328,7 +334,8 @@ class Loop:
 
 
 def _settle_seconds(before: Snapshot) -> float:
-    if before.pacing_problem is not None:
+    # A socket whose class the kernel program sets is put into it when its queue has left.
+    if before.pacing_problem is not None or before.marks == MarkMethod.SOCKET:
         return 0.0
     return _DRAIN_SECONDS if before.deciding_problem is None else _RAMP_SECONDS
 

@@ -27,7 +27,7 @@ from mptcp_throttled.cleanup import clean_up, release_sockets
 from mptcp_throttled.inbox import Inbox, Request
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd, choose_marking
+from mptcp_throttled.kernel.marking.choice import MarkingChoice, choose_marking
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.watch import Notifications
@@ -62,7 +62,7 @@ class Daemon:
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
         self._loop = Loop(running, operator, self._source, kernel, time)
-        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, load, kernel.mark_back_end)
+        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, load)
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""
@@ -85,8 +85,7 @@ class Daemon:
             Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
             systemd.notify("READY=1")
             networks = [network.name for network in config.networks]
-            marks = self._kernel.mark_back_end
-            _log.info("throttling on %s, networks %s, marks through %s", config.proxy.interface, networks, marks)
+            _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
             watchdog = Watchdog()
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
@@ -132,15 +131,14 @@ def _paced_sockets(config: Config) -> PacedSockets | None:
     return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides)
 
 
-def _kernel(config: Config, marks: MarkingBackEnd) -> LinuxKernel:
-    return LinuxKernel(
-        config.proxy.interface,
-        _marking(config),
-        marks,
-        config.run_directory,
-        _paced_sockets(config),
-        force=config.daemon.replace_any_qdisc,
-    )
+def _marks(config: Config, sockets: PacedSockets | None) -> MarkingChoice:
+    is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
+    return choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
+
+
+def _kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None) -> LinuxKernel:
+    force = config.daemon.replace_any_qdisc
+    return LinuxKernel(config.proxy.interface, _marking(config), marks, config.run_directory, sockets, force=force)
 
 
 def _marking(config: Config) -> Marking:
@@ -164,10 +162,11 @@ def _clean_up(path: Path) -> None:
     """Restore everything even if the configuration is invalid: what is ours can be told without it."""
     _require_capabilities()
     group = None
-    marks = RuleMarking(1)  # removes the sets of the other back end too, and needs no kernel with ipset
+    marks = MarkingChoice(RuleMarking(1))  # removes the sets, too, and needs no kernel with ipset
     try:
         config = load_config(path)
-        run_directory, kernel, group = config.run_directory, _kernel(config, marks), config.socket_group
+        kernel = _kernel(config, marks, _paced_sockets(config))
+        run_directory, group = config.run_directory, config.socket_group
     except ConfigError as error:
         for problem in error.problems:
             _log.warning("%s", problem)
@@ -187,7 +186,8 @@ def _serve(path: Path) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        kernel = _kernel(config, choose_marking(config.daemon.marks, _marking(config)))
+        sockets = _paced_sockets(config)
+        kernel = _kernel(config, _marks(config, sockets), sockets)
         service.require_writable(config.state_directory)
         _check_kernel(kernel)
         daemon = Daemon(config, lambda: load_config(path), kernel)

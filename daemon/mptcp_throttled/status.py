@@ -17,8 +17,8 @@ from mptcp_throttled.policy.overrides import encode_override
 from mptcp_throttled.state import Snapshot
 
 
-def status(snapshot: Snapshot, interface: str, marks: str, config: Json, now: float) -> Json:
-    """The answer to `status`; `marks` is the marking back end, `config` the part about the configuration.
+def status(snapshot: Snapshot, interface: str, config: Json, now: float) -> Json:
+    """The answer to `status`; `config` is the part about the configuration.
 
     `now` is in seconds since the epoch.
     """
@@ -31,7 +31,7 @@ def status(snapshot: Snapshot, interface: str, marks: str, config: Json, now: fl
             "interface": interface,
             "config": config,
             "pause": pause_status(snapshot.operator.pause, now),
-            "marks": marks,
+            "marks": snapshot.marks,
             "qdisc": "htb" if snapshot.applied.htb else "original",
             "classes": len(snapshot.applied.classes),
             "capped_subflows": kinds[RateKind.CAP],

@@ -1,9 +1,11 @@
-"""The packet marks that our iptables chain and ipsets give to subflows, read with iptables(8) and ipset(8)."""
+"""What leads subflows to our classes: chain and ipsets, or their sockets. Read with iptables(8), ipset(8) and ss(8)."""
 
 from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
+
+from mptcp_lab.oracle import plain
 
 CHAIN: Final = "MPTCP-THROTTLE"
 
@@ -11,6 +13,7 @@ SHOW_MARKS: Final = """\
 iptables-legacy -t mangle -S
 ip6tables-legacy -t mangle -S
 ipset save 2>/dev/null
+ss -tnH --tos state established
 true
 """
 """A script for sh(1) whose output `parse_marks` reads. ipset fails on a kernel without sets."""
@@ -24,33 +27,46 @@ _LOOK_UP: Final = re.compile(
     rf"^-A {CHAIN} -p tcp -m tcp --sport (\d+) -j SET --map-set (\S+) dst,dst,src --map-mark$", re.MULTILINE
 )
 _ELEMENT: Final = re.compile(r"^add (\S+) ([^,]+),tcp:(\d+),(\S+) skbmark (0x\w+)/(0x\w+)$", re.MULTILINE)
+_PRIORITY: Final = re.compile(r"^\d+ +\d+ +(\S+):(\d+) +(\S+):(\d+) .*class_id:0x4d50(\w{4})", re.MULTILINE)
 _JUMP: Final = re.compile(rf"^-A POSTROUTING -p tcp -j {CHAIN}$", re.MULTILINE)
 
 
 class Mark(NamedTuple):
-    """The mark of packets from the proxy to the client of a subflow."""
+    """What leads packets from the proxy to the client of a subflow to the class with this minor.
+
+    `mask` has the bits of the packet mark; 0: it is the priority of the socket.
+    """
 
     client: str
     client_port: int
     proxy: str
     proxy_port: int
-    mark: int
+    minor: int
     mask: int
 
 
 def parse_marks(shown: str) -> list[Mark]:
-    """The marks in the output of `SHOW_MARKS`, of a chain only if there is a jump to it."""
+    """What the output of `SHOW_MARKS` says; of a chain only if there is a jump to it."""
     # Each table begins with the policies of its chains.
     tables = re.split(r"^(?=-P PREROUTING)", shown, flags=re.MULTILINE)
     reached = "".join(table for table in tables if _JUMP.search(table))
     found = [
-        Mark(client, int(client_port), proxy, int(proxy_port), int(mark, 16), int(mask, 16))
+        _marked(client, client_port, proxy, proxy_port, mark, mask)
         for proxy, client, proxy_port, client_port, mark, mask in _RULE.findall(reached)
     ]
-    ports = {name: int(port) for port, name in _LOOK_UP.findall(reached)}
+    ports = {name: port for port, name in _LOOK_UP.findall(reached)}
     found += [
-        Mark(client, int(client_port), proxy, ports[name], int(mark, 16), int(mask, 16))
+        _marked(client, client_port, proxy, ports[name], mark, mask)
         for name, client, client_port, proxy, mark, mask in _ELEMENT.findall(shown)
         if name in ports
     ]
+    found += [
+        Mark(plain(client.strip("[]")), int(client_port), plain(proxy.strip("[]")), int(proxy_port), int(minor, 16), 0)
+        for proxy, proxy_port, client, client_port, minor in _PRIORITY.findall(shown)
+    ]
     return sorted(found)
+
+
+def _marked(client: str, client_port: str, proxy: str, proxy_port: str, mark: str, mask: str) -> Mark:
+    bits = int(mask, 16)
+    return Mark(client, int(client_port), proxy, int(proxy_port), int(mark, 16) // (bits & -bits), bits)

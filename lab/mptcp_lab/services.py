@@ -157,7 +157,7 @@ class Services:
         """Start `mptcp-throttled`, with `faults` injected into its calls of the kernel."""
         if faults is not None:
             faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
-            self.daemon = self._run("mptcp-throttled", *faulty, machine_files=False)
+            self.daemon = self._run("mptcp-throttled", *faulty)
         elif self._tuning is not None:
             tuned = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
             self.daemon = self._run("mptcp-throttled", *tuned)
@@ -251,8 +251,8 @@ class Services:
     def _start(self, name: str) -> Process:
         return self._run(name, self._executables / name)
 
-    def _run(self, name: str, *program: str | Path, machine_files: bool = True) -> Process:
-        process = self.proxy.start(name, *program, "--config", self.config, machine_files=machine_files)
+    def _run(self, name: str, *program: str | Path) -> Process:
+        process = self.proxy.start(name, *program, "--config", self.config, machine_files=True)
         process.prefer(_NICE)
         return process
 

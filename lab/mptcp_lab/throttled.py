@@ -36,14 +36,14 @@ class Client(NamedTuple):
 def throttled(proxy: Host) -> dict[Client, int]:
     """The throttled subflows, and their rates in bits per second.
 
-    A subflow counts if everything is there: the jump, the rule and its set, the filter, and the class of its mark.
+    A subflow counts if everything is there: its class, and its socket's priority or jump, rule, set and filter.
     """
     shown, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
-    if " bpf " not in qdisc:
-        return {}
     rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
     found = {
-        Client(m.client, m.client_port): rates.get(m.mark // (m.mask & -m.mask), _UNLIMITED) for m in parse_marks(shown)
+        Client(m.client, m.client_port): rates.get(m.minor, _UNLIMITED)
+        for m in parse_marks(shown)
+        if not m.mask or " bpf " in qdisc
     }
     return {client: rate for client, rate in found.items() if rate < _UNLIMITED}
 

@@ -23,7 +23,7 @@ from mptcp_throttle.config.schema import (
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, KernelDecides, MarkMethod
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -38,8 +38,10 @@ def load_config(path: Path) -> Config:
     service_file = read_yaml(path)
     problems: list[str] = []
     service = _attempt(problems, validate, ServiceFile, service_file)
+    if service is not None:
+        problems += _socket_marks(service, service_file)
     networks = _attempt(problems, _networks, service_file)
-    if service is None or networks is None:
+    if problems or service is None or networks is None:
         raise ConfigError(problems)
     group = service.socket_group
     return Config(
@@ -75,6 +77,16 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
     except ConfigError as error:
         problems += error.problems
         return None
+
+
+def _socket_marks(service: ServiceFile, file: YamlFile) -> list[str]:
+    daemon = service.daemon
+    is_deciding = daemon.pacing and daemon.kernel_decides is KernelDecides.AUTO and service.sniffer.kernel_view
+    if daemon.marks is not MarkMethod.SOCKET or is_deciding:
+        return []
+    where = file.where(("daemon", "marks"))
+    needs = "daemon.pacing: true, daemon.kernel_decides: auto and sniffer.kernel_view: true"
+    return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, ipset, rules, or these too"]
 
 
 def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:

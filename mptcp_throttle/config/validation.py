@@ -33,13 +33,14 @@ def parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None) -> Pla
 def one_of(choices: type[_Choice]) -> PlainValidator:
     """A validator: one of these words."""
 
-    def parse(text: str) -> _Choice:
+    def validate(value: object) -> _Choice:
         try:
-            return choices(text)
+            # In YAML 1.1 the word off is the boolean false.
+            return choices("off" if value is False else str(value))
         except ValueError as error:
             raise ValueError(f"allowed: {', '.join(choices)}") from error
 
-    return parsed_by(parse)
+    return PlainValidator(validate)
 
 
 def whole(lowest: int, highest: int) -> PlainValidator:

@@ -21,10 +21,14 @@ SS_LISTEN: Final = 10
 """include/net/tcp_states.h"""
 INET_DIAG_INFO: Final = 2
 """The attribute with struct tcp_info."""
+INET_DIAG_CLASS_ID: Final = 17
+"""The attribute with the socket's priority, unless a net_cls cgroup has given it a class (net/ipv4/inet_diag.c)."""
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
 _ANY_PORT: Final = 0
-_EXT_INFO: Final = 1 << INET_DIAG_INFO - 1  # without it the kernel leaves out INET_DIAG_ULP_INFO too
+_INET_DIAG_TCLASS: Final = 6
+# Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
+_EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
 _SOCKET: Final = Struct("!BxBBHH16s16s4x8s20x")  # struct inet_diag_msg
 _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
@@ -65,7 +69,7 @@ class InetDiag(NetlinkSocket):
 
 def list_request(family: int, state: int, port: int) -> Request:
     """To list the TCP sockets of an address family in a state, with that local port (0: any)."""
-    payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXT_INFO, 1 << state, port.to_bytes(2, "big"))
+    payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, 1 << state, port.to_bytes(2, "big"))
     return Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload)
 
 

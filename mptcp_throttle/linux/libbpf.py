@@ -46,8 +46,8 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_object__find_map_by_name": (_POINTER, _POINTER, _TEXT),
     "bpf_object__find_program_by_name": (_POINTER, _POINTER, _TEXT),
     "bpf_map__fd": (_INT, _POINTER),
+    "bpf_map__key_size": (ctypes.c_uint32, _POINTER),
     "bpf_map__set_initial_value": (_INT, _POINTER, _POINTER, ctypes.c_size_t),
-    "bpf_map__set_max_entries": (_INT, _POINTER, ctypes.c_uint32),
     "bpf_program__fd": (_INT, _POINTER),
     "bpf_program__attach_iter": (_POINTER, _POINTER, _POINTER),
     "bpf_program__attach_cgroup": (_POINTER, _POINTER, _INT),
@@ -57,6 +57,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
     "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
+    "bpf_map_get_next_key": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_delete_elem": (_INT, _INT, _TEXT),
     "ring_buffer__new": (_POINTER, _INT, _POINTER, _POINTER, _POINTER),
     "ring_buffer__consume": (_INT, _POINTER),
@@ -89,9 +90,9 @@ def _checked(what: str, result: int | None, remedy: str = "") -> int:
 class BpfMap:
     """A map of a loaded object, by its file descriptor."""
 
-    def __init__(self, name: str, descriptor: int) -> None:
-        self._name = name
+    def __init__(self, descriptor: int, key_bytes: int) -> None:
         self.descriptor = descriptor
+        self._key_bytes = key_bytes
 
     def update(self, elements: Mapping[bytes, bytes]) -> None:
         """Add or replace elements, in one call. Raises KernelError, after which some may have been written."""
@@ -118,6 +119,12 @@ class BpfMap:
         """Delete an element. Raises KernelError, with ENOENT if the map does not have the key."""
         fault_point("bpf map delete")
         _checked("bpf map delete", _libbpf().bpf_map_delete_elem(self.descriptor, key))
+
+    def clear(self) -> None:
+        """Delete all elements. Raises KernelError."""
+        key = ctypes.create_string_buffer(self._key_bytes)
+        while _libbpf().bpf_map_get_next_key(self.descriptor, None, key) == 0:
+            self.delete(key.raw)
 
 
 class RingBuffer:
@@ -147,47 +154,48 @@ class RingBuffer:
 class BpfObject:
     """The programs and maps of an object file in the kernel, until `close` or the end of this process.
 
-    `constants` is the content of the object's section `.rodata`, the variables that are constant once it is loaded;
-    `max_entries` sets the size of maps. Raises KernelError with the verifier's last line.
+    `constants` is the content of the object's section `.rodata`, the variables that are constant once it is loaded.
+    Raises KernelError with the verifier's last line.
     """
 
-    def __init__(self, path: Path, constants: bytes, max_entries: Mapping[str, int] | None = None) -> None:
+    def __init__(self, path: Path, constants: bytes) -> None:
+        self._library = _libbpf()
         self._links: dict[str, int] = {}
         self._object = 0
         fault_point("bpf object load")
+        if not path.exists():
+            raise KernelError(f"load {path.name}", errno.ENOENT, f"{path} is missing: run make in {path.parent}")
         try:
-            self._load(path, constants, max_entries or {}, None)
+            self._load(path, constants, None)
         except KernelError:
             self.close()
             # Once more for the verifier's log, which may have megabytes.
             try:
-                self._load(path, constants, max_entries or {}, ctypes.create_string_buffer(_LOG_BYTES))
+                self._load(path, constants, ctypes.create_string_buffer(_LOG_BYTES))
             except KernelError:
                 self.close()
                 raise
 
-    def _load(
-        self, path: Path, constants: bytes, max_entries: Mapping[str, int], log: ctypes.Array[ctypes.c_char] | None
-    ) -> None:
-        library, options = _libbpf(), _OpenOptions(sz=ctypes.sizeof(_OpenOptions))
+    def _load(self, path: Path, constants: bytes, log: ctypes.Array[ctypes.c_char] | None) -> None:
+        library, options = self._library, _OpenOptions(sz=ctypes.sizeof(_OpenOptions))
         if log is not None:
             options.kernel_log_buf, options.kernel_log_size = ctypes.addressof(log), len(log)
         opened = library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
-        self._object = _checked(f"open {path.name}", opened, "" if path.exists() else f"{path} is missing")
+        self._object = _checked(f"open {path.name}", opened)
         constants_map = self._find("map", ".rodata")
         _checked("set constants", library.bpf_map__set_initial_value(constants_map, constants, len(constants)))
-        for name, entries in max_entries.items():
-            _checked(f"size of {name}", library.bpf_map__set_max_entries(self._find("map", name), entries))
         result = library.bpf_object__load(self._object)
         _checked(f"load {path.name}", result, "" if log is None else _last_line(log.value))
 
     def _find(self, kind: str, name: str) -> int:
-        find = getattr(_libbpf(), f"bpf_object__find_{kind}_by_name")
+        find = getattr(self._library, f"bpf_object__find_{kind}_by_name")
         return _checked(f"find {kind} {name}", find(self._object, name.encode()))
 
     def map(self, name: str) -> BpfMap:
         """The map of that name. Raises KernelError."""
-        return BpfMap(name, _checked(f"map {name}", _libbpf().bpf_map__fd(self._find("map", name))))
+        found = self._find("map", name)
+        descriptor = _checked(f"map {name}", self._library.bpf_map__fd(found))
+        return BpfMap(descriptor, self._library.bpf_map__key_size(found))
 
     def attach_cgroup(self, program: str, cgroup: Path) -> None:
         """Attach a program to a cgroup, beside those of others, until `close`. Raises KernelError."""
@@ -195,7 +203,7 @@ class BpfObject:
         with os_errors(f"cgroup {cgroup}"):
             directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            link = _libbpf().bpf_program__attach_cgroup(self._find("program", program), directory)
+            link = self._library.bpf_program__attach_cgroup(self._find("program", program), directory)
             self._links[program] = _checked(f"attach {program}", link)
         finally:
             os.close(directory)
@@ -203,7 +211,7 @@ class BpfObject:
     def iterate(self, program: str) -> bytes:
         """Run an iterator program over all its objects; what it has written. Raises KernelError."""
         fault_point("bpf iterator")
-        library = _libbpf()
+        library = self._library
         if program not in self._links:
             link = library.bpf_program__attach_iter(self._find("program", program), None)
             self._links[program] = _checked(f"attach {program}", link)
@@ -213,12 +221,11 @@ class BpfObject:
 
     def close(self) -> None:
         """Detach the programs, and drop them and the maps."""
-        library = _libbpf()
         for link in self._links.values():
-            library.bpf_link__destroy(link)
+            self._library.bpf_link__destroy(link)
         self._links = {}
         if self._object:
-            library.bpf_object__close(self._object)
+            self._library.bpf_object__close(self._object)
         self._object = 0
 
 

@@ -157,6 +157,7 @@ def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple
     stop_and_compare(world, before)
 
 
+@pytest.mark.parametrize("world", ["ipset"], indirect=True)
 def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> None:
     world.download()
     world.wait_settled()

@@ -27,17 +27,13 @@ def either(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]
         yield world
 
 
-def wait_paced(world: ProxyWorld, count: int = 1) -> None:
-    eventually(lambda: world.paced() == count, f"{count} sockets paced")
-
-
 # The contract
 
 
 def test_only_the_capped_subflow_is_paced(either: ProxyWorld) -> None:
     either.download()
     either.wait_capped()
-    wait_paced(either)
+    either.wait_paced()
     plain = either.download(3 * MEGABYTE, mptcp=False)
     eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
     assert either.paced() == 1
@@ -48,14 +44,14 @@ def test_only_the_capped_subflow_is_paced(either: ProxyWorld) -> None:
 def test_pace_goes_with_the_preferred_path(decides: str) -> None:
     with proxy_world(daemon={"kernel_decides": decides}) as world:
         world.download()
-        wait_paced(world)
+        world.wait_paced()
         world.lab.client.leave(WIFI)
         eventually(lambda: world.paced() == 0, "no socket paced", within=1)
 
 
 def test_pace_follows_a_rate_set_by_hand(either: ProxyWorld) -> None:
     either.download()
-    wait_paced(either)
+    either.wait_paced()
     either.services.cli("set-rate", "ethernet", "4mbit")
     pace = f"/{round(4e6 * 0.94)}bps"
     eventually(lambda: pace in either.lab.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
@@ -65,7 +61,7 @@ def test_pace_follows_a_rate_set_by_hand(either: ProxyWorld) -> None:
 
 def test_daemon_that_stops_leaves_no_socket_paced(either: ProxyWorld) -> None:
     download = either.download(10 * MEGABYTE)
-    wait_paced(either)
+    either.wait_paced()
     assert either.daemon.stop() == 0
     assert either.paced() == 0
     assert download.wait().intact
@@ -73,7 +69,7 @@ def test_daemon_that_stops_leaves_no_socket_paced(either: ProxyWorld) -> None:
 
 def test_clean_up_after_a_killed_daemon_leaves_no_socket_paced(either: ProxyWorld) -> None:
     either.download()
-    wait_paced(either)
+    either.wait_paced()
     either.daemon.kill()
     assert either.paced() == 1
     either.services.clean_up()
@@ -86,14 +82,14 @@ def test_clean_up_after_a_killed_daemon_leaves_no_socket_paced(either: ProxyWorl
 def test_kernel_paces_a_subflow_that_the_daemon_has_not_seen(world: ProxyWorld) -> None:
     with world.daemon.suspended():
         world.download()
-        wait_paced(world)
+        world.wait_paced()
         assert "htb" not in world.qdisc()
     world.wait_capped()
 
 
 def test_kernel_frees_a_subflow_before_the_daemon_knows(own_world: ProxyWorld) -> None:
     own_world.download()
-    wait_paced(own_world)
+    own_world.wait_paced()
     with own_world.daemon.suspended():
         own_world.lab.client.leave(WIFI)
         eventually(lambda: own_world.paced() == 0, "no socket paced", within=1)
@@ -102,12 +98,12 @@ def test_kernel_frees_a_subflow_before_the_daemon_knows(own_world: ProxyWorld) -
 def test_kernel_frees_a_subflow_whose_sibling_becomes_a_backup(world: ProxyWorld) -> None:
     client = world.lab.client
     world.download()
-    wait_paced(world)
+    world.wait_paced()
     with world.daemon.suspended():
         client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "backup")
         eventually(lambda: world.paced() == 0, "no socket paced", within=1)
         client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "nobackup")
-        wait_paced(world)
+        world.wait_paced()
 
 
 def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) -> None:
@@ -117,7 +113,7 @@ def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) 
         eventually(lambda: download.received > 3 * MEGABYTE, "the download in progress")
         assert world.paced() == 0
         world.start_daemon()
-        wait_paced(world)
+        world.wait_paced()
         world.wait_capped()
 
 
@@ -130,7 +126,7 @@ def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: Pr
     client.start("wifi-first", *fetch)
     (capped,) = own_world.wait_settled()
     assert capped.network == "ethernet"
-    wait_paced(own_world)
+    own_world.wait_paced()
     own_world.daemon.kill()
     assert own_world.paced() == 1
     own_world.services.clean_up()
@@ -139,7 +135,7 @@ def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: Pr
 
 def test_clean_up_frees_sockets_although_the_cgroup_is_gone(world: ProxyWorld) -> None:
     world.download()
-    wait_paced(world)
+    world.wait_paced()
     world.daemon.kill()
     world.services.configure_daemon(cgroup="/sys/fs/cgroup/gone")
     assert world.paced() == 1
@@ -150,7 +146,7 @@ def test_clean_up_frees_sockets_although_the_cgroup_is_gone(world: ProxyWorld) -
 def test_idle_socket_keeps_no_pace_when_the_daemon_stops(world: ProxyWorld) -> None:
     idle = world.download()
     world.wait_settled()
-    wait_paced(world)
+    world.wait_paced()
 
     def carried() -> list[str]:
         return re.findall(r"bytes_acked:\d+", world.lab.proxy.run("ss", "-tinH").stdout)
@@ -174,7 +170,7 @@ def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
     networks = [wifi, replace(ethernet, provisional=3.0)]
     with proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
         world.download()
-        wait_paced(world)
+        world.wait_paced()
         eventually(lambda: world.paced() == 0, "no socket paced", within=5)
         assert world.capped() == []
 
@@ -204,7 +200,7 @@ def test_nobody_is_paced_in_the_kernel_while_the_operator_pauses(world: ProxyWor
 
 def test_kernel_paces_nobody_while_the_sniffer_is_away(world: ProxyWorld) -> None:
     world.download()
-    wait_paced(world)
+    world.wait_paced()
     world.sniffer.kill()
     eventually(lambda: world.paced() == 0, "no socket paced", within=5)
 

@@ -1,16 +1,18 @@
-"""Both back ends for marks do the same in the kernel, and each replaces what the other left."""
+"""All marking back ends do the same, and each replaces what the others left."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import pytest
-from proxy_world import BACK_ENDS
+from foreign_program import mount_of_cgroup2
+from proxy_world import ALL_BACK_ENDS, BACK_ENDS
 from pyroute2 import netns
 
 from mptcp_lab.host import Host
@@ -19,10 +21,13 @@ from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
 from mptcp_throttled.kernel.htb import Marking
-from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd, choose_marking
+from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+from mptcp_throttled.kernel.marking.choice import choose_marking
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
+from mptcp_throttled.kernel.marking.sockets import SocketMarking
+from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.reconcile.kernel_state import ChainState
 
 AnyMarks = TypeVar("AnyMarks", bound=MarkingBackEnd)
@@ -63,8 +68,36 @@ def use(host: Host) -> Iterator[Use]:
     assert left(host) == ""
 
 
-@pytest.fixture(params=BACK_ENDS)
+@pytest.fixture
+def sockets(tmp_path: Path) -> Iterator[PacedSockets]:
+    """The kernel program on a cgroup without a process."""
+    cgroup = mount_of_cgroup2() / tmp_path.name
+    cgroup.mkdir()
+    sockets = PacedSockets(MARKING.ports, cgroup)
+    sockets.read()
+    assert sockets.deciding_problem is None
+    yield sockets
+    sockets.close()
+    cgroup.rmdir()
+
+
+@pytest.fixture(params=ALL_BACK_ENDS)
 def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+    back_end: MarkingBackEnd
+    match request.param:
+        case "socket":
+            back_end = use(SocketMarking(request.getfixturevalue("sockets"), RuleMarking(MASK)))
+        case "ipset":
+            back_end = use(IpsetMarking(MARKING))
+        case _:
+            back_end = use(RuleMarking(MASK))
+    yield back_end
+    for version in (4, 6):
+        back_end.remove(version)
+
+
+@pytest.fixture(params=BACK_ENDS)
+def packet_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
     back_end: MarkingBackEnd = use(IpsetMarking(MARKING)) if request.param == "ipset" else use(RuleMarking(MASK))
     yield back_end
     for version in (4, 6):
@@ -76,12 +109,16 @@ def left(host: Host) -> str:
     return "\n".join(line for line in shown.splitlines() if re.search("mptcp-throttle", line, re.IGNORECASE))
 
 
+def is_in_kernel(marks: MarkingBackEnd, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
+    """Whether the kernel marks exactly like that; here are no sockets that could show their class."""
+    return in_kernel(host) == ({} if marks.kind == "socket" else wanted)
+
+
 def in_kernel(host: Host) -> dict[FourTuple, int]:
     found = parse_marks(host.run("sh", "-c", SHOW_MARKS).stdout)
     assert {mark.mask for mark in found} <= {MASK}
     return {
-        FourTuple(Endpoint(ip_address(m.client), m.client_port), Endpoint(ip_address(m.proxy), m.proxy_port)): m.mark
-        >> 16
+        FourTuple(Endpoint(ip_address(m.client), m.client_port), Endpoint(ip_address(m.proxy), m.proxy_port)): m.minor
         for m in found
     }
 
@@ -108,11 +145,11 @@ def test_back_end_reads_back_what_it_made_and_changed(marks: MarkingBackEnd, hos
     marks.make(6, {SIX: 3})
     assert marks.read() == {4: ChainState({ONE: 2, OTHER_PORT: 255}), 6: ChainState({SIX: 3})}
     assert marks.count() == {4: 2, 6: 1}
-    assert in_kernel(host) == {ONE: 2, OTHER_PORT: 255, SIX: 3}
+    assert is_in_kernel(marks, host, {ONE: 2, OTHER_PORT: 255, SIX: 3})
 
     marks.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
     assert marks.read()[4] == ChainState({TWO: 4, ONE: 5})
-    assert in_kernel(host) == {TWO: 4, ONE: 5, SIX: 3}
+    assert is_in_kernel(marks, host, {TWO: 4, ONE: 5, SIX: 3})
 
     marks.change(4, {}, {TWO: 4, ONE: 5})
     assert marks.read()[4] == ChainState({})
@@ -122,7 +159,8 @@ def test_back_end_reads_back_what_it_made_and_changed(marks: MarkingBackEnd, hos
     assert marks.count() == {6: 1}
 
 
-def test_make_replaces_an_altered_chain_and_its_marks(marks: MarkingBackEnd, host: Host) -> None:
+def test_make_replaces_an_altered_chain_and_its_marks(packet_marks: MarkingBackEnd, host: Host) -> None:
+    marks = packet_marks
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
@@ -146,14 +184,14 @@ def test_back_end_changes_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
 
 
 def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: Host, use: Use) -> None:
-    other: MarkingBackEnd = use(RuleMarking(MASK)) if marks.kind == "ipset" else use(IpsetMarking(MARKING))
+    other: MarkingBackEnd = use(IpsetMarking(MARKING)) if marks.kind == "rules" else use(RuleMarking(MASK))
     other.make(4, {ONE: 2})
     other.make(6, {SIX: 2})
     assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
     marks.make(4, {TWO: 3})
     marks.remove(6)
     assert marks.read() == {4: ChainState({TWO: 3})}
-    assert in_kernel(host) == {TWO: 3}
+    assert is_in_kernel(marks, host, {TWO: 3})
     assert ("create mptcp-throttle-4-8080 " in left(host)) == (marks.kind == "ipset")
 
 
@@ -220,10 +258,27 @@ def test_make_refuses_a_port_that_is_not_the_proxys(use: Use) -> None:
 
 @pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
 def test_auto_means_rules_where_the_kernel_lacks_ipset(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
-    assert use(choose_marking(MarkMethod.AUTO, MARKING)).kind == "ipset"
+    assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "ipset"
     with refused(call):
-        assert use(choose_marking(MarkMethod.AUTO, MARKING)).kind == "rules"
+        assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "rules"
         with pytest.raises(KernelError, match=call):
-            use(choose_marking(MarkMethod.IPSET, MARKING)).require()
+            use(choose_marking(MarkMethod.IPSET, MARKING, None).present).require()
     (line,) = caplog.messages
     assert line.startswith("marks: one iptables rule per subflow, because ipset cannot be used: ")
+
+
+def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: PacedSockets) -> None:
+    choice = choose_marking(MarkMethod.AUTO, MARKING, sockets)
+    use(choice.present)
+    assert choice.present.kind == "socket"
+    sockets.close()
+    assert choice.present.kind == "ipset"
+
+
+def test_classes_of_a_detached_program_are_gone(use: Use, sockets: PacedSockets) -> None:
+    marks = use(SocketMarking(sockets, RuleMarking(MASK)))
+    marks.make(4, {ONE: 2})
+    sockets.close()
+    assert marks.read() == {4: ChainState({})}
+    with pytest.raises(KernelError, match="the program is not attached"):
+        marks.make(4, {ONE: 2})

@@ -43,11 +43,6 @@ def longest_gap(samples: list[tuple[float, int]]) -> float:
     return max(later - earlier for earlier, later in pairwise([samples[0][0], *arrivals, samples[-1][0]]))
 
 
-def wait_paced(world: ProxyWorld) -> None:
-    world.wait_capped()
-    eventually(lambda: world.paced() == 1, "one socket paced")
-
-
 def wait_received(download: Download, size: int) -> None:
     """Wait until `size` more bytes have arrived."""
     before = download.received
@@ -56,7 +51,7 @@ def wait_received(download: Download, size: int) -> None:
 
 def test_capped_download_gets_80_percent_of_what_is_permitted(world: ProxyWorld) -> None:
     download = world.download()
-    wait_paced(world)
+    world.wait_paced()
     world.wait_settled()
     wait_received(download, 5 * MEGABYTE)  # TCP's slow start on Wi-Fi is over
     samples = watch(download, 6)
@@ -82,7 +77,7 @@ def test_cap_in_mid_transfer_stops_the_data_for_less_than_a_second(world: ProxyW
 
 def test_sockets_paced_by_a_killed_daemon_are_freed_by_the_next(world: ProxyWorld) -> None:
     world.download()
-    wait_paced(world)
+    world.wait_paced()
     world.daemon.kill()
     assert world.paced() == 1
     wifi, ethernet = WIFI_FIRST
@@ -93,18 +88,10 @@ def test_sockets_paced_by_a_killed_daemon_are_freed_by_the_next(world: ProxyWorl
 
 def test_pace_survives_a_daemon_of_another_namespace_on_the_cgroup(world: ProxyWorld) -> None:
     download = world.download()
-    wait_paced(world)
+    world.wait_paced()
     neighbour = world.lab.origin.start("neighbour", EXECUTABLES / "python", "-c", NEIGHBOUR, machine_files=True)
     eventually(lambda: neighbour.log_text() == "attached\n", "attached")
     before = download.received
     while download.received < before + 5 * MEGABYTE:
         assert world.paced() == 1
     neighbour.stop()
-
-
-def test_daemon_that_stops_leaves_no_socket_paced(world: ProxyWorld) -> None:
-    download = world.download(10 * MEGABYTE)
-    wait_paced(world)
-    assert world.daemon.stop() == 0
-    assert world.paced() == 0
-    assert download.wait().intact

@@ -236,7 +236,10 @@ def test_daemon_without_cap_perfmon_paces_what_it_decides_itself(hosts: Hosts, s
 
 
 def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWorld, services: InUnits) -> None:
+    world.daemon.stop()
+    services.configure_daemon(marks="ipset")
     (services.root / "run" / "xtables.lock").chmod(0o600)
+    world.start_daemon()
     before = kernel_state(world.lab.proxy)
     world.download()
     eventually(lambda: bool(world.errors()), "the error reported")
@@ -248,6 +251,14 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
     assert world.daemon.stop() == 0
     assert kernel_state(world.lab.proxy) == before
     assert [line for line in world.daemon.log_text().splitlines() if "EACCES" in line and "ERROR" in line] != []
+
+
+def test_sockets_get_their_classes_without_access_to_the_iptables_lock(world: ProxyWorld, services: InUnits) -> None:
+    (services.root / "run" / "xtables.lock").chmod(0o600)
+    world.download()
+    world.wait_capped()
+    eventually(lambda: len(world.marks()) == 1, "one socket in a class")
+    assert world.errors() == []
 
 
 def test_unwritable_state_directory_is_reported_in_one_line(lab: Lab, services: InUnits) -> None:

@@ -35,6 +35,8 @@ ENDLESS: Final = 10**11
 """Bytes of a document that no test receives to its end: 3 hours at the rate of both access links."""
 
 BACK_ENDS: Final = ("ipset", "rules")
+"""Those that mark packets."""
+ALL_BACK_ENDS: Final = ("socket", *BACK_ENDS)
 EXECUTABLES: Final = Path(sys.executable).parent
 
 _serial: Final = itertools.count(1)
@@ -149,12 +151,16 @@ class ProxyWorld:
         )
         return re.sub(r"direct_packets_stat \d+ | \b[89a-f][0-9a-f]{3}:", "", dump).splitlines()
 
+    def wait_paced(self, count: int = 1) -> None:
+        """Wait until that many sockets are paced."""
+        eventually(lambda: self.paced() == count, f"{count} sockets paced")
+
     def paced(self) -> int:
         """The proxy's established sockets with a maximum pacing rate."""
         return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
 
     def marks(self) -> list[Mark]:
-        """The marks that the kernel gives, by an ipset or by rules."""
+        """What leads subflows to their classes in the kernel: an ipset, rules, or the priority of their sockets."""
         return parse_marks(self._shown_marks())
 
     def chain(self) -> str:

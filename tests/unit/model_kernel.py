@@ -98,6 +98,7 @@ class ModelKernel:
         self.networks: tuple[AccessNetwork, ...] = ()
         self.closed: list[ClosedSubflow] = []
         self.deciding_problem: str | None = "a model"
+        self.mark_back_end = "rules"
         self.numbered = False  # whether an error tells which operation was refused
 
     def read(self) -> KernelState:

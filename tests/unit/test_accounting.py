@@ -5,9 +5,9 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 import pytest
-from examples import ETHERNET, WIFI
+from examples import ETHERNET, WIFI, ends
 
-from mptcp_throttle.model import Endpoint, Token
+from mptcp_throttle.model import Token
 from mptcp_throttled import accounting
 from mptcp_throttled.accounting import Accounts, ClosedSubflow, Totals
 
@@ -15,7 +15,7 @@ NETWORKS = (WIFI, ETHERNET)
 
 
 def closed(client: str, acknowledged: int = 1000) -> ClosedSubflow:
-    return ClosedSubflow(Token(1), Endpoint(ip_address(client), 40000), 8080, 20_000, acknowledged, 100, 10, 9, 1)
+    return ClosedSubflow(Token(1), ends(client), 20_000, acknowledged, 100, 10, 9, 1)
 
 
 def test_totals_are_kept_per_network_and_client() -> None:

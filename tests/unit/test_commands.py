@@ -12,6 +12,7 @@ from mptcp_throttled.reconcile.kernel_state import KernelState
 from mptcp_throttled.reconcile.operations import (
     ChangeMarks,
     DeleteClass,
+    InstallHtb,
     MakeChain,
     Operation,
     RemoveChain,
@@ -82,6 +83,22 @@ def test_commands_of_marks_in_sets() -> None:
         "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
         "ipset destroy mptcp-throttle-6-8080",
+    ]
+
+
+def test_commands_of_sockets_are_comments_and_need_no_filter() -> None:
+    operations: list[Operation] = [
+        InstallHtb(0),
+        MakeChain(4, {ends("10.1.0.2"): 2}),
+        ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
+        RemoveChain(4),
+    ]
+    assert commands_of(operations, "socket") == [
+        "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
+        "# SO_PRIORITY of 10.3.0.2:8080 to 10.1.0.2:40000: 4d50:2",
+        "# SO_PRIORITY of 10.3.0.2:8080 to 10.1.0.2:40000: as before",
+        "# SO_PRIORITY of 10.3.0.2:8080 to 10.1.0.3:40000: 4d50:3",
+        "# SO_PRIORITY of all sockets: as before",
     ]
 
 

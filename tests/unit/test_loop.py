@@ -525,7 +525,7 @@ def test_kernel_decides_nothing_while_htb_is_refused(world: World) -> None:
 
 
 def test_totals_of_closed_subflows_are_added_up(world: World) -> None:
-    closed = ClosedSubflow(Token(1), capped(1).client, 8080, 20_000, 1000, 100, 10, 9, 1)
+    closed = ClosedSubflow(Token(1), capped(1), 20_000, 1000, 100, 10, 9, 1)
     world.kernel.closed = [closed, closed]
     world.step()
     world.step()
@@ -538,7 +538,7 @@ def test_kernel_whose_totals_cannot_be_read_keeps_those_from_before(
     def fail() -> list[ClosedSubflow]:
         raise KernelError("read the ring buffer", errno.ENOMEM)
 
-    world.kernel.closed = [ClosedSubflow(Token(1), capped(1).client, 8080, 20_000, 1000, 100, 10, 9, 1)]
+    world.kernel.closed = [ClosedSubflow(Token(1), capped(1), 20_000, 1000, 100, 10, 9, 1)]
     world.step()
     before = world.loop.snapshot.accounts
     monkeypatch.setattr(world.kernel, "closed_subflows", fail)

@@ -34,6 +34,7 @@ class Program:
         self.kind = kind
         self.networks: tuple[AccessNetwork, ...] = ()
         self.paces: dict[FourTuple, int] = {}
+        self.classes: dict[FourTuple, int] = {}
         self.full = self.fails = False
         self.decided = 0
         self.attached.append(self)
@@ -51,6 +52,15 @@ class Program:
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         for ends in subflows:
             self.paces.pop(ends, None)
+
+    def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
+        if self.full and minors:
+            raise KernelError("bpf map update", errno.ENOMEM)
+        self.classes.update(minors)
+
+    def remove_classes(self, subflows: Collection[FourTuple]) -> None:
+        for ends in subflows:
+            self.classes.pop(ends, None)
 
     def decide_now(self) -> None:
         self.decided += 1
@@ -86,6 +96,24 @@ def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSocket
         sockets.change({ONE: 500, TWO: 500}, ())
     sockets.change({}, (ONE,))
     assert (sockets.read().paces, program.paces) == ({}, {})
+
+
+def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSockets) -> None:
+    sockets.read()
+    (program,) = Program.attached
+    sockets.change_classes({ONE: 2}, ())
+    program.full = True
+    with pytest.raises(KernelError):
+        sockets.change_classes({ONE: 3, TWO: 3}, ())
+    assert (dict(sockets.classes), program.classes) == ({}, {})
+
+
+def test_program_that_is_attached_again_has_no_classes(sockets: PacedSockets) -> None:
+    sockets.read()
+    sockets.change_classes({ONE: 2}, ())
+    sockets.close()
+    sockets.read()
+    assert dict(sockets.classes) == {}
 
 
 def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets: PacedSockets) -> None:

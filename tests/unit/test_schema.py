@@ -199,6 +199,15 @@ def test_cap_that_can_never_apply_is_refused(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("obstacle", ["pacing: false", "kernel_decides: off"])
+def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path, obstacle: str) -> None:
+    service = SERVICE + f"daemon:\n  marks: socket\n  {obstacle}\n"
+    assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
+        "service.yaml:3: daemon.marks: socket: needs daemon.pacing: true, daemon.kernel_decides: auto and"
+        " sniffer.kernel_view: true; allowed: auto, ipset, rules, or these too"
+    ]
+
+
 def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * (94 - len(f"{tmp_path}/")))
     directory.mkdir()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 import pytest
 from examples import ETHERNET, ends
 
-from mptcp_throttle.model import Endpoint
 from mptcp_throttled.kernel import socket_program
 
 
@@ -16,12 +13,12 @@ def test_ends_of_a_closed_subflow_are_those_of_its_pace(client: str) -> None:
     subflow = ends(client, 40001)
     packed = socket_program._ends(subflow)
     closed = socket_program.closed_subflow(packed + bytes(socket_program._CLOSED.size - len(packed)))
-    assert (closed.client, closed.proxy_port) == (Endpoint(ip_address(client), 40001), 8080)
+    assert closed.ends == subflow
 
 
 def test_ports_are_where_the_kernel_has_them() -> None:
     # struct bpf_sock_ops on a little-endian machine: the port in network byte order, in the upper half of 32 bits.
-    assert socket_program._ends(ends("10.1.0.2", 0x1234))[16:20].hex() == "00001234"
+    assert socket_program._ends(ends("10.1.0.2", 0x1234))[32:36].hex() == "00001234"
 
 
 def test_prefixes_of_both_families_share_one_tree() -> None:

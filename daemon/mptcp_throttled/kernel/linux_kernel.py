@@ -10,8 +10,9 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.kernel.htb import Marking
-from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.proxy_sockets import classes_of_sockets
 from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
@@ -29,20 +30,23 @@ class LinuxKernel:
         self,
         interface: str,
         marking: Marking,
-        marks: MarkingBackEnd,
+        marks: MarkingChoice,
         run_directory: Path,
         sockets: PacedSockets | None = None,
         *,
         force: bool = False,
     ) -> None:
-        self._qdisc = RootQdisc(interface, marking, run_directory, force=force)
+        self._qdisc = RootQdisc(
+            interface, marking, run_directory, needs_filter=lambda: marks.present.needs_filter, force=force
+        )
+        self._ports = marking.ports
         self._marks = marks
         self._sockets = sockets
 
     @property
     def mark_back_end(self) -> str:
-        """The marking back end in use: `ipset` or `rules`."""
-        return self._marks.kind
+        """The marking back end in use: `socket`, `ipset` or `rules`."""
+        return self._marks.present.kind
 
     @property
     def ports(self) -> frozenset[int]:
@@ -50,18 +54,19 @@ class LinuxKernel:
         return self._qdisc.ports
 
     def check(self) -> None:
-        """Raise KernelError if the interface, HTB or what the marking back end needs is missing."""
+        """Raise KernelError if the interface, HTB or what the marking back ends need is missing."""
         self._qdisc.require_htb()
         self._marks.require()
 
     def read(self) -> KernelState:
         """The observed state. Raises KernelError."""
-        pacing = self._pacing()
-        return KernelState(self._qdisc.read(), self._marks.read(), pacing)
+        pacing = self._pacing()  # first: it may attach the program, and so change the marking back end
+        return KernelState(self._qdisc.read(), self._marks.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
         """Count what the kernel does not notify us of: marks and paces. Raises KernelError."""
-        return QuickCheck(self._marks.count(), self._pacing())
+        pacing = self._pacing()
+        return QuickCheck(self._marks.present.count(), pacing)
 
     def _pacing(self) -> PacingState:
         return PacingState(None, _NO_PACING) if self._sockets is None else self._sockets.read()
@@ -88,8 +93,9 @@ class LinuxKernel:
         return ProgramCounters() if self._sockets is None else self._sockets.counters()
 
     def marks(self) -> dict[FourTuple, int]:
-        """The class minors by which subflows are marked now, also by an earlier daemon. Raises KernelError."""
-        return {ends: minor for chain in self._marks.read().values() for ends, minor in chain.marks.items()}
+        """The class minors of subflows now, also those that an earlier daemon has left. Raises KernelError."""
+        chains = self._marks.present.read().values()
+        return {**classes_of_sockets(self._ports), **{e: minor for chain in chains for e, minor in chain.marks.items()}}
 
     def release_sockets(self) -> int:
         """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""
@@ -97,6 +103,8 @@ class LinuxKernel:
 
     def fail_open(self) -> None:
         """Restore the saved qdisc wherever our HTB is the root, whatever marks remain. Raises KernelError."""
+        if self._sockets is not None:
+            self._sockets.close()
         self._qdisc.fail_open()
 
     def forget_stale(self) -> None:
@@ -113,12 +121,12 @@ class LinuxKernel:
             case op.InstallHtb(default_minor):
                 self._qdisc.install(default_minor)
             case op.MakeChain(ip_version, marks):
-                self._marks.make(ip_version, marks)
+                self._marks.present.make(ip_version, marks)
             case op.ChangeMarks(ip_version, add, remove):
-                self._marks.change(ip_version, add, remove)
+                self._marks.present.change(ip_version, add, remove)
             case op.ChangePaces(add, remove) if self._sockets is not None:
                 self._sockets.change(add, remove)
             case op.RemoveChain(ip_version):
-                self._marks.remove(ip_version)
+                self._marks.present.remove(ip_version)
             case op.RestoreQdisc(interface):
                 self._qdisc.restore(interface)

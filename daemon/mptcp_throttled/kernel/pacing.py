@@ -1,4 +1,4 @@
-"""The pace of throttled subflows: SO_MAX_PACING_RATE of the proxy's own sockets, set by a sock_ops program.
+"""What throttled subflows have of their sockets: pace (SO_MAX_PACING_RATE) and class (SO_PRIORITY).
 
 MPTCP's scheduler (net/mptcp/protocol.c, mptcp_subflow_get_send) gives the next data to the subflow that would finish
 it first: bytes queued divided by the socket's pacing rate. It does not see qdiscs. A subflow that HTB limits to 1 Mb/s
@@ -6,7 +6,8 @@ still appears to offer hundreds, is given hundreds of kilobytes, and the whole c
 equal to its part of the cap, the scheduler gives it only what it can deliver.
 
 The sockets belong to the proxy, so a program on the proxy's cgroup sets their pace (`socket_program`). The program
-`throttle` also decides which of them are capped; where it cannot be had, `pace` does what the daemon decides.
+`throttle` also decides which of them are capped, and sets their class; where it cannot be had, `pace` does what the
+daemon decides.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +41,7 @@ _RELEASE_POLL_SECONDS: Final = 0.02
 
 
 class PacedSockets:
-    """The program on the proxy's cgroup, with its paces and networks, until `close` or the end of this process.
+    """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
 
     `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `decides`: the kernel program
     is to decide, where it can.
@@ -55,6 +56,7 @@ class PacedSockets:
         self._identity: tuple[int, int] | None = None
         self._networks: tuple[AccessNetwork, ...] = ()
         self._paces: dict[FourTuple, int] = {}
+        self._classes: dict[FourTuple, int] = {}
         self._snapshot: PacingState | None = None
         self._find_at = -math.inf
         self._decide_at = -math.inf
@@ -129,22 +131,30 @@ class PacedSockets:
 
     def change(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
         """Remove and add paces, in bytes/s; a socket follows at its next RTT sample. Raises KernelError."""
-        if self._program is None:
-            raise KernelError("set the pace of sockets", errno.ENODEV, "the program is not attached")
+        program = self._attached("set the pace of sockets")
         self._snapshot = None
-        for ends in remove:
-            self._program.remove_paces([ends])
-            self._paces.pop(ends, None)
-        try:
-            self._program.set_paces(add)
-        except KernelError:
-            for ends in add:
-                self._paces.pop(ends, None)
-                with suppress(KernelError):
-                    self._program.remove_paces([ends])
-            raise
-        self._paces.update(add)
+        _change(self._paces, program.set_paces, program.remove_paces, add, remove)
         self._decide_now()
+
+    @property
+    def classes(self) -> Mapping[FourTuple, int]:
+        """The class minors that the program has for subflows."""
+        return MappingProxyType(self._classes)
+
+    def change_classes(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
+        """Take subflows out of their classes, and put others into the classes with these minors. Raises KernelError."""
+        program = self._attached("set the class of sockets")
+        _change(self._classes, program.set_classes, program.remove_classes, add, remove)
+        self._decide_now()
+
+    def require_deciding(self) -> None:
+        """Raise KernelError if the kernel does not load the program that decides."""
+        SocketProgram(ProgramKind.THROTTLE, None, self._ports).detach()
+
+    def _attached(self, purpose: str) -> SocketProgram:
+        if self._program is None:
+            raise KernelError(purpose, errno.ENODEV, "the program is not attached")
+        return self._program
 
     def _decide_now(self) -> None:
         """Let the program decide for idle sockets, too: now, or at a later `read` if that would take too much time."""
@@ -188,8 +198,29 @@ class PacedSockets:
         if self._program is not None:
             self._program.close()
         self._program = None
-        self._paces = {}
+        self._paces, self._classes = {}, {}
         self._snapshot = None
+
+
+def _change(
+    known: dict[FourTuple, int],
+    set_: Callable[[Mapping[FourTuple, int]], None],
+    remove_: Callable[[Collection[FourTuple]], None],
+    add: Mapping[FourTuple, int],
+    remove: Collection[FourTuple],
+) -> None:
+    for ends in remove:
+        remove_([ends])
+        known.pop(ends, None)
+    try:
+        set_(add)
+    except KernelError:
+        for ends in add:
+            known.pop(ends, None)
+            with suppress(KernelError):
+                remove_([ends])
+        raise
+    known.update(add)
 
 
 def _identity(cgroup: Path) -> tuple[int, int]:

@@ -1,20 +1,26 @@
-"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, and how many are paced."""
+"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, their classes, how many are paced."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Collection, Iterator, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, SS_LISTEN, InetDiag
+from mptcp_throttle.linux.inet_diag import INET_DIAG_CLASS_ID, INET_DIAG_INFO, SS_ESTABLISHED, SS_LISTEN, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.htb import HANDLE
 
 _INET_DIAG_CGROUP_ID: Final = 21  # include/uapi/linux/inet_diag.h
 _CGROUP_ID: Final = Struct("=Q")
+_CLASS_ID: Final = Struct("=I")
+_NO_CLASS: Final = _CLASS_ID.pack(0)
+_MAJOR: Final = 0xFFFF_0000
 _UNLIMITED: Final = 2**64 - 1
 # struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate
 _MAX_PACING_RATE: Final = Struct("=112xQ")
@@ -81,6 +87,20 @@ def count_paced(ports: Sequence[int]) -> int:
 def _is_paced(tcp_info: bytes) -> bool:
     (rate,) = _MAX_PACING_RATE.unpack_from(tcp_info)
     return bool(rate < _UNLIMITED)
+
+
+def classes_of_sockets(ports: Sequence[int]) -> dict[FourTuple, int]:
+    """The minors of our classes in which established sockets on these ports are (SO_PRIORITY). Raises KernelError."""
+    return read_consistently(lambda: dict(_classes_of_sockets(ports)))
+
+
+def _classes_of_sockets(ports: Sequence[int]) -> Iterator[tuple[FourTuple, int]]:
+    with InetDiag() as diag:
+        for found in diag.sockets(SS_ESTABLISHED, {INET_DIAG_CLASS_ID}, ports):
+            (priority,) = _CLASS_ID.unpack(found.attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
+            if priority & _MAJOR == HANDLE:
+                client = Endpoint(ip_address(found.remote), found.remote_port)
+                yield FourTuple(client, Endpoint(ip_address(found.local), found.local_port)), priority & ~_MAJOR
 
 
 def _attribute(ports: Sequence[int], state: int, wanted: int) -> Iterator[bytes]:

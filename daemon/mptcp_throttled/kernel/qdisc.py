@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from socket import if_nametoindex
@@ -23,12 +23,21 @@ class RootQdisc:
     """Replaces and restores the root qdisc, and changes the classes of our HTB. All methods raise KernelError.
 
     The interface is looked up by name at each use, because interfaces appear, disappear and are renamed. With `force`,
-    a root qdisc is replaced even if it cannot be restored exactly.
+    a root qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether marks lead to the classes.
     """
 
-    def __init__(self, interface: str, marking: htb.Marking, run_directory: Path, *, force: bool = False) -> None:
+    def __init__(
+        self,
+        interface: str,
+        marking: htb.Marking,
+        run_directory: Path,
+        *,
+        needs_filter: Callable[[], bool] = lambda: True,
+        force: bool = False,
+    ) -> None:
         self._interface = interface
         self._marking = marking
+        self._needs_filter = needs_filter
         self._force = force
         self._tc = tc.TrafficControl()
         self._saved = QdiscRestore(self._tc, run_directory, force=force)
@@ -59,7 +68,7 @@ class RootQdisc:
         self._saved.forget_stale()
 
     def install(self, default_minor: int) -> None:
-        """Save the root qdisc and replace it by HTB with its filter; restore it if the filter is refused."""
+        """Save the root qdisc and replace it by HTB, with its filter if needed; restore it if that is refused."""
         interface = self._own_interface()
         dump = self._saved.dump()
         obstacle = self._obstacle(interface, dump.of(interface))
@@ -77,7 +86,8 @@ class RootQdisc:
         try:
             if restore_pending:
                 self._saved.withdraw_restore(interface)
-            self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
+            if self._needs_filter():
+                self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
             self.restore()
             raise
@@ -134,12 +144,16 @@ class RootQdisc:
         with_leaf = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
         return HtbState(
             htb.default_minor_of(root),
-            any(htb.is_mark_filter(found, self._marking) for found in self._tc.filters(interface, htb.HANDLE)),
+            self._classifies(self._tc.filters(interface, htb.HANDLE)),
             {
                 c.classid & 0xFFFF: htb.rate_of(c.options) if c.classid in with_leaf else None
                 for c in self._tc.htb_classes(interface)
             },
         )
+
+    def _classifies(self, filters: Iterable[tc.Filter]) -> bool:
+        ours = (htb.is_mark_filter(found, self._marking) for found in filters)
+        return any(ours) == self._needs_filter()
 
     def _obstacle(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
         """Why the root qdisc must not be replaced; None if it may be."""

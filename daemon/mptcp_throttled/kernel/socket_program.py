@@ -1,7 +1,8 @@
 """The programs on the proxy's cgroup (`bpf/`), and the layouts of what they share with the daemon (`bpf/settings.h`).
 
-`throttle` decides itself which subflows are capped, by the kernel's account of their connection; `pace` only sets the
-paces that it is given. Both are attached beside the programs of others, until `close` or the end of this process.
+`throttle` decides itself which subflows are capped, by the kernel's account of their connection, and puts subflows into
+their classes; `pace` only sets the paces that it is given. Both are attached beside the programs of others, until
+`close` or the end of this process.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
 from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple, Network, Token
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
+from mptcp_throttled.kernel.htb import HANDLE, classid
 
 _OBJECTS: Final = Path(__file__).with_name("bpf")
-_MAX_SUBFLOWS: Final = 65536
-"""Entries of the map of paces. A batch that would exceed them is refused as a whole; HTB still holds those rates."""
 
 # include/uapi/asm-generic/socket.h (x86 and arm64)
 _SO_NETNS_COOKIE: Final = 71
@@ -36,13 +36,14 @@ _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 _IPV4_MAPPED_BITS: Final = 96
 
 # bpf/settings.h
-_SETTINGS: Final = Struct("=Q16I")
-_ENDS: Final = Struct("=16s4sI")
+_SETTINGS: Final = Struct("=Q16II4x")
+_ENDS: Final = Struct("=16s16s4sI")
 _PACE: Final = Struct("=IIQ")
 _PREFIX: Final = Struct("=I16s")
 _NETWORK: Final = Struct("=IIQ")
 _NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0)
-_CLOSED: Final = Struct("=16s4sIIIQQIII4x")
+_CLOSED: Final = Struct("=16s16s4sIIIQQIII4x")
+_CLASS: Final = Struct("=I")
 _COUNTER: Final = Struct("=Q")
 _COUNTERS: Final = 2
 
@@ -58,21 +59,26 @@ _FUNCTIONS: Final = {ProgramKind.THROTTLE: "throttle", ProgramKind.PACE: "apply_
 
 
 class SocketProgram:
-    """One of the programs, attached to a cgroup; to none, it can only free sockets. Raises KernelError."""
+    """One of the programs, attached to a cgroup; to none, it can only free sockets. Raises KernelError.
+
+    There is room for 65 536 paces, and as many classes (`bpf/socket.h`).
+    """
 
     def __init__(self, kind: ProgramKind, cgroup: Path | None, ports: Sequence[int]) -> None:
         self.kind = kind
         self._prefixes: dict[bytes, bytes] = {}
         self._networks: BpfMap | None = None
+        self._classes: BpfMap | None = None
         self._counters: BpfMap | None = None
         self._totals: RingBuffer | None = None
         ports_and_zeros = (*ports, *(0,) * (16 - len(ports)))
-        constants = _SETTINGS.pack(_netns_cookie(), *ports_and_zeros)
-        self._object = BpfObject(_OBJECTS / f"{kind}.bpf.o", constants, {"paces": _MAX_SUBFLOWS})
+        constants = _SETTINGS.pack(_netns_cookie(), *ports_and_zeros, HANDLE)
+        self._object = BpfObject(_OBJECTS / f"{kind}.bpf.o", constants)
         try:
             self._paces = self._object.map("paces")
             if kind is ProgramKind.THROTTLE:
-                self._networks, self._counters = self._object.map("networks"), self._object.map("counters")
+                self._networks, self._classes = self._object.map("networks"), self._object.map("classes")
+                self._counters = self._object.map("counters")
                 self._totals = RingBuffer(self._object.map("totals"))
             if cgroup is not None:
                 self._object.attach_cgroup(_FUNCTIONS[kind], cgroup)
@@ -111,19 +117,25 @@ class SocketProgram:
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         """Take their paces back. Raises KernelError."""
-        for ends in subflows:
-            try:
-                self._paces.delete(_ends(ends))
-            except KernelError as error:
-                # The key may be gone with that of the same client end at another proxy address.
-                if error.number != errno.ENOENT:
-                    raise
+        _delete(self._paces, subflows)
+
+    def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
+        """Put subflows into classes of our HTB. Raises KernelError, and has changed all, some or none of them."""
+        if self._classes is None:
+            raise KernelError("set the class of sockets", errno.EOPNOTSUPP, "only the program `throttle` can")
+        self._classes.update({_ends(ends): _CLASS.pack(classid(minor)) for ends, minor in minors.items()})
+
+    def remove_classes(self, subflows: Collection[FourTuple]) -> None:
+        """Take them out of their classes. Raises KernelError."""
+        if self._classes is not None:
+            _delete(self._classes, subflows)
 
     def release(self) -> None:
         """Free all sockets now, idle or not, where the program can do that. Raises KernelError."""
-        if self._networks is not None:
+        self._paces.clear()
+        if self._classes is not None:
+            self._classes.clear()
             self.set_networks(())
-            self._object.iterate("release")
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
         """The subflows that have closed since the last call. Raises KernelError."""
@@ -140,6 +152,10 @@ class SocketProgram:
         """Free the sockets where the program can, detach it, and drop its maps."""
         with suppress(KernelError):
             self.release()
+        self.detach()
+
+    def detach(self) -> None:
+        """Detach it and drop its maps; sockets keep what they have."""
         if self._totals is not None:
             self._totals.close()
         self._object.close()
@@ -147,14 +163,25 @@ class SocketProgram:
 
 def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
-    address, port, proxy_port, token, rtt, *counted = _CLOSED.unpack(record)
-    client = Endpoint(_address(address), int.from_bytes(port, "big"))
-    return ClosedSubflow(Token(token), client, proxy_port, rtt, *counted)
+    client, proxy, client_port, proxy_port, token, rtt, *counted = _CLOSED.unpack(record)
+    client_end = Endpoint(_address(client), int.from_bytes(client_port, "big"))
+    ends = FourTuple(client_end, Endpoint(_address(proxy), proxy_port))
+    return ClosedSubflow(Token(token), ends, rtt, *counted)
+
+
+def _delete(map_: BpfMap, subflows: Collection[FourTuple]) -> None:
+    for ends in subflows:
+        try:
+            map_.delete(_ends(ends))
+        except KernelError as error:
+            if error.number != errno.ENOENT:
+                raise
 
 
 def _ends(ends: FourTuple) -> bytes:
     # struct bpf_sock_ops has the remote port as 32 bits in network byte order, the local port in host byte order.
-    return _ENDS.pack(_mapped(ends.client.address), ends.client.port.to_bytes(4, "big"), ends.proxy.port)
+    client, proxy = _mapped(ends.client.address), _mapped(ends.proxy.address)
+    return _ENDS.pack(client, proxy, ends.client.port.to_bytes(4, "big"), ends.proxy.port)
 
 
 def _mapped(address: Address) -> bytes:

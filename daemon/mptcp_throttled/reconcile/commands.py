@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import FourTuple, MarkMethod
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, SET_TYPE, OwnSet
@@ -17,14 +17,18 @@ _ROOT = format_handle(htb.HANDLE)
 
 
 def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
-    """The commands of one operation, in order; `marks` is the marking back end, `ipset` or `rules`."""
+    """The commands of one operation, in order; `marks` is the marking back end: `socket`, `ipset` or `rules`.
+
+    What no command can do is a comment.
+    """
     match operation:
         case op.InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
-            yield (
-                f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
-                f" bpf bytecode '{htb.filter_bytecode(marking)}'"
-            )
+            if marks != MarkMethod.SOCKET:
+                yield (
+                    f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
+                    f" bpf bytecode '{htb.filter_bytecode(marking)}'"
+                )
         case op.AddClass(minor, rate):
             yield _class_command("add", interface, minor, rate)
             classid = format_classid(htb.classid(minor))
@@ -33,10 +37,16 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, m
             yield _class_command("change", interface, minor, rate)
         case op.DeleteClass(minor):
             yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
+        case op.MakeChain(_, add) if marks == MarkMethod.SOCKET:
+            yield from _socket_comments(add, {})
+        case op.ChangeMarks(_, add, remove) if marks == MarkMethod.SOCKET:
+            yield from _socket_comments(add, remove)
+        case op.RemoveChain() if marks == MarkMethod.SOCKET:
+            yield "# SO_PRIORITY of all sockets: as before"
         case op.MakeChain(ip_version, made):
             yield f"{TOOLS[ip_version]} -t mangle -N {CHAIN}  # or -F, if it exists"
             yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
-            if marks == "ipset":
+            if marks == MarkMethod.IPSET:
                 for port in marking.ports:
                     yield from _set_commands(OwnSet(ip_version, port))
             for ends, minor in sorted(made.items(), key=_by_client):
@@ -55,7 +65,7 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, m
             yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -F {CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -X {CHAIN}"
-            if marks == "ipset":
+            if marks == MarkMethod.IPSET:
                 for port in marking.ports:
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
         case op.RestoreQdisc(other):
@@ -65,6 +75,13 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, m
 def _by_client(item: tuple[FourTuple, int]) -> tuple[int, int]:
     client = item[0].client
     return int(client.address), client.port
+
+
+def _socket_comments(add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> Iterator[str]:
+    for ends, _ in sorted(remove.items(), key=_by_client):
+        yield f"# SO_PRIORITY of {ends.proxy} to {ends.client}: as before"
+    for ends, minor in sorted(add.items(), key=_by_client):
+        yield f"# SO_PRIORITY of {ends.proxy} to {ends.client}: {format_classid(htb.classid(minor))}"
 
 
 def _class_command(verb: str, interface: str, minor: int, rate: Rate) -> str:
@@ -87,7 +104,7 @@ def _set_commands(own: OwnSet) -> Iterator[str]:
 def _mark_command(marks: str, ends: FourTuple, minor: int, mask: int, *, add: bool) -> str:
     mark = f"{minor << htb.mark_shift(mask):#x}/{mask:#x}"
     version = ends.client.address.version
-    if marks == "ipset":
+    if marks == MarkMethod.IPSET:
         subflow = f"{ends.client.address},{ends.client.port},{ends.proxy.address}"
         element = f"{OwnSet(version, ends.proxy.port).name} {subflow}"
         return f"ipset add {element} skbmark {mark}" if add else f"ipset del {element}"

@@ -18,16 +18,17 @@ struct in6_addr {
 	__u8 in6_u[16];
 };
 struct sock_common {
-	__be32 skc_daddr;
+	__be32 skc_daddr, skc_rcv_saddr;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
 	__be16 skc_dport;
 	__u16 skc_num;
-	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_daddr, skc_v6_rcv_saddr;
 };
 struct sock {
 	struct sock_common __sk_common;
 	unsigned long sk_max_pacing_rate;
+	__u32 sk_priority;
 };
 
 /* include/net/inet_sock.h, include/net/inet_connection_sock.h, include/linux/tcp.h */

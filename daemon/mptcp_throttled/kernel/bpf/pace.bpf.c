@@ -4,8 +4,8 @@
  * CAP_NET_ADMIN, no type information of the kernel, and Linux 5.14.
  *
  * At PASSIVE_ESTABLISHED the program asks to be called for every RTT sample; at an RTT sample it sets the pace that the
- * map has for the socket. A socket that is paced but not in the map loses its pace: this is how the next daemon frees
- * the sockets that a killed one has left.
+ * map has for the socket. A socket that is paced but not in the map loses its pace, and any socket the class that
+ * throttle.bpf.c has put it into: this is how the next daemon frees the sockets that a killed one has left.
  */
 #include "socket.h"
 
@@ -46,11 +46,11 @@ static __always_inline __u32 on_ramp(struct bpf_sock_ops *ctx, struct pace *pace
 SEC("sockops")
 int apply_paces(struct bpf_sock_ops *ctx)
 {
-	__u32 wanted = UNLIMITED, present = UNLIMITED, limit = 0;
+	__u32 wanted = UNLIMITED, present = UNLIMITED, limit = 0, priority = 0;
 	struct ends ends;
 	struct pace *pace;
 
-	if (!is_ours(ctx))
+	if (!is_socket_of_proxy(ctx))
 		return 1;
 	if (ctx->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);
@@ -67,5 +67,8 @@ int apply_paces(struct bpf_sock_ops *ctx)
 	/* A socket that throttle.bpf.c was draining has no pace, but a limit. */
 	if (wanted != present || (wanted == UNLIMITED && limit == DRAIN_UNSENT_LIMIT))
 		set_pace(ctx, wanted);
+	bpf_getsockopt(ctx, SOL_SOCKET, SO_PRIORITY, &priority, sizeof(priority));
+	if (is_our_class(priority))
+		set_priority(ctx, 0);
 	return 1;
 }

@@ -12,12 +12,14 @@
 struct settings {
 	__u64 netns_cookie;
 	__u32 ports[MAX_PORTS];
+	__u32 htb_handle;
 };
 
-/* The two ends of a subflow, without the proxy's address: a client end that uses two of them has one pace for both.
- * IPv4 addresses are IPv4-mapped. The client's port is in network byte order, in 32 bits, as in struct bpf_sock_ops. */
+/* The two ends of a subflow. IPv4 addresses are IPv4-mapped. The client's port is in network byte order, in 32 bits, as in
+ * struct bpf_sock_ops. */
 struct ends {
-	__u8 address[16];
+	__u8 client[16];
+	__u8 proxy[16];
 	__u32 client_port;
 	__u32 proxy_port;
 };

@@ -11,8 +11,8 @@
 
 /* include/linux/socket.h; include/uapi/asm-generic/socket.h (x86 and arm64); include/uapi/linux/tcp.h */
 #define AF_INET 2
-#define AF_INET6 10
 #define SOL_SOCKET 1
+#define SO_PRIORITY 12
 #define SO_MAX_PACING_RATE 47
 #define SOL_TCP 6
 #define TCP_NOTSENT_LOWAT 25
@@ -31,43 +31,56 @@ struct {
 	__type(value, struct pace);
 } paces SEC(".maps");
 
-/* Whether the socket is one of the proxy's. */
-static __always_inline bool is_ours(struct bpf_sock_ops *ctx)
+static __always_inline bool is_proxy_port(__u32 port)
 {
-	__u32 port = ctx->local_port;
 	bool found = false;
 
 #pragma unroll
 	for (int i = 0; i < MAX_PORTS; i++)
 		if (port == settings.ports[i])
 			found = true;
-	return found && port && bpf_get_netns_cookie(ctx) == settings.netns_cookie;
+	return found && port;
+}
+
+static __always_inline bool is_socket_of_proxy(struct bpf_sock_ops *ctx)
+{
+	return is_proxy_port(ctx->local_port) && bpf_get_netns_cookie(ctx) == settings.netns_cookie;
+}
+
+static __always_inline bool is_our_class(__u32 priority)
+{
+	return (priority & 0xffff0000) == settings.htb_handle;
+}
+
+static __always_inline void map_ipv4(__u8 address[16], __u32 v4)
+{
+	__u32 *words = (__u32 *)address;
+
+	words[0] = words[1] = 0;
+	words[2] = bpf_htonl(0xffff);
+	words[3] = v4;
 }
 
 /* The verifier allows the fields of the context to be read at constant offsets only. clang would merge reads in two
  * branches into one of a computed pointer, so that all words are read first. */
-static __always_inline void client_address(struct bpf_sock_ops *ctx, __u8 address[16])
-{
-	__u32 *words = (__u32 *)address;
-	__u32 v4 = ctx->remote_ip4, a = ctx->remote_ip6[0], b = ctx->remote_ip6[1], c = ctx->remote_ip6[2];
-	__u32 d = ctx->remote_ip6[3];
-
-	barrier_var(v4);
-	barrier_var(d);
-	if (ctx->family == AF_INET) {
-		a = b = 0;
-		c = bpf_htonl(0xffff);
-		d = v4;
-	}
-	words[0] = a;
-	words[1] = b;
-	words[2] = c;
-	words[3] = d;
-}
+#define copy_address(ctx, end, address)                                                             \
+	({                                                                                          \
+		__u32 *words__ = (__u32 *)(address);                                                \
+		__u32 v4__ = (ctx)->end##_ip4, last__ = (ctx)->end##_ip6[3];                        \
+		words__[0] = (ctx)->end##_ip6[0];                                                   \
+		words__[1] = (ctx)->end##_ip6[1];                                                   \
+		words__[2] = (ctx)->end##_ip6[2];                                                   \
+		barrier_var(v4__);                                                                  \
+		barrier_var(last__);                                                                \
+		words__[3] = last__;                                                                \
+		if ((ctx)->family == AF_INET)                                                       \
+			map_ipv4(address, v4__);                                                    \
+	})
 
 static __always_inline void ends_of(struct bpf_sock_ops *ctx, struct ends *ends)
 {
-	client_address(ctx, ends->address);
+	copy_address(ctx, remote, ends->client);
+	copy_address(ctx, local, ends->proxy);
 	ends->client_port = ctx->remote_port;
 	ends->proxy_port = ctx->local_port;
 }
@@ -84,6 +97,12 @@ static __always_inline __u32 unsent_limit(__u32 pace)
 	({                                                                                          \
 		__u32 limit__ = (bytes);                                                            \
 		bpf_setsockopt((void *)(target), SOL_TCP, TCP_NOTSENT_LOWAT, &limit__, sizeof(limit__)); \
+	})
+
+#define set_priority(target, priority)                                                              \
+	({                                                                                          \
+		__u32 priority__ = (priority);                                                      \
+		bpf_setsockopt((void *)(target), SOL_SOCKET, SO_PRIORITY, &priority__, sizeof(priority__)); \
 	})
 
 #define set_pace(target, bytes_per_second)                                                          \

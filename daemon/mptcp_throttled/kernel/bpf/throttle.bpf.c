@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Decides which subflows of the proxy are capped, and paces them. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and the
- * kernel's type information (/sys/kernel/btf/vmlinux).
+ * Decides which subflows of the proxy are capped, paces them, and puts them into their HTB classes. Needs CAP_BPF,
+ * CAP_NET_ADMIN and CAP_PERFMON, and the kernel's type information (/sys/kernel/btf/vmlinux).
  *
  * A subflow is capped while its own connection has, on a more preferred network, a subflow that is established, neither
  * backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row; the first subflow of a connection is capped for
@@ -11,6 +11,9 @@
  *
  * The networks and their paces come from the daemon. Its pace for a single subflow, which knows with whom the cap is
  * shared, has precedence over the network's.
+ *
+ * The class is the socket's SO_PRIORITY: HTB takes a priority that is the id of one of its classes before it asks any
+ * filter (net/sched/sch_htb.c, htb_classify), so no mark that another program sets can change it.
  */
 #include "kernel.h"
 #include "socket.h"
@@ -39,16 +42,30 @@ struct {
 	__type(value, struct network);
 } networks SEC(".maps");
 
-/* Of a subflow: the pace and the limit of unsent data that the socket had before, and what it has from us. `pace` is
- * UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `began` is 0 if it is not the first of its
- * connection, or older than the program. Times are those of bpf_ktime_get_ns(). */
+/* The class ids that the daemon has decided. Those of capped subflows are in `paces`, too; the others are limited, whatever
+ * the other subflows of their connection do. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ends);
+	__type(value, __u32);
+} classes SEC(".maps");
+
+/* Of a subflow: the pace, the limit of unsent data and the priority that the socket had before, and what it has from us.
+ * `pace` is UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `class_id` is 0 when it is in no
+ * class. `began` is 0 if it is not the first of its connection, or older than the program. Times are those of
+ * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
 	__u32 pace;
 	__u32 pace_before;
 	__u32 unsent_limit_before;
+	__u32 class_id;
+	__u32 priority_before;
 	__u32 token;
+	bool callbacks;
 };
 
 struct {
@@ -97,6 +114,19 @@ static __always_inline bool was_paced_by_us(__u32 pace, __u32 limit)
 	return limit == (pace == UNLIMITED ? DRAIN_UNSENT_LIMIT : unsent_limit(pace));
 }
 
+static __always_inline __u32 priority_of(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_priority);
+}
+
+/* MPTCP sets the options of a connection, IP_TOS and SO_PRIORITY among them, on all its subflows. */
+static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
+{
+	struct sock *msk = BPF_CORE_READ(subflow_context(tp), conn);
+
+	return msk ? BPF_CORE_READ(msk, sk_priority) : 0;
+}
+
 static __always_inline bool joined(struct tcp_sock *tp)
 {
 	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
@@ -109,16 +139,23 @@ static __always_inline __u32 default_unsent_limit(struct tcp_sock *tp)
 	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) && joined(tp) ? UNLIMITED : 0;
 }
 
-static __always_inline void address_of(struct sock *sk, __u8 address[16])
+static __always_inline void client_address(struct sock *sk, __u8 address[16])
 {
 	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
-		__u32 *words = (__u32 *)address;
-
-		words[0] = words[1] = 0;
-		words[2] = bpf_htonl(0xffff);
-		words[3] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
+		map_ipv4(address, BPF_CORE_READ(sk, __sk_common.skc_daddr));
 	} else {
 		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_daddr);
+
+		__builtin_memcpy(address, &v6, sizeof(v6));
+	}
+}
+
+static __always_inline void proxy_address(struct sock *sk, __u8 address[16])
+{
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
+		map_ipv4(address, BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
+	} else {
+		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_rcv_saddr);
 
 		__builtin_memcpy(address, &v6, sizeof(v6));
 	}
@@ -169,7 +206,7 @@ static __always_inline bool has_preferred_subflow(struct tcp_sock *tp, __u32 pre
 			__u8 address[16];
 			struct network *network;
 
-			address_of(sk, address);
+			client_address(sk, address);
 			network = network_of(address);
 			if (network && network->preference < preference)
 				return true;
@@ -195,6 +232,10 @@ static __always_inline void remember_former_options(struct subflow *subflow, str
 		if (limit)
 			subflow->unsent_limit_before = limit;
 	}
+	if (is_our_class(priority_of(tp))) {
+		subflow->class_id = priority_of(tp);
+		subflow->priority_before = priority_of_connection(tp);
+	}
 }
 
 /* What follows takes a `target`: the context of a sock_ops program, or the socket of an iterator. */
@@ -216,7 +257,7 @@ static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *t
 			subflow->drain_began = now;
 		if (limit != DRAIN_UNSENT_LIMIT)
 			set_unsent_limit(target, DRAIN_UNSENT_LIMIT);
-		if (unsent > DRAINED_BYTES && now - subflow->drain_began < DRAIN_NS)
+		if (subflow->callbacks && unsent > DRAINED_BYTES && now - subflow->drain_began < DRAIN_NS)
 			return;
 	}
 	if (set_pace(target, pace)) {
@@ -239,6 +280,22 @@ static __always_inline void end_cap(void *target, struct subflow *subflow)
 	subflow->drain_began = 0;
 }
 
+/* Puts the socket into a class; into none if `class_id` is 0. */
+static __always_inline void set_class(void *target, struct tcp_sock *tp, struct subflow *subflow, __u32 class_id)
+{
+	__u32 present = priority_of(tp), wanted;
+
+	/* IP_TOS and SO_PRIORITY of the proxy change it, too, at any time. */
+	if (!subflow->class_id || present != subflow->class_id)
+		subflow->priority_before = present;
+	wanted = class_id ?: subflow->priority_before;
+	if (wanted != present && set_priority(target, wanted)) {
+		count(SOCKETS_REFUSED);
+		return;
+	}
+	subflow->class_id = class_id;
+}
+
 static __always_inline bool is_provisional(struct subflow *subflow, struct network *network)
 {
 	return subflow->began && bpf_ktime_get_ns() - subflow->began < network->provisional_ns;
@@ -246,16 +303,18 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 
 static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends)
 {
-	struct network *network = network_of(ends->address);
-	struct pace *pace;
+	struct network *network = network_of(ends->client);
+	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
+	struct pace *pace = bpf_map_lookup_elem(&paces, ends);
 
-	if (!network || !network->pace || is_backup(subflow_context(tp)) ||
-	    !(has_preferred_subflow(tp, network->preference) || is_provisional(subflow, network))) {
+	if (network && network->pace && (pace || subflow->callbacks) && !is_backup(subflow_context(tp)) &&
+	    (has_preferred_subflow(tp, network->preference) || is_provisional(subflow, network))) {
+		begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
+		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
+	} else {
 		end_cap(target, subflow);
-		return;
+		set_class(target, tp, subflow, class_id && !pace ? *class_id : 0);
 	}
-	pace = bpf_map_lookup_elem(&paces, ends);
-	begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
 }
 
 static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct subflow *subflow)
@@ -289,7 +348,7 @@ int throttle(struct bpf_sock_ops *ctx)
 
 	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_RTT_CB && op != BPF_SOCK_OPS_STATE_CB)
 		return 1;
-	if (!is_ours(ctx) || !sk)
+	if (!is_socket_of_proxy(ctx) || !sk)
 		return 1;
 	subflow = bpf_sk_storage_get(&subflows, sk, 0, 0);
 	if (op == BPF_SOCK_OPS_STATE_CB) {
@@ -310,80 +369,65 @@ int throttle(struct bpf_sock_ops *ctx)
 		if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && !joined(tp))
 			subflow->began = bpf_ktime_get_ns();
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | CALLBACKS);
+		subflow->callbacks = true;
 	}
 	ends_of(ctx, &ends);
 	decide(ctx, tp, subflow, &ends);
 	return 1;
 }
 
-/* Whether a socket of the iterator is a subflow on a port of the proxy, which can still send. */
-static __always_inline bool is_subflow(struct sock_common *common, struct tcp_sock *tp)
+/* The socket of an iterator, if it is a subflow on a port of the proxy that can still send; else NULL. */
+static __always_inline struct tcp_sock *sending_subflow(struct sock_common *common)
 {
-	__u16 port = BPF_CORE_READ(common, skc_num);
-	__u8 state = BPF_CORE_READ(common, skc_state);
-	bool found = false;
+	struct tcp_sock *tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	__u8 state;
 
-#pragma unroll
-	for (int i = 0; i < MAX_PORTS; i++)
-		if (port == settings.ports[i])
-			found = true;
-	return found && port && BPF_CORE_READ(tp, is_mptcp) &&
-	       (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||
-		state == BPF_TCP_LAST_ACK || state == BPF_TCP_CLOSING);
+	if (!tp || !is_proxy_port(BPF_CORE_READ(common, skc_num)) || !BPF_CORE_READ(tp, is_mptcp))
+		return NULL;
+	state = BPF_CORE_READ(common, skc_state);
+	if (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||
+	    state == BPF_TCP_LAST_ACK || state == BPF_TCP_CLOSING)
+		return tp;
+	return NULL;
 }
 
-/* Decides for all subflows now, idle or not: also for those that are older than the program, if the kernel lets it ask for
- * their callbacks. Without these nothing would end their caps. */
+/* Asks for the callbacks of a socket that is older than the program; false if the kernel refuses, before Linux 6.12. */
+static __always_inline bool ask_for_callbacks(struct tcp_sock *tp)
+{
+	__u32 flags = 0;
+
+	if (bpf_getsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
+		return false;
+	flags |= CALLBACKS;
+	return !bpf_setsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags));
+}
+
+/* Decides for all subflows now, idle or not, also for those that are older than the program. Without callbacks nothing
+ * but the next run of this iterator would end a cap: such a subflow is capped only if the daemon has a pace for it, and
+ * the iterator runs whenever the daemon has changed something. With empty maps it frees all subflows, also those that a
+ * killed daemon has left. */
 SEC("iter/tcp")
 int adopt(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *common = ctx->sk_common;
+	struct tcp_sock *tp = sending_subflow(common);
 	struct subflow *subflow;
-	struct tcp_sock *tp;
 	struct ends ends = {};
-	__u32 flags = 0;
 
-	if (!common)
-		return 0;
-	tp = bpf_skc_to_tcp_sock(common);
-	if (!tp || !is_subflow(common, tp))
+	if (!tp)
 		return 0;
 	subflow = bpf_sk_storage_get(&subflows, tp, 0, 0);
 	if (!subflow) {
-		if (bpf_getsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
-			return 0;
-		flags |= CALLBACKS;
-		if (bpf_setsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
-			return 0;
 		subflow = bpf_sk_storage_get(&subflows, tp, 0, BPF_SK_STORAGE_GET_F_CREATE);
 		if (!subflow)
 			return 0;
 		remember_former_options(subflow, tp);
+		subflow->callbacks = ask_for_callbacks(tp);
 	}
-	address_of((void *)tp, ends.address);
+	client_address((void *)tp, ends.client);
+	proxy_address((void *)tp, ends.proxy);
 	ends.client_port = (__u32)BPF_CORE_READ(common, skc_dport) << 16;
 	ends.proxy_port = BPF_CORE_READ(common, skc_num);
 	decide(tp, tp, subflow, &ends);
-	return 0;
-}
-
-/* Frees all subflows of what we have set, also those of a daemon that was killed. */
-SEC("iter/tcp")
-int release(struct bpf_iter__tcp *ctx)
-{
-	struct sock_common *common = ctx->sk_common;
-	struct subflow *subflow;
-	struct tcp_sock *tp;
-
-	if (!common)
-		return 0;
-	tp = bpf_skc_to_tcp_sock(common);
-	if (!tp || !is_subflow(common, tp))
-		return 0;
-	subflow = bpf_sk_storage_get(&subflows, tp, 0, 0);
-	if (subflow)
-		end_cap(tp, subflow);
-	else if (was_paced_by_us(max_pacing_rate(tp), BPF_CORE_READ(tp, notsent_lowat)) && !set_pace(tp, UNLIMITED))
-		set_unsent_limit(tp, default_unsent_limit(tp));
 	return 0;
 }

@@ -1,30 +1,28 @@
-"""The contract of a marking back end, and the choice between the back ends."""
+"""The contract of a marking back end."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import FourTuple, MarkMethod
-from mptcp_throttled.kernel.htb import Marking
-from mptcp_throttled.kernel.marking.rules import RuleMarking
-from mptcp_throttled.kernel.marking.sets import IpsetMarking
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.reconcile.kernel_state import ChainState
-
-_log = logging.getLogger("mptcp-throttled")
 
 
 class MarkingBackEnd(Protocol):
-    """Sets the packet mark of subflows, by IP version. For one thread only; all methods raise KernelError.
+    """Leads subflows to HTB classes, by IP version: by packet marks in a chain, or by the priority of sockets.
 
-    A chain is altered if another back end has left its objects; `make` and `remove` remove those too.
+    For one thread only; all methods raise KernelError. A chain is altered if another back end has left its objects;
+    `make` and `remove` remove those too.
     """
 
     @property
     def kind(self) -> str:
-        """`ipset` or `rules`."""
+        """`socket`, `ipset` or `rules`."""
+
+    @property
+    def needs_filter(self) -> bool:
+        """Whether HTB needs the filter that leads from marks to classes."""
 
     def close(self) -> None:
         """Close the netlink socket."""
@@ -46,18 +44,3 @@ class MarkingBackEnd(Protocol):
 
     def remove(self, ip_version: int) -> None:
         """Remove everything of ours."""
-
-
-def choose_marking(wanted: MarkMethod, marking: Marking) -> MarkingBackEnd:
-    """The back end that is `wanted`; for `auto`: ipset if the kernel has it, else rules."""
-    if wanted is MarkMethod.RULES:
-        return RuleMarking(marking.mask)
-    sets = IpsetMarking(marking)
-    if wanted is MarkMethod.AUTO:
-        try:
-            sets.require()
-        except KernelError as error:
-            _log.warning("marks: one iptables rule per subflow, because ipset cannot be used: %s", error)
-            sets.close()
-            return RuleMarking(marking.mask)
-    return sets

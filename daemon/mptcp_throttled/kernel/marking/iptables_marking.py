@@ -10,6 +10,8 @@ from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS
 class IptablesMarking:
     """Base of the iptables back ends. For one thread only; all methods raise KernelError."""
 
+    needs_filter = True
+
     def __init__(self, mask: int, max_marks: int = MAX_MARKS) -> None:
         self._mask = mask
         self._chains = {version: OwnChain(version) for version in IP_VERSIONS}

@@ -1,0 +1,66 @@
+"""The choice between the marking back ends."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import MarkMethod
+from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+from mptcp_throttled.kernel.marking.rules import RuleMarking
+from mptcp_throttled.kernel.marking.sets import IpsetMarking
+from mptcp_throttled.kernel.marking.sockets import SocketMarking
+from mptcp_throttled.kernel.pacing import PacedSockets
+
+_log = logging.getLogger("mptcp-throttled")
+
+
+class MarkingChoice:
+    """`by_socket` while its kernel program is attached, else `otherwise`."""
+
+    def __init__(self, otherwise: MarkingBackEnd, by_socket: SocketMarking | None = None) -> None:
+        self._otherwise = otherwise
+        self._by_socket = by_socket
+
+    @property
+    def present(self) -> MarkingBackEnd:
+        """The back end to be used now: it changes when the program is attached or detached."""
+        if self._by_socket is not None and self._by_socket.usable:
+            return self._by_socket
+        return self._otherwise
+
+    def require(self) -> None:
+        """Raise KernelError if the kernel lacks what the back ends need: all of them, if there is a choice."""
+        if self._by_socket is not None:
+            with suppress(KernelError):
+                return self._by_socket.require()
+        return self._otherwise.require()
+
+
+def choose_marking(wanted: MarkMethod, marking: Marking, sockets: PacedSockets | None) -> MarkingChoice:
+    """The back end that is `wanted`; for `auto`: sockets while the kernel program is attached, else ipset, else rules.
+
+    `sockets` is None if no subflow ends at a socket of this host, or the program is not to decide.
+    """
+    match wanted:
+        case MarkMethod.RULES:
+            return MarkingChoice(RuleMarking(marking.mask))
+        case MarkMethod.IPSET:
+            return MarkingChoice(IpsetMarking(marking))
+        case MarkMethod.SOCKET if sockets is not None:
+            return MarkingChoice(SocketMarking(sockets, RuleMarking(marking.mask)))
+    by_packet = _by_packet(marking)
+    return MarkingChoice(by_packet, None if sockets is None else SocketMarking(sockets, by_packet))
+
+
+def _by_packet(marking: Marking) -> MarkingBackEnd:
+    sets = IpsetMarking(marking)
+    try:
+        sets.require()
+    except KernelError as error:
+        _log.warning("marks: one iptables rule per subflow, because ipset cannot be used: %s", error)
+        sets.close()
+        return RuleMarking(marking.mask)
+    return sets

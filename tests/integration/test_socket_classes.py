@@ -1,0 +1,185 @@
+"""The class of a subflow is the priority of its socket: what others do to marks and sockets does not change it."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from foreign_program import ForeignProgram, sockets_of
+from polling import eventually
+from proxy_world import Hosts, ProxyWorld, configured, receive_rates, serving
+
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import Family
+from mptcp_throttle.units import Rate
+
+CAP = 1e6
+TOS_OF_BULK = 0x08
+PRIORITY_OF_BULK = 2  # net/ipv4/route.c, ip_tos2prio
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    with serving(hosts, daemon={"marks": "socket"}) as running:
+        yield running
+
+
+def wait_classed(world: ProxyWorld, count: int = 1) -> None:
+    eventually(lambda: len(world.marks()) == count, f"{count} sockets in a class")
+
+
+def priorities(world: ProxyWorld) -> list[int]:
+    """Of the proxy's established subflows."""
+    shown = world.lab.proxy.run("ss", "-tnH", "--tos", "state", "established", "sport", "=", f":{PORT}").stdout
+    return sorted(int(found, 16) for found in re.findall(r"class_id:(\w+)", shown))
+
+
+def squid_pids(world: ProxyWorld | Hosts) -> list[int]:
+    shown = world.lab.proxy.run("ss", "-tnlpH", "sport", "=", f":{PORT}").stdout
+    return sorted({int(pid) for pid in re.findall(r"pid=(\d+)", shown)})
+
+
+def set_type_of_service(world: ProxyWorld) -> None:
+    """As the proxy itself would, on its connections with clients."""
+    for pid in squid_pids(world):
+        for found in sockets_of(pid, PORT):
+            found.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_OF_BULK)
+
+
+def capped_rate(world: ProxyWorld, seconds: float = 3.0) -> float:
+    return receive_rates(world.lab.client, seconds)["eth0"]
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorld, family: Family) -> None:
+    world.download(family=family)
+    (capped,) = world.wait_settled()
+    wait_classed(world)
+    (mark,) = world.marks()
+    assert (mark.client, mark.client_port, mark.minor, mark.mask) == (capped.client, capped.client_port, 2, 0)
+    assert world.chain() == ""
+    assert "filter" not in world.lab.proxy.run("tc", "filter", "show", "dev", "eth0", "parent", "4d50:").stdout
+    assert world.services.status()["daemon"]["marks"] == "socket"
+    assert 0.8 * CAP < capped_rate(world) < 1.1 * CAP
+    shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
+    sent = re.search(r"class htb 4d50:2 .*\n Sent (\d+)", shown)
+    assert sent is not None
+    assert int(sent[1]) > 100_000
+
+
+def test_mark_that_another_program_sets_afterwards_changes_nothing(world: ProxyWorld) -> None:
+    mark = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", "0x30000")
+    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *mark)
+    try:
+        world.download()
+        world.wait_settled()
+        wait_classed(world)
+        rates = receive_rates(world.lab.client, 3)
+        assert rates["eth0"] < 1.1 * CAP
+        assert rates["wlan0"] > 20 * CAP
+    finally:
+        world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *mark)
+
+
+def test_free_subflow_gets_into_no_class_by_a_foreign_mark(world: ProxyWorld) -> None:
+    mark = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", "0x20000")
+    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *mark)
+    try:
+        world.download()
+        world.wait_settled()
+        assert receive_rates(world.lab.client, 3)["wlan0"] > 20 * CAP
+    finally:
+        world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *mark)
+
+
+def test_class_survives_a_type_of_service_and_leaves_the_priority_of_that(world: ProxyWorld) -> None:
+    world.download()
+    wait_classed(world)
+    set_type_of_service(world)
+    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, 0x4D50_0002], "the class set again")
+    world.services.ask("pause", None)
+    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK] * 2, "the priority restored")
+
+
+def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
+    wifi, ethernet = WIFI_FIRST
+    networks = [wifi, replace(ethernet, cap=None, limit=Rate(2_000_000))]
+    with serving(hosts, networks, {"marks": "socket"}) as world:
+        world.download()
+        wait_classed(world)
+        assert world.paced() == 0
+        world.wait_settled(0)
+        rate = capped_rate(world, 4)
+        assert 1.4e6 < rate < 2.2e6
+
+
+def test_killed_daemon_leaves_classes_that_the_next_one_keeps(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    wait_classed(world)
+    marks = world.marks()
+    world.daemon.kill()
+    assert world.marks() == marks
+    world.start_daemon()
+    world.wait_capped()
+    assert "1 throttled subflows adopted, 0 added" in world.daemon.log_text()
+    wait_classed(world)
+    assert world.marks() == marks
+
+
+@pytest.mark.parametrize("after", ["ipset", "rules"])
+def test_daemon_with_another_back_end_takes_sockets_out_of_classes(world: ProxyWorld, after: str) -> None:
+    world.download()
+    world.wait_settled()
+    wait_classed(world)
+    world.daemon.kill()
+    world.services.configure_daemon(marks=after)
+    world.start_daemon()
+    world.wait_capped()
+    eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
+
+
+@pytest.mark.parametrize("decides", ["auto", "off"])
+def test_sockets_of_a_killed_daemon_leave_their_classes(world: ProxyWorld, decides: str) -> None:
+    world.download()
+    world.wait_settled()
+    wait_classed(world)
+    world.daemon.kill()
+    world.services.configure_daemon(marks="auto", kernel_decides=decides)
+    wifi, ethernet = WIFI_FIRST
+    world.services.configure([wifi, replace(ethernet, cap=None)])
+    world.start_daemon()
+    eventually(lambda: priorities(world) == [0, 0], "no socket in a class")
+
+
+def test_clean_up_takes_sockets_out_of_their_classes(world: ProxyWorld) -> None:
+    world.download()
+    wait_classed(world)
+    set_type_of_service(world)
+    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, 0x4D50_0002], "the class set again")
+    world.daemon.kill()
+    world.services.clean_up()
+    assert priorities(world) == [PRIORITY_OF_BULK] * 2
+
+
+@pytest.mark.parametrize("attached", ["before", "after"])
+def test_program_of_somebody_else_keeps_its_callbacks(hosts: Hosts, tmp_path: Path, attached: str) -> None:
+    with configured(hosts) as world:
+        foreign = ForeignProgram(hosts.lab.proxy, squid_pids(hosts)[0], tmp_path) if attached == "before" else None
+        world.services.start_sniffer()
+        world.start_daemon()
+        foreign = foreign or ForeignProgram(hosts.lab.proxy, squid_pids(hosts)[0], tmp_path)
+        try:
+            world.download()
+            world.wait_paced()
+            before = foreign.packets
+            eventually(
+                lambda: foreign.packets > before + 100, "the other program called for packets of a paced subflow"
+            )
+        finally:
+            foreign.close()
