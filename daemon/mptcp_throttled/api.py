@@ -13,6 +13,7 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
+from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.operator_state import OperatorStore, Pause
@@ -29,7 +30,8 @@ _log = logging.getLogger("mptcp-throttled")
 class Api:
     """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `snapshot` gives that of the last step; `load` reads the configuration files again and raises ConfigError.
+    `snapshot` gives that of the last step, `enforcement` what was observed last; `load` reads the configuration files
+    again and raises ConfigError.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class Api:
         operator: OperatorStore,
         inbox: Inbox,
         snapshot: Callable[[], Snapshot],
+        enforcement: Callable[[], Enforcement],
         load: Callable[[], Config],
     ) -> None:
         self._config = config
         self._operator = operator
         self._inbox = inbox
         self._snapshot = snapshot
+        self._enforcement = enforcement
         self._load = load
         self._reloading = threading.Lock()
 
@@ -64,11 +68,11 @@ class Api:
     def status(self) -> Json:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interface = self._config.config.proxy.interface
-        return status.status(self._snapshot(), interface, self._config.status(), time.time())
+        return status.status(self._snapshot(), self._enforcement(), interface, self._config.status(), time.time())
 
     def connections(self) -> Json:
-        """Every connection, with the decision for each subflow."""
-        return status.connections(self._snapshot())
+        """Every connection, with the decision for each subflow, and what it sends."""
+        return status.connections(self._snapshot(), self._enforcement())
 
     def totals(self) -> Json:
         """What the subflows that have closed carried since the daemon's start, where a kernel program counts it."""

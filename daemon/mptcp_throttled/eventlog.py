@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
-from mptcp_throttle.model import format_token
+from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.policy.decide import Decision
@@ -40,6 +41,16 @@ def log_adopted(throttled: Iterable[Throttled]) -> None:
 def log_repair(operations: int) -> None:
     """Log that somebody else had changed what was applied."""
     _log.warning("the kernel had been changed; repaired by %d operations", operations)
+
+
+def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
+    """Log for how many subflows what is applied is not enforced, when that changes."""
+    if len(before) == len(after):
+        return
+    if not after:
+        _log.info("resolved: the rates of all subflows are enforced")
+    for ends, why in islice(after.items(), 1):
+        _log.error("%d subflows: what is applied is not enforced; client=%s: %s", len(after), ends.client, why)
 
 
 def _log_transition(transition: Transition) -> None:

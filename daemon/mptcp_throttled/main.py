@@ -32,6 +32,7 @@ from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.loop import Loop
+from mptcp_throttled.observer import Observer
 from mptcp_throttled.operator_state import OperatorStore
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.source import TableSource
@@ -62,7 +63,9 @@ class Daemon:
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
         self._loop = Loop(running, operator, self._source, kernel, time)
-        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, load)
+        self._observer = Observer(config.proxy.interface, config.proxy.ports, lambda: self._loop.snapshot)
+        enforcement = lambda: self._observer.enforcement  # noqa: E731
+        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, enforcement, load)
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""
@@ -83,6 +86,8 @@ class Daemon:
             eventlog.log_adopted(loop.snapshot.throttled.values())
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
             Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
+            if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
+                self._observer.start()
             systemd.notify("READY=1")
             networks = [network.name for network in config.networks]
             _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
@@ -95,6 +100,7 @@ class Daemon:
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
+            self._observer.stop()
             errors = loop.release()
             release_sockets(self._kernel)
             self._source.stop()

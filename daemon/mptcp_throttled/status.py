@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
+from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, Connection, format_token
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttled.accounting import Totals
+from mptcp_throttled.enforcement import Enforcement, network_rates
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.operator_state import Pause
@@ -16,8 +20,10 @@ from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
 from mptcp_throttled.state import Snapshot
 
+_MAX_LINES: Final = 20
 
-def status(snapshot: Snapshot, interface: str, config: Json, now: float) -> Json:
+
+def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config: Json, now: float) -> Json:
     """The answer to `status`; `config` is the part about the configuration.
 
     `now` is in seconds since the epoch.
@@ -25,6 +31,7 @@ def status(snapshot: Snapshot, interface: str, config: Json, now: float) -> Json
     throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
     kinds = Counter(throttle.share.kind for throttle in throttles)
     throttled = Counter(throttle.share.network for throttle in throttles)
+    rates = network_rates(enforcement, snapshot)
     live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
     return {
         "daemon": {
@@ -41,6 +48,7 @@ def status(snapshot: Snapshot, interface: str, config: Json, now: float) -> Json
             "deciding_problem": snapshot.deciding_problem,
             "kernel_program": asdict(snapshot.counters),
             "errors": list(snapshot.errors),
+            "not_enforced": _not_enforced(enforcement),
         },
         "sniffer": {
             "connected": snapshot.sniffer.problem is None,
@@ -50,7 +58,10 @@ def status(snapshot: Snapshot, interface: str, config: Json, now: float) -> Json
             "connections": len(snapshot.connections),
         },
         "networks": [
-            _network_status(configured, network, snapshot, live[network.name], throttled[network.name])
+            {
+                **_network_status(configured, network, snapshot, live[network.name], throttled[network.name]),
+                "sent_bps": round(8 * rates.get(network.name, 0.0)),
+            }
             for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
         ],
     }
@@ -73,18 +84,40 @@ def totals(snapshot: Snapshot) -> Json:
     }
 
 
-def connections(snapshot: Snapshot) -> Json:
+def _not_enforced(enforcement: Enforcement) -> list[str]:
+    """A line per subflow, of thousands the first only."""
+    differing = enforcement.not_enforced
+    lines = [f"client {ends.client}: {why}" for ends, why in islice(differing.items(), _MAX_LINES)]
+    more = len(differing) - len(lines)
+    return [*lines, f"and {more} more subflows"] if more else lines
+
+
+def connections(snapshot: Snapshot, enforcement: Enforcement) -> Json:
     """The answer to `connections`, the oldest connection first."""
+    differing = enforcement.not_enforced
     oldest_first = sorted(snapshot.connections.items(), key=lambda item: (_opened_at(item[1]), item[0]))
     return {
         "connections": [
             {
                 "token": format_token(token),
                 "version": connection.version,
-                "subflows": [_subflow_status(decision, snapshot) for decision in snapshot.decisions[token]],
+                "subflows": [
+                    {**_subflow_status(decision, snapshot), **_flow(decision.subflow.ends, enforcement, differing)}
+                    for decision in snapshot.decisions[token]
+                ],
             }
             for token, connection in oldest_first
         ]
+    }
+
+
+def _flow(ends: FourTuple, enforcement: Enforcement, differing: Mapping[FourTuple, str]) -> Json:
+    """What the subflow sends, in bits of payload per second, null if not observed yet; why its rate is not enforced."""
+    rate, long_rate = enforcement.rates.get(ends), enforcement.long_rates.get(ends)
+    return {
+        "sent_bps": None if rate is None else round(8 * rate),
+        "sent_bps_10s": None if long_rate is None else round(8 * long_rate),
+        "not_enforced": differing.get(ends),
     }
 
 

@@ -138,6 +138,7 @@ def _daemon(status: Json | str) -> Iterator[Finding]:
         return
     daemon, sniffer = status["daemon"], status["sniffer"]
     problems = [] if sniffer["connected"] else [f"has no table of connections: {sniffer['problem']}"]
+    problems += [f"a rate is not enforced: {line}" for line in daemon["not_enforced"]]
     problems += [*daemon["errors"], *(f"reload refused: {problem}" for problem in daemon["config"]["problems"])]
     if daemon["pause"] is not None:
         problems.append("is paused; `mptcp-throttle resume`")

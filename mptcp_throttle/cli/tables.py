@@ -49,6 +49,8 @@ def show_status(data: Json) -> None:
         console.print(_pause(daemon["pause"]))
     for problem in daemon["config"]["problems"]:
         console.print(f"reload refused: {problem}", style="red", markup=False)
+    for line in daemon["not_enforced"]:
+        console.print(f"not enforced: {line}", style="red", markup=False)
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
     _show_networks(console, data["networks"])
@@ -103,7 +105,8 @@ def show_network(data: Json) -> None:
 
 
 def _show_networks(console: Console, networks: Json) -> None:
-    table = Table("network", "preference", "cap", "limit", "per", "subflows", "throttled", "subnets", box=None)
+    columns = ("network", "preference", "cap", "limit", "per", "subflows", "throttled", "sends", "subnets")
+    table = Table(*columns, box=None)
     for network in networks:
         table.add_row(
             network["name"],
@@ -113,9 +116,20 @@ def _show_networks(console: Console, networks: Json) -> None:
             network["per"],
             str(network["subflows"]),
             str(network["held_subflows"]),
+            _mbps(network["sent_bps"]),
             ", ".join(network["subnets"]),
         )
     console.print(table)
+
+
+def _mbps(bits_per_second: float | None) -> str:
+    return "-" if bits_per_second is None else f"{bits_per_second / 1e6:.2f} Mb/s"
+
+
+def _applied_rate(subflow: Json) -> str:
+    if not subflow["rule"]:
+        return "-"
+    return f"{subflow['rate']} ({'not enforced' if subflow['not_enforced'] else subflow['rule']})"
 
 
 def _rate(network: Json, rule: str) -> str:
@@ -130,7 +144,8 @@ def _rate(network: Json, rule: str) -> str:
 
 def show_connections(data: Json) -> None:
     """The answer to `connections`."""
-    table = Table("token", "client", "network", "id", "backup", "rate", "class", "since join", "reason", box=None)
+    columns = ("token", "client", "network", "id", "backup", "rate", "class", "sends", "since join", "reason")
+    table = Table(*columns, box=None)
     for connection in data["connections"]:
         for index, subflow in enumerate(connection["subflows"]):
             latency = subflow["join_to_cap_ms"]
@@ -140,10 +155,11 @@ def show_connections(data: Json) -> None:
                 subflow["network"] or "-",
                 str(subflow["address_id"]),
                 "yes" if subflow["backup"] else "no",
-                f"{subflow['rate']} ({subflow['rule']})" if subflow["rule"] else "-",
+                _applied_rate(subflow),
                 subflow["class"] or "-",
+                _mbps(subflow["sent_bps"]),
                 "-" if latency is None else f"{latency:.1f} ms",
-                subflow["reason"],
+                subflow["not_enforced"] or subflow["reason"],
             )
     _console().print(table if data["connections"] else "no MPTCP connections")
 

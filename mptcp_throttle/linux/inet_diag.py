@@ -61,10 +61,13 @@ class InetDiag(NetlinkSocket):
 
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
         """
+        return (parse_socket(found, wanted) for found in self.list_payloads(state, ports))
+
+    def list_payloads(self, state: int, ports: Sequence[int] = (_ANY_PORT,)) -> Iterator[bytes]:
+        """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""
         for family in (socket.AF_INET, socket.AF_INET6):
             for port in ports:
-                request = list_request(family, state, port)
-                yield from (parse_socket(found, wanted) for found in self.stream(request))
+                yield from self.stream(list_request(family, state, port))
 
 
 def list_request(family: int, state: int, port: int) -> Request:
@@ -84,8 +87,13 @@ def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:
         timer,
         retransmits,
         cookie,
-        attributes(payload, _SOCKET.size, only=wanted),
+        parse_attributes(payload, wanted),
     )
+
+
+def parse_attributes(payload: bytes, wanted: Container[int]) -> dict[int, bytes]:
+    """The attributes of these types (INET_DIAG_...) in a message of the listing."""
+    return attributes(payload, _SOCKET.size, only=wanted)
 
 
 def _address(family: int, data: bytes) -> bytes:

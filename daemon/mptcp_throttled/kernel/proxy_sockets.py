@@ -1,19 +1,28 @@
-"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, their classes, how many are paced."""
+"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, and what the established ones have."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from mptcp_throttle.linux.inet_diag import INET_DIAG_CLASS_ID, INET_DIAG_INFO, SS_ESTABLISHED, SS_LISTEN, InetDiag
+from mptcp_throttle.linux.inet_diag import (
+    INET_DIAG_CLASS_ID,
+    INET_DIAG_INFO,
+    SS_ESTABLISHED,
+    SS_LISTEN,
+    InetDiag,
+    parse_attributes,
+    parse_socket,
+)
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.enforcement import SocketState
 from mptcp_throttled.kernel.htb import HANDLE
 
 _INET_DIAG_CGROUP_ID: Final = 21  # include/uapi/linux/inet_diag.h
@@ -21,9 +30,12 @@ _CGROUP_ID: Final = Struct("=Q")
 _CLASS_ID: Final = Struct("=I")
 _NO_CLASS: Final = _CLASS_ID.pack(0)
 _MAJOR: Final = 0xFFFF_0000
+_WANTED: Final = frozenset({INET_DIAG_INFO, INET_DIAG_CLASS_ID})
 _UNLIMITED: Final = 2**64 - 1
-# struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate
+# struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate; tcpi_bytes_sent
 _MAX_PACING_RATE: Final = Struct("=112xQ")
+_BYTES_SENT: Final = Struct("=200xQ")
+_ENDS: Final = slice(4, 40)  # struct inet_diag_msg: the ports and addresses
 
 
 class ProxyCgroup:
@@ -89,18 +101,44 @@ def _is_paced(tcp_info: bytes) -> bool:
     return bool(rate < _UNLIMITED)
 
 
+class SocketReader:
+    """Reads the established sockets on the proxy's ports, again and again: it remembers the ends of those it knows."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._ports = ports
+        self._known: dict[bytes, FourTuple] = {}
+
+    def read(self) -> dict[FourTuple, SocketState]:
+        """What each socket has. Raises KernelError."""
+        return read_consistently(self._read)
+
+    def _read(self) -> dict[FourTuple, SocketState]:
+        known, found = {}, {}
+        with InetDiag() as diag:
+            for payload in diag.list_payloads(SS_ESTABLISHED, self._ports):
+                key = payload[_ENDS]
+                known[key] = ends = self._known.get(key) or _ends(payload)
+                found[ends] = _state(parse_attributes(payload, _WANTED))
+        self._known = known
+        return found
+
+
 def classes_of_sockets(ports: Sequence[int]) -> dict[FourTuple, int]:
     """The minors of our classes in which established sockets on these ports are (SO_PRIORITY). Raises KernelError."""
-    return read_consistently(lambda: dict(_classes_of_sockets(ports)))
+    return {ends: state.minor for ends, state in SocketReader(ports).read().items() if state.minor}
 
 
-def _classes_of_sockets(ports: Sequence[int]) -> Iterator[tuple[FourTuple, int]]:
-    with InetDiag() as diag:
-        for found in diag.sockets(SS_ESTABLISHED, {INET_DIAG_CLASS_ID}, ports):
-            (priority,) = _CLASS_ID.unpack(found.attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
-            if priority & _MAJOR == HANDLE:
-                client = Endpoint(ip_address(found.remote), found.remote_port)
-                yield FourTuple(client, Endpoint(ip_address(found.local), found.local_port)), priority & ~_MAJOR
+def _ends(payload: bytes) -> FourTuple:
+    found = parse_socket(payload, ())
+    client = Endpoint(ip_address(found.remote), found.remote_port)
+    return FourTuple(client, Endpoint(ip_address(found.local), found.local_port))
+
+
+def _state(attributes: Mapping[int, bytes]) -> SocketState:
+    (priority,) = _CLASS_ID.unpack(attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
+    tcp_info = attributes[INET_DIAG_INFO]
+    (sent,) = _BYTES_SENT.unpack_from(tcp_info)
+    return SocketState(priority & ~_MAJOR if priority & _MAJOR == HANDLE else 0, _is_paced(tcp_info), sent)
 
 
 def _attribute(ports: Sequence[int], state: int, wanted: int) -> Iterator[bytes]:

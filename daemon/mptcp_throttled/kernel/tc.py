@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from socket import if_nameindex
+from socket import if_nameindex, if_nametoindex
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -34,7 +34,10 @@ _TCMSG: Final = Struct("=BxxxiIII")
 _TCA_KIND: Final = 1
 _TCA_OPTIONS: Final = 2
 _TCA_STAB: Final = 8
-_STATISTICS: Final = frozenset({3, 4, 7})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last, and we need none
+_TCA_STATS2: Final = 7
+_STATISTICS: Final = frozenset({3, 4, _TCA_STATS2})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last
+_TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats_basic
+_BYTES: Final = Struct("=Q")
 
 
 class TcMessage(NamedTuple):
@@ -187,6 +190,22 @@ class TrafficControl:
     def _dump(self, what: str, type_: int, index: int = 0, parent: int = 0) -> list[TcMessage]:
         """All qdiscs, classes or filters: of the interface `index` or of all, of `parent`."""
         return [parse_message(payload) for payload in self._socket.dump(tc_request(what, type_, 0, index, 0, parent))]
+
+
+def read_class_bytes(interface: str) -> dict[int, int]:
+    """The bytes that each class of an interface has sent, by class id. Raises KernelError."""
+    with os_errors(f"tc -s class show dev {interface}"):
+        index = if_nametoindex(interface)
+    request = tc_request(f"tc -s class show dev {interface}", rtnl.RTM_GETTCLASS, 0, index, 0, 0)
+    with NetlinkSocket(socket.NETLINK_ROUTE) as one:
+        return dict(_class_bytes(payload) for payload in one.dump(request))
+
+
+def _class_bytes(payload: bytes) -> tuple[int, int]:
+    _, _, handle, _, _ = _TCMSG.unpack_from(payload)
+    statistics = attributes(payload, _TCMSG.size, only={_TCA_STATS2}).get(_TCA_STATS2, b"")
+    basic = attributes(statistics, only={_TCA_STATS_BASIC}).get(_TCA_STATS_BASIC, bytes(_BYTES.size))
+    return handle, _BYTES.unpack_from(basic)[0]
 
 
 def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:

@@ -1,0 +1,139 @@
+"""What flows, compared with what is applied: rates as measured, and subflows whose rate is not enforced.
+
+The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed about once a
+second. A difference must last for `GRACE_SECONDS`, during which the subflow sends: the kernel program may decide
+before the daemon, and a socket gets its class when its queue has left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from immutables import Map
+
+from mptcp_throttle.model import FourTuple, MarkMethod
+from mptcp_throttled.state import Snapshot
+
+GRACE_SECONDS: Final = 3.0
+_LONG_SECONDS: Final = 10.0
+# What a class has not counted yet: the queues of its sockets below TCP (tcp_limit_output_bytes), and our burst.
+_CLASS_LAG_BYTES: Final = 65536
+
+_STARVED: Final = "its packets do not reach its class"
+_NOT_IN_CLASS: Final = "its socket is not in its class"
+_IN_CLASS: Final = "its socket is in a class, though nothing is applied for it"
+_NOT_PACED: Final = "its socket is not paced"
+_PACED: Final = "its socket is paced, though nothing is applied for it"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketState:
+    """An established socket of the proxy: the minor of its class (0: none), whether it is paced, and bytes of payload
+    sent, retransmissions included."""
+
+    minor: int
+    paced: bool
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Sockets, and bytes on the wire by class minor, at `at` (monotonic seconds)."""
+
+    at: float
+    sockets: Mapping[FourTuple, SocketState]
+    classes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Between what is applied for a subflow and what it does, and since when (monotonic seconds)."""
+
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """What the latest observation shows. Rates are bytes of payload per second: `rates` since the observation before,
+    `long_rates` over the last 10 to 20 seconds, or since the subflow began."""
+
+    latest: Observation | None = None
+    rates: Mapping[FourTuple, float] = field(default_factory=Map)
+    long_rates: Mapping[FourTuple, float] = field(default_factory=Map)
+    differences: Mapping[FourTuple, Difference] = field(default_factory=Map)
+    anchors: tuple[Observation, ...] = ()
+
+    @property
+    def not_enforced(self) -> dict[FourTuple, str]:
+        """Why the rate of a subflow is not enforced, for those with a difference that has lasted."""
+        at = 0.0 if self.latest is None else self.latest.at
+        return {ends: one.text for ends, one in self.differences.items() if at - one.since >= GRACE_SECONDS}
+
+    def after(self, now: Observation, snapshot: Snapshot) -> Enforcement:
+        """With one more observation, of what the snapshot says is applied."""
+        before = self.latest
+        if before is None:
+            return Enforcement(now, anchors=(now,))
+        found = dict(_differences(before, now, snapshot))
+        since = {ends: old.since for ends, old in self.differences.items()}
+        is_due = now.at - self.anchors[-1].at >= _LONG_SECONDS
+        return Enforcement(
+            now,
+            _rates(before, now),
+            _rates(self.anchors[0], now),
+            {ends: Difference(text, since.get(ends, before.at)) for ends, text in found.items()},
+            (self.anchors[-1], now) if is_due else self.anchors,
+        )
+
+
+def _rates(before: Observation, now: Observation) -> dict[FourTuple, float]:
+    seconds = now.at - before.at
+    nothing = SocketState(0, paced=False, sent=0)
+    return {
+        ends: (state.sent - before.sockets.get(ends, nothing).sent) / seconds for ends, state in now.sockets.items()
+    }
+
+
+def _differences(before: Observation, now: Observation, snapshot: Snapshot) -> Iterator[tuple[FourTuple, str]]:
+    """For subflows that have sent something since the observation before."""
+    applied = snapshot.applied
+    subflows = {decision.subflow.ends for decisions in snapshot.decisions.values() for decision in decisions}
+    starved = set(_classes_without_traffic(before, now, applied.marks))
+    by_socket = snapshot.marks == MarkMethod.SOCKET
+    for ends, state in now.sockets.items():
+        earlier = before.sockets.get(ends)
+        if earlier is None or state.sent == earlier.sent or ends not in subflows:
+            continue
+        minor = applied.marks.get(ends, 0)
+        if minor in starved:
+            yield ends, _STARVED
+        elif by_socket and state.minor != minor:
+            yield ends, _NOT_IN_CLASS if minor else _IN_CLASS
+        elif snapshot.deciding_problem is None and state.paced != (ends in applied.paces):
+            yield ends, _NOT_PACED if ends in applied.paces else _PACED
+
+
+def _classes_without_traffic(before: Observation, now: Observation, marks: Mapping[FourTuple, int]) -> Iterator[int]:
+    """The classes that have counted less than half of what their subflows have sent."""
+    sent: Counter[int] = Counter()
+    for ends, minor in marks.items():
+        if ends in now.sockets and ends in before.sockets:
+            sent[minor] += now.sockets[ends].sent - before.sockets[ends].sent
+    for minor, total in sent.items():
+        counted = now.classes.get(minor, 0) - before.classes.get(minor, 0)
+        if total > _CLASS_LAG_BYTES and counted < total / 2:
+            yield minor
+
+
+def network_rates(enforcement: Enforcement, snapshot: Snapshot) -> dict[str, float]:
+    """The sums of `rates` by access network."""
+    sums: dict[str, float] = defaultdict(float)
+    for decisions in snapshot.decisions.values():
+        for decision in decisions:
+            if decision.network is not None:
+                sums[decision.network] += enforcement.rates.get(decision.subflow.ends, 0.0)
+    return sums

@@ -1,0 +1,61 @@
+"""Observes what flows, in a thread of its own, and compares it with what is applied (`enforcement`)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled import eventlog
+from mptcp_throttled.enforcement import Enforcement, Observation
+from mptcp_throttled.kernel.htb import HANDLE
+from mptcp_throttled.kernel.proxy_sockets import SocketReader
+from mptcp_throttled.kernel.tc import read_class_bytes
+from mptcp_throttled.state import Snapshot
+
+_log = logging.getLogger("mptcp-throttled")
+
+_INTERVAL_SECONDS: Final = 1.0
+# With many subflows an observation takes long: it has this part of the time.
+_PART: Final = 1 / 50
+
+
+class Observer(threading.Thread):
+    """Observes once a second, or less often, until `stop()`; `snapshot` gives what is applied."""
+
+    def __init__(self, interface: str, ports: Sequence[int], snapshot: Callable[[], Snapshot]) -> None:
+        super().__init__(name="observer", daemon=True)
+        self._interface = interface
+        self._sockets = SocketReader(ports)
+        self._snapshot = snapshot
+        self._stopping = threading.Event()
+        self.enforcement = Enforcement()
+
+    def run(self) -> None:
+        """Observe until `stop()`."""
+        pause = _INTERVAL_SECONDS
+        while not self._stopping.wait(pause):
+            used = time.thread_time()
+            try:
+                self._observe()
+            except KernelError as error:
+                _log.debug("what flows cannot be observed: %s", error)
+            pause = max(_INTERVAL_SECONDS, (time.thread_time() - used) / _PART)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+
+    def _observe(self) -> None:
+        snapshot, classes = self._snapshot(), {}
+        if snapshot.applied.htb:
+            with suppress(KernelError):  # the interface may be gone, or HTB with it
+                sent = read_class_bytes(self._interface)
+                classes = {class_id & 0xFFFF: count for class_id, count in sent.items() if class_id & ~0xFFFF == HANDLE}
+        before = self.enforcement
+        self.enforcement = before.after(Observation(time.monotonic(), self._sockets.read(), classes), snapshot)
+        eventlog.log_enforcement(before.not_enforced, self.enforcement.not_enforced)

@@ -1,0 +1,116 @@
+"""What flows, compared with what is applied: differences that last are reported, rates are those of the sockets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from examples import ETHERNET, WIFI, connection, ends, kernel_plan, subflow
+
+from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttle.units import Rate
+from mptcp_throttled.enforcement import GRACE_SECONDS, Enforcement, Observation, SocketState, network_rates
+from mptcp_throttled.policy.decisions import DecisionTable
+from mptcp_throttled.state import Snapshot
+
+CAPPED, FREE, STRANGER = ends("10.1.0.2"), ends("10.2.0.2"), ends("192.0.2.1")
+CAP = Rate.parse("1mbit")
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
+    """A capped subflow and its free sibling, with the kernel program."""
+    table = DecisionTable()
+    table.reconfigure((WIFI, ETHERNET), paused=False)
+    table.replace({Token(1): connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))})
+    plan = kernel_plan({2: CAP}, {CAPPED: 2}, {CAPPED: 117_500})
+    return Snapshot(decisions=table.decisions, applied=plan, marks="socket")
+
+
+def observe(
+    snapshot: Snapshot,
+    sent_per_second: dict[FourTuple, int],
+    minor: int = 2,
+    *,
+    paced: bool = True,
+    counted: float = 1.1,
+) -> Enforcement:
+    """The enforcement after one observation a second, until a difference would have lasted for long enough."""
+    enforcement = Enforcement()
+    for second in range(round(GRACE_SECONDS) + 2):
+        sockets = {
+            end: SocketState(minor if end == CAPPED else 0, paced and end == CAPPED, sent * second)
+            for end, sent in sent_per_second.items()
+        }
+        classes = {2: round(counted * sent_per_second.get(CAPPED, 0) * second)}
+        enforcement = enforcement.after(Observation(float(second), sockets, classes), snapshot)
+    return enforcement
+
+
+def test_rates_are_what_sockets_send(snapshot: Snapshot) -> None:
+    enforcement = observe(snapshot, {CAPPED: 100_000, FREE: 5_000_000})
+    assert (enforcement.rates[CAPPED], enforcement.long_rates[FREE]) == (100_000, 5_000_000)
+    assert network_rates(enforcement, snapshot) == {"ethernet": 100_000, "wifi": 5_000_000}
+    assert enforcement.not_enforced == {}
+
+
+@pytest.mark.parametrize(
+    ("minor", "paced", "counted", "why"),
+    [
+        (0, True, 1.1, "its socket is not in its class"),
+        (3, True, 1.1, "its socket is not in its class"),
+        (2, False, 1.1, "its socket is not paced"),
+        (2, True, 0.4, "its packets do not reach its class"),
+    ],
+)
+def test_difference_that_lasts_is_reported(
+    snapshot: Snapshot, minor: int, paced: bool, counted: float, why: str
+) -> None:
+    enforcement = observe(snapshot, {CAPPED: 100_000}, minor, paced=paced, counted=counted)
+    assert enforcement.not_enforced == {CAPPED: why}
+
+
+def test_kernel_that_throttles_whom_the_daemon_does_not_is_reported(snapshot: Snapshot) -> None:
+    free = replace(snapshot, applied=kernel_plan({}))
+    assert observe(free, {CAPPED: 100_000}).not_enforced == {
+        CAPPED: "its socket is in a class, though nothing is applied for it"
+    }
+    assert observe(free, {CAPPED: 100_000}, minor=0).not_enforced == {
+        CAPPED: "its socket is paced, though nothing is applied for it"
+    }
+
+
+def test_difference_of_an_idle_subflow_is_not_reported(snapshot: Snapshot) -> None:
+    assert observe(snapshot, {CAPPED: 0}, minor=0).not_enforced == {}
+
+
+def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) -> None:
+    enforcement = observe(snapshot, {CAPPED: 100_000})
+    assert enforcement.latest is not None
+    later = Observation(5.0, {CAPPED: SocketState(0, paced=True, sent=600_000)}, {2: 600_000})
+    enforcement = enforcement.after(later, snapshot)
+    assert CAPPED in enforcement.differences
+    assert enforcement.not_enforced == {}
+
+
+def test_sockets_that_are_no_subflows_of_the_table_do_not_matter(snapshot: Snapshot) -> None:
+    enforcement = Enforcement()
+    for second in range(6):
+        sockets = {STRANGER: SocketState(9, paced=True, sent=100_000 * second)}
+        enforcement = enforcement.after(Observation(float(second), sockets, {}), snapshot)
+    assert enforcement.not_enforced == {}
+
+
+def test_few_bytes_prove_nothing_about_a_class(snapshot: Snapshot) -> None:
+    assert observe(snapshot, {CAPPED: 10_000}, counted=0.0).not_enforced == {}
+
+
+def test_long_rates_cover_the_last_ten_to_twenty_seconds(snapshot: Snapshot) -> None:
+    enforcement = Enforcement()
+    for second in range(31):
+        sent = 1000 * second if second <= 10 else 10_000
+        observation = Observation(float(second), {FREE: SocketState(0, paced=False, sent=sent)}, {})
+        enforcement = enforcement.after(observation, snapshot)
+        if second == 10:
+            assert enforcement.long_rates[FREE] == 1000
+    assert enforcement.long_rates[FREE] == 0
