@@ -1,9 +1,11 @@
-"""How long a JOIN takes from its SYN to the class, the mark and the pace in the kernel, idle and beside a transfer.
+"""How long a JOIN takes from its SYN to the pace in the kernel and to the mark, beside nothing and beside a transfer.
 
-The time of the SYN is the time stamp of its capture; those of the stages are taken when each is done: a mark is done
-when the kernel has acknowledged it. Every subflow has its own rate, so that each JOIN needs a class, a mark and a pace.
-A JOIN that the proxy's kernel counts and that is never marked is missed; for each of those the stages that it reached
-are printed, and when its connection left the table.
+What is capped is the joining subflow, or its sibling: the first subflow of the connection. `paced` is the kernel's own
+account (`join_observer`), of the pace alone. `marked` is taken in the services, whose stages note when each is done: a
+mark is done when the kernel has acknowledged it; there the time of the SYN is the time stamp of its capture. Every
+subflow has its own rate, so that each JOIN needs a class, a mark and a pace. A JOIN that the proxy's kernel counts and
+that is never paced, or marked, is missed; for each that is not marked the stages that it reached are printed, and when
+its connection left the table.
 """
 
 from __future__ import annotations
@@ -13,21 +15,24 @@ import math
 import re
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mptcp_lab.benchmarks.measure import PORT, command_line, unshaped, write_json
+from mptcp_lab import namespaces
+from mptcp_lab.benchmarks.join_observer import Delays, JoinObserver
+from mptcp_lab.benchmarks.measure import PORT, command_line, percentile, unshaped, write_json
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, build
 from mptcp_lab.traffic import program, start_pour, start_server
-from mptcp_throttle.model import Per
+from mptcp_throttle.model import AccessNetwork, Per
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mptcp_throttle.rpc import Json
 
@@ -38,54 +43,87 @@ _STAGES: Final = ("proved", "published", "delivered", "paced", "classed", "marke
 _JOINED: Final = "MPTcpExtMPJoinAckRx"
 _WAYS: Final = ("ours", "seed")
 _LOADS: Final = ("idle", "transfer")
-_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+_CAPPED: Final = ("joiner", "sibling")
+_PERCENTILES: Final = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 Times = list[dict[str, float]]
 """For each JOIN, when each stage was done, in seconds after its SYN; `closed`: the first of its two subflows was."""
 
 
-def measure(way: str, rate: float, seconds: float, *, busy: bool, marks: str | None) -> dict[str, Json]:
-    """The figures of `rate` JOINs per second for `seconds`; with `busy` beside a transfer."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: `rate` JOINs per second for `seconds`, `capped` in each; with `busy` beside a transfer."""
+
+    way: str
+    capped: str
+    rate: float
+    seconds: float
+    busy: bool
+    daemon: Mapping[str, object]
+
+    @property
+    def joiner(self) -> bool:
+        """Whether the joining subflow is capped."""
+        return self.capped == "joiner"
+
+
+@dataclass(slots=True)
+class _Found:
+    """`times` is what the services note, `delays` the kernel's account."""
+
+    times: Times = field(default_factory=list)
+    delays: list[Delays] = field(default_factory=list)
+    sniffer: dict[str, Any] = field(default_factory=dict)
+
+
+def measure(case: Case) -> dict[str, Json]:
+    """The figures of one case, in milliseconds."""
+    found = _Found()
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
         start_server(lab.proxy, PORT)
         before = _joins(lab)
-        times: Times = []
-        sniffer: dict[str, Any] = {}
         with (
-            _ours(lab, times, sniffer, marks) if way == "ours" else _seeds(lab, times),
-            _transfer(lab, seconds, busy=busy),
+            _ours(lab, case, found) if case.way == "ours" else _seeds(lab, found),
+            _transfer(lab, case.seconds, busy=case.busy),
         ):
-            lab.client.run(*program("join", PORT, rate, seconds, lab.proxy_address(4)), timeout=seconds + 60)
-            joins = _joins(lab) - before - busy  # the transfer joins too
-        done = sorted(of["marked"] for of in times if "marked" in of)
-        missed = max(joins - len(done), 0)
+            arguments = ("join", PORT, case.rate, case.seconds, lab.proxy_address(4))
+            lab.client.run(*program(*arguments), timeout=case.seconds + 60)
+            joins = _joins(lab) - before - case.busy  # the transfer joins too
+    times = found.times
+    marked = _percentiles(joins, [of["marked"] for of in times if "marked" in of])
     return {
-        "way": way,
-        "joins_per_second": rate,
-        "beside_transfer": busy,
+        "way": case.way,
+        "capped": case.capped,
+        "joins_per_second": case.rate,
+        "beside_transfer": case.busy,
         "joins": joins,
-        "missed": missed,
-        **{name: _quantile(done, part) for name, part in _QUANTILES.items()},
-        "stages_p50": _stages(times, 0.5),
-        "stages_p99": _stages(times, 0.99),
+        "established": _percentiles(joins, [delays.established for delays in found.delays]),
+        "paced": _percentiles(joins, [delays.paced for delays in found.delays]),
+        "marked": marked,
+        "stages_p50": _stages(times, 50),
+        "stages_p99": _stages(times, 99),
         "missed_stages": [
             {stage: round(1000 * at, 2) for stage, at in of.items()} for of in times if "marked" not in of
         ],
-        "missed_unseen": min(max(joins - len(times), 0), missed) if way == "ours" else None,
-        "sniffer": {name: sniffer.get(name) for name in ("dropped", "counters")},
+        "missed_unseen": min(max(joins - len(times), 0), marked["missed"]) if case.way == "ours" else None,
+        "sniffer": {name: found.sniffer.get(name) for name in ("dropped", "counters")},
     }
 
 
-def _quantile(ordered: list[float], part: float) -> float | None:
-    if not ordered:
-        return None
-    return round(1000 * ordered[min(int(part * len(ordered)), len(ordered) - 1)], 2)
+def _percentiles(joins: int, done: Sequence[float]) -> dict[str, Any]:
+    """How many of the JOINs are missed, and the percentiles of the others in ms."""
+    missed = {"missed": max(joins - len(done), 0)}
+    return missed | {name: _milliseconds(done, percent) for name, percent in _PERCENTILES.items()}
 
 
-def _stages(times: Times, part: float) -> dict[str, float | None]:
-    """The quantile `part` of the times at which each stage was done, in ms after the SYN."""
-    done = {stage: sorted(of[stage] for of in times if stage in of) for stage in _STAGES}
-    return {stage: _quantile(values, part) for stage, values in done.items() if values}
+def _milliseconds(values: Sequence[float], percent: float) -> float | None:
+    return round(1000 * percentile(values, percent), 3) if values else None
+
+
+def _stages(times: Times, percent: float) -> dict[str, float | None]:
+    """The percentile of the times at which each stage was done, in ms after the SYN."""
+    done = {stage: [of[stage] for of in times if stage in of] for stage in _STAGES}
+    return {stage: _milliseconds(values, percent) for stage, values in done.items() if values}
 
 
 def _joins(lab: Lab) -> int:
@@ -107,20 +145,29 @@ def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _ours(lab: Lab, times: Times, sniffer: dict[str, Any], marks: str | None) -> Iterator[None]:
-    wifi, ethernet = WIFI_FIRST
-    services = Services(
-        lab.proxy,
-        (wifi, replace(ethernet, cap=_CAP, per=Per.SUBFLOW)),
-        ports=(PORT, _TRANSFER_PORT),
-        daemon={} if marks is None else {"marks": marks},
-    )
+def _ours(lab: Lab, case: Case, found: _Found) -> Iterator[None]:
+    services = Services(lab.proxy, networks(joiner=case.joiner), ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
     files = services.start_timed()
     services.wait_ready()
-    yield
-    sniffer.update(services.ask_sniffer("status"))
+    if services.daemon is None:
+        raise LabError("mptcp-throttled: not started")
+    namespace = namespaces.path(lab.proxy.namespace)
+    with JoinObserver(namespace, PORT, services.daemon.pid, joiner=case.joiner) as observer:
+        yield
+        found.delays = observer.paced()
+    found.sniffer = services.ask_sniffer("status")
     services.stop()
-    times += _paired(*(_notes(file) for file in files))
+    found.times = list(paired(*(_notes(file) for file in files), joiner=case.joiner))
+
+
+def networks(*, joiner: bool) -> tuple[AccessNetwork, AccessNetwork]:
+    """A cap for each subflow over the network that joins, or over the one that begins."""
+    wifi, ethernet = WIFI_FIRST
+    preferred, capped = (ethernet, wifi) if joiner else (wifi, ethernet)
+    return (
+        replace(preferred, preference=1, cap=None),
+        replace(capped, preference=2, cap=_CAP, per=Per.SUBFLOW),
+    )
 
 
 def _notes(file: Path) -> dict[str, dict[str, float]]:
@@ -139,14 +186,14 @@ def _notes(file: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def _paired(
-    sniffer: Mapping[str, Mapping[str, float]], daemon: Mapping[str, Mapping[str, float]]
+def paired(
+    sniffer: Mapping[str, Mapping[str, float]], daemon: Mapping[str, Mapping[str, float]], *, joiner: bool
 ) -> Iterator[dict[str, float]]:
     """The stages of every JOIN to the echo server, in seconds after its SYN.
 
-    The Wi-Fi subflow joins, and therefore the Ethernet subflow of the same connection is throttled.
+    The Wi-Fi subflow joins, and therefore it is throttled (`joiner`), or the Ethernet subflow of the same connection.
     """
-    throttled = {token: ends for token, ends in map(str.split, sniffer["proved"]) if not _is_wifi(ends)}
+    throttled = {token: ends for token, ends in map(str.split, sniffer["proved"]) if _is_wifi(ends) == joiner}
     closed = sniffer.get("closed", {})
     for key, asked in sniffer["asked"].items():
         token, ends = key.split()
@@ -168,7 +215,7 @@ def _is_wifi(ends: str) -> bool:
 
 
 @contextmanager
-def _seeds(lab: Lab, times: Times) -> Iterator[None]:
+def _seeds(lab: Lab, found: _Found) -> Iterator[None]:
     program = (sys.executable, "-m", "mptcp_lab.benchmarks.seed_throttle")
     ends = (str(lab.proxy_address(4)), str(PORT), str(_TRANSFER_PORT))
     sniffer = lab.proxy.start("seed-sniff", *program, "sniff", *ends)
@@ -179,38 +226,54 @@ def _seeds(lab: Lab, times: Times) -> Iterator[None]:
     steer.stop()
     for line in steer.log_text().splitlines():
         at, done = map(float, line.split())
-        times.append({"marked": done - at})
+        found.times.append({"marked": done - at})
 
 
 def main() -> None:
-    """Print a line per way, rate and load."""
+    """Print two lines per way, capped subflow, rate and load."""
     parser = command_line("join-latency", __doc__)
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[1, 50, 200], help="JOINs per second; default: 1 50 200"
+        "--rates", type=float, nargs="+", default=[1, 50, 200, 1000], help="JOINs per second; default: 1 50 200 1000"
     )
     parser.add_argument("--ways", nargs="+", choices=_WAYS, default=_WAYS)
+    parser.add_argument("--capped", nargs="+", choices=_CAPPED, default=_CAPPED, help="the seed's way: sibling only")
     parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
     parser.add_argument("--marks", help="daemon.marks; default: as configured")
+    parser.add_argument("--kernel-decides", help="daemon.kernel_decides; default: as configured")
     options = parser.parse_args()
+    settings = {"marks": options.marks, "kernel_decides": options.kernel_decides}
+    daemon = {key: value for key, value in settings.items() if value is not None}
     rows = []
-    headings = "".join(f" {name:>8}" for name in _QUANTILES)
-    print(f"{'way':5} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'missed':>6}{headings}  ms")
-    for load, rate, way in product(options.loads, options.rates, options.ways):
-        row = measure(way, rate, options.seconds, busy=load == "transfer", marks=options.marks)
+    headings = "".join(f" {name:>8}" for name in _PERCENTILES)
+    print(f"{'way':5} {'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")
+    for load, rate, capped, way in product(options.loads, options.rates, options.capped, options.ways):
+        if way == "seed" and capped == "joiner":
+            continue
+        row = measure(Case(way, capped, rate, options.seconds, load == "transfer", daemon))
         rows.append(row)
-        quantiles = " ".join(f"{'-' if row[name] is None else row[name]:>8}" for name in _QUANTILES)
-        print(f"{way:5} {rate:6g} {load:8} {row['joins']:6} {row['missed']:6} {quantiles}", flush=True)
-        if way == "ours":
-            for quantile in ("p50", "p99"):
-                stages = (f"{stage} {at}" for stage, at in row[f"stages_{quantile}"].items())
-                print(f"      {quantile} of the stages:", ", ".join(stages), flush=True)
-            if row["missed"]:
-                for reached in row["missed_stages"]:
-                    print("      missed:", ", ".join(f"{stage} {at}" for stage, at in reached.items()) or "not proved")
-                print("      missed, of which no SYN was captured:", row["missed_unseen"])
-                print("      the sniffer:", json.dumps(row["sniffer"]), flush=True)
+        _print(row, load)
     write_json(options.json, rows)
+
+
+def _print(row: Mapping[str, Any], load: str) -> None:
+    for figure in ("paced", "marked") if row["way"] == "ours" else ("marked",):
+        percentiles = " ".join(f"{'-' if (at := row[figure][name]) is None else at:>8}" for name in _PERCENTILES)
+        print(
+            f"{row['way']:5} {row['capped']:8} {row['joins_per_second']:6g} {load:8} {row['joins']:6}"
+            f" {figure:7} {row[figure]['missed']:6} {percentiles}",
+            flush=True,
+        )
+    if row["way"] == "seed":
+        return
+    for percent in ("p50", "p99"):
+        stages = (f"{stage} {at}" for stage, at in row[f"stages_{percent}"].items())
+        print(f"      {percent} of the stages:", ", ".join(stages), flush=True)
+    if row["marked"]["missed"]:
+        for reached in row["missed_stages"]:
+            print("      not marked:", ", ".join(f"{stage} {at}" for stage, at in reached.items()) or "not proved")
+        print("      not marked, of which no SYN was captured:", row["missed_unseen"])
+        print("      the sniffer:", json.dumps(row["sniffer"]), flush=True)
 
 
 if __name__ == "__main__":
