@@ -1,0 +1,189 @@
+"""Processor time of the services per joined connection, and of the programs in the kernel per call, packet and GB.
+
+Connections are those of `join-latency`: two subflows, of which the first is capped once the second has joined. Their
+time includes their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
+time of whatever handles the packet; `iterators` run in the daemon, whose time includes theirs, and are called for each
+socket. The transfer has two subflows, too, one of them with a cap that it does not reach; its packets are those of both
+directions. While this runs the kernel measures its programs, which adds two readings of the clock to each call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mptcp_lab import oracle
+from mptcp_lab.benchmarks.join_latency import networks
+from mptcp_lab.benchmarks.measure import PORT, command_line, cpu_seconds, unshaped, write_json
+from mptcp_lab.lab_errors import LabError
+from mptcp_lab.process import wait_until
+from mptcp_lab.scenario.sampler import Sampler
+from mptcp_lab.services import Services
+from mptcp_lab.topology import ClientSpec, build
+from mptcp_lab.traffic import drain, program, start_pour, start_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from mptcp_lab.process import Process
+    from mptcp_lab.topology import Lab
+
+_PROGRAM_TYPES: Final = {"13": "callbacks", "26": "iterators"}  # enum bpf_prog_type (include/uapi/linux/bpf.h)
+_STATS_RUN_TIME: Final = 0  # enum bpf_stats_type (include/uapi/linux/bpf.h)
+_FIELD: Final = re.compile(r"^(\w+):\s*(\w+)$", re.MULTILINE)
+
+Used = Counter[str]
+"""Nanoseconds (`_ns`), calls and packets."""
+
+
+def program_runs(descriptors: Iterable[str]) -> Used:
+    """The calls of a process's programs and the time that they took, from the texts in its /proc/PID/fdinfo."""
+    found = {}
+    for text in descriptors:
+        fields = dict(_FIELD.findall(text))
+        if "run_cnt" in fields and fields["prog_type"] in _PROGRAM_TYPES:
+            found[fields["prog_id"]] = fields  # a program may have several descriptors
+    used = Used()
+    for fields in found.values():
+        kind = _PROGRAM_TYPES[fields["prog_type"]]
+        used.update({kind: int(fields["run_cnt"]), f"{kind}_ns": int(fields["run_time_ns"])})
+    return used
+
+
+def _descriptors(process: Process) -> Iterator[str]:
+    for file in Path(f"/proc/{process.pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            yield file.read_text(encoding="ascii")
+
+
+@contextmanager
+def _programs_measured() -> Iterator[None]:
+    # The kernel stops measuring when the descriptor is closed, at the latest with this process.
+    descriptor = ctypes.CDLL("libbpf.so.1", use_errno=True).bpf_enable_stats(_STATS_RUN_TIME)
+    if descriptor < 0:
+        raise LabError(f"the kernel does not measure programs: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _measure(lab: Lab, settings: Mapping[str, object], work: Callable[[Services], None]) -> Used:
+    """What the services, their programs and the proxy's TCP have used for that work."""
+    with (
+        Services(lab.proxy, networks(joiner=False), ports=(PORT,), daemon=settings) as services,
+        Sampler({"proxy": lab.proxy.namespace}, (), 1.0, 0.0, sockets=False) as sampler,
+        _programs_measured(),
+    ):
+        began, before = time.monotonic(), _used(services)
+        work(services)
+        used = _used(services)
+        used.subtract(before)
+        used["elapsed_ns"] = round(1e9 * (time.monotonic() - began))
+    counted = sampler.counters["proxy"]
+    used.update(joins=counted["MPTcpExtMPJoinAckRx"], packets=counted["TcpInSegs"] + counted["TcpOutSegs"])
+    return used
+
+
+def _used(services: Services) -> Used:
+    if services.sniffer is None or services.daemon is None:
+        raise LabError("mptcp-sniffer and mptcp-throttled: not started")
+    used = program_runs(_descriptors(services.daemon))
+    used["sniffer_ns"], used["daemon_ns"] = (
+        round(1e9 * cpu_seconds(process.pid)) for process in (services.sniffer, services.daemon)
+    )
+    return used
+
+
+def measure_joins(rate: float, seconds: float, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The costs of `rate` JOINs per second for `seconds`, until the services have forgotten them."""
+
+    def work(services: Services) -> None:
+        arguments = ("join", PORT, rate, seconds, lab.proxy_address(4))
+        lab.client.run(*program(*arguments), timeout=seconds + 60)
+        wait_until(lambda: not oracle.listed(lab.proxy, PORT), "all subflows ended")
+        wait_until(lambda: not services.subflows(), "all subflows forgotten")
+
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
+        start_server(lab.proxy, PORT)
+        used = _measure(lab, settings, work)
+    return {**settings, "joins_per_second": rate, "joins": used["joins"], **costs_of_joins(used)}
+
+
+def costs_of_joins(used: Used) -> dict[str, float]:
+    """Processor time per joined connection in ms, of callbacks in us, and what the programs' calls take."""
+    joins = max(used["joins"], 1)
+    return {
+        "sniffer_ms": round(used["sniffer_ns"] / joins / 1e6, 2),
+        "daemon_ms": round(used["daemon_ns"] / joins / 1e6, 2),
+        "both_ms": round((used["sniffer_ns"] + used["daemon_ns"]) / joins / 1e6, 2),
+        "callbacks": round(used["callbacks"] / joins, 1),
+        "callback_ns": _per_call(used, "callbacks"),
+        "callbacks_us": round(used["callbacks_ns"] / joins / 1e3, 1),
+        "iterator_ns_per_socket": _per_call(used, "iterators"),
+        "iterators_percent_of_core": round(100 * used["iterators_ns"] / used["elapsed_ns"], 2),
+    }
+
+
+def measure_transfer(seconds: float, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The costs of a transfer that only the processor limits."""
+    received = 0.0
+
+    def work(_: Services) -> None:
+        nonlocal received
+        received = drain(lab, PORT, seconds) * seconds
+
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
+        start_pour(lab.proxy, PORT)
+        used = _measure(lab, settings, work)
+    return {**settings, "gigabytes": round(received / 1e9, 2), **costs_of_transfer(used, received)}
+
+
+def costs_of_transfer(used: Used, received: float) -> dict[str, float]:
+    """What the callbacks take per packet and per GB of the `received` bytes, and the services of a core."""
+    return {
+        "callback_ns": _per_call(used, "callbacks"),
+        "callbacks_per_packet": round(used["callbacks"] / used["packets"], 3),
+        "ns_per_packet": round(used["callbacks_ns"] / used["packets"], 1),
+        "ms_per_gigabyte": round(used["callbacks_ns"] / 1e6 / (received / 1e9), 1),
+        "sniffer_percent_of_core": round(100 * used["sniffer_ns"] / used["elapsed_ns"], 2),
+        "daemon_percent_of_core": round(100 * used["daemon_ns"] / used["elapsed_ns"], 2),
+    }
+
+
+def _per_call(used: Used, kind: str) -> int:
+    return round(used[f"{kind}_ns"] / used[kind]) if used[kind] else 0
+
+
+def _print(row: Mapping[str, object]) -> None:
+    print("  ", ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+def main() -> None:
+    """Print the costs of JOINs at each rate, and of a transfer."""
+    parser = command_line("kernel-cost", __doc__)
+    parser.add_argument("--rates", type=float, nargs="*", default=[50, 200, 1000], help="JOINs per second")
+    parser.add_argument("--kernel-decides", nargs="+", default=["auto", "off"], help="default: auto off")
+    parser.add_argument("--marks", nargs="+", default=["auto"], help="daemon.marks; default: auto")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
+    options = parser.parse_args()
+    rows: dict[str, list[dict[str, Any]]] = {"joins": [], "transfers": []}
+    for decides, marks in product(options.kernel_decides, options.marks):
+        settings = {"kernel_decides": decides, "marks": marks}
+        for rate in options.rates:
+            rows["joins"].append(measure_joins(rate, options.seconds, settings))
+            _print(rows["joins"][-1])
+        rows["transfers"].append(measure_transfer(options.seconds, settings))
+        _print(rows["transfers"][-1])
+    write_json(options.json, rows)
+
+
+if __name__ == "__main__":
+    main()
