@@ -19,8 +19,8 @@ from statistics import median, quantiles
 from typing import Final
 
 from mptcp_lab import oracle
-from mptcp_lab.benchmarks.goodput import CONGESTION_CONTROLS
 from mptcp_lab.benchmarks.measure import command_line, write_json
+from mptcp_lab.benchmarks.stock_kernels import CONGESTION_CONTROLS
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.kernel_choice import native_has
