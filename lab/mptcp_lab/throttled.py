@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab import oracle
@@ -46,6 +47,13 @@ def throttled(proxy: Host) -> dict[Client, int]:
         if not m.mask or " bpf " in qdisc
     }
     return {client: rate for client, rate in found.items() if rate < _UNLIMITED}
+
+
+def paced(proxy: Host) -> set[Client]:
+    """The subflows whose socket has a maximum pacing rate, which ss(8) shows behind its pacing rate."""
+    lines = proxy.run("ss", "-tinH", "state", "established", "sport", "=", f":{PORT}").stdout.splitlines()
+    peers = (ends.split()[3].rsplit(":", 1) for ends, info in pairwise(lines) if re.search(r"pacing_rate \S+/", info))
+    return {Client(oracle.plain(address.strip("[]")), int(port)) for address, port in peers}
 
 
 def may_be_throttled(proxy: Host, preferred: AccessLink) -> set[Client]:

@@ -23,10 +23,10 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
-from mptcp_lab.throttled import may_be_throttled, throttled
+from mptcp_lab.throttled import may_be_throttled, paced, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_throttle.errors import EX_INTERRUPTED
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import KernelDecides, MarkMethod
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
@@ -87,6 +87,11 @@ _CALLS: Final = (
     "ipset destroy",
     "ip6tables-legacy",
     "ip6tables-legacy: ",
+    "bpf",
+    "bpf object load",
+    "bpf link create",
+    "bpf map update",
+    "bpf iterator",
 )
 """Prefixes of the names of calls; the empty one matches all."""
 
@@ -312,17 +317,20 @@ class _Run:
         present = throttled(self._proxy)
         if present != wanted:
             return f"throttled: {present}, to be throttled: {wanted}"
+        if unwanted := paced(self._proxy) - wanted.keys():
+            return f"paced: {unwanted}, to be throttled: {wanted}"
         return None if plan["operations"] else self._difference()
 
     def _difference(self) -> str | None:
         now = kernel_state(self._proxy)
         changed = [f"{now[command]!r} was {text!r}" for command, text in self._original.items() if now[command] != text]
         records = [f"record {name}" for name in self._services.records]
-        return "; ".join([*changed, *records]) or None
+        paces = [f"paced: {client}" for client in sorted(paced(self._proxy))]
+        return "; ".join([*changed, *records, *paces]) or None
 
     def _anybody_stranded(self) -> bool:
-        present = throttled(self._proxy)
-        return bool(present) and (not self._daemon_runs or not present.keys() <= may_be_throttled(self._proxy, _WIFI))
+        present = throttled(self._proxy).keys() | paced(self._proxy)
+        return bool(present) and (not self._daemon_runs or not present <= may_be_throttled(self._proxy, _WIFI))
 
     def _expect_original(self, when: str) -> None:
         difference = self._difference()
@@ -356,14 +364,17 @@ def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
         lab.proxy.tc(original)
 
 
-def measure(seeds: Sequence[int], report: Callable[[Result, Scenario], None]) -> list[Result]:
+def measure(
+    seeds: Sequence[int], kernel_decides: KernelDecides, report: Callable[[Result, Scenario], None]
+) -> list[Result]:
     """Carry out the runs of these seeds in one lab; `report` is called after each."""
     results = []
     with build(Topology(ethernet=_ETHERNET, wifi=_WIFI)) as lab:
         start_squid(lab.proxy)
         document = start_origin(lab.origin).add(_BYTES)
         networks = [replace(network, cap=network.cap and _CAP) for network in WIFI_FIRST]
-        services = Services(lab.proxy, networks, linger="200ms", daemon={"reconcile_interval": "1s"})
+        settings = {"reconcile_interval": "1s", "kernel_decides": str(kernel_decides)}
+        services = Services(lab.proxy, networks, linger="200ms", daemon=settings)
         for seed in seeds:
             plan = scenario(seed)
             results.append(_Run(lab, services, document, plan).carry_out(seed))
@@ -371,7 +382,7 @@ def measure(seeds: Sequence[int], report: Callable[[Result, Scenario], None]) ->
     return results
 
 
-def _report(result: Result, plan: Scenario) -> None:
+def _report(result: Result, plan: Scenario, kernel_decides: KernelDecides) -> None:
     found = [
         *(f"leftover: {line}" for line in result.leftovers),
         *(f"stranded: {line}" for line in result.stranded),
@@ -379,7 +390,7 @@ def _report(result: Result, plan: Scenario) -> None:
     print(f"seed {result.seed} {'FAILED' if found else 'ok'} {result.seconds:.1f} s: {plan}", flush=True)
     if found:
         print(*found, *result.log.splitlines()[-_LOG_LINES:], sep="\n  ")
-        print(f"benchmarks/faults --runs 1 --seed {result.seed}", flush=True)
+        print(f"benchmarks/faults --runs 1 --seed {result.seed} --kernel-decides {kernel_decides}", flush=True)
 
 
 def main() -> int:
@@ -387,10 +398,18 @@ def main() -> int:
     parser = command_line("faults", __doc__)
     parser.add_argument("--runs", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the first run, then counted up; default: 1")
+    parser.add_argument(
+        "--kernel-decides",
+        type=KernelDecides,
+        choices=list(KernelDecides),
+        default=KernelDecides.AUTO,
+        help="default: auto",
+    )
     options = parser.parse_args()
     raise_on_signals()
+    seeds, decides = range(options.seed, options.seed + options.runs), options.kernel_decides
     try:
-        results = measure(range(options.seed, options.seed + options.runs), _report)
+        results = measure(seeds, decides, lambda result, plan: _report(result, plan, decides))
     except Interrupted:
         return EX_INTERRUPTED
     write_json(options.json, [asdict(result) for result in results])
