@@ -45,7 +45,7 @@ def _fetch(proxy: tuple[str, int], protocol: int, source: str | None, urls: queu
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the seconds and the bytes received."""
+    """Print the seconds, the bytes received, and the begin by the monotonic clock."""
     parser = argparse.ArgumentParser(prog="fetch", description=__doc__)
     parser.add_argument("proxy")
     parser.add_argument("port", type=int)
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for _ in range(options.connections)
         ]
         received = sum(part.result() for part in parts)
-        print(time.monotonic() - began, received)
+        print(time.monotonic() - began, received, began)
 
 
 if __name__ == "__main__":

@@ -3,36 +3,48 @@
 Side by side: plain TCP over Wi-Fi (56 Mb/s) alone, MPTCP over Ethernet (10 Mb/s) and Wi-Fi without a cap, and the same
 with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), decided by the daemon, decided in the kernel, and the
 last with a provisional pace of 0.3 s. The connection begins over Ethernet, and Wi-Fi joins it. Times are from the first
-SYN to the last byte, in seconds; a ratio is a time divided by the median of plain TCP over Wi-Fi of the same cell. A
-world is the lab with one thing changed.
+SYN to the last byte, in seconds; a ratio is a time divided by the median of plain TCP over Wi-Fi of the same cell.
+
+`late`: Wi-Fi joins a download of 10 MB after 0.8 s, so that the cap begins in mid-transfer. There a ratio is a time
+divided by the ideal one: all of Ethernet until Wi-Fi has joined, then all of Wi-Fi and the cap.
+
+A world is the lab with one thing changed.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import count
-from statistics import median, quantiles
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from itertools import count, product
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 from mptcp_lab import oracle
-from mptcp_lab.benchmarks.measure import command_line, write_json
-from mptcp_lab.benchmarks.stock_kernels import CONGESTION_CONTROLS
+from mptcp_lab.benchmarks.goodput import PAYLOAD_PART, delay_links, delay_pair, pair_text
+from mptcp_lab.benchmarks.measure import command_line, percentile, write_json
+from mptcp_lab.benchmarks.stock_kernels import CONGESTION_CONTROLS, KERNELS, missing, results_of_guest, set_up_guest
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.kernel_choice import native_has
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
 VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "kernel", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20")
-"""Of documents, in MB; and `page`."""
+"""Of documents, in MB; besides `page` and `late`."""
 
 _PAGE: Final = "page"
+_LATE: Final = "late"
+_LATE_BYTES: Final = 10_000_000
+_LATE_SECONDS: Final = 0.8
+_POLL_SECONDS: Final = 0.01
 _PAGE_OBJECTS: Final = 30
 _PAGE_BYTES: Final = (10_000, 300_000)
 _PAGE_CONNECTIONS: Final = 6
@@ -46,6 +58,9 @@ _DAEMON_SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
 _PROVISIONAL_SECONDS: Final = 0.3
 
 
+_QDISCS: Final = ("pfifo limit 1000", "noqueue", "pfifo_fast")
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """What differs from the lab as it is; None: nothing. `router_queue` is in bytes, of both access links."""
@@ -56,6 +71,11 @@ class World:
     origin_cc: str | None = None
     proxy_qdisc: str = "pfifo limit 1000"
     recommended: bool = True
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The congestion control and the qdisc that not every kernel has."""
+        return tuple(need for need in (self.origin_cc, self.proxy_qdisc) if need not in (None, *_QDISCS))
 
 
 WORLDS: Final[Mapping[str, World]] = {
@@ -69,12 +89,20 @@ WORLDS: Final[Mapping[str, World]] = {
     "origin-cubic": World(origin_cc="cubic"),
     "noqueue": World(proxy_qdisc="noqueue"),
     "pfifo_fast": World(proxy_qdisc="pfifo_fast"),
+    "fq_codel": World(proxy_qdisc="fq_codel"),
     "no-sysctls": World(recommended=False),
     "plain": World(in_order=False, metrics_saved=True, router_queue=200_000, origin_cc="bbr", recommended=False),
 }
 """`plain` is what namespaces have whose builder has set nothing: all of these things at once."""
 
 _KERNEL_DEFAULTS: Final = {"net/ipv4/tcp_wmem": "4096 16384 4194304", "net/ipv4/tcp_notsent_lowat": "4294967295"}
+
+
+class Fetched(NamedTuple):
+    """How long a download took, in seconds, and how long it would have taken at best, where that is not measured."""
+
+    seconds: float
+    ideal: float | None = None
 
 
 class Bench:
@@ -84,13 +112,17 @@ class Bench:
         self._lab = lab
         self._pages = pages
         self._names = (f"throttle-{number}" for number in count())
+        self._fetches = count()
 
-    def block(self, variant: str, sizes: Sequence[str], repeats: int) -> Iterator[tuple[str, float]]:
-        """Fetch each size `repeats` times with the services of that variant: what was fetched, and the seconds."""
+    def block(self, variant: str, sizes: Sequence[str], repeats: int) -> Iterator[tuple[str, Fetched]]:
+        """Fetch each size `repeats` times with the services of that variant: what was fetched, and its times."""
         with self._services(variant):
             for _ in range(repeats):
                 for size in sizes:
-                    yield size, self._fetch(variant, size)
+                    if size != _LATE:
+                        yield size, self._fetch(variant, size)
+                    elif variant != "wifi":
+                        yield size, self._fetch_late()
 
     def _services(self, variant: str) -> AbstractContextManager[object]:
         if variant not in _DAEMON_SETTINGS:
@@ -101,21 +133,53 @@ class Bench:
         daemon = _DAEMON_SETTINGS[variant]
         return Services(self._lab.proxy, (wifi, ethernet), name=next(self._names), daemon=daemon)
 
-    def _fetch(self, variant: str, size: str) -> float:
-        client, urls = self._lab.client, self._pages[size]
+    def _program(self, size: str, *options: str) -> tuple[str, ...]:
+        proxy = (str(self._lab.proxy_address(4)), str(PORT))
+        connections = ("--connections", str(_PAGE_CONNECTIONS if size == _PAGE else 1))
+        return (sys.executable, "-m", "mptcp_lab.fetch", *proxy, *options, *connections, *self._pages[size])
+
+    def _fetch(self, variant: str, size: str) -> Fetched:
+        client = self._lab.client
         alone = ("--tcp", "--from", str(client.address(WIFI, 4))) if variant == "wifi" else ()
-        printed = client.run(
-            *(sys.executable, "-m", "mptcp_lab.fetch", str(self._lab.proxy_address(4)), str(PORT), *alone),
-            *("--connections", str(_PAGE_CONNECTIONS if size == _PAGE else 1), *urls),
-            timeout=300,
-        ).stdout
-        wait_until(lambda: not oracle.listed(self._lab.proxy, PORT), "all subflows ended", 30)
-        return float(printed.split()[0])
+        seconds, *_ = client.run(*self._program(size, *alone), timeout=300).stdout.split()
+        self._wait_ended()
+        return Fetched(float(seconds))
+
+    def _fetch_late(self) -> Fetched:
+        client = self._lab.client
+        client.ip(["mptcp endpoint flush"])
+        output = client.directory / f"late-{next(self._fetches)}"
+        process = client.start("late", *self._program(_LATE), output=output)
+        process.wait_until(lambda: bool(self._listed()), "connected", poll=_POLL_SECONDS)
+        time.sleep(_LATE_SECONDS)
+        client.ip([f"mptcp endpoint add {client.address(WIFI, 4)} dev {WIFI.interface} subflow"])
+        joined = time.monotonic()
+        if process.wait(300) != 0:
+            raise LabError(f"fetch: {process.log_text()}")
+        seconds, _, began = map(float, output.read_text(encoding="ascii").split())
+        self._wait_ended()
+        return Fetched(seconds, ideal_seconds(_LATE_BYTES, joined - began))
+
+    def _wait_ended(self) -> None:
+        wait_until(lambda: not self._listed(), "all subflows ended", 30)
+
+    def _listed(self) -> Mapping[oracle.Ends, object]:
+        return oracle.listed(self._lab.proxy, PORT)
+
+
+def ideal_seconds(size: int, joined: float) -> float:
+    """Of a download of `size` bytes over Ethernet, until Wi-Fi has joined, and over Wi-Fi and the cap from then on."""
+    _, capped = WIFI_FIRST
+    before, after = (
+        sum(rate.bytes_per_second for rate in rates if rate is not None) * PAYLOAD_PART
+        for rates in ((ETHERNET.rate,), (WIFI.rate, capped.cap))
+    )
+    return joined + (size - joined * before) / after
 
 
 @contextmanager
-def bench(world: World, cc: str, sizes: Sequence[str]) -> Iterator[Bench]:
-    """Build the hosts of a world, with congestion control `cc` on the proxy."""
+def bench(world: World, cc: str, delay: tuple[int, int], sizes: Sequence[str]) -> Iterator[Bench]:
+    """Build the hosts of a world, with congestion control `cc` on the proxy, and delays of Ethernet and Wi-Fi in ms."""
     clients = (ClientSpec(families=(4,)),)
     with build(Topology(clients, proxy_qdisc=world.proxy_qdisc, in_order=world.in_order)) as lab:
         lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc, **({} if world.recommended else _KERNEL_DEFAULTS)})
@@ -125,60 +189,74 @@ def bench(world: World, cc: str, sizes: Sequence[str]) -> Iterator[Bench]:
             for link in (ETHERNET, WIFI):
                 shape = f"tbf rate {link.rate} burst 16384 limit {world.router_queue + 16384}"
                 lab.router.tc([f"qdisc replace dev {lab.client.name}-{link.interface} root {shape}"])
+        delay_links(lab, delay)
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
         if world.origin_cc is not None:
             lab.origin.sysctl({"net/ipv4/tcp_congestion_control": world.origin_cc})
-        objects = random.Random(1)  # noqa: S311
-        lengths = {
-            size: [objects.randint(*_PAGE_BYTES) for _ in range(_PAGE_OBJECTS)]
-            if size == _PAGE
-            else [round(float(size) * 1e6)]
-            for size in sizes
-        }
         base = f"http://{lab.origin_address(4)}"
-        yield Bench(lab, {s: [f"{base}/{origin.add_zeros(n)}" for n in each] for s, each in lengths.items()})
+        yield Bench(lab, {size: [f"{base}/{origin.add_zeros(n)}" for n in _lengths(size)] for size in sizes})
 
 
-Times = dict[tuple[str, str], list[float]]
+def _lengths(size: str) -> list[int]:
+    if size == _PAGE:
+        objects = random.Random(1)  # noqa: S311
+        return [objects.randint(*_PAGE_BYTES) for _ in range(_PAGE_OBJECTS)]
+    return [_LATE_BYTES if size == _LATE else round(float(size) * 1e6)]
+
+
+Times = dict[tuple[str, str], list[Fetched]]
 """By variant and size."""
 
 
-def measure(world: World, cc: str, sizes: Sequence[str], variants: Sequence[str], runs: int, seed: int) -> Times:
-    """The seconds of `runs` downloads of each size and variant, which take turns in random order."""
-    times: Times = {}
-    blocks = [(variant, min(_BLOCK, runs - done)) for variant in variants for done in range(0, runs, _BLOCK)]
-    random.Random(seed).shuffle(blocks)  # noqa: S311
-    with bench(world, cc, sizes) as here:
-        for variant, repeats in blocks:
-            for size, seconds in here.block(variant, sizes, repeats):
-                times.setdefault((variant, size), []).append(seconds)
-    return times
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Where downloads are measured: `world` is the name of one, `delay` in ms of Ethernet and Wi-Fi."""
+
+    kernel: str
+    world: str
+    cc: str
+    delay: tuple[int, int]
+
+    def measure(self, sizes: Sequence[str], variants: Sequence[str], runs: int, seed: int) -> Times:
+        """The times of `runs` downloads of each size and variant, which take turns in random order."""
+        times: Times = {}
+        blocks = [(variant, min(_BLOCK, runs - done)) for variant in variants for done in range(0, runs, _BLOCK)]
+        random.Random(seed).shuffle(blocks)  # noqa: S311
+        with bench(WORLDS[self.world], self.cc, self.delay, sizes) as here:
+            for variant, repeats in blocks:
+                for size, fetched in here.block(variant, sizes, repeats):
+                    times.setdefault((variant, size), []).append(fetched)
+        return times
 
 
-def _rows(world: str, cc: str, times: Times) -> Iterator[dict[str, object]]:
-    for (variant, size), seconds in sorted(times.items(), key=lambda item: (_order(item[0][1]), item[0][0])):
-        wifi = median(times.get(("wifi", size), seconds))
-        percentiles = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
-        figures = {"median": median(seconds), "p90": percentiles[89], "p99": percentiles[98], "max": max(seconds)}
+def rows(cell: Cell, times: Times) -> Iterator[dict[str, Any]]:
+    """A row per size and variant; `times` is what its figures are made of."""
+    order = (*SIZES, _PAGE, _LATE)
+    for (variant, size), fetched in sorted(times.items(), key=lambda item: (order.index(item[0][1]), item[0][0])):
+        wifi = median(each.seconds for each in times.get(("wifi", size), fetched))
+        seconds = [each.seconds for each in fetched]
+        ratios = [each.seconds / (each.ideal or wifi) for each in fetched]
         yield {
-            "world": world,
-            "cc": cc,
+            **asdict(cell),
             "size": size,
             "variant": variant,
-            "runs": len(seconds),
-            **{name: round(figure, 3) for name, figure in figures.items()},
-            **{f"{name}_ratio": round(figure / wifi, 2) for name, figure in figures.items()},
+            "runs": len(fetched),
+            **{name: round(value, 3) for name, value in _spread(seconds).items()},
+            **{f"{name}_ratio": round(value, 2) for name, value in _spread(ratios).items()},
+            "times": fetched,
         }
 
 
-def _order(size: str) -> float:
-    return float("inf") if size == _PAGE else float(size)
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    percents = {"p90": 90, "p99": 99, "max": 100}
+    return {"median": median(values)} | {name: percentile(values, percent) for name, percent in percents.items()}
 
 
-def _print(row: Mapping[str, object]) -> None:
+def _print(row: Mapping[str, Any]) -> None:
     print(
-        f"{row['world']:13} {row['cc']:6} {row['size']:>5} {row['variant']:9} {row['runs']:4}"
+        f"{row['kernel']:11} {row['world']:13} {row['cc']:6} {pair_text(row['delay']):6}"
+        f" {row['size']:>5} {row['variant']:11} {row['runs']:4}"
         f" {row['median']:8} {row['p90']:8} {row['p99']:8} {row['max']:8}"
         f" {row['median_ratio']:7} {row['p90_ratio']:6} {row['p99_ratio']:6} {row['max_ratio']:6}",
         flush=True,
@@ -186,27 +264,51 @@ def _print(row: Mapping[str, object]) -> None:
 
 
 def main() -> None:
-    """Print a line per world, congestion control, size and variant."""
+    """Print a line per kernel, world, congestion control, delay, size and variant."""
     parser = command_line("first-seconds", __doc__)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["native"], help="default: native")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["lab"], help="default: lab")
     parser.add_argument("--cc", nargs="+", choices=CONGESTION_CONTROLS, default=["bbr"], help="default: bbr")
-    parser.add_argument("--sizes", nargs="+", choices=(*SIZES, _PAGE), default=(*SIZES, _PAGE))
+    parser.add_argument("--delays", nargs="+", type=delay_pair, default=[(0, 0)], metavar="MS+MS", help="default: 0+0")
+    parser.add_argument("--sizes", nargs="+", choices=(*SIZES, _PAGE, _LATE), default=(*SIZES, _PAGE, _LATE))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--runs", type=int, default=100, help="of each; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    print("world         cc      size variant   runs  median      p90      p99      max   ratio    p90    p99    max")
-    rows: list[dict[str, object]] = []
-    known = [cc for cc in options.cc if native_has(cc)]
-    for cc in set(options.cc) - set(known):
-        print(f"{cc}: this kernel lets no namespace choose it")
-    for world in options.worlds:
-        for cc in known:
-            times = measure(WORLDS[world], cc, options.sizes, options.variants, options.runs, options.seed)
-            for row in _rows(world, cc, times):
-                _print(row)
-                rows.append(row)
-    write_json(options.json, {"rows": rows})
+    if not options.inside:
+        print(
+            "kernel      world         cc     delay   size variant     runs"
+            "   median      p90      p99      max   ratio    p90    p99    max"
+        )
+    found: list[dict[str, Any]] = []
+    for cell in (Cell(*each) for each in product(options.kernels, options.worlds, options.cc, options.delays)):
+        if lacking := missing(cell.kernel, cell.delay, cell.cc, *WORLDS[cell.world].needs):
+            names = f"{cell.kernel} {cell.world} {cell.cc} {pair_text(cell.delay)}"
+            print(f"{names}: this kernel has no {lacking} for namespaces", file=sys.stderr)
+            continue
+        if options.inside or cell.kernel == "native":
+            set_up_guest(recommended=WORLDS[cell.world].recommended)
+            times = cell.measure(options.sizes, options.variants, options.runs, options.seed)
+        else:
+            times = _measured_in_guest(cell)
+        if options.inside:
+            write_json(options.inside, [(*key, fetched) for key, fetched in times.items()])
+            return
+        for row in rows(cell, times):
+            _print(row)
+            found.append(row)
+    write_json(options.json, {"rows": found})
+
+
+def _measured_in_guest(cell: Cell) -> Times:
+    """In a guest of its own, which has one cell; nothing if its kernel dies."""
+    narrowed = ("--worlds", cell.world, "--cc", cell.cc, "--delays", pair_text(cell.delay))
+    try:
+        results = results_of_guest("first_seconds", cell.kernel, *narrowed)
+    except LabError:
+        return {}
+    return {(variant, size): [Fetched(*each) for each in fetched] for variant, size, fetched in results}
 
 
 if __name__ == "__main__":

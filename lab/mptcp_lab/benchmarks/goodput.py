@@ -24,7 +24,7 @@ from mptcp_lab.benchmarks.measure import command_line, percentile, write_json
 from mptcp_lab.benchmarks.stock_kernels import (
     CONGESTION_CONTROLS,
     KERNELS,
-    can_measure,
+    missing,
     results_of_guest,
     set_up_guest,
 )
@@ -44,7 +44,9 @@ CAPS: Final = ((1.0, 40.0), (4.0, 20.0), (0.25, 10.0))
 VARIANTS: Final = ("none", "seed", "ours")
 BEGINS: Final = ("mid-transfer", "connection")
 
-_PAYLOAD_PART: Final = 1428 / 1514
+PAYLOAD_PART: Final = 1428 / 1514
+"""Of every full frame."""
+
 # After the loss that ends its slow start CUBIC takes K = 5.7 s (RFC 9438, section 4.2) at 56 Mb/s and 50 ms with a
 # queue of as much; a transfer throttled before that has not reached its full rate yet.
 _BEFORE_SECONDS: Final = 6.0
@@ -116,8 +118,8 @@ class Bench:
         services.ask("reload")
         capped = cell.variant != "none"
         _throttle(services, on=capped and at_once)
-        permitted = sum(cell.caps) * 1e6 * _PAYLOAD_PART
-        links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * _PAYLOAD_PART
+        permitted = sum(cell.caps) * 1e6 * PAYLOAD_PART
+        links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * PAYLOAD_PART
         meanwhile = permitted if capped else links
         size = int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8
         with (
@@ -264,7 +266,8 @@ def _spread(values: Sequence[float], figure: str) -> tuple[float, ...]:
     return tuple(round(value, _COLUMNS[figure][1]) for value in spread)
 
 
-def _text(pair: tuple[float, float]) -> str:
+def pair_text(pair: tuple[float, float]) -> str:
+    """The inverse of `number_pair`."""
     return f"{pair[0]:g}+{pair[1]:g}"
 
 
@@ -287,8 +290,8 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         figures = "".join(f" {', '.join(map(str, row[figure])):>22}" for figure in _COLUMNS)
         print(
-            f"{row['kernel']:12} {row['cc']:6} {_text(row['delay']):9} {_text(row['caps']):10} {row['begin']:12}"
-            f" {row['variant']:8} {len(row['runs']):4}{figures}"
+            f"{row['kernel']:12} {row['cc']:6} {pair_text(row['delay']):9} {pair_text(row['caps']):10}"
+            f" {row['begin']:12} {row['variant']:8} {len(row['runs']):4}{figures}"
         )
 
 
@@ -310,8 +313,8 @@ def main() -> None:
     set_up_guest()
     results: list[tuple[Cell, Figures]] = []
     for kernel, cc, delay in product(("native",) if options.quick else options.kernels, options.cc, options.delays):
-        if not can_measure(kernel, cc, delay):
-            print(f"{kernel} {cc} {_text(delay)}: not with this kernel", file=sys.stderr)
+        if lacking := missing(kernel, delay, cc):
+            print(f"{kernel} {cc} {pair_text(delay)}: this kernel has no {lacking} for namespaces", file=sys.stderr)
         elif options.inside or kernel == "native":
             cells = [Cell(kernel, cc, delay, *rest) for rest in product(options.caps, options.variants, options.begins)]
             results += _measure_here(cells, options)
@@ -332,7 +335,7 @@ def main() -> None:
 def _measure_in_guest(kernel: str, cc: str, delay: tuple[int, int]) -> list[tuple[Cell, Figures]]:
     """In a guest of their own, so that no more is lost when its kernel dies."""
     try:
-        results = results_of_guest("goodput", kernel, "--cc", cc, "--delays", _text(delay))
+        results = results_of_guest("goodput", kernel, "--cc", cc, "--delays", pair_text(delay))
     except LabError:
         return []
     return [

@@ -23,9 +23,10 @@ _TIMEOUT_SECONDS: Final = 14_400
 _ATTEMPTS: Final = 2
 
 
-def can_measure(kernel: str, cc: str, delay: tuple[int, int]) -> bool:
-    """Whether that kernel has this congestion control for namespaces, and netem for the delays."""
-    return kernel != "native" or (native_has(cc) and (delay == (0, 0) or native_has("netem")))
+def missing(kernel: str, delay: tuple[int, int], *needs: str) -> str:
+    """What that kernel does not have of these congestion controls and qdiscs, and of netem for the delays."""
+    needs = (*needs, "netem") if delay != (0, 0) else needs
+    return ", ".join(need for need in dict.fromkeys(needs) if kernel == "native" and not native_has(need))
 
 
 def results_of_guest(benchmark: str, kernel: str, *narrowed: str) -> Any:  # noqa: ANN401
@@ -50,10 +51,10 @@ def results_of_guest(benchmark: str, kernel: str, *narrowed: str) -> Any:  # noq
         return json.loads(out.read_text(encoding="utf-8"))
 
 
-def set_up_guest() -> None:
-    """In a guest, which is ours alone, set the kernel parameters that we recommend; elsewhere nothing."""
+def set_up_guest(*, recommended: bool = True) -> None:
+    """In a guest, which is ours alone, allow all congestion controls, and set what we recommend; elsewhere nothing."""
     if not guest.inside():
         return
     allow_congestion_controls(set(CONGESTION_CONTROLS))
-    for path, value in {} if heeds_notsent_lowat() else recommended_for_old_kernels().items():
+    for path, value in recommended_for_old_kernels().items() if recommended and not heeds_notsent_lowat() else ():
         Path("/proc/sys", path).write_text(value, encoding="ascii")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.scenario_schema import Scenario
 
 CONGESTION_CONTROL: Final = "net.ipv4.tcp_congestion_control"
+_QDISCS: Final = ("netem", "fq_codel")
 _ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
@@ -38,13 +39,13 @@ def choose(scenario: Scenario, forced: Kernel | None) -> tuple[Kernel, str]:
 
 @cache
 def native_has(need: str) -> bool:
-    """Whether network namespaces of this kernel have `netem`, or that congestion control."""
-    if need != "netem":
+    """Whether network namespaces of this kernel have that qdisc of `_QDISCS`, or that congestion control."""
+    if need not in _QDISCS:
         # A namespace may choose among these only (net/ipv4/tcp_cong.c, tcp_set_default_congestion_control).
         return need in _ALLOWED.read_text(encoding="ascii").split()
     if os.geteuid() != 0:
         return False
-    probe = "tc qdisc add dev lo root netem delay 1ms"
+    probe = f"tc qdisc add dev lo root {need}"
     return run(["unshare", "--net", *probe.split()], check=False).returncode == 0
 
 
