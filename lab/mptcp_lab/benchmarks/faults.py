@@ -20,6 +20,7 @@ from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults
 from mptcp_lab.interrupts import Interrupted, raise_on_signals
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
@@ -148,8 +149,8 @@ class Scenario:
         return f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {then}"
 
 
-def scenario(seed: int) -> Scenario:
-    """The run of that seed."""
+def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
+    """The run of that seed. Only the program that decides can put sockets into classes."""
     chance = random.Random(seed)  # noqa: S311
     events = [Event(chance.uniform(0.0, 0.9), chance.choice(_KILLS)) for _ in range(chance.choice((0, 1, 1)))]
     events += [
@@ -157,8 +158,9 @@ def scenario(seed: int) -> Scenario:
     ]
     events += [Event(chance.uniform(0.2, 0.9), _WIFI_LOST)] * chance.choice((0, 1))
     clean_up = chance.random() < 0.5
+    is_deciding = kernel_decides is KernelDecides.AUTO
     return Scenario(
-        marks=chance.choice((MarkMethod.IPSET, MarkMethod.RULES)),
+        marks=chance.choice((*((MarkMethod.SOCKET,) if is_deciding else ()), MarkMethod.IPSET, MarkMethod.RULES)),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
         faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
@@ -326,7 +328,8 @@ class _Run:
         changed = [f"{now[command]!r} was {text!r}" for command, text in self._original.items() if now[command] != text]
         records = [f"record {name}" for name in self._services.records]
         paces = [f"paced: {client}" for client in sorted(paced(self._proxy))]
-        return "; ".join([*changed, *records, *paces]) or None
+        marks = [f"marked: {mark}" for mark in parse_marks(self._proxy.run("sh", "-c", SHOW_MARKS).stdout)]
+        return "; ".join([*changed, *records, *paces, *marks]) or None
 
     def _anybody_stranded(self) -> bool:
         present = throttled(self._proxy).keys() | paced(self._proxy)
@@ -376,7 +379,7 @@ def measure(
         settings = {"reconcile_interval": "1s", "kernel_decides": str(kernel_decides)}
         services = Services(lab.proxy, networks, linger="200ms", daemon=settings)
         for seed in seeds:
-            plan = scenario(seed)
+            plan = scenario(seed, kernel_decides)
             results.append(_Run(lab, services, document, plan).carry_out(seed))
             report(results[-1], plan)
     return results
