@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import pytest
-from foreign_program import mount_of_cgroup2
+from foreign_program import own_cgroup
 from proxy_world import ALL_BACK_ENDS, BACK_ENDS
 from pyroute2 import netns
 
@@ -69,16 +68,14 @@ def use(host: Host) -> Iterator[Use]:
 
 
 @pytest.fixture
-def sockets(tmp_path: Path) -> Iterator[PacedSockets]:
+def sockets() -> Iterator[PacedSockets]:
     """The kernel program on a cgroup without a process."""
-    cgroup = mount_of_cgroup2() / tmp_path.name
-    cgroup.mkdir()
-    sockets = PacedSockets(MARKING.ports, cgroup)
-    sockets.read()
-    assert sockets.deciding_problem is None
-    yield sockets
-    sockets.close()
-    cgroup.rmdir()
+    with own_cgroup() as cgroup:
+        sockets = PacedSockets(MARKING.ports, cgroup)
+        sockets.read()
+        assert sockets.deciding_problem is None
+        yield sockets
+        sockets.close()
 
 
 @pytest.fixture(params=ALL_BACK_ENDS)

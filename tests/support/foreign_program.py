@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +32,16 @@ def mount_of_cgroup2() -> Path:
     """Where cgroup2 is mounted."""
     command = ("findmnt", "-rno", "TARGET", "-t", "cgroup2")
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+@contextmanager
+def own_cgroup() -> Iterator[Path]:
+    """A new cgroup without a process, which the block leaves without one."""
+    cgroup = Path(tempfile.mkdtemp(prefix="mptl-", dir=mount_of_cgroup2()))
+    try:
+        yield cgroup
+    finally:
+        cgroup.rmdir()
 
 
 def _cgroup_of(pid: int) -> Path:

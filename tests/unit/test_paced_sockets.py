@@ -15,6 +15,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, Endpoint, FourTuple
 from mptcp_throttled.kernel import pacing
 from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup
 from mptcp_throttled.kernel.socket_program import ProgramKind
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
@@ -65,8 +66,11 @@ class Program:
     def decide_now(self) -> None:
         self.decided += 1
 
-    def close(self) -> None:
+    def detach(self) -> None:
         self.attached.remove(self)
+
+    def close(self) -> None:
+        self.detach()
 
 
 @pytest.fixture
@@ -106,6 +110,28 @@ def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSoc
     with pytest.raises(KernelError):
         sockets.change_classes({ONE: 3, TWO: 3}, ())
     assert (dict(sockets.classes), program.classes) == ({}, {})
+
+
+def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Program, "attached", [], raising=False)
+    monkeypatch.setattr(pacing, "SocketProgram", Program)
+    monkeypatch.setattr(pacing, "_FIND_SECONDS", 0.0)
+    (tmp_path / "squid").mkdir()
+    found = tmp_path / "squid"
+    monkeypatch.setattr(ProxyCgroup, "find", lambda _: found)
+    sockets = PacedSockets((8080,))
+    sockets.read()
+    sockets.change({ONE: 1000}, ())
+    sockets.change_classes({ONE: 2}, ())
+    found = tmp_path
+    assert sockets.read().paces == {ONE: 1000}
+    (program,) = Program.attached
+    assert (program.paces, program.classes) == ({ONE: 1000}, {ONE: 2})
+    found = tmp_path / "squid"
+    sockets.read()
+    assert Program.attached == [program]
 
 
 def test_program_that_is_attached_again_has_no_classes(sockets: PacedSockets) -> None:

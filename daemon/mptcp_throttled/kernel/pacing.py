@@ -31,8 +31,8 @@ from mptcp_throttled.reconcile.kernel_state import PacingState
 # Finding the proxy's cgroup lists sockets and may list directories: too slow to do for every subflow.
 _FIND_SECONDS: Final = 1.0
 # Deciding for all sockets takes milliseconds; this part of the time at most. Only idle sockets need it, whose next ACK
-# the client may delay by 40 ms.
-_DECIDING_PART: Final = 1 / 50
+# the client may delay by 200 ms.
+_DECIDING_PART: Final = 1 / 10
 # Missing capabilities and missing type information; ENOSYS, ENOTSUP: an old kernel.
 _LASTING: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
 _RETRY_SECONDS: Final = 30.0
@@ -53,7 +53,7 @@ class PacedSockets:
         self._proxy = ProxyCgroup(ports)
         self._decides = decides
         self._program: SocketProgram | None = None
-        self._identity: tuple[int, int] | None = None
+        self._attached_to: tuple[Path, tuple[int, int]] | None = None
         self._networks: tuple[AccessNetwork, ...] = ()
         self._paces: dict[FourTuple, int] = {}
         self._classes: dict[FourTuple, int] = {}
@@ -93,12 +93,41 @@ class PacedSockets:
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
-            if self._program is None or self._identity != _identity(cgroup) or time.monotonic() >= self._retry_at:
-                self.close()
-                self._program = self._attach(cgroup)
-                self._identity = _identity(cgroup)
+            if self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
+                self._replace(self._attach(cgroup))
+                self._attached_to = cgroup, _identity(cgroup)
         except KernelError as error:
             self._problem = str(error)
+
+    def _replace(self, program: SocketProgram) -> None:
+        """Put a program in the place of the present one, which until then goes on: no socket is free meanwhile."""
+        try:
+            program.set_paces(self._paces)
+            if program.kind is ProgramKind.THROTTLE:
+                program.set_classes(self._classes)
+                program.decide_now()
+        except KernelError:
+            program.close()
+            raise
+        if program.kind is not ProgramKind.THROTTLE:
+            self._classes = {}
+        if self._program is not None:
+            self._program.detach()
+        self._program = program
+        self._snapshot = None
+
+    def _covers(self, cgroup: Path) -> bool:
+        """Whether the program is attached to this cgroup, or to one above it.
+
+        Anybody on this host may listen on a port of the proxy for a moment, in a cgroup of its own. The program is then
+        attached to one above both, and stays there.
+        """
+        if self._attached_to is None:
+            return False
+        path, identity = self._attached_to
+        with suppress(KernelError):
+            return cgroup.is_relative_to(path) and _identity(path) == identity
+        return False
 
     def _attach(self, cgroup: Path) -> SocketProgram:
         self._retry_at = math.inf

@@ -21,7 +21,7 @@ from mptcp_throttle.linux.inet_diag import (
 )
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
-from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttle.model import Address, Endpoint, FourTuple
 from mptcp_throttled.enforcement import SocketState
 from mptcp_throttled.kernel.htb import HANDLE
 
@@ -85,15 +85,25 @@ def _cgroup2_mount() -> Path:
 
 
 def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
-    """The ids (inode numbers) of the cgroups whose processes listen on these ports. Raises KernelError."""
-    return read_consistently(
-        lambda: frozenset(_CGROUP_ID.unpack(id_)[0] for id_ in _attribute(ports, SS_LISTEN, _INET_DIAG_CGROUP_ID))
-    )
+    """The ids (inode numbers) of the cgroups whose processes listen on these ports. Raises KernelError.
+
+    A socket that listens on the loopback interface only counts if there is no other: clients do not reach it.
+    """
+    listeners = read_consistently(lambda: list(_listeners(ports)))
+    reachable = frozenset(cgroup for address, cgroup in listeners if not address.is_loopback)
+    return reachable or frozenset(cgroup for _, cgroup in listeners)
+
+
+def _listeners(ports: Sequence[int]) -> Iterator[tuple[Address, int]]:
+    with InetDiag() as diag:
+        for found in diag.sockets(SS_LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
+            if _INET_DIAG_CGROUP_ID in found.attributes:
+                yield ip_address(found.local), _CGROUP_ID.unpack(found.attributes[_INET_DIAG_CGROUP_ID])[0]
 
 
 def count_paced(ports: Sequence[int]) -> int:
     """How many established sockets on these ports have a maximum pacing rate. Raises KernelError."""
-    return read_consistently(lambda: sum(map(_is_paced, _attribute(ports, SS_ESTABLISHED, INET_DIAG_INFO))))
+    return sum(state.paced for state in SocketReader(ports).read().values())
 
 
 def _is_paced(tcp_info: bytes) -> bool:
@@ -139,11 +149,3 @@ def _state(attributes: Mapping[int, bytes]) -> SocketState:
     tcp_info = attributes[INET_DIAG_INFO]
     (sent,) = _BYTES_SENT.unpack_from(tcp_info)
     return SocketState(priority & ~_MAJOR if priority & _MAJOR == HANDLE else 0, _is_paced(tcp_info), sent)
-
-
-def _attribute(ports: Sequence[int], state: int, wanted: int) -> Iterator[bytes]:
-    """That attribute of each socket in this state which has it."""
-    with InetDiag() as diag:
-        for found in diag.sockets(state, {wanted}, ports):
-            if wanted in found.attributes:
-                yield found.attributes[wanted]

@@ -108,12 +108,6 @@ static __always_inline __u32 max_pacing_rate(struct tcp_sock *tp)
 	return rate < UNLIMITED ? rate : UNLIMITED;
 }
 
-/* Whether pace and limit of unsent data are as a daemon that was killed may have left them. */
-static __always_inline bool was_paced_by_us(__u32 pace, __u32 limit)
-{
-	return limit == (pace == UNLIMITED ? DRAIN_UNSENT_LIMIT : unsent_limit(pace));
-}
-
 static __always_inline __u32 priority_of(struct tcp_sock *tp)
 {
 	return BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_priority);
