@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples import ETHERNET, WIFI, connection, subflow
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
 from model_kernel import ModelKernel
@@ -57,7 +57,6 @@ def joined(number: int, *, v6: bool, alone: bool) -> Connection:
     return connection(number, *map(subflow, addresses))
 
 
-@settings(deadline=None)
 @given(STEPS, st.booleans())
 def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, object, bool]], paced: bool) -> None:
     pacing = PacingState({}) if paced else PacingState(None, "no cgroup2")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from examples import ETHERNET, WIFI, connection, network, subflow
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
@@ -105,7 +105,6 @@ def in_kernel(plan: KernelPlan) -> KernelState:
     return KernelState(QdiscState(htb), chains if plan.htb else {}, PacingState(dict(plan.paces)))
 
 
-@settings(deadline=None)
 @given(steps())
 def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> None:
     table, planner, now = DecisionTable(), Planner(), 0.0
@@ -208,7 +207,6 @@ def test_adopted_marks_count_for_the_first_plan_only() -> None:
     assert dict(planner.plan.marks) == {held_end(1): 2}
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.integers(1, 8), st.integers(0, 9) | st.just(0xFFFF_FFFF)),
     st.lists(st.integers(1, 8), unique=True),
