@@ -289,6 +289,10 @@ class Tracker:
     ) -> Iterator[Token]:
         affected = [ends]
         if option.address_id is not None:
+            if entry.version != 0:
+                # Only version 0 has the form of 4 bytes; Linux ignores it too (net/mptcp/options.c, TCPOLEN_MPTCP_PRIO).
+                self.counters["malformed"] += 1
+                return
             affected = _with_address(entry, (option.address_id,), by_client=by_client)
         for one in affected:
             live = entry.subflows[one]

@@ -281,6 +281,15 @@ def test_mp_prio_of_version_0_applies_to_the_senders_address_id() -> None:
     assert [subflow.backup for subflow in wire.table[token(version=0)].subflows] == [False, True]
 
 
+def test_mp_prio_with_an_address_id_is_ignored_in_version_1() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.join(WIFI, address_id=3)
+    wire.send(ETHERNET.ack(prio(backup=True, address_id=0)), WIFI.ack_by_proxy(prio(backup=True, address_id=0)))
+    assert [subflow.backup for subflow in wire.table[token()].subflows] == [False, False]
+    assert wire.tracker.counters["malformed"] == 2
+
+
 def test_remove_addr_ends_the_subflows_of_the_senders_address() -> None:
     wire = Wire()
     wire.open(ETHERNET)
