@@ -46,8 +46,8 @@ def _keys(connections: Iterable[Connection | None]) -> Iterator[str]:
 def _time_sniffer() -> None:
     observe, apply_kernel_list, publish = Tracker.observe, Tracker.apply_kernel_list, PublishedTable.publish
 
-    def timed_observe(tracker: Tracker, segment: Segment, at: float) -> list[TableChange]:
-        return _noted(tracker, lambda: observe(tracker, segment, at), at)
+    def timed_observe(tracker: Tracker, segment: Segment, at: float, by_proxy: bool | None) -> list[TableChange]:
+        return _noted(tracker, lambda: observe(tracker, segment, at, by_proxy), at)
 
     def timed_apply_kernel_list(tracker: Tracker, kernel_list: KernelList) -> list[TableChange]:
         return _noted(tracker, lambda: apply_kernel_list(tracker, kernel_list), time.time())

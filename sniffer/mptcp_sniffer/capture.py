@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
-from scapy.arch.linux import L2ListenSocket
+from scapy.arch.linux import L2ListenSocket, get_last_packet_timestamp
 from scapy.error import Scapy_Exception, log_runtime
 
 from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
@@ -38,14 +38,26 @@ _PARSERS: Final = {Link.ETHERNET: parse_ethernet, Link.RAW_IP: parse_ip}
 
 
 class CapturedFrame(NamedTuple):
-    """A frame and the kernel's time stamp in seconds since the epoch."""
+    """A frame, the kernel's time stamp in seconds since the epoch, and whether this host has sent the frame."""
 
     data: bytes
     at: float
+    outgoing: bool
 
 
 class CaptureLost(Exception):
     """The interface went down or was removed; what happens until it is captured again is unknown."""
+
+
+class _ListenSocket(L2ListenSocket):  # type: ignore[misc]
+    """Scapy's packet socket, whose `recv_raw` does not tell the direction of a frame (packet(7), PACKET_OUTGOING)."""
+
+    def receive(self) -> CapturedFrame:
+        """The next frame. Raises OSError."""
+        data, address, at = self._recv_raw(self.ins, SNAP_BYTES)
+        if at is None:
+            at = get_last_packet_timestamp(self.ins)
+        return CapturedFrame(data, at, address[2] == socket.PACKET_OUTGOING)
 
 
 class Capture:
@@ -58,7 +70,7 @@ class Capture:
     def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int, poll_seconds: float) -> None:
         try:
             # With protocol 0 a packet socket receives nothing (packet(7)), so no frame precedes the filter.
-            self._socket = L2ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
+            self._socket = _ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
             with ExitStack() as on_failure:
                 on_failure.callback(self._socket.close)
                 self._set_buffer(buffer_bytes)
@@ -104,12 +116,11 @@ class Capture:
     def next_frame(self) -> CapturedFrame | None:
         """The next frame; None if there was none for `poll_seconds`. Raises CaptureLost."""
         try:
-            _, data, at = self._socket.recv_raw(SNAP_BYTES)
+            return self._socket.receive()
         except TimeoutError:
             return None
         except OSError as error:
             raise CaptureLost(error.strerror) from error
-        return CapturedFrame(data, at)
 
     def dropped(self) -> int:
         """Frames the kernel dropped since the capture began because the buffer was full."""

@@ -88,6 +88,9 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._half_open)
 
+    def __contains__(self, ends: Ends) -> bool:
+        return ends in self._half_open
+
     def on_syn(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> None:
         """A client's SYN."""
         option = _only_handshake(options)

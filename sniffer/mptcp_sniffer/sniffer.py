@@ -134,8 +134,10 @@ class Sniffer:
             return
         if segment is None:
             return
+        # A host that only forwards sends the segments of both sides.
+        by_proxy = frame.outgoing if self._config.sniffer.kernel_view else None
         with self._tracking:
-            self._publish(self._tracker.observe(segment, frame.at))
+            self._publish(self._tracker.observe(segment, frame.at, by_proxy))
             needs_kernel_list = self._tracker.needs_kernel_list()
         if needs_kernel_list:
             self._list_reader.request()

@@ -128,23 +128,26 @@ class Tracker:
         unconfirmed, self._unconfirmed = self._unconfirmed, False
         return unconfirmed
 
-    def observe(self, segment: Segment, at: float) -> list[TableChange]:
+    def observe(self, segment: Segment, at: float, by_proxy: bool | None = None) -> list[TableChange]:
         """The connections that a segment changes, captured at `at` seconds since the epoch.
 
-        Malformed options are counted as `malformed` and ignored.
+        `by_proxy`: whether the proxy's host has sent it; None if that is not known. What claims to come from the proxy
+        and does not, or the reverse, is counted as `wrong_direction`; malformed options are counted as `malformed`.
+        Both are ignored.
         """
-        return self._changes(self._observe(segment, at))
+        return self._changes(self._observe(segment, at, by_proxy))
 
-    def _observe(self, segment: Segment, at: float) -> Iterator[Token]:
+    def _observe(self, segment: Segment, at: float, by_proxy: bool | None) -> Iterator[Token]:
         options, malformed = decode(segment.options, segment.flags)
         if malformed:
             self.counters["malformed"] += malformed
-        by_client = segment.destination.port in self._ports
-        if by_client:
-            ends = Ends(segment.source, segment.destination)
-        elif segment.source.port in self._ports:
-            ends = Ends(segment.destination, segment.source)
-        else:
+        if by_proxy is None:
+            by_proxy = self._seems_by_proxy(segment)
+        by_client = not by_proxy
+        ends = Ends(segment.source, segment.destination) if by_client else Ends(segment.destination, segment.source)
+        if ends.proxy.port not in self._ports:
+            if ends.client.port in self._ports:
+                self.counters["wrong_direction"] += 1
             return
         if segment.flags & Flag.SYN and not segment.flags & (Flag.FIN | Flag.RST):
             if by_client and not segment.flags & Flag.ACK:
@@ -158,6 +161,18 @@ class Tracker:
             yield from self._apply_options(ends, options, at, by_client=by_client)
         if segment.flags & (Flag.FIN | Flag.RST):
             yield from self._on_fin_or_rst(ends, segment, options, at)
+
+    def _seems_by_proxy(self, segment: Segment) -> bool:
+        """By its ports; if both are the proxy's, by its flags or by what is known of its four-tuple."""
+        if segment.source.port not in self._ports or segment.destination.port not in self._ports:
+            return segment.source.port in self._ports
+        if segment.flags & Flag.SYN:
+            return bool(segment.flags & Flag.ACK)
+        by_client, by_proxy = Ends(segment.source, segment.destination), Ends(segment.destination, segment.source)
+        for known in (self._tokens, self._handshakes):
+            if by_client in known or by_proxy in known:
+                return by_client not in known
+        return False
 
     def _on_syn_ack(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         token = self._tokens.get(ends)
@@ -290,7 +305,7 @@ class Tracker:
         affected = [ends]
         if option.address_id is not None:
             if entry.version != 0:
-                # Only version 0 has the form of 4 bytes; Linux ignores it too (net/mptcp/options.c, TCPOLEN_MPTCP_PRIO).
+                # A form of version 0 only; Linux ignores it too (net/mptcp/options.c, TCPOLEN_MPTCP_PRIO).
                 self.counters["malformed"] += 1
                 return
             affected = _with_address(entry, (option.address_id,), by_client=by_client)

@@ -37,9 +37,24 @@ def ends(proxy: str, port: int, client: str, client_port: int, flags: str) -> No
     send(IP(src=client, dst=proxy) / forged, verbose=False)
 
 
+def connection(proxy: str, port: int) -> None:
+    """All segments of a handshake between the proxy and the proxy, and the SYN/ACK once more."""
+    key = b"anykey.."
+    syn, answer, ack = ((30, b"\x01\x81" + keys) for keys in (b"", key, key + key))
+    segments = (
+        TCP(sport=20_000, dport=port, flags="S", seq=100, options=[syn]),
+        TCP(sport=port, dport=20_000, flags="SA", seq=900, ack=101, options=[answer]),
+        TCP(sport=20_000, dport=port, flags="A", seq=101, ack=901, options=[ack]),
+        TCP(sport=port, dport=20_000, flags="SA", seq=900, ack=101, options=[answer]),
+    )
+    send([IP(src=proxy, dst=proxy) / segment for segment in segments], verbose=False)
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["joins", proxy, port, *tokens]:
             joins(proxy, int(port), [int(token, 16) for token in tokens])
         case ["ends", proxy, port, client, client_port, flags]:
             ends(proxy, int(port), client, int(client_port), flags)
+        case ["connection", proxy, port]:
+            connection(proxy, int(port))

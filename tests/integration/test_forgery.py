@@ -53,6 +53,12 @@ def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
     assert world.marks() == marks
 
 
+def test_forged_segments_of_the_proxy_open_no_connection(world: ProxyWorld) -> None:
+    forge(world, "connection")
+    eventually(lambda: world.services.ask_sniffer("status")["counters"].get("wrong_direction") == 2, "all captured")
+    assert "opened token=" not in world.sniffer.log_text()
+
+
 @pytest.mark.parametrize("flags", ["FA", "R"])
 def test_forged_end_is_undone_by_the_kernel_list(world: ProxyWorld, flags: str) -> None:
     world.download()

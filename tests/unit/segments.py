@@ -140,5 +140,8 @@ class Client:
     def fin(self) -> Segment:
         return segment(self.address, self.port, self._proxy, 8080, "FA", seq=500)
 
+    def fin_by_proxy(self) -> Segment:
+        return segment(self._proxy, 8080, self.address, self.port, "FA", seq=950)
+
     def reset_by_proxy(self, *options: bytes) -> Segment:
         return segment(self._proxy, 8080, self.address, self.port, "R", *options, seq=901)

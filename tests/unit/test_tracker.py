@@ -40,10 +40,10 @@ class Wire:
         self.table: dict[Token, Connection] = {}
         self.now = 1000.0
 
-    def send(self, *segments: Segment) -> None:
+    def send(self, *segments: Segment, by_proxy: bool | None = None) -> None:
         for one in segments:
             self.now += 0.001
-            self.take(self.tracker.observe(one, self.now))
+            self.take(self.tracker.observe(one, self.now, by_proxy))
 
     def take(self, changes: list[TableChange]) -> None:
         for change in changes:
@@ -369,6 +369,46 @@ def test_segments_of_other_ports_are_ignored() -> None:
     wire.send(segment(PROXY, 443, "10.1.0.2", 40000, "SA", capable_synack(), ack=101))
     wire.send(segment("10.1.0.2", 40000, PROXY, 443, "A", capable_ack(), seq=101, ack=101))
     assert wire.table == {}
+
+
+@pytest.mark.parametrize("is_direction_known", [False, True])
+def test_client_may_have_the_proxys_port_too(is_direction_known: bool) -> None:
+    wire, client = Wire(), Client("10.1.0.2", 8080)
+
+    def send(segment: Segment, *, by_proxy: bool) -> None:
+        wire.send(segment, by_proxy=by_proxy if is_direction_known else None)
+
+    send(client.syn(capable_syn()), by_proxy=False)
+    send(client.synack(capable_synack()), by_proxy=True)
+    send(client.ack(capable_ack()), by_proxy=False)
+    wire.join(WIFI)
+    assert wire.clients(token()) == ["10.1.0.2:8080", "10.2.0.2:50000"]
+    send(client.ack_by_proxy(prio(backup=True)), by_proxy=True)
+    send(client.ack(prio(backup=False)), by_proxy=False)
+    assert wire.table[token()].subflows[0].backup, "the proxy still asks for it"
+    send(client.fin_by_proxy(), by_proxy=True)
+    assert wire.clients(token()) == ["10.2.0.2:50000"]
+
+
+def test_what_arrives_in_the_name_of_the_proxy_is_ignored() -> None:
+    wire = Wire()
+    forged = Client(PROXY, 40000)
+    for client in (ETHERNET, forged):
+        handshake = (client.syn(capable_syn()), client.synack(capable_synack()), client.ack(capable_ack()))
+        wire.send(*handshake, by_proxy=False)
+    assert wire.table == {}
+    assert wire.tracker.counters["wrong_direction"] == 2
+    wire.open(ETHERNET)
+    wire.send(ETHERNET.reset_by_proxy(), ETHERNET.ack_by_proxy(prio(backup=True)), by_proxy=False)
+    assert [subflow.backup for subflow in wire.table[token()].subflows] == [False]
+
+
+def test_connection_of_the_proxy_to_another_host_is_not_tracked() -> None:
+    wire = Wire()
+    origin = Client("10.4.0.2", 40000)
+    wire.send(origin.syn(capable_syn()), origin.ack(capable_ack()), by_proxy=True)
+    wire.send(origin.synack(capable_synack()), by_proxy=False)
+    assert wire.tracker.sizes()["half_open"] == 0
 
 
 def test_malformed_options_are_counted_and_ignored() -> None:
