@@ -17,6 +17,9 @@ class EventKind(StrEnum):
     JOINING = "joining"
     """The proxy has answered the SYN of a JOIN, which is not authenticated yet."""
 
+    FAILED = "failed"
+    """The JOIN was refused, or has not been authenticated in time; `detail`: why."""
+
     ESTABLISHED = "established"
     """The subflow is live; `detail`: how it is known, if not from its handshake."""
 
@@ -40,11 +43,14 @@ class EventKind(StrEnum):
 
 
 class Event(NamedTuple):
-    """Something that happened to a connection, or to one `subflow` of it, at `at` seconds since the epoch."""
+    """Something that happened to a connection, or to one `subflow` of it, at `at` seconds since the epoch.
+
+    `version` is None for a JOIN that has failed: its connection may be forgotten.
+    """
 
     at: float
     kind: EventKind
     token: Token
-    version: int
+    version: int | None
     subflow: Subflow | None
     detail: str

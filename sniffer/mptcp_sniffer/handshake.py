@@ -3,6 +3,8 @@
 With `Trust.HANDSHAKE` a handshake is complete at its third ACK, with the right keys for MP_CAPABLE, the right HMAC for
 MP_JOIN, and the right sequence numbers for both. With `Trust.TOKEN`, for hosts that see one direction only, it is
 complete at the first segment that names the token.
+
+The segments of a handshake may come in any order: captures of several queues or interfaces do not keep it.
 """
 
 from __future__ import annotations
@@ -53,16 +55,33 @@ class Joined(NamedTuple):
     authenticated: bool
 
 
-@dataclass(slots=True)
-class _HalfOpen:
-    """A SYN, and the SYN/ACK once there is one. `keys` are those of the connection to join, if known."""
-
+class _Syn(NamedTuple):
     option: MpCapable | MpJoinSyn
     sequence: int
     at: float
-    keys: Keys | None = None
-    answer: MpCapable | MpJoinSynAck | None = None
-    answer_sequence: int = 0
+
+
+class _SynAck(NamedTuple):
+    option: MpCapable | MpJoinSynAck
+    sequence: int
+    acknowledgment: int
+
+
+class _ThirdAck(NamedTuple):
+    option: MpCapable | MpJoinAck
+    sequence: int
+    acknowledgment: int
+
+
+@dataclass(slots=True)
+class _HalfOpen:
+    """The segments of a handshake seen so far, the first of them at `at`; `waiting`: the JOIN as it was returned."""
+
+    at: float
+    syn: _Syn | None = None
+    syn_ack: _SynAck | None = None
+    third_ack: _ThirdAck | None = None
+    waiting: Joined | None = None
 
 
 class UnknownToken(LookupError):
@@ -73,16 +92,27 @@ class Handshakes:
     """The incomplete handshakes: at most `bound`, beyond which the oldest is forgotten.
 
     `keys_of` returns the keys of the connection with a token, or None if only the connection is known, and raises
-    UnknownToken. `counters` count the handshakes that failed, by reason.
+    UnknownToken. `is_live` says whether a subflow on these ports began with a SYN of this sequence number. `on_failed`
+    is told when and why a JOIN that was returned to wait for its third ACK has failed. `counters` count the handshakes
+    that failed, by reason.
     """
 
     def __init__(
-        self, bound: int, trust: Trust, keys_of: Callable[[Token], Keys | None], counters: Counter[str]
+        self,
+        bound: int,
+        trust: Trust,
+        counters: Counter[str],
+        *,
+        keys_of: Callable[[Token], Keys | None],
+        is_live: Callable[[Ends, int], bool],
+        on_failed: Callable[[Joined, float, str], None],
     ) -> None:
         self._bound = bound
         self._trust = trust
-        self._keys_of = keys_of
         self._counters = counters
+        self._keys_of = keys_of
+        self._is_live = is_live
+        self._on_failed = on_failed
         self._half_open: OrderedDict[Ends, _HalfOpen] = OrderedDict()
 
     def __len__(self) -> int:
@@ -91,76 +121,60 @@ class Handshakes:
     def __contains__(self, ends: Ends) -> bool:
         return ends in self._half_open
 
-    def on_syn(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> None:
-        """A client's SYN."""
+    def on_syn(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> Opened | Joined | None:
+        """A client's SYN. Returns a complete handshake, or a JOIN that waits for its third ACK."""
         option = _only_handshake(options)
         if not isinstance(option, MpCapable | MpJoinSyn):
             self._counters["plain_tcp"] += 1
-            return
-        keys = None
+            return None
+        half_open = self._half_open.get(ends)
+        earlier = half_open and half_open.syn
+        if (earlier and earlier.sequence == segment.sequence) or self._is_live(ends, segment.sequence):
+            self._counters["syn_retransmitted"] += 1
+            return None
         if isinstance(option, MpJoinSyn):
             try:
-                keys = self._keys_of(Token(option.token))
+                self._keys_of(Token(option.token))
             except UnknownToken:
                 self._counters["unknown_token"] += 1
-                return
-        earlier = self._half_open.get(ends)
-        if earlier is not None and earlier.sequence == segment.sequence:
-            self._counters["syn_retransmitted"] += 1
-            return
-        self._half_open[ends] = _HalfOpen(option, segment.sequence, at, keys)
-        self._half_open.move_to_end(ends)
-        self.expire(at)
+        if earlier:
+            self._forget(ends, at, "ports reused")
+        half_open = self._begun(ends, at)
+        half_open.syn = _Syn(option, segment.sequence, at)
+        if half_open.syn_ack is not None and _before(half_open.syn_ack.acknowledgment) != segment.sequence:
+            half_open.syn_ack = None
+        return self._proceed(ends, half_open, at)
 
-    def on_syn_ack(self, ends: Ends, segment: Segment, options: Sequence[Option]) -> Opened | Joined | None:
-        """The proxy's SYN/ACK. Returns a complete handshake, or a JOIN that waits for its third ACK."""
-        half_open = self._half_open.get(ends)
-        if half_open is None or half_open.sequence != _before(segment.acknowledgment):
+    def on_syn_ack(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> Opened | Joined | None:
+        """The proxy's SYN/ACK. Returns as `on_syn`."""
+        option = _only_handshake(options)
+        syn, answered = self._syn_of(ends), _before(segment.acknowledgment)
+        if self._is_live(ends, answered) if syn is None else syn.sequence != answered:
             return None
-        answer = _only_handshake(options)
-        half_open.answer_sequence = segment.sequence
-        match half_open.option, answer:
-            case MpCapable(), MpCapable(sender_key=bytes(key)):
-                half_open.answer = answer
-                if self._trust is Trust.TOKEN:
-                    token = token_of(answer.version, key)
-                    return Opened(ends, token, answer.version, None, half_open.sequence, half_open.at)
-                return None
-            case MpJoinSyn() as syn, MpJoinSynAck():
-                if half_open.keys is not None and not is_proxy_hmac(half_open.keys, syn, answer):
-                    self._counters["wrong_hmac"] += 1
-                    return None
-                half_open.answer = answer
-                authenticated = self._trust is Trust.TOKEN
-                if authenticated:
-                    del self._half_open[ends]
-                return _joined(ends, half_open, syn, authenticated=authenticated)
-        del self._half_open[ends]
-        self._counters["fell_back"] += 1
+        if isinstance(option, MpCapable | MpJoinSynAck):
+            half_open = self._begun(ends, at)
+            half_open.syn_ack = _SynAck(option, segment.sequence, segment.acknowledgment)
+            return self._proceed(ends, half_open, at)
+        if syn is not None:
+            self._fall_back(ends, at)
         return None
 
     def on_third_ack(
         self, ends: Ends, segment: Segment, options: Sequence[Option], at: float
     ) -> Opened | Joined | None:
-        """A client's segment with MP_CAPABLE or MP_JOIN and without SYN: the third ACK, or the first data."""
-        ack = _only_handshake(options)
-        half_open = self._half_open.get(ends)
-        if half_open is None:
-            if self._trust is Trust.TOKEN and isinstance(ack, MpCapable):
-                return self._opened_without_syn(ends, segment, ack, at)
+        """A client's segment without SYN: the third ACK, or first data with the same option. Returns as `on_syn`."""
+        option = _only_handshake(options)
+        if not isinstance(option, MpCapable | MpJoinAck):
             return None
-        match half_open.option, ack:
-            case MpCapable() as syn, MpCapable(sender_key=bytes(client), receiver_key=bytes(proxy)):
-                keys = Keys(ack.version, client, proxy)
-                if not self._is_valid_capable(half_open, segment, syn, keys):
-                    self._counters["wrong_key"] += 1
-                    return None
-                del self._half_open[ends]
-                token = token_of(keys.version, keys.proxy)
-                return Opened(ends, token, keys.version, keys, half_open.sequence, half_open.at)
-            case MpJoinSyn() as syn, MpJoinAck():
-                return self._join_completed(ends, half_open, segment, syn, ack)
-        return None
+        if self._syn_of(ends) is None:
+            if self._trust is Trust.TOKEN and isinstance(option, MpCapable):
+                self._half_open.pop(ends, None)
+                return self._opened_without_syn(ends, segment, option, at)
+            if self._is_live(ends, _before(segment.sequence)):
+                return None
+        half_open = self._begun(ends, at)
+        half_open.third_ack = _ThirdAck(option, segment.sequence, segment.acknowledgment)
+        return self._proceed(ends, half_open, at)
 
     def _opened_without_syn(self, ends: Ends, segment: Segment, ack: MpCapable, at: float) -> Opened | None:
         if ack.sender_key is None or ack.receiver_key is None:
@@ -169,57 +183,125 @@ class Handshakes:
         token = token_of(keys.version, keys.proxy)
         return Opened(ends, token, keys.version, keys, _before(segment.sequence), at)
 
-    def _is_valid_capable(self, half_open: _HalfOpen, segment: Segment, syn: MpCapable, keys: Keys) -> bool:
-        answer = half_open.answer
-        if answer is None:
-            return self._trust is Trust.TOKEN
-        return (
-            isinstance(answer, MpCapable)
-            and (answer.version, answer.sender_key) == (keys.version, keys.proxy)
-            and syn.sender_key in (None, keys.client)
-            and _follows(half_open, segment)
-        )
+    def _syn_of(self, ends: Ends) -> _Syn | None:
+        half_open = self._half_open.get(ends)
+        return None if half_open is None else half_open.syn
 
-    def _join_completed(
-        self, ends: Ends, half_open: _HalfOpen, segment: Segment, syn: MpJoinSyn, ack: MpJoinAck
+    def _begun(self, ends: Ends, at: float) -> _HalfOpen:
+        half_open = self._half_open.get(ends)
+        if half_open is None:
+            half_open = self._half_open[ends] = _HalfOpen(at)
+            self.expire(at)
+        return half_open
+
+    def _proceed(self, ends: Ends, half_open: _HalfOpen, at: float) -> Opened | Joined | None:
+        """What the segments seen so far amount to. A third ACK that proves nothing is forgotten: another may follow."""
+        syn, syn_ack = half_open.syn, half_open.syn_ack
+        if syn is None:
+            return None
+        if syn_ack is not None and isinstance(syn_ack.option, MpCapable) != isinstance(syn.option, MpCapable):
+            self._fall_back(ends, at)
+            return None
+        if isinstance(syn.option, MpCapable):
+            return self._proceed_to_open(ends, half_open, syn, syn.option)
+        return self._proceed_to_join(ends, half_open, syn, syn.option, at)
+
+    def _proceed_to_open(self, ends: Ends, half_open: _HalfOpen, syn: _Syn, offer: MpCapable) -> Opened | None:
+        answer = half_open.syn_ack and half_open.syn_ack.option
+        ack = half_open.third_ack and half_open.third_ack.option
+        is_token_enough = self._trust is Trust.TOKEN
+        match answer, ack:
+            case None, MpCapable() if not is_token_enough:
+                return None
+            case _, MpCapable(version, bytes(client), bytes(proxy)):
+                keys = Keys(version, client, proxy)
+                if isinstance(answer, MpCapable) and not (_is_proved(offer, answer, keys) and _follows(half_open)):
+                    half_open.third_ack = None
+                    self._counters["wrong_key"] += 1
+                    return None
+                del self._half_open[ends]
+                return Opened(ends, token_of(version, proxy), version, keys, syn.sequence, syn.at)
+            case MpCapable(version, bytes(proxy)), _ if is_token_enough:
+                return Opened(ends, token_of(version, proxy), version, None, syn.sequence, syn.at)
+        return None
+
+    def _proceed_to_join(
+        self, ends: Ends, half_open: _HalfOpen, syn: _Syn, request: MpJoinSyn, at: float
     ) -> Joined | None:
-        answer = half_open.answer
-        if answer is not None or self._trust is not Trust.TOKEN:
-            if not isinstance(answer, MpJoinSynAck) or not _follows(half_open, segment):
-                return None
-            if half_open.keys is None:
-                self._counters["join_left_to_kernel"] += 1
-                return None
-            if not is_client_hmac(half_open.keys, syn, answer, ack):
-                self._counters["wrong_hmac"] += 1
-                return None
-        del self._half_open[ends]
-        return _joined(ends, half_open, syn, authenticated=True)
+        try:
+            keys = self._keys_of(Token(request.token))
+        except UnknownToken:
+            if half_open.third_ack is not None:
+                self._forget(ends, at, "unknown token")
+            return None
+        answer = half_open.syn_ack and half_open.syn_ack.option
+        ack = half_open.third_ack and half_open.third_ack.option
+        if isinstance(answer, MpJoinSynAck) and keys is not None and not is_proxy_hmac(keys, request, answer):
+            half_open.syn_ack = answer = None
+            self._counters["wrong_hmac"] += 1
+        if self._trust is Trust.TOKEN:
+            is_complete = answer is not None or isinstance(ack, MpJoinAck)
+        else:
+            is_complete = self._is_join_proved(half_open, request, keys)
+        if is_complete:
+            del self._half_open[ends]
+            return _joined(ends, syn, request, answer, authenticated=True)
+        if answer is None or half_open.waiting is not None:
+            return None
+        half_open.waiting = _joined(ends, syn, request, answer, authenticated=False)
+        return half_open.waiting
 
-    def accepted_by_kernel(self, ends: Ends) -> Joined | None:
-        """What is known of a JOIN that is in the kernel list, None if its SYN was not seen.
+    def _is_join_proved(self, half_open: _HalfOpen, request: MpJoinSyn, keys: Keys | None) -> bool:
+        answer = half_open.syn_ack and half_open.syn_ack.option
+        ack = half_open.third_ack and half_open.third_ack.option
+        if not isinstance(answer, MpJoinSynAck) or not isinstance(ack, MpJoinAck):
+            return False
+        if keys is None:
+            self._counters["join_left_to_kernel"] += 1
+        elif _follows(half_open):
+            if is_client_hmac(keys, request, answer, ack):
+                return True
+            self._counters["wrong_hmac"] += 1
+        half_open.third_ack = None
+        return False
+
+    def accepted_by_kernel(self, ends: Ends, token: Token) -> Joined | None:
+        """What is known of a JOIN that is in the kernel list with this token, None if its SYN was not seen.
 
         It is forgotten if its HMAC cannot be checked without the keys; otherwise its third ACK is still to come.
         """
         half_open = self._half_open.get(ends)
-        if half_open is None or not isinstance(half_open.option, MpJoinSyn):
+        if half_open is None or half_open.syn is None or not isinstance(half_open.syn.option, MpJoinSyn):
             return None
-        if half_open.keys is None:
+        request = half_open.syn.option
+        if request.token != token:
+            return None
+        if self._keys_of(token) is None:
             del self._half_open[ends]
-        return _joined(ends, half_open, half_open.option, authenticated=True)
+        answer = half_open.syn_ack and half_open.syn_ack.option
+        return _joined(ends, half_open.syn, request, answer, authenticated=True)
 
-    def on_reset(self, ends: Ends) -> None:
+    def on_reset(self, ends: Ends, at: float, detail: str) -> None:
         """An RST of either side: the handshake has failed."""
-        self._half_open.pop(ends, None)
+        self._forget(ends, at, detail)
 
     def expire(self, now: float) -> None:
         """Forget the oldest beyond the bound, and those that are too old at `now`."""
         while self._half_open:
-            oldest = next(iter(self._half_open.values()))
+            ends, oldest = next(iter(self._half_open.items()))
             if len(self._half_open) <= self._bound and now - oldest.at <= _HALF_OPEN_SECONDS:
                 return
-            self._half_open.popitem(last=False)
             self._counters["half_open_forgotten"] += 1
+            self._forget(ends, now, "not completed")
+
+    def _fall_back(self, ends: Ends, at: float) -> None:
+        self._counters["fell_back"] += 1
+        self._forget(ends, at, "fell back to TCP")
+
+    def _forget(self, ends: Ends, at: float, detail: str) -> None:
+        half_open = self._half_open.pop(ends, None)
+        if half_open is not None and half_open.waiting is not None:
+            self._on_failed(half_open.waiting, at, detail)
 
 
 def _only_handshake(options: Sequence[Option]) -> Option | None:
@@ -228,25 +310,38 @@ def _only_handshake(options: Sequence[Option]) -> Option | None:
     return found[0] if len(found) == 1 else None
 
 
-def _joined(ends: Ends, half_open: _HalfOpen, syn: MpJoinSyn, *, authenticated: bool) -> Joined:
-    answer = half_open.answer if isinstance(half_open.answer, MpJoinSynAck) else None
+def _joined(
+    ends: Ends, syn: _Syn, request: MpJoinSyn, answer: MpCapable | MpJoinSynAck | None, *, authenticated: bool
+) -> Joined:
+    proxy_address_id, proxy_backup = (
+        (answer.address_id, answer.backup) if isinstance(answer, MpJoinSynAck) else (0, False)
+    )
     return Joined(
         ends,
-        Token(syn.token),
-        syn.address_id,
-        0 if answer is None else answer.address_id,
-        syn.backup,
-        answer is not None and answer.backup,
-        half_open.sequence,
-        half_open.at,
+        Token(request.token),
+        request.address_id,
+        proxy_address_id,
+        request.backup,
+        proxy_backup,
+        syn.sequence,
+        syn.at,
         authenticated,
     )
 
 
-def _follows(half_open: _HalfOpen, segment: Segment) -> bool:
-    """Whether a segment belongs to this handshake: an off-path attacker does not know both sequence numbers."""
+def _is_proved(offer: MpCapable, answer: MpCapable, keys: Keys) -> bool:
+    """Whether the third ACK of an MP_CAPABLE handshake has the keys that the sides have offered before."""
+    return (answer.version, answer.sender_key) == (keys.version, keys.proxy) and offer.sender_key in (None, keys.client)
+
+
+def _follows(half_open: _HalfOpen) -> bool:
+    """Whether the third ACK belongs to this handshake: an off-path attacker does not know both sequence numbers."""
+    syn, answer, ack = half_open.syn, half_open.syn_ack, half_open.third_ack
     return (
-        _before(segment.sequence) == half_open.sequence and _before(segment.acknowledgment) == half_open.answer_sequence
+        syn is not None
+        and answer is not None
+        and ack is not None
+        and (_before(ack.sequence), _before(ack.acknowledgment)) == (syn.sequence, answer.sequence)
     )
 
 

@@ -49,14 +49,16 @@ class History:
         match event.kind:
             case EventKind.CLOSED:
                 known |= {"state": "closed", "closed_at": event.at, "reason": event.detail}
+            case EventKind.FAILED:
+                known |= {"state": "failed", "closed_at": event.at, "reason": event.detail}
             case EventKind.ESTABLISHED | EventKind.BACKUP_CHANGED:
                 known |= {"established": True, "state": "backup" if subflow.backup else "active"}
 
     def as_json(self) -> dict[str, Json]:
         """`{connections: [{token, version, opened_at, ended_at, subflows}], events: [{at, event, token, ...}]}`.
 
-        A subflow has the published keys and `established`, `state` (joining, active, backup or closed), `closed_at`
-        and the `reason` for its end.
+        A subflow has the published keys and `established`, `state` (joining, failed, active, backup or closed),
+        `closed_at` and the `reason` for its end.
         """
         return {"connections": self._connections, "events": self._events}
 

@@ -41,6 +41,7 @@ def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Js
     history = History()
     tracker = Tracker(ports, _UNBOUNDED, trust, history.record)
     for segment, at in _segments(path, tracker):
+        tracker.expire(at)
         tracker.observe(segment, at)
     return {**history.as_json(), "counters": dict(tracker.counters)}
 

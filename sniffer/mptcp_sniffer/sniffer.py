@@ -166,7 +166,7 @@ class Sniffer:
 
 
 def _log_event(event: Event) -> None:
-    if event.kind is EventKind.JOINING:
+    if event.kind in (EventKind.JOINING, EventKind.FAILED):
         return
     subflow = "" if event.subflow is None else f" subflow={event.subflow.ends.client}"
     backup = " backup" if event.subflow is not None and event.subflow.backup else ""

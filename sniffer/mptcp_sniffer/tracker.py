@@ -106,7 +106,14 @@ class Tracker:
         self._bounds = bounds
         self._on_event = on_event
         self.counters: Counter[str] = Counter()
-        self._handshakes = Handshakes(bounds.half_open, trust, self._keys_of, self.counters)
+        self._handshakes = Handshakes(
+            bounds.half_open,
+            trust,
+            self.counters,
+            keys_of=self._keys_of,
+            is_live=self._is_live,
+            on_failed=self._report_failed_join,
+        )
         self._connections: dict[Token, _Tracked] = {}
         self._tokens: dict[Ends, Token] = {}
         self._unauthenticated: OrderedDict[Token, None] = OrderedDict()
@@ -151,7 +158,9 @@ class Tracker:
             return
         if segment.flags & Flag.SYN and not segment.flags & (Flag.FIN | Flag.RST):
             if by_client and not segment.flags & Flag.ACK:
-                self._handshakes.on_syn(ends, segment, options, at)
+                handshake = self._handshakes.on_syn(ends, segment, options, at)
+                if handshake is not None:
+                    yield from self._accept(handshake, at)
             elif not by_client and segment.flags & Flag.ACK:
                 yield from self._on_syn_ack(ends, segment, options, at)
             return
@@ -164,8 +173,9 @@ class Tracker:
 
     def _seems_by_proxy(self, segment: Segment) -> bool:
         """By its ports; if both are the proxy's, by its flags or by what is known of its four-tuple."""
-        if segment.source.port not in self._ports or segment.destination.port not in self._ports:
-            return segment.source.port in self._ports
+        is_from_proxy_port = segment.source.port in self._ports
+        if not is_from_proxy_port or segment.destination.port not in self._ports:
+            return is_from_proxy_port
         if segment.flags & Flag.SYN:
             return bool(segment.flags & Flag.ACK)
         by_client, by_proxy = Ends(segment.source, segment.destination), Ends(segment.destination, segment.source)
@@ -182,7 +192,7 @@ class Tracker:
                 # A SYN/ACK for another SYN on these ports: the kernel has closed the subflow that is in our table.
                 self.counters["port_reused"] += 1
                 yield self._close(ends, at, "ports reused")
-        yield from self._accept(self._handshakes.on_syn_ack(ends, segment, options), at)
+        yield from self._accept(self._handshakes.on_syn_ack(ends, segment, options, at), at)
 
     def _accept(self, handshake: Opened | Joined | None, at: float) -> Iterator[Token]:
         match handshake:
@@ -254,6 +264,10 @@ class Tracker:
         if entry is None:
             raise UnknownToken
         return entry.keys
+
+    def _is_live(self, ends: Ends, sequence: int) -> bool:
+        token = self._tokens.get(ends)
+        return token is not None and self._connections[token].subflows[ends].sequence == sequence
 
     def _reopen(self, entry: _Tracked, at: float) -> bool:
         """Put an orphan back into the table; false if the table is full."""
@@ -334,7 +348,7 @@ class Tracker:
         reset = bool(segment.flags & Flag.RST)
         reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
         if reset:
-            self._handshakes.on_reset(ends)
+            self._handshakes.on_reset(ends, at, f"RST{reasons}")
         if ends in self._tokens:
             # It may be forged: only the kernel knows whether its sequence number was in the window.
             self._unconfirmed = True
@@ -424,7 +438,7 @@ class Tracker:
             self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
         elif not self._reopen(entry, at):
             return
-        joined = self._handshakes.accepted_by_kernel(ends)
+        joined = self._handshakes.accepted_by_kernel(ends, token)
         if joined is None:
             live = _LiveSubflow(_unpack(ends), listed.address_id, 0, listed.backup, listed.backup, False, at, at, None)
         else:
@@ -442,6 +456,11 @@ class Tracker:
             return TableChange(token, None)
         subflows = tuple(live.subflow() for live in entry.subflows.values())
         return TableChange(token, Connection(token, entry.version, subflows))
+
+    def _report_failed_join(self, joined: Joined, at: float, detail: str) -> None:
+        if not self._is_live(joined.ends, joined.sequence):
+            subflow = _live(joined, at).subflow()
+            self._on_event(Event(at, EventKind.FAILED, joined.token, None, subflow, detail))
 
     def _report(
         self, kind: EventKind, at: float, entry: _Tracked, live: _LiveSubflow | None = None, detail: str = ""

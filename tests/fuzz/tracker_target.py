@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 from struct import Struct
@@ -26,7 +27,7 @@ from segments import (
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
-from mptcp_sniffer.segment import Flag, Segment
+from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
 
@@ -61,7 +62,7 @@ BODIES: list[bytes] = [
     bytes([0x70, 0]),  # malformed
 ]
 
-# A segment that establishes a subflow of the connection with this token must contain one of these.
+# The client of a subflow that becomes live in the connection with this token must have sent one of these.
 PROOFS = {
     token(key, version): [
         capable_ack(key, version),
@@ -81,6 +82,7 @@ def check(data: bytes) -> None:
     events: list[Event] = []
     tracker = Tracker([8080], BOUNDS, trust, events.append)
     table: dict[Token, Connection] = {}
+    sent: defaultdict[frozenset[PackedEndpoint], bytes] = defaultdict(bytes)
     for segment, changes in _steps(tracker, data[1:]):
         for change in changes:
             if change.connection is None:
@@ -89,7 +91,9 @@ def check(data: bytes) -> None:
                 table[change.token] = change.connection
         _must_be_consistent(tracker, table)
         if segment is not None and trust is Trust.HANDSHAKE:
-            _must_be_proved(events, segment)
+            between = frozenset((segment.source, segment.destination))
+            sent[between] += segment.options
+            _must_be_proved(events, sent[between])
         events.clear()
 
 
@@ -148,7 +152,7 @@ def _must_be_consistent(tracker: Tracker, table: dict[Token, Connection]) -> Non
     assert known == table
 
 
-def _must_be_proved(events: list[Event], segment: Segment) -> None:
+def _must_be_proved(events: list[Event], options: bytes) -> None:
     for event in events:
         if event.kind is EventKind.ESTABLISHED:
-            assert any(proof in segment.options for proof in PROOFS[event.token]), event
+            assert any(proof in options for proof in PROOFS[event.token]), event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from mptcp_lab.oracle import Ends, listed, published
 from mptcp_lab.services import Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology, build
 from mptcp_lab.traffic import start_client, start_server
+from mptcp_sniffer.segment import Flag, parse_ethernet
 from mptcp_throttle.rpc import RpcError
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.process import Process
     from mptcp_lab.topology import Client
+    from mptcp_sniffer.segment import PackedEndpoint
     from mptcp_throttle.rpc import Json
 
 PORT: Final = 8080
@@ -87,6 +90,33 @@ def read_history(capture: Path) -> dict[str, Json]:
     return dict(json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout))
 
 
+def with_shuffled_handshakes(capture: Path, choice: random.Random) -> Path:
+    """The same capture, with the first three segments of each subflow in a random order."""
+    data = capture.read_bytes()
+    records, start = [], 24
+    while start < len(data):
+        end = start + 16 + int.from_bytes(data[start + 8 : start + 12], sys.byteorder)
+        records.append(data[start:end])
+        start = end
+    beginning: dict[frozenset[PackedEndpoint], list[int]] = {}
+    shuffled = list(records)
+    for number, record in enumerate(records):
+        segment = parse_ethernet(record[16:])
+        assert segment is not None
+        between = frozenset((segment.source, segment.destination))
+        if segment.flags == Flag.SYN:
+            beginning[between] = []
+        if between in beginning:
+            beginning[between].append(number)
+            if len(beginning[between]) == 3:
+                places = beginning.pop(between)
+                for place, other in zip(places, choice.sample(places, 3), strict=True):
+                    shuffled[place] = records[other]
+    path = capture.with_name("shuffled.pcap")
+    path.write_bytes(data[:24] + b"".join(shuffled))
+    return path
+
+
 def snapshot(services: Services) -> dict[Ends, tuple[int, bool]]:
     return published(services.ask_sniffer("snapshot")["connections"])
 
@@ -116,10 +146,12 @@ def test_history_of_600_connections_equals_the_kernels() -> None:
             process.stop()
         kernel = read_events(monitor.log_text().splitlines())
         history = read_history(capture)
+        shuffled = read_history(with_shuffled_handshakes(capture, choice))
         live = services.ask_sniffer("status")
     assert len({ends.token for ends in kernel.subflows}) == 600
     assert_varied(kernel)
     refused = assert_same(kernel, history)
+    assert assert_same(kernel, shuffled) == refused
     assert (live["connections"], live["subflows"], live["dropped"]) == (0, 0, 0)
     assert live["counters"]["subflows_opened"] == len(kernel.subflows) + refused
 

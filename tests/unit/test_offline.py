@@ -26,6 +26,7 @@ from mptcp_sniffer.main import main
 from mptcp_sniffer.offline import read_capture
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Trust, format_token
+from mptcp_throttle.rpc import Json
 
 ETHERNET, WIFI, LATE = ("10.1.0.2", 40000), ("10.2.0.2", 50000), ("10.2.0.2", 50001)
 
@@ -85,6 +86,41 @@ def test_captures_of_every_file_and_link_type_give_the_same_result(kind: str, tm
     ]
     kinds = ["opened", "established", "joining", "established", "backup-changed", "joining", "closed"]
     assert [event["event"] for event in history["events"]] == kinds
+
+
+Account = list[tuple[Json, ...]]
+
+
+def account(path: Path, frames: list[Packet]) -> Account:
+    """What is known of each subflow of a capture, one frame a second, without times."""
+    for number, one in enumerate(frames):
+        one.time = 1000 + number
+    wrpcap(str(path), frames)
+    return sorted(
+        (connection["token"], *(s[key] for key in ("client", "client_port", "address_id", "backup", "state")))
+        for connection in read_capture(path, (8080,), Trust.HANDSHAKE)["connections"]
+        for s in connection["subflows"]
+    )
+
+
+def test_frames_swapped_with_the_next_give_the_same_account(tmp_path: Path) -> None:
+    in_order = packets()
+    expected = account(tmp_path / "capture", in_order)
+    # Linux resets a JOIN whose third ACK another segment overtakes (net/mptcp/subflow.c, subflow_syn_recv_sock).
+    third_ack_and_prio = 5
+    for first in range(len(in_order) - 1):
+        if first != third_ack_and_prio:
+            swapped = [*in_order[:first], in_order[first + 1], in_order[first], *in_order[first + 2 :]]
+            assert account(tmp_path / "capture", swapped) == expected, first
+
+
+@pytest.mark.parametrize(("delay", "state"), [(10, "joining"), (80, "failed")])
+def test_join_that_is_never_completed_fails_after_a_while(delay: int, state: str, tmp_path: Path) -> None:
+    frames = packets()
+    frames[-1].time = frames[-2].time + delay
+    wrpcap(str(tmp_path / "capture"), frames)
+    (connection,) = read_capture(tmp_path / "capture", (8080,), Trust.HANDSHAKE)["connections"]
+    assert connection["subflows"][-1]["state"] == state
 
 
 def test_trust_token_accepts_the_join_without_third_ack(tmp_path: Path) -> None:

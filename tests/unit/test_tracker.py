@@ -317,6 +317,102 @@ def test_fast_close_with_the_receivers_key_ends_the_connection() -> None:
     assert wire.table == {}
 
 
+def opening(client: Client, key: bytes = KEY, version: int = 1) -> list[Segment]:
+    return [
+        client.syn(capable_syn(version)),
+        client.synack(capable_synack(key, version)),
+        client.ack(capable_ack(key, version)),
+    ]
+
+
+def joining(client: Client, key: bytes = KEY, version: int = 1) -> list[Segment]:
+    return [
+        client.syn(join_syn(token(key, version), backup=True, address_id=client.port % 256)),
+        client.synack(join_synack(key, version, address_id=4)),
+        client.ack(join_ack(key, version)),
+    ]
+
+
+OPENINGS = [*opening(Client("10.1.0.2", 1)), *opening(Client("10.1.0.3", 8080), OTHER_KEY, 0)]
+JOININGS = [
+    *joining(Client("10.2.0.2", 2)),
+    *joining(Client("fd00:2::2", 3)),
+    *joining(Client("10.2.0.3", 4), OTHER_KEY, 0),
+    *joining(Client("10.2.0.3", 8080), OTHER_KEY, 0),
+]
+
+
+def account(wire: Wire) -> dict[Token, set[tuple[str, int, bool, bool]]]:
+    return {
+        of: {(str(s.ends), s.address_id, s.backup, s.backup_at_join) for s in connection.subflows}
+        for of, connection in wire.table.items()
+    }
+
+
+@given(st.sampled_from(Trust), st.data())
+def test_segments_of_a_handshake_may_come_in_any_order_and_more_than_once(trust: Trust, data: st.DataObject) -> None:
+    in_order, other = Wire(trust=trust), Wire(trust=trust)
+    in_order.send(*OPENINGS, *JOININGS)
+    other.send(*data.draw(st.permutations(OPENINGS)))
+    repeated = data.draw(st.lists(st.sampled_from(OPENINGS + JOININGS), max_size=6))
+    other.send(*data.draw(st.permutations(JOININGS + repeated)))
+    other.send(*data.draw(st.lists(st.sampled_from(OPENINGS + JOININGS), max_size=6)))
+    assert account(other) == account(in_order)
+    assert other.tracker.sizes() == in_order.tracker.sizes()
+    assert EventKind.CLOSED not in [event.kind for event in other.events]
+
+
+def test_join_may_overtake_the_third_ack_of_its_connection() -> None:
+    wire = Wire()
+    syn, synack, ack = opening(ETHERNET)
+    join_first, *join_rest = joining(WIFI)
+    wire.send(syn, synack, join_first, ack, *join_rest)
+    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+
+
+def test_segments_that_overtook_another_handshake_do_not_count() -> None:
+    wire = Wire()
+    again = Client(ETHERNET.address, ETHERNET.port, seq=777)
+    wire.send(ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack()), again.syn(capable_syn()))
+    assert wire.table == {}
+    wire.send(again.synack(capable_synack(OTHER_KEY)), again.ack(capable_ack(OTHER_KEY)))
+    assert list(wire.table) == [token(OTHER_KEY)]
+
+
+def failures(wire: Wire) -> list[str]:
+    return [event.detail for event in wire.events if event.kind is EventKind.FAILED]
+
+
+def test_join_that_is_reset_or_not_completed_has_failed() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    for client in (WIFI, Client("10.2.0.2", 50001)):
+        wire.send(*joining(client)[:2])
+    assert failures(wire) == []
+    wire.send(WIFI.reset_by_proxy(tcprst(3)))
+    assert failures(wire) == ["RST, reason 3"]
+    # The connection is forgotten before the JOIN is.
+    wire.send(ETHERNET.ack(fastclose(KEY)))
+    wire.tracker.expire(wire.now + 100)
+    assert failures(wire) == ["RST, reason 3", "not completed"]
+
+
+def test_join_whose_ports_are_reused_has_failed() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(*joining(WIFI)[:2], Client(WIFI.address, WIFI.port, seq=777).syn(join_syn(token())))
+    assert failures(wire) == ["ports reused"]
+
+
+def test_join_has_not_failed_if_the_kernel_has_accepted_it() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(*joining(WIFI)[:2])
+    wire.listed(ETHERNET, WIFI, of=token())
+    wire.tracker.expire(wire.now + 100)
+    assert failures(wire) == []
+
+
 def test_retransmitted_handshake_is_one_subflow() -> None:
     wire = Wire()
     wire.send(ETHERNET.syn(capable_syn()), ETHERNET.syn(capable_syn()))
@@ -451,6 +547,13 @@ def test_trust_token_accepts_handshakes_seen_in_one_direction() -> None:
     assert from_clients.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
     from_proxy.send(ETHERNET.syn(capable_syn()), ETHERNET.synack(capable_synack()))
     assert from_proxy.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_trust_token_accepts_a_connection_whose_syn_was_missed() -> None:
+    wire = Wire(trust=Trust.TOKEN)
+    wire.send(ETHERNET.synack(capable_synack()), ETHERNET.ack(capable_ack()))
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    assert wire.tracker.sizes()["half_open"] == 0
 
 
 def test_authenticated_connection_replaces_one_that_is_not() -> None:
