@@ -14,7 +14,7 @@ EXIT_STATUSES: Final = {
     os.EX_OK: "success",
     EX_FAILURE: "the service or the kernel refused the request",
     2: "wrong command line",
-    os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) has an unsupported format",
+    os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) is damaged or truncated, or nothing in it can be decoded",
     os.EX_NOINPUT: "a capture file cannot be read",
     os.EX_UNAVAILABLE: "the service does not answer, or the interface does not exist",
     os.EX_OSERR: "a kernel feature is missing",

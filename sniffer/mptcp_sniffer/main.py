@@ -30,7 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     offline = parser.add_argument_group("reading a capture file instead of an interface; needs no configuration")
-    offline.add_argument("--read", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP")
+    offline.add_argument(
+        "--read", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP; tunnels too"
+    )
     offline.add_argument("--ports", type=_ports, default=(8080,), metavar="PORT,...", help="proxy ports; default: 8080")
     offline.add_argument(
         "--trust", type=Trust, choices=list(Trust), default=Trust.HANDSHAKE, help="as in the configuration"

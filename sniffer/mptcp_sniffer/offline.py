@@ -4,83 +4,114 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from scapy.error import Scapy_Exception
-from scapy.utils import RawPcapNgReader, RawPcapReader
-
+from mptcp_sniffer.capture_file import Damaged, read_frames
+from mptcp_sniffer.encapsulation import Undecoded, find_segment
 from mptcp_sniffer.history import History
-from mptcp_sniffer.segment import Malformed, Segment, parse_cooked, parse_cooked_v2, parse_ethernet, parse_ip
+from mptcp_sniffer.segment import Malformed, Segment
 from mptcp_sniffer.tracker import Bounds, Tracker
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Trust
 from mptcp_throttle.rpc import Json
 
-# Link-layer header types, pcap-linktype(7).
-_PARSERS: Final[dict[int, Callable[[bytes], Segment | None]]] = {
-    1: parse_ethernet,
-    12: parse_ip,
-    14: parse_ip,
-    101: parse_ip,
-    113: parse_cooked,
-    228: parse_ip,
-    229: parse_ip,
-    276: parse_cooked_v2,
-}
-
 _UNBOUNDED: Final = Bounds(connections=10**9, half_open=10**9)
+_MAX_NAMED: Final = 5
+
+
+@dataclass
+class _Reading:
+    """How far a file was read. `undecoded` counts frames by what is in the way; `damage` is where reading ended."""
+
+    frames: int = 0
+    undecoded: Counter[str] = field(default_factory=Counter)
+    without_time: int = 0
+    damage: str | None = None
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "frames": self.frames,
+            "undecoded": dict(self.undecoded.most_common()),
+            "without_time": self.without_time,
+            "damage": self.damage,
+        }
+
+    def __str__(self) -> str:
+        """What an operator should know, on one line; empty if everything was read."""
+        parts = []
+        if self.undecoded:
+            total, most_common = self.undecoded.total(), self.undecoded.most_common(_MAX_NAMED)
+            named = [f"{count} {what}" for what, count in most_common]
+            others = total - sum(count for _, count in most_common)
+            if others:
+                named.append(f"{others} others")
+            parts.append(f"{total} of {self.frames} frames not decoded ({', '.join(named)})")
+        if self.without_time:
+            parts.append(f"{self.without_time} frames without a time")
+        if self.damage is not None:
+            parts.append(f"{self.damage}, after {self.frames} frames" if self.frames else self.damage)
+        return "; ".join(parts)
 
 
 def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Json]:
-    """The history of all connections to `ports` in a pcap or pcapng file, and the tracker's `counters`.
+    """The history of all connections to `ports` in a pcap or pcapng file, the tracker's `counters`, and the `file`.
 
-    Raises UserError if the file cannot be read or has a link type other than Ethernet, Linux cooked or raw IP.
+    `file` has the number of `frames`, the `undecoded` ones by reason, those `without_time`, which count as simultaneous
+    with the one before, and the `damage` at which reading ended, or None. Raises UserError if nothing could be read.
     """
-    history = History()
-    tracker = Tracker(ports, _UNBOUNDED, trust, history.record)
-    for segment, at in _segments(path, tracker):
-        tracker.expire(at)
-        tracker.observe(segment, at)
-    return {**history.as_json(), "counters": dict(tracker.counters)}
+    return _read(path, ports, trust)[0]
 
 
 def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bool) -> None:
-    """Print `read_capture` as JSON, or one line per event. Raises UserError."""
-    capture = read_capture(path, ports, trust)
+    """Print `read_capture` as JSON, or one line per event; to stderr, what was not read. Raises UserError."""
+    capture, reading = _read(path, ports, trust)
     if as_json:
         print(json.dumps(capture, indent=2))
-        return
-    for event in capture["events"]:
-        subflow = f" {event['client']}:{event['client_port']}" if "client" in event else ""
-        print(f"{event['at']:.6f} {event['token']} {event['event']}{subflow} {event['detail']}".rstrip())
+    else:
+        for event in capture["events"]:
+            subflow = f" {event['client']}:{event['client_port']}" if "client" in event else ""
+            print(f"{event['at']:.6f} {event['token']} {event['event']}{subflow} {event['detail']}".rstrip())
+    if reading.damage is not None:
+        raise UserError(f"{path}: {reading}", os.EX_DATAERR)
+    if str(reading):
+        print(f"{path}: {reading}", file=sys.stderr)
 
 
-def _segments(path: Path, tracker: Tracker) -> Iterator[tuple[Segment, float]]:
+def _read(path: Path, ports: Sequence[int], trust: Trust) -> tuple[dict[str, Json], _Reading]:
+    history, reading = History(), _Reading()
+    tracker = Tracker(ports, _UNBOUNDED, trust, history.record)
     try:
-        # Given a path, Scapy would not close a file that it cannot read.
-        with path.open("rb") as file, RawPcapReader(file) as reader:
-            for frame, metadata in reader:
-                if isinstance(reader, RawPcapNgReader):
-                    link_type = metadata.linktype
-                    at = ((metadata.tshigh << 32) + metadata.tslow) / metadata.tsresol
-                else:
-                    link_type = reader.linktype
-                    at = metadata.sec + metadata.usec / (1e9 if reader.nano else 1e6)
-                parse = _PARSERS.get(link_type)
-                if parse is None:
-                    known = "Ethernet, Linux cooked v1 and v2, raw IP"
-                    raise UserError(f"{path}: link type {link_type} is not supported; allowed: {known}", os.EX_DATAERR)
-                try:
-                    segment = parse(frame)
-                except Malformed:
-                    tracker.counters["malformed"] += 1
-                    continue
-                if segment is not None:
-                    yield segment, at
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read: {reason}", os.EX_NOINPUT) from error
-    except Scapy_Exception as error:
-        raise UserError(f"{path}: is not a pcap or pcapng file: {error}", os.EX_DATAERR) from error
+        for segment, at in _segments(path, reading):
+            tracker.expire(at)
+            if segment is not None:
+                tracker.observe(segment, at)
+    except Damaged as error:
+        reading.damage = str(error)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}", os.EX_NOINPUT) from error
+    if reading.undecoded.total() == reading.frames and str(reading):
+        raise UserError(f"{path}: {reading}", os.EX_DATAERR)
+    return {**history.as_json(), "counters": dict(tracker.counters), "file": reading.as_json()}, reading
+
+
+def _segments(path: Path, reading: _Reading) -> Iterator[tuple[Segment | None, float]]:
+    """The TCP segment of each frame, if it has one, and the time. Raises Damaged and OSError."""
+    latest = 0.0
+    with path.open("rb") as file:
+        for link_type, data, at in read_frames(file):
+            reading.frames += 1
+            if at is None:
+                reading.without_time += 1
+            else:
+                latest = at
+            segment = None
+            try:
+                segment = find_segment(link_type, data)
+            except (Malformed, Undecoded) as error:
+                reading.undecoded[str(error)] += 1
+            yield segment, latest

@@ -14,7 +14,7 @@ _ETHERTYPE_IPV6: Final = 0x86DD
 _ETHERTYPES_VLAN: Final = frozenset({0x8100, 0x88A8})
 _ETHERNET_HEADER_BYTES: Final = 14
 _IPV6_HEADER_BYTES: Final = 40
-_PROTOCOL_TCP: Final = 6
+PROTOCOL_TCP: Final = 6
 _TCP_FIXED_BYTES: Final = 20
 _TCP: Final = Struct("!HHIIBB")
 
@@ -55,20 +55,7 @@ def parse_ethernet(frame: bytes) -> Segment | None:
 
     Raises Malformed if a header is truncated.
     """
-    return _parse_ethertype(frame, _ETHERNET_HEADER_BYTES - 2)
-
-
-def parse_cooked(frame: bytes) -> Segment | None:
-    """As `parse_ethernet`, for LINKTYPE_LINUX_SLL: the protocol ends a header of 16 bytes."""
-    return _parse_ethertype(frame, 14)
-
-
-def parse_cooked_v2(frame: bytes) -> Segment | None:
-    """As `parse_ethernet`, for LINKTYPE_LINUX_SLL2: the protocol begins a header of 20 bytes."""
-    return _parse_ethertype(frame[:2] + frame[20:], 0)
-
-
-def _parse_ethertype(frame: bytes, offset: int) -> Segment | None:
+    offset = _ETHERNET_HEADER_BYTES - 2
     ethertype = int.from_bytes(frame[offset : offset + 2])
     while ethertype in _ETHERTYPES_VLAN:
         offset += 4
@@ -83,6 +70,17 @@ def parse_ip(packet: bytes) -> Segment | None:
 
     IPv6 extension headers are not followed: TCP behind one is missed. Raises Malformed if a header is truncated.
     """
+    header = parse_ip_header(packet)
+    if header is None or header[0] != PROTOCOL_TCP:
+        return None
+    return parse_tcp(packet, *header[1:])
+
+
+def parse_ip_header(packet: bytes) -> tuple[int, int, bytes, bytes] | None:
+    """Protocol, header length in bytes, source and destination; None for later fragments of IPv4, which have no more.
+
+    Raises Malformed if the header is truncated.
+    """
     if not packet:
         raise Malformed("empty packet")
     version = packet[0] >> 4
@@ -90,23 +88,18 @@ def parse_ip(packet: bytes) -> Segment | None:
         header_bytes = (packet[0] & 0xF) * 4
         if header_bytes < 20 or len(packet) < header_bytes:
             raise Malformed("IPv4 header cut off")
-        # Fragment offset, 13 bits: a later fragment has no TCP header.
-        if packet[9] != _PROTOCOL_TCP or int.from_bytes(packet[6:8]) & 0x1FFF:
+        if int.from_bytes(packet[6:8]) & 0x1FFF:  # fragment offset
             return None
-        source, destination = packet[12:16], packet[16:20]
-    elif version == 6:
-        header_bytes = _IPV6_HEADER_BYTES
-        if len(packet) < header_bytes:
+        return packet[9], header_bytes, packet[12:16], packet[16:20]
+    if version == 6:
+        if len(packet) < _IPV6_HEADER_BYTES:
             raise Malformed("IPv6 header cut off")
-        if packet[6] != _PROTOCOL_TCP:
-            return None
-        source, destination = packet[8:24], packet[24:40]
-    else:
-        raise Malformed(f"IP version {version}")
-    return _parse_tcp(packet, header_bytes, source, destination)
+        return packet[6], _IPV6_HEADER_BYTES, packet[8:24], packet[24:40]
+    raise Malformed(f"IP version {version}")
 
 
-def _parse_tcp(packet: bytes, offset: int, source: bytes, destination: bytes) -> Segment:
+def parse_tcp(packet: bytes, offset: int, source: bytes, destination: bytes) -> Segment:
+    """The segment at this offset of a packet between two addresses. Raises Malformed if its header is truncated."""
     if len(packet) < offset + _TCP_FIXED_BYTES:
         raise Malformed("TCP header cut off")
     source_port, destination_port, sequence, acknowledgment, data_offset, flags = _TCP.unpack_from(packet, offset)

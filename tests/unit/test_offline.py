@@ -2,11 +2,18 @@
 
 import json
 import os
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
+from capture_files import interface, packet, pcap, section, simple_packet
+from hypothesis import given
+from hypothesis import strategies as st
 from scapy.layers.inet import IP
 from scapy.layers.l2 import CookedLinux, CookedLinuxV2, Ether, Loopback
+from scapy.layers.ppp import PPP, PPPoE
 from scapy.packet import Packet
 from scapy.utils import wrpcap, wrpcapng
 from segments import (
@@ -67,10 +74,13 @@ def written(kind: str, path: Path) -> Path:
             wrpcap(str(path), [CookedLinux(proto=0x800) / packet[IP] for packet in packets()])
         case "cooked-v2":
             wrpcap(str(path), [CookedLinuxV2(proto=0x800) / packet[IP] for packet in packets()])
+        case "tunnel":
+            header = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / PPPoE() / PPP() / IP(src="192.0.2.1")
+            wrpcap(str(path), [header / packet[IP] for packet in packets()])
     return path
 
 
-@pytest.mark.parametrize("kind", ["pcap", "pcapng", "raw", "cooked", "cooked-v2"])
+@pytest.mark.parametrize("kind", ["pcap", "pcapng", "raw", "cooked", "cooked-v2", "tunnel"])
 def test_captures_of_every_file_and_link_type_give_the_same_result(kind: str, tmp_path: Path) -> None:
     history = read_capture(written(kind, tmp_path / "capture"), (8080,), Trust.HANDSHAKE)
     (connection,) = history["connections"]
@@ -136,25 +146,86 @@ def test_other_ports_are_left_out(tmp_path: Path) -> None:
 def test_command_prints_json_or_a_line_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(written("pcap", tmp_path / "capture"))
     assert main(["--read", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"connections", "events", "counters"}
+    assert json.loads(capsys.readouterr().out).keys() == {"connections", "events", "counters", "file"}
     assert main(["--read", path]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[1:] == [format_token(token()), "established", "10.1.0.2:40000"]
 
 
-def test_truncated_capture_is_read_to_its_end(tmp_path: Path) -> None:
+def test_truncated_capture_is_read_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written("pcap", tmp_path / "capture")
     path.write_bytes(path.read_bytes()[:-7])
     assert len(read_capture(path, (8080,), Trust.HANDSHAKE)["connections"][0]["subflows"]) == 3
+    assert main(["--read", str(path), "--json"]) == os.EX_DATAERR
+    out, err = capsys.readouterr()
+    assert json.loads(out)["file"] == {
+        "frames": 9,
+        "undecoded": {},
+        "without_time": 0,
+        "damage": "is truncated",
+    }
+    assert err == f"{path}: is truncated, after 9 frames\n"
+
+
+def test_frames_that_are_not_decoded_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "capture"
+    others = [bytes(12) + number.to_bytes(2) + bytes(50) for number in (0x0806, *range(0x1000, 0x1006), 0x88E5, 0x88E5)]
+    wrpcap(str(path), [*packets(), *map(Ether, others), Ether(bytes(packets()[0])[:40])])
+    assert main(["--read", str(path)]) == os.EX_OK
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 7
+    assert err == (
+        f"{path}: 9 of 20 frames not decoded (2 ethertype 0x88e5, 1 ethertype 0x1000, 1 ethertype 0x1001, "
+        "1 ethertype 0x1002, 1 ethertype 0x1003, 3 others)\n"
+    )
+    assert read_capture(path, (8080,), Trust.HANDSHAKE)["file"]["undecoded"]["TCP header cut off"] == 1
+
+
+def test_packets_without_a_time_have_that_of_the_one_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "capture"
+    (first, *rest) = map(bytes, packets())
+    blocks = [section(), interface(), packet(10**9, first), *(simple_packet(frame, len(frame)) for frame in rest)]
+    path.write_bytes(b"".join(blocks))
+    assert main(["--read", str(path)]) == os.EX_OK
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1] == f"1000.000000 {format_token(token())} established 10.1.0.2:40000"
+    assert err == f"{path}: 9 frames without a time\n"
 
 
 def test_unreadable_capture_is_one_line(tmp_path: Path) -> None:
-    text, loopback = tmp_path / "text", tmp_path / "loopback"
+    text, loopback, header = tmp_path / "text", tmp_path / "loopback", tmp_path / "header"
     text.write_text("no capture, but long enough to be one")
     wrpcap(str(loopback), [Loopback() / IP()])
-    for path, status in ((tmp_path / "none", os.EX_NOINPUT), (text, os.EX_DATAERR), (loopback, os.EX_DATAERR)):
+    header.write_bytes(loopback.read_bytes()[:20])
+    for path, status, problem in (
+        (tmp_path / "none", os.EX_NOINPUT, "cannot be read: No such file or directory"),
+        (tmp_path, os.EX_NOINPUT, "cannot be read: Is a directory"),
+        (text, os.EX_DATAERR, "is not a pcap or pcapng file"),
+        (header, os.EX_DATAERR, "is truncated"),
+        (loopback, os.EX_DATAERR, "1 of 1 frames not decoded (1 link type 0)"),
+    ):
         with pytest.raises(UserError) as caught:
             read_capture(path, (8080,), Trust.HANDSHAKE)
-        assert caught.value.status == status
-        assert str(caught.value).startswith(f"{path}: ")
-        assert "\n" not in str(caught.value)
+        assert (caught.value.status, str(caught.value)) == (status, f"{path}: {problem}")
+
+
+_WHOLE = [pcap(*map(bytes, packets())), section() + interface() + b"".join(packet(1, bytes(p)) for p in packets())]
+
+
+@given(st.sampled_from(_WHOLE), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4)), max_size=8), st.data())
+def test_any_file_is_read_or_refused_in_one_line(
+    whole: bytes, changes: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
+    for start, inserted in changes:
+        changed[start : start + data.draw(st.integers(0, 4))] = inserted
+    with NamedTemporaryFile() as file, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        file.write(changed)
+        file.flush()
+        status = main(["--read", file.name, "--json"])
+    assert status in (os.EX_OK, os.EX_DATAERR)
+    assert err.getvalue().count("\n") <= 1
+    if out.getvalue():
+        assert json.loads(out.getvalue())["file"]["frames"] <= len(changed)
+    else:
+        assert status == os.EX_DATAERR
