@@ -1,4 +1,4 @@
-"""When the kernel list is read: at start, once per interval, and soon after the tracker needs it."""
+"""When the kernel list is read: at start, once per interval, and soon after the tracker needs it, more than once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mptcp_sniffer.kernel_list import KernelEvents, KernelList, KernelListUnavai
 from mptcp_throttle.config.schema import SnifferSection
 from mptcp_throttle.rpc import Json
 
-_TICK_SECONDS: Final = 0.1
-_REQUEST_SECONDS: Final = 0.7
-"""From a request to the reading: longer than the time for which `tracker` prefers a segment to the list."""
+_REQUEST_SECONDS: Final = (0.02, 0.1, 0.3, 0.7)
+"""From a request to the readings: the kernel's worker closes a subflow later than its segment came; the last is longer
+than the time for which `tracker` prefers a segment to the list."""
 
 _MAX_SHARE: Final = 0.1
 """The share of time that reading may take: the kernel walks all its TCP sockets for it."""
@@ -40,19 +40,24 @@ class ListReader:
         self._deliver = deliver
         self._stop = threading.Event()
         self._requested = threading.Event()
-        self._problem: str | None = None
+        self._problem: str | None = ""
         self._last: tuple[int, float] | None = None
 
     def request(self) -> None:
         """Read the list soon. May be called from any thread and at any rate."""
         self._requested.set()
 
+    @property
+    def available(self) -> bool:
+        """Whether the list could be read when that was last tried."""
+        return self._problem is None
+
     def status(self) -> Json:
         """`{enabled, problem, subflows, age_seconds}`."""
         subflows, at = self._last or (None, None)
         return {
             "enabled": self._settings.kernel_view,
-            "problem": self._problem,
+            "problem": self._problem or None,
             "subflows": subflows,
             "age_seconds": None if at is None else time.time() - at,
         }
@@ -70,24 +75,28 @@ class ListReader:
             yield
         finally:
             self._stop.set()
+            self._requested.set()
             for thread in threads:
                 thread.join()
 
     def _run(self) -> None:
-        due = time.monotonic() + self._settings.kernel_list_interval
-        housekeeping_due = 0.0
-        while not self._stop.wait(_TICK_SECONDS):
+        due = [time.monotonic() + self._settings.kernel_list_interval]
+        earliest = housekeeping_due = 0.0
+        while not self._stop.is_set():
+            wait = min(max(due[0], earliest), housekeeping_due) - time.monotonic()
+            is_requested = self._requested.wait(max(wait, 0.0))
+            self._requested.clear()
             began = time.monotonic()
-            if self._requested.is_set():
-                self._requested.clear()
-                due = min(due, began + _REQUEST_SECONDS)
+            if is_requested:
+                first, *later = (began + seconds for seconds in _REQUEST_SECONDS)
+                due = [min(due[0], first), *later]
             if began >= housekeeping_due:
                 self._deliver(None)
                 housekeeping_due = began + _HOUSEKEEPING_SECONDS
-            if began >= due:
+            if began >= max(due[0], earliest):
                 self._read()
-                took = time.monotonic() - began
-                due = began + max(self._settings.kernel_list_interval, took / _MAX_SHARE)
+                earliest = began + (time.monotonic() - began) / _MAX_SHARE
+                due = [later for later in due if later > began] or [began + self._settings.kernel_list_interval]
 
     def _read(self) -> None:
         if not self._settings.kernel_view:

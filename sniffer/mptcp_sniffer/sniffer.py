@@ -137,6 +137,7 @@ class Sniffer:
         # A host that only forwards sends the segments of both sides.
         by_proxy = frame.outgoing if self._config.sniffer.kernel_view else None
         with self._tracking:
+            self._tracker.kernel_confirms = self._list_reader.available
             self._publish(self._tracker.observe(segment, frame.at, by_proxy))
             needs_kernel_list = self._tracker.needs_kernel_list()
         if needs_kernel_list:
@@ -152,6 +153,7 @@ class Sniffer:
         self._dropped_before = dropped
         with self._tracking:
             if kernel_list is not None and not self._capture_lost:
+                self._tracker.kernel_confirms = True
                 self._publish(self._tracker.apply_kernel_list(kernel_list))
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
             self._publish(self._tracker.expire(time.time(), idle_seconds))

@@ -2,7 +2,8 @@
 
 A connection is identified by its token; a JOIN belongs to the connection whose token it names. A subflow is live from
 the end of its handshake (see `handshake`) to a FIN, an RST, a REMOVE_ADDR of one of its addresses or an MP_FASTCLOSE.
-`apply_kernel_list` corrects what was missed or forged.
+Anybody who knows the ports can forge these in the name of the client. So where the kernel list can be read, what ends a
+subflow or changes its priority counts only if the proxy itself has sent it; otherwise the list decides.
 The tracker is deterministic: segments with time stamps in, changed connections and events out, no clock and no I/O.
 """
 
@@ -38,6 +39,9 @@ _SETTLING_SECONDS: Final = 0.5
 """The kernel list overrules segments only if they are this much older: the capture time stamp is taken before TCP
 processes the segment, and some changes are made by a worker later."""
 
+_ESTABLISHED_SECONDS: Final = 0.1
+"""The same for a new subflow, which is in the list as soon as TCP has processed its third ACK."""
+
 
 class TableChange(NamedTuple):
     """A connection as it is now; None if its last subflow has ended."""
@@ -56,7 +60,8 @@ class Bounds(NamedTuple):
 @dataclass(slots=True)
 class _LiveSubflow:
     """`sequence`, the client's initial sequence number, distinguishes it from a later subflow on the same ports; None
-    if known from the kernel list only. `idle_since` is the time of its last captured segment."""
+    if known from the kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
+    last captured segment."""
 
     ends: FourTuple
     address_id: int
@@ -65,6 +70,7 @@ class _LiveSubflow:
     backup_by_client: bool
     backup_by_proxy: bool
     opened_at: float
+    established_at: float
     idle_since: float
     sequence: int | None
     stalled: bool = False
@@ -93,6 +99,7 @@ class Tracker:
 
     Beyond `bounds.connections` a new connection replaces one that is not authenticated; if there is none, it is not
     tracked, and so never throttled. `counters` count segments and changes by kind; `on_event` is called for each event.
+    `kernel_confirms`: the kernel list can be read.
     """
 
     def __init__(
@@ -120,6 +127,7 @@ class Tracker:
         self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
         self._unconfirmed = False
+        self.kernel_confirms = False
 
     def sizes(self) -> dict[str, int]:
         """Entries in each table."""
@@ -169,7 +177,7 @@ class Tracker:
                 yield from self._accept(self._handshakes.on_third_ack(ends, segment, options, at), at)
             yield from self._apply_options(ends, options, at, by_client=by_client)
         if segment.flags & (Flag.FIN | Flag.RST):
-            yield from self._on_fin_or_rst(ends, segment, options, at)
+            yield from self._on_fin_or_rst(ends, segment, options, at, by_client=by_client)
 
     def _seems_by_proxy(self, segment: Segment) -> bool:
         """By its ports; if both are the proxy's, by its flags or by what is known of its four-tuple."""
@@ -296,6 +304,8 @@ class Tracker:
                 return
             entry = self._connections[token]
             entry.subflows[ends].idle_since = at
+            if by_client and isinstance(option, MpPrio | RemoveAddr | MpFail) and self._is_left_to_kernel():
+                continue
             match option:
                 case MpPrio():
                     yield from self._change_backup(entry, ends, option, at, by_client=by_client)
@@ -337,6 +347,8 @@ class Tracker:
 
     def _fast_close(self, entry: _Tracked, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
         expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
+        if expected is None and by_client and self._is_left_to_kernel():
+            return
         if expected is not None and key != expected:
             self.counters["wrong_key"] += 1
             return
@@ -344,7 +356,16 @@ class Tracker:
         yield from self._close_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")
         self._orphans.pop(entry.token, None)
 
-    def _on_fin_or_rst(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
+    def _is_left_to_kernel(self) -> bool:
+        """Whether what the client seems to have sent changes nothing until the kernel list says so."""
+        self._unconfirmed = self._unconfirmed or self.kernel_confirms
+        return self.kernel_confirms
+
+    def _on_fin_or_rst(
+        self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float, *, by_client: bool
+    ) -> Iterator[Token]:
+        if by_client and self._is_left_to_kernel():
+            return
         reset = bool(segment.flags & Flag.RST)
         reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
         if reset:
@@ -403,18 +424,24 @@ class Tracker:
         for ends, token in tuple(self._tokens.items()):
             listed = kernel_list.subflows.get(ends)
             live = self._connections[token].subflows[ends]
-            if listed is None and live.idle_since < settled:
+            if listed is None and self._is_settled(live, kernel_list.at):
                 self.counters["closed_by_kernel"] += 1
                 yield self._close(ends, kernel_list.at, "not in the kernel list")
             elif listed is not None and listed.token != token:
                 yield self._close(ends, kernel_list.at, "other token in the kernel list")
         for ends, listed in kernel_list.subflows.items():
             if ends in self._tokens:
-                yield from self._update_listed(ends, listed, settled, kernel_list.at)
+                yield from self._update_listed(ends, listed, kernel_list.at)
             elif self._closed.get(ends, 0.0) < settled:
                 yield from self._add_listed(ends, listed, kernel_list.at)
 
-    def _update_listed(self, ends: Ends, listed: ListedSubflow, settled: float, at: float) -> Iterator[Token]:
+    def _is_settled(self, live: _LiveSubflow, at: float) -> bool:
+        """Whether no segment that counts is so new that the kernel list read at `at` may not heed it yet."""
+        if self.kernel_confirms:
+            return live.established_at < at - _ESTABLISHED_SECONDS
+        return live.idle_since < at - _SETTLING_SECONDS
+
+    def _update_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
         if live.stalled != listed.stalled:
@@ -422,7 +449,7 @@ class Tracker:
             kind = EventKind.STALLED if listed.stalled else EventKind.RECOVERED
             self._report(kind, at, entry, live, "in the kernel list")
             yield entry.token
-        if live.backup != listed.backup and live.idle_since < settled:
+        if live.backup != listed.backup and self._is_settled(live, at):
             live.backup_by_client, live.backup_by_proxy = listed.backup, False
             self._report(EventKind.BACKUP_CHANGED, at, entry, live, "in the kernel list")
             yield entry.token
@@ -440,7 +467,9 @@ class Tracker:
             return
         joined = self._handshakes.accepted_by_kernel(ends, token)
         if joined is None:
-            live = _LiveSubflow(_unpack(ends), listed.address_id, 0, listed.backup, listed.backup, False, at, at, None)
+            live = _LiveSubflow(
+                _unpack(ends), listed.address_id, 0, listed.backup, listed.backup, False, at, at, at, None
+            )
         else:
             live = _live(joined, at)
         self.counters["learned_from_kernel"] += 1
@@ -472,7 +501,7 @@ class Tracker:
 def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
     ends = _unpack(handshake.ends)
     if isinstance(handshake, Opened):
-        return _LiveSubflow(ends, 0, 0, False, False, False, handshake.at, at, handshake.sequence)
+        return _LiveSubflow(ends, 0, 0, False, False, False, handshake.at, at, at, handshake.sequence)
     return _LiveSubflow(
         ends,
         handshake.address_id,
@@ -481,6 +510,7 @@ def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
         handshake.backup,
         handshake.proxy_backup,
         handshake.at,
+        at,
         at,
         handshake.sequence,
     )

@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import random
 import sys
+import time
+from typing import Final
 
+from scapy.config import conf
 from scapy.layers.inet import IP, TCP
 from scapy.sendrecv import send, sr1
+
+# RFC 8684: MP_PRIO has subtype 5 and the flag B, REMOVE_ADDR subtype 4 and a list of address ids.
+SIGNALS: Final = {
+    "fin": ("FA", []),
+    "rst": ("R", []),
+    "backup": ("A", [(30, b"\x51")]),
+    "regular": ("A", [(30, b"\x50")]),
+    "remove-address-0": ("A", [(30, b"\x40\x00")]),
+    "remove-addresses": ("A", [(30, bytes([0x40, *range(1, 9)]))]),
+}
 
 
 def joins(proxy: str, port: int, tokens: list[int]) -> None:
@@ -31,10 +44,15 @@ def joins(proxy: str, port: int, tokens: list[int]) -> None:
             print("answered", flush=True)
 
 
-def ends(proxy: str, port: int, client: str, client_port: int, flags: str) -> None:
-    """A FIN or RST in the name of a client, with sequence numbers that are far outside the window."""
-    forged = TCP(sport=client_port, dport=port, flags=flags, seq=12345, ack=54321)
-    send(IP(src=client, dst=proxy) / forged, verbose=False)
+def signals(proxy: str, port: int, client: str, client_port: int, name: str, per_second: float) -> None:
+    """Segments in the name of a client, until it is ended; their sequence numbers are far outside the window."""
+    flags, options = SIGNALS[name]
+    forged = TCP(sport=client_port, dport=port, flags=flags, seq=12345, ack=54321, options=options)
+    with conf.L3socket() as channel:
+        print("sending", flush=True)
+        while True:
+            channel.send(IP(src=client, dst=proxy) / forged)
+            time.sleep(1 / per_second)
 
 
 def connection(proxy: str, port: int) -> None:
@@ -54,7 +72,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["joins", proxy, port, *tokens]:
             joins(proxy, int(port), [int(token, 16) for token in tokens])
-        case ["ends", proxy, port, client, client_port, flags]:
-            ends(proxy, int(port), client, int(client_port), flags)
+        case ["signals", proxy, port, client, client_port, name, per_second]:
+            signals(proxy, int(port), client, int(client_port), name, float(per_second))
         case ["connection", proxy, port]:
             connection(proxy, int(port))

@@ -1,9 +1,11 @@
-"""What a host off the path can do to others: nothing with forged JOINs, nothing lasting with forged FINs and RSTs."""
+"""What a host off the path can do to others, who knows their addresses and ports: nothing."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import proxy_world
@@ -11,12 +13,21 @@ import pytest
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts, ProxyWorld
 
-from mptcp_lab.oracle import listed
+from mptcp_lab.services import SubflowStatus
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_lab.topology import WIFI, ClientSpec, Topology
 
 FORGER = Path(__file__).with_name("forger.py")
-VICTIM_AND_FORGER = Topology(clients=(ClientSpec("victim", families=(4,)), ClientSpec("forger", families=(4,))))
+FORGER_CLIENT = ClientSpec("forger", families=(4,))
+VICTIM_AND_FORGER = Topology(clients=(ClientSpec("victim", families=(4,)), FORGER_CLIENT))
+WITH_BACKUP = Topology(clients=(ClientSpec("victim", families=(4,), wifi="backup"), FORGER_CLIENT))
+
+
+@pytest.fixture
+def own_hosts() -> Iterator[Hosts]:
+    """Wi-Fi is a backup path of the victim."""
+    with proxy_world.hosts(WITH_BACKUP) as built:
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +44,6 @@ def forge(world: ProxyWorld, *arguments: str) -> str:
     kind, *rest = arguments
     proxy = str(world.lab.proxy_address(4))
     return forger.run(EXECUTABLES / "python", FORGER, kind, proxy, str(PORT), *rest).stdout
-
-
-def kernel_list_age(world: ProxyWorld) -> float:
-    """Seconds since the sniffer read the kernel list."""
-    return float(world.services.ask_sniffer("status")["kernel_view"]["age_seconds"])
 
 
 def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
@@ -59,14 +65,53 @@ def test_forged_segments_of_the_proxy_open_no_connection(world: ProxyWorld) -> N
     assert "opened token=" not in world.sniffer.log_text()
 
 
-@pytest.mark.parametrize("flags", ["FA", "R"])
-def test_forged_end_is_undone_by_the_kernel_list(world: ProxyWorld, flags: str) -> None:
+@contextmanager
+def forging(world: ProxyWorld, victim: SubflowStatus, signal: str, per_second: float) -> Iterator[None]:
+    """While segments in the name of a client arrive on this subflow."""
+    forger, proxy = world.lab.clients["forger"], str(world.lab.proxy_address(4))
+    ends = (victim.client, str(victim.client_port))
+    process = forger.start(
+        "forger", EXECUTABLES / "python", FORGER, "signals", proxy, str(PORT), *ends, signal, str(per_second)
+    )
+    eventually(lambda: "sending" in process.log_text(), "sending")
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+def states(world: ProxyWorld, seconds: float) -> set[tuple[int, int]]:
+    """The numbers of subflows and of capped subflows that were seen in this time."""
+    seen, until = set(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        subflows = world.services.subflows()
+        seen.add((len(subflows), sum(subflow.rule == "cap" for subflow in subflows)))
+    return seen
+
+
+@pytest.mark.parametrize("signal", ["fin", "rst", "backup", "remove-address-0", "remove-addresses"])
+@pytest.mark.parametrize("network", ["wifi", "ethernet"])
+def test_forged_ends_and_priorities_lift_no_cap(world: ProxyWorld, network: str, signal: str) -> None:
     world.download()
-    (capped,) = world.wait_capped()
-    forge(world, "ends", capped.client, str(capped.client_port), flags)
-    eventually(lambda: not world.capped(), "the forged end believed", within=1)
-    eventually(lambda: len(world.capped()) == 1, "undone", within=3)
-    assert len(listed(world.lab.proxy, PORT)) == 2
-    age = kernel_list_age(world)
-    eventually(lambda: kernel_list_age(world) < age, "the kernel list read once more")
-    assert len(world.capped()) == 1
+    world.wait_capped()
+    (victim,) = (subflow for subflow in world.services.subflows() if subflow.network == network)
+    with forging(world, victim, signal, 10):
+        assert states(world, 2.5) == {(2, 1)}
+
+
+def test_forged_priority_imposes_no_cap(own_hosts: Hosts) -> None:
+    with proxy_world.serving(own_hosts) as world:
+        world.download(client=world.lab.clients["victim"])
+        eventually(lambda: len(world.services.subflows()) == 2, "two subflows")
+        (backup,) = (subflow for subflow in world.services.subflows() if subflow.backup)
+        with forging(world, backup, "regular", 3.3):
+            assert states(world, 4) == {(2, 0)}
+
+
+def test_end_of_the_preferred_path_by_a_reset_lifts_the_cap_at_once(world: ProxyWorld) -> None:
+    """Only the kernel list tells: the proxy sends nothing when a client resets a subflow."""
+    victim = world.lab.clients["victim"]
+    world.download(client=victim)
+    world.wait_settled()
+    victim.run("ss", "-K", "-t", "src", str(victim.address(WIFI, 4)))
+    eventually(lambda: world.capped() == [], "the cap lifted", within=0.5)

@@ -738,3 +738,60 @@ def test_table_stays_consistent_and_bounded_in_any_order_of_segments(
         assert len(wire.table) == sizes["connections"] <= 1
         assert all(connection.subflows for connection in wire.table.values())
         assert max(sizes["half_open"], sizes["orphans"]) <= 2
+
+
+def confirmed_wire() -> Wire:
+    """Two subflows, on a host whose kernel list can be read."""
+    wire = Wire()
+    wire.tracker.kernel_confirms = True
+    wire.open(ETHERNET)
+    wire.join(WIFI)
+    wire.now += 1
+    assert not wire.tracker.needs_kernel_list()
+    return wire
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        WIFI.fin(),
+        WIFI.ack(flags="R"),
+        WIFI.ack(prio(backup=True)),
+        WIFI.ack(remove_addr(2)),
+        WIFI.ack(fail()),
+    ],
+)
+def test_what_a_client_seems_to_end_is_left_to_the_kernel_list(forged: Segment) -> None:
+    wire = confirmed_wire()
+    before = wire.table[token()]
+    wire.send(forged, by_proxy=False)
+    assert wire.table[token()] == before
+    assert wire.tracker.needs_kernel_list()
+    wire.listed(ETHERNET, WIFI, of=token())
+    assert len(wire.clients(token())) == 2
+    wire.send(forged, by_proxy=False)
+    wire.listed(ETHERNET, of=token())
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_priority_of_the_kernel_list_counts_whatever_was_captured_last() -> None:
+    wire = confirmed_wire()
+    wire.send(WIFI.ack(prio(backup=True)), by_proxy=False)
+    wire.listed(ETHERNET, WIFI, of=token(), backup=True)
+    assert [subflow.backup for subflow in wire.table[token()].subflows] == [True, True]
+
+
+def test_what_the_proxy_ends_itself_counts_at_once() -> None:
+    wire = confirmed_wire()
+    wire.send(WIFI.ack_by_proxy(flags="FA"), by_proxy=True)
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_new_subflow_that_is_not_in_the_kernel_list_yet_stays() -> None:
+    wire = Wire()
+    wire.tracker.kernel_confirms = True
+    wire.open(ETHERNET)
+    wire.listed(of=token())
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    wire.listed(of=token(), at=wire.now + 1)
+    assert wire.table == {}
