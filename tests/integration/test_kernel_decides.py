@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from polling import eventually
-from proxy_world import ENDLESS, MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, serving
+from proxy_world import ENDLESS, MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, receive_rates, serving
 
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
@@ -101,9 +101,36 @@ def test_kernel_frees_a_subflow_whose_sibling_becomes_a_backup(world: ProxyWorld
     world.wait_paced()
     with world.daemon.suspended():
         client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "backup")
-        eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+        eventually(lambda: world.paced() == 0, "no socket paced", within=2)
         client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "nobackup")
         world.wait_paced()
+
+
+def test_kernel_paces_although_all_subflows_are_backups(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    ethernet, wifi = (str(client.address(link, 4)) for link in (ETHERNET, WIFI))
+    client.run("ip", "mptcp", "endpoint", "add", ethernet, "dev", "eth0")
+    own_world.download()
+    own_world.wait_paced()
+    client.run("ip", "mptcp", "endpoint", "change", wifi, "backup")
+    eventually(lambda: own_world.paced() == 0, "a backup justifies no cap")
+    client.run("ip", "mptcp", "endpoint", "change", ethernet, "backup")
+    own_world.wait_paced()
+    own_world.wait_capped()
+
+
+def test_client_that_changes_priorities_all_the_time_has_its_cap(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    own_world.download()
+    own_world.wait_settled()
+    own_world.wait_paced()
+    change = f"ip mptcp endpoint change {client.address(WIFI, 4)}"
+    toggling = client.start(
+        "toggling", "sh", "-c", f"while :; do {change} backup; sleep .1; {change} nobackup; sleep .1; done"
+    )
+    eventually(lambda: any(subflow.backup for subflow in own_world.services.subflows()), "priorities change")
+    assert receive_rates(client, 5)["eth0"] < 1.1e6
+    toggling.stop()
 
 
 def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) -> None:

@@ -57,6 +57,14 @@ def test_backup_subflow_is_not_capped() -> None:
     assert held([both]) == {}
 
 
+def test_connection_with_backups_alone_is_decided_as_without() -> None:
+    backups = subflow("10.1.0.2", backup=True), subflow("10.2.0.2", backup=True)
+    capped = held([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))])
+    assert held([connection(1, *backups)]) == capped != {}
+    dead = replace(subflow("10.2.0.3"), stalled=True)
+    assert held([connection(1, *backups, dead)]) == capped
+
+
 def test_networks_of_equal_preference_do_not_relieve_each_other() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     assert held([both], replace(WIFI, preference=2), ETHERNET) == {}
@@ -154,13 +162,17 @@ def test_cap_always_has_a_live_preferred_path_of_its_connection(
     assert len(decisions) == sum(len(c.subflows) for c in connections)
     for decision in decisions:
         if decision.throttle is not None and decision.throttle.share.kind is RateKind.CAP:
-            assert any(_is_preferred_to(other, decision, preference) for other in decisions)
+            siblings = [other for other in decisions if other.token == decision.token]
+            backups_used = all(sibling.subflow.backup for sibling in siblings)
+            assert any(
+                _is_preferred_to(other, decision, preference) and (backups_used or not other.subflow.backup)
+                for other in siblings
+            )
 
 
 def _is_preferred_to(other: Decision, capped: Decision, preference: dict[str, int]) -> bool:
     return (
         other.token == capped.token
-        and not other.subflow.backup
         and other.network is not None
         and capped.network is not None
         and preference[other.network] < preference[capped.network]

@@ -102,7 +102,7 @@ class Slot:
     """A class minor that a share has; `idle_since` is the monotonic time at which its last subflow went.
 
     Until the monotonic time `settling_until`, only the pace slows its subflows, so that what their sockets had queued
-    before still leaves at the old rate.
+    before still leaves at the old rate. A share that comes back after less time than that has no second one.
     """
 
     minor: int
@@ -138,11 +138,12 @@ def assign_classes(
     for share, slot in before.items():
         idle_since = now if slot.idle_since is None else slot.idle_since
         if share in wanted:
-            until = slot.settling_until if slot.idle_since is None else _settling_until(share, now, settings)
+            is_back = slot.idle_since is not None and now - slot.idle_since >= settings.settle
+            until = _settling_until(share, now, settings) if is_back else slot.settling_until
             settling = until is not None and now < until and settings.settle > 0
             slots[share] = Slot(slot.minor, None, until if settling else None)
         elif now - idle_since < settings.linger:
-            slots[share] = Slot(slot.minor, idle_since)
+            slots[share] = Slot(slot.minor, idle_since, slot.settling_until)
     for share in wanted:
         if share not in slots and (minor := next(free, None)) is not None:
             slots[share] = Slot(minor, None, _settling_until(share, now, settings))

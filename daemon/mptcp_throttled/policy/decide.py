@@ -1,7 +1,8 @@
 """Which subflow is throttled to which rate, and why: a pure function of a connection and the access networks.
 
 Invariant I2: a subflow is capped only while the same connection has a live, non-backup subflow on a more preferred
-network. So the most preferred live path of a connection is never capped, and neither is its only path.
+network. So the most preferred live path of a connection is never capped, and neither is its only path. When all its
+live subflows are backups, MPTCP uses them (net/mptcp/protocol.c, mptcp_subflow_get_send): they count as if none were.
 """
 
 from __future__ import annotations
@@ -82,9 +83,13 @@ def decide(
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
     located = tuple(zip(connection.subflows, networks, strict=True))
-    live = [n for subflow, n in located if n is not None and not subflow.backup and not subflow.stalled]
+    backups_used = all(subflow.backup for subflow in connection.subflows if not subflow.stalled)
+    live = [n for s, n in located if n is not None and not s.stalled and (backups_used or not s.backup)]
     best = min(live, key=lambda network: network.preference, default=None)
-    decisions = (_decide(connection.token, subflow, network, best, client_of) for subflow, network in located)
+    decisions = (
+        _decide(connection.token, subflow, network, best, client_of, is_used=backups_used or not subflow.backup)
+        for subflow, network in located
+    )
     return tuple(map(_paused, decisions) if paused else decisions)
 
 
@@ -98,19 +103,24 @@ def _decide(
     network: AccessNetwork | None,
     best: AccessNetwork | None,
     client_of: Callable[[Address], Address],
+    *,
+    is_used: bool,
 ) -> Decision:
-    """`best` is the most preferred network on which the connection has a live path."""
+    """`best` is the most preferred network on which the connection has a live path.
+
+    `is_used`: MPTCP may send on the subflow; false for a backup beside others.
+    """
     if network is None:
         return Decision(token, subflow, None, None, "address is in no access network")
     preferred = best if best is not None and best.preference < network.preference else None
-    if network.cap is not None and preferred is not None and not subflow.backup:
+    if network.cap is not None and preferred is not None and is_used:
         kind, rate, reason = RateKind.CAP, network.cap, _relieved_by(preferred.name)
         if network.limit is not None:
             rate = min(rate, network.limit)
     elif network.limit is not None:
         kind, rate, reason = RateKind.LIMIT, network.limit, "limit of the network"
     else:
-        return Decision(token, subflow, network.name, None, _why_free(subflow, network))
+        return Decision(token, subflow, network.name, None, _why_free(network, is_used=is_used))
     throttle = _throttle(network.name, kind, _who(subflow, network.per, client_of), rate)
     return Decision(token, subflow, network.name, throttle, reason)
 
@@ -126,10 +136,10 @@ def _relieved_by(network: str) -> str:
     return f"{network} is live"
 
 
-def _why_free(subflow: Subflow, network: AccessNetwork) -> str:
+def _why_free(network: AccessNetwork, *, is_used: bool) -> str:
     if network.cap is None:
         return "network has no cap"
-    if subflow.backup:
+    if not is_used:
         return "backup subflow carries nothing to relieve"
     return "no live subflow on a more preferred network"
 

@@ -4,10 +4,10 @@
  * CAP_NET_ADMIN and CAP_PERFMON, and the kernel's type information (/sys/kernel/btf/vmlinux).
  *
  * A subflow is capped while its own connection has, on a more preferred network, a subflow that is established, neither
- * backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row; the first subflow of a connection is capped for
- * `provisional_ns`, too, if its network has that. The program looks at the kernel's own list of
- * the connection's subflows when a subflow is established and at each of its RTT samples. So a subflow that joins is
- * paced before it can send, and what the wire only claims decides nothing.
+ * backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row. When all subflows are backups, MPTCP uses them,
+ * so they count as if none were. The first subflow of a connection is capped for `provisional_ns`, too, if its network has
+ * that. The program looks at the kernel's own list of the connection's subflows when a subflow is established and at each
+ * of its RTT samples. So a subflow that joins is paced before it can send, and what the wire only claims decides nothing.
  *
  * The networks and their paces come from the daemon. Its pace for a single subflow, which knows with whom the cap is
  * shared, has precedence over the network's.
@@ -34,6 +34,10 @@ char LICENSE[] SEC("license") = "GPL";
 #define DRAINED_BYTES 8192
 #define DRAIN_NS 1500000000ULL
 
+/* A cap ends this long after the priorities of the subflows alone ask for it: MPTCP takes as long to use a path that it has
+ * hardly used, and a client that changes priorities all the time has its cap all the time. */
+#define PRIORITY_NS 1000000000ULL
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 65536);
@@ -54,11 +58,13 @@ struct {
 
 /* Of a subflow: the pace, the limit of unsent data and the priority that the socket had before, and what it has from us.
  * `pace` is UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `class_id` is 0 when it is in no
- * class. `began` is 0 if it is not the first of its connection, or older than the program. Times are those of
- * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
+ * class. `began` is 0 if it is not the first of its connection, or older than the program. `preferred_at` is when the
+ * connection had a preferred path that MPTCP used. Times are those of bpf_ktime_get_ns(). Without `callbacks` only the
+ * iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
+	__u64 preferred_at;
 	__u32 pace;
 	__u32 pace_before;
 	__u32 unsent_limit_before;
@@ -176,14 +182,18 @@ static __always_inline bool is_live(struct mptcp_subflow_context *context, struc
 	__u8 state = BPF_CORE_READ(sk, __sk_common.skc_state);
 
 	return (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT) &&
-	       !is_backup(context) && !BPF_CORE_READ_BITFIELD_PROBED(context, stale) &&
+	       !BPF_CORE_READ_BITFIELD_PROBED(context, stale) &&
 	       BPF_CORE_READ(tp, inet_conn.icsk_retransmits) < DEAD_RETRANSMITS;
 }
 
-/* Whether the connection has a live subflow on a network that is more preferred. A member of the list may go, and its
- * memory become another socket, while it is read: then the answer may be wrong until the next callback. */
-static __always_inline bool has_preferred_subflow(struct tcp_sock *tp, __u32 preference)
+enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED };
+
+/* Whether the connection has, on a network that is more preferred, a live subflow, and whether MPTCP uses both that and this
+ * one. A member of the list may go, and its memory become another socket, while it is read: then the answer may be wrong
+ * until the next callback. */
+static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
 {
+	bool backups_used = true, preferred_backup = false;
 	struct mptcp_sock *msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
 	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
 	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
@@ -199,15 +209,22 @@ static __always_inline bool has_preferred_subflow(struct tcp_sock *tp, __u32 pre
 		if (is_live(context, sk)) {
 			__u8 address[16];
 			struct network *network;
+			bool backup = is_backup(context);
 
 			client_address(sk, address);
 			network = network_of(address);
-			if (network && network->preference < preference)
-				return true;
+			backups_used &= backup;
+			if (network && network->preference < preference) {
+				if (!backup)
+					return is_backup(subflow_context(tp)) ? PREFERRED_UNUSED : PREFERRED_USED;
+				preferred_backup = true;
+			}
 		}
 		at = BPF_CORE_READ(at, next);
 	}
-	return false;
+	if (!preferred_backup)
+		return NO_PREFERRED;
+	return backups_used ? PREFERRED_USED : PREFERRED_UNUSED;
 }
 
 static __always_inline void remember_former_options(struct subflow *subflow, struct tcp_sock *tp)
@@ -295,14 +312,28 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 	return subflow->began && bpf_ktime_get_ns() - subflow->began < network->provisional_ns;
 }
 
+static __always_inline bool is_capped(struct tcp_sock *tp, struct subflow *subflow, struct network *network)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	switch (preferred_subflow(tp, network->preference)) {
+	case PREFERRED_USED:
+		subflow->preferred_at = now;
+		return true;
+	case PREFERRED_UNUSED:
+		return now - subflow->preferred_at < PRIORITY_NS;
+	default:
+		return is_provisional(subflow, network);
+	}
+}
+
 static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends)
 {
 	struct network *network = network_of(ends->client);
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
 	struct pace *pace = bpf_map_lookup_elem(&paces, ends);
 
-	if (network && network->pace && (pace || subflow->callbacks) && !is_backup(subflow_context(tp)) &&
-	    (has_preferred_subflow(tp, network->preference) || is_provisional(subflow, network))) {
+	if (network && network->pace && (pace || subflow->callbacks) && is_capped(tp, subflow, network)) {
 		begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
 	} else {
