@@ -101,6 +101,15 @@ class Trust(StrEnum):
     TOKEN = "token"  # noqa: S105
 
 
+class LogLevel(StrEnum):
+    """The lowest level of the lines that the services log; Python's names, in lower case."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class MarkMethod(StrEnum):
     """What leads the packets of throttled subflows to their classes: the priority of their sockets, marks by ipset, or
     marks by one iptables rule per subflow; `auto`: the first of these that is possible."""

@@ -1,4 +1,4 @@
-"""What the programs share: exit status, logging, signals, the single-instance lock, capabilities."""
+"""What the programs share: exit status, signals, the single-instance lock, capabilities."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import errno
 import fcntl
 import gc
-import logging
 import os
 import queue
 import signal
@@ -60,12 +59,6 @@ def run(main: Callable[[], None]) -> int:
         sys.stderr.write(f"standard output: {error.strerror}\n")
         return os.EX_IOERR
     return os.EX_OK
-
-
-def configure_logging() -> None:
-    """Log to stderr, with a time stamp unless the journal adds its own."""
-    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s.%(msecs)03d "
-    logging.basicConfig(level=logging.INFO, format=f"{stamp}%(levelname)s %(message)s", datefmt="%H:%M:%S")
 
 
 def prefer_latency() -> None:

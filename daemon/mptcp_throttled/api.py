@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from mptcp_throttle import logs
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.model import FourTuple
@@ -150,6 +151,7 @@ class Api:
     def _take(self, loaded: Config | ConfigError) -> Json:
         verdict = self._config.take(loaded, time.time())
         dropped = () if verdict.problems else self._operator.adopt(self._config.config.networks)
+        logs.set_level(self._config.config.log_level)
         return {
             "changes": [str(change) for change in verdict.changes],
             "dropped_overrides": list(dropped),

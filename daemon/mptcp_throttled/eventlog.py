@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
@@ -64,10 +65,13 @@ def _log_transition(transition: Transition) -> None:
             format_classid(classid(after.minor)),
             after.decision.reason,
             None if after.latency is None else round(after.latency * 1000, 1),
+            extra=_about(after.decision),
         )
+    elif decision is not None:
+        _log.info("free %s reason=%r", _identify(decision), decision.reason, extra=_about(decision))
     elif before is not None:
-        reason = "subflow ended" if decision is None else decision.reason
-        _log.info("free %s reason=%r", _identify(decision or before.decision), reason)
+        # Nobody has decided that.
+        _log.debug("free %s reason='subflow ended'", _identify(before.decision), extra=_about(before.decision))
 
 
 def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
@@ -100,6 +104,10 @@ def _log_sniffer(snapshot: Snapshot) -> None:
         _log.info("following the sniffer: %d connections", len(snapshot.connections))
     else:
         _log.warning("sniffer lost, no subflow stays capped: %s", snapshot.sniffer.problem)
+
+
+def _about(decision: Decision) -> Mapping[str, object]:
+    return about(f"token={format_token(decision.token)}")
 
 
 def _identify(decision: Decision) -> str:

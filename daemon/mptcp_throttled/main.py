@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mptcp_throttle import service, systemd
+from mptcp_throttle import logs, service, systemd
 from mptcp_throttle.config.load import DEFAULT_PATH, find_run_directory, load_config
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
@@ -184,6 +184,7 @@ def _clean_up(path: Path) -> None:
 
 def _serve(path: Path) -> None:
     config = load_config(path)
+    logs.set_level(config.log_level)
     service.prefer_latency()
     service.return_freed_memory()
     _require_capabilities()
@@ -212,7 +213,7 @@ def _main(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--cleanup", action="store_true", help="restore everything as it was found, and exit")
     options = parser.parse_args(arguments)
-    service.configure_logging()
+    logs.configure()
     if options.cleanup:
         _clean_up(options.config)
     else:

@@ -14,7 +14,7 @@ import yaml
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
-from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.model import AccessNetwork, LogLevel, Per
 from mptcp_throttle.rpc import RpcClient, RpcError
 from mptcp_throttle.units import Rate
 
@@ -74,6 +74,7 @@ class Services:
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
         tuning: Mapping[str, float] | None = None,
+        log_level: LogLevel = LogLevel.INFO,
         name: str = "throttle",
     ) -> None:
         self.proxy = proxy
@@ -90,6 +91,7 @@ class Services:
                 "proxy": {"interface": interface, "ports": list(ports)},
                 "sniffer": dict(sniffer or {}),
                 "daemon": {"linger": linger, **(daemon or {})},
+                "log_level": str(log_level),
                 "run_directory": str(self.directory / "run"),
                 "state_directory": str(self.directory / "state"),
                 "socket_group": "root",
@@ -121,6 +123,12 @@ class Services:
         """Change settings of the section `daemon`; the daemon reads them at a reload or a restart."""
         config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         config["daemon"].update(settings)
+        self._write(self.config, config)
+
+    def configure_log(self, level: LogLevel) -> None:
+        """Change the log level; both services read it at a reload or a restart."""
+        config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        config["log_level"] = str(level)
         self._write(self.config, config)
 
     def __enter__(self) -> Self:

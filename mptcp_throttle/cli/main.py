@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -133,10 +134,18 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _reload(options: argparse.Namespace) -> None:
-    answer = _call(options, "reload")
+    answer = _accepted(_call(options, "reload"))
+    # A sniffer that does not run will read the files when it starts.
+    sniffer = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS)
+    with suppress(RpcError):
+        _accepted(sniffer.call("reload"))
+    _print(options, answer, tables.show_reload)
+
+
+def _accepted(answer: Json) -> Json:
     if answer["problems"]:
         raise UserError("\n".join(answer["problems"]), EX_FAILURE if answer["valid"] else os.EX_CONFIG)
-    _print(options, answer, tables.show_reload)
+    return answer
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from mptcp_throttle.model import AccessNetwork
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
 
-_RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "daemon.other_traffic"})
+_RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "daemon.other_traffic", "log_level"})
 # Read by the daemon only. A change of the sniffer's settings needs a restart of both services: the daemon validates the
 # whole configuration, and reports it as the one in force.
 _DAEMON_ONLY: Final = frozenset(
@@ -32,7 +32,7 @@ _DAEMON_ONLY: Final = frozenset(
 class Change:
     """One difference: the texts of `key` before and after, None where it is absent.
 
-    `restart` names the services that must be restarted; it is empty if a reload of `mptcp-throttled` suffices.
+    `restart` names the services that must be restarted; it is empty if a reload suffices.
     """
 
     key: str
@@ -65,6 +65,7 @@ def _settings(config: Config) -> dict[str, object]:
     sections = {"proxy": config.proxy, "sniffer": config.sniffer, "daemon": config.daemon}
     return {
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
+        "log_level": config.log_level,
         "run_directory": config.run_directory,
         "state_directory": config.state_directory,
         # The name only: where it stands in the file is no setting.

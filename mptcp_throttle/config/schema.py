@@ -26,7 +26,7 @@ from mptcp_throttle.config.validation import (
     whole,
 )
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import AccessNetwork, KernelDecides, MarkMethod, Network, Per, Trust
+from mptcp_throttle.model import AccessNetwork, KernelDecides, LogLevel, MarkMethod, Network, Per, Trust
 from mptcp_throttle.units import parse_duration, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
@@ -119,6 +119,7 @@ class ServiceFile(Section):
     proxy: ProxySection
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
+    log_level: Annotated[LogLevel, one_of(LogLevel)] = LogLevel.INFO
     run_directory: RunDirectory = _RUN_DIRECTORY
     state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
     socket_group: Annotated[str, text_that(bool, "the name of a group, or null")] | None = "mptcp-throttle"
@@ -184,6 +185,7 @@ class Config:
     proxy: ProxySection
     sniffer: SnifferSection
     daemon: DaemonSection
+    log_level: LogLevel
     run_directory: Path
     state_directory: Path
     socket_group: SocketGroup | None

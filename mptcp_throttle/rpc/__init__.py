@@ -5,6 +5,7 @@
 | `sniffer.sock` | `status()` | counters, table sizes, capture drops |
 | | `snapshot(after)` | `{epoch, revision, connections, next}`: the table, a few thousand connections at a time |
 | | `changes(epoch, revision, timeout)` | `{epoch, revision, changes}` or `{resync: true}`; waits up to `timeout` s |
+| | `reload()` | `{problems, valid}`; with problems nothing has changed |
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection, with the decision for each subflow and its reason |
 | | `plan()` | the kernel operations that the present decisions lead to |

@@ -18,6 +18,7 @@ import jsonrpclib
 from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCRequestHandler, SimpleJSONRPCServer
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.logs import about
 from mptcp_throttle.rpc.wire import JSON_RPC, Json
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.config.schema import SocketGroup
 
 _log = logging.getLogger("mptcp-throttle")
+_ABOUT: Final = about("clients of the socket")
 
 # Python's is 5. The kernel takes the smaller of this and net.core.somaxconn, which is 4096.
 _QUEUED_CONNECTIONS: Final = 128
@@ -102,7 +104,7 @@ class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
         self.send_error(HTTPStatus.NOT_FOUND)
 
     def _send_fault_response(self, status: int, message: str, config: object) -> None:
-        _log.info("rpc: request refused: %d %s", status, message)
+        _log.info("rpc: request refused: %d %s", status, message, extra=_ABOUT)
         super()._send_fault_response(status, message, config)
 
 
@@ -181,9 +183,8 @@ class _Server(socketserver.ThreadingMixIn, SimpleJSONRPCServer):  # type: ignore
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         error = sys.exc_info()[1]
         # Clients may leave before the answer, and slow ones are dropped: that is normal.
-        _log.log(
-            logging.DEBUG if isinstance(error, ConnectionError) else logging.INFO, "rpc: connection ended: %r", error
-        )
+        level = logging.DEBUG if isinstance(error, ConnectionError) else logging.INFO
+        _log.log(level, "rpc: connection ended: %r", error, extra=_ABOUT)
 
     def server_close(self) -> None:
         self.shutdown()

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from mptcp_sniffer.offline import print_capture
+from mptcp_sniffer.reload import Reload
 from mptcp_sniffer.sniffer import Sniffer
-from mptcp_throttle import service
-from mptcp_throttle.config.changes import SNIFFER, changes
+from mptcp_throttle import logs, service
 from mptcp_throttle.config.load import DEFAULT_PATH, load_config
-from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError
+from mptcp_throttle.errors import EXIT_STATUS_HELP
 from mptcp_throttle.model import Trust
-
-_log = logging.getLogger("mptcp-sniffer")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,27 +50,14 @@ def _serve(path: Path) -> None:
     config = load_config(path)
     service.prefer_latency()
     service.return_freed_memory()
-    service.configure_logging()
+    logs.configure()
+    logs.set_level(config.log_level)
     stop = threading.Event()
     service.on_stop_signal(stop.set)
-    service.on_reload_signal(lambda: _log_changes(path, config))
+    reload = Reload(config, lambda: load_config(path))
+    service.on_reload_signal(reload)
     with service.single_instance(config.run_directory, "mptcp-sniffer", config.socket_group):
-        Sniffer(config).run(stop)
-
-
-def _log_changes(path: Path, running: Config) -> None:
-    """Log which changes of the configuration files need a restart: a running sniffer applies none of them."""
-    try:
-        found = changes(running, load_config(path))
-    except ConfigError as error:
-        for problem in error.problems:
-            _log.error("reload: %s", problem)
-        return
-    concerning = [change for change in found if SNIFFER in change.restart]
-    for change in concerning:
-        _log.warning("reload: %s", change)
-    if not concerning:
-        _log.info("reload: nothing has changed that concerns the sniffer")
+        Sniffer(config, reload).run(stop)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

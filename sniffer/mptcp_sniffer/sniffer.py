@@ -18,6 +18,7 @@ from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.logs import about
 from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcServer
 from mptcp_throttle.systemd import Watchdog
@@ -31,8 +32,9 @@ _REOPEN_SECONDS: Final = 1.0
 class Sniffer:
     """The main thread captures and tracks, one thread reads the kernel list, the RPC threads read the table."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, reload: Callable[[], Json]) -> None:
         self._config = config
+        self._reload = reload
         self._table = PublishedTable(config.sniffer.history)
         self._capture: Capture | None = None
         self._started_at = time.time()
@@ -55,6 +57,7 @@ class Sniffer:
             "status": self.status,
             "snapshot": self._table.snapshot,
             "changes": self._table.changes,
+            "reload": self._reload,
         }
         with self._open_capture() as capture, self._list_reader.running():
             server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
@@ -162,8 +165,9 @@ class Sniffer:
         if changes:
             self._table.publish(changes)
         # After the readers have been woken: logging must not delay a cap.
-        for event in self._events:
-            _log_event(event)
+        if _log.isEnabledFor(logging.DEBUG):
+            for event in self._events:
+                _log_event(event)
         self._events.clear()
 
 
@@ -173,4 +177,5 @@ def _log_event(event: Event) -> None:
     subflow = "" if event.subflow is None else f" subflow={event.subflow.ends.client}"
     backup = " backup" if event.subflow is not None and event.subflow.backup else ""
     reason = f" reason={event.detail!r}" if event.detail else ""
-    _log.info("%s token=%s%s%s%s", event.kind, format_token(event.token), subflow, backup, reason)
+    token = f"token={format_token(event.token)}"
+    _log.debug("%s %s%s%s%s", event.kind, token, subflow, backup, reason, extra=about(token))

@@ -6,12 +6,14 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.model import LogLevel
 from mptcp_throttled.running_config import RunningConfig, Verdict, judge
 
 CONFIG = Config(
     ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
     SnifferSection(),
     DaemonSection(),
+    LogLevel.INFO,
     Path("/run/x"),
     Path("/var/lib/x"),
     None,

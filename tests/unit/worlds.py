@@ -8,6 +8,7 @@ from pathlib import Path
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
+from mptcp_throttle.model import LogLevel
 from mptcp_throttled.source import TableUpdate
 
 
@@ -45,6 +46,7 @@ def configuration(**daemon: object) -> Config:
         ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
         SnifferSection(),
         DaemonSection.model_validate({"linger": "5s", **daemon}),
+        LogLevel.INFO,
         Path("/run/x"),
         Path("/var/lib/x"),
         None,

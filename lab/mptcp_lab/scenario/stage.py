@@ -22,7 +22,7 @@ from mptcp_lab.scenario.scenario_schema import CAP, Program
 from mptcp_lab.scenario.world import World, build, execute
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -233,7 +233,9 @@ class _Running:
         host, interface = self._world.hosts[name], next(self._scenario.ports(name))[0].interface
         asked = any(figure.restored for figure in self._scenario.report.values())
         before = kernel_state(host, interface) if asked else {}
-        services = Services(host, self._networks(), interface=interface, linger=self._scenario.throttle.linger)
+        # The end of a capped subflow is logged as a detail.
+        linger, log_level = self._scenario.throttle.linger, LogLevel.DEBUG
+        services = Services(host, self._networks(), interface=interface, linger=linger, log_level=log_level)
         with services:
             self.services = services
             yield
