@@ -16,7 +16,7 @@ EXIT_STATUSES: Final = {
     2: "wrong command line",
     os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) is damaged or truncated, or nothing in it can be decoded",
     os.EX_NOINPUT: "a capture file cannot be read",
-    os.EX_UNAVAILABLE: "the service does not answer, or the interface does not exist",
+    os.EX_UNAVAILABLE: "the service does not answer, or the interface cannot be captured",
     os.EX_OSERR: "a kernel feature is missing",
     os.EX_IOERR: "the output cannot be written",
     os.EX_TEMPFAIL: "another instance is running",

@@ -156,8 +156,8 @@ def _check_kernel(kernel: LinuxKernel) -> None:
         kernel.check()
         kernel.forget_stale()
     except KernelError as error:
-        status = os.EX_UNAVAILABLE if error.number == errno.ENODEV else os.EX_OSERR
-        raise UserError(str(error), os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else status) from error
+        status = os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else os.EX_OSERR
+        raise UserError(str(error), status) from error
 
 
 def _require_capabilities() -> None:

@@ -125,6 +125,8 @@ def _sniffer(status: Json | str) -> Iterator[Finding]:
         yield Finding("mptcp-sniffer", status)
         return
     yield Finding("mptcp-sniffer")
+    if not status["capturing"]:
+        yield Finding("capture", "none: the interface is missing or down")
     dropped, view = status["dropped"], status["kernel_view"]
     if dropped:
         yield Finding("capture", f"{dropped} frames dropped since its start: it cannot keep up", harm=False)

@@ -68,6 +68,8 @@ def _capture(capture: Json) -> str:
     kernel = view["problem"] or (
         f"{view['subflows']} subflows in the kernel's list" if view["enabled"] else "kernel's list not in use"
     )
+    if not capture["capturing"]:
+        return "capture: none: the interface is missing or down"
     return f"capture: {capture['dropped']} frames dropped, {refused} segments refused; {kernel}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -45,6 +46,10 @@ class CapturedFrame(NamedTuple):
     outgoing: bool
 
 
+class InterfaceAbsent(UserError):
+    """The interface does not exist, or it is down."""
+
+
 class CaptureLost(Exception):
     """The interface went down or was removed; what happens until it is captured again is unknown."""
 
@@ -64,7 +69,7 @@ class Capture:
     """Captures on `interface` what `signalling_filter` passes for `ports`; needs CAP_NET_RAW.
 
     `parse` makes a segment of a captured frame, according to the link type of the interface. Raises UserError if the
-    capture cannot be opened.
+    capture cannot be opened, InterfaceAbsent if it can be once the interface is there and up.
     """
 
     def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int, poll_seconds: float) -> None:
@@ -82,7 +87,8 @@ class Capture:
                 "missing capability: CAP_NET_RAW; run as root or grant it in the unit", os.EX_NOPERM
             ) from error
         except (OSError, Scapy_Exception, ValueError) as error:
-            raise UserError(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
+            kind = InterfaceAbsent if _is_absent(interface, error) else UserError
+            raise kind(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
         self._dropped = 0
 
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
@@ -135,3 +141,13 @@ class Capture:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+
+def _is_absent(interface: str, error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno == errno.ENETDOWN:
+        return True
+    try:
+        socket.if_nametoindex(interface)
+    except OSError:
+        return True
+    return False

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Final
 
-from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost
+from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost, InterfaceAbsent
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.list_reader import ListReader
@@ -52,19 +53,28 @@ class Sniffer:
         self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, self._events.append)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start."""
+        """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start.
+
+        An interface that is missing or down is waited for, now as later.
+        """
         methods: dict[str, Callable[..., Json]] = {
             "status": self.status,
             "snapshot": self._table.snapshot,
             "changes": self._table.changes,
             "reload": self._reload,
         }
-        with self._open_capture() as capture, self._list_reader.running():
+        try:
+            capture = self._open_capture()
+        except InterfaceAbsent as error:
+            _log.error("%s: nobody is capped until it can", error)
+            capture, self._capture_lost = None, True
+        with capture or nullcontext(), self._list_reader.running():
             server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
             try:
                 systemd.notify("READY=1")
-                _log.info("capturing on %s, ports %s", self._config.proxy.interface, self._config.proxy.ports)
-                self._follow(capture, stop)
+                if capture is not None:
+                    _log.info("capturing on %s, ports %s", self._config.proxy.interface, self._config.proxy.ports)
+                    self._follow(capture, stop)
                 while not stop.is_set():
                     self._reopen_capture(stop)
             finally:

@@ -191,7 +191,18 @@ def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) 
     router.ip(["link delete proxy"])
     eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
     eventually(lambda: own_world.errors() == ["interface eth0 does not exist"], "the error reported", WITHIN)
-    router.ip(
+    recreate(own_world)
+    own_world.download()
+    eventually(lambda: own_world.capped() != [], "capped again", COMEBACK)
+    assert "htb 4d50:" in own_world.qdisc()
+    assert own_world.errors() == []
+    stop_and_compare(own_world, before)
+
+
+def recreate(world: ProxyWorld) -> None:
+    """Make the proxy's interface again, after it was deleted."""
+    proxy = world.lab.proxy
+    world.lab.router.ip(
         [
             f"link add proxy type veth peer name eth0 netns {proxy.namespace}",
             "link set proxy up",
@@ -201,11 +212,34 @@ def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) 
     )
     proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
     proxy.ip(UP_AGAIN)
-    own_world.download()
-    eventually(lambda: own_world.capped() != [], "capped again", COMEBACK)
-    assert "htb 4d50:" in own_world.qdisc()
-    assert own_world.errors() == []
-    stop_and_compare(own_world, before)
+
+
+@pytest.mark.parametrize("how", ["missing", "down"])
+def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> None:
+    with proxy_world.hosts(OWN_QDISC) as own, proxy_world.configured(own) as world:
+        before, proxy = kernel_state(world.lab.proxy), world.lab.proxy
+        if how == "missing":
+            world.lab.router.ip(["link delete proxy"])
+        else:
+            proxy.ip(["link set eth0 down"])
+        world.services.start_sniffer()
+        world.start_daemon()
+        errors = ["interface eth0 does not exist"] if how == "missing" else []
+        assert world.errors() == errors
+        assert world.daemon.log_text().count("ERROR") == len(errors)
+        assert world.sniffer.log_text().count("ERROR eth0: cannot be captured: ") == 1
+        assert "capture: none: the interface is missing or down" in world.services.cli("status").stdout
+        doctor = world.services.cli("doctor", check=False)
+        assert doctor.returncode == 1
+        assert "problem  capture: none: the interface is missing or down" in doctor.stdout
+        if how == "missing":
+            recreate(world)
+        else:
+            proxy.ip(UP_AGAIN)
+        world.download()
+        eventually(lambda: world.capped() != [], "capped", COMEBACK)
+        assert (world.errors(), world.services.exit_statuses) == ([], (None, None))
+        stop_and_compare(world, before)
 
 
 def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyWorld) -> None:

@@ -122,21 +122,6 @@ def test_cleanup_is_refused_while_the_daemon_runs(world: ProxyWorld) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("mptcp-sniffer", "nosuch0: cannot be captured: "),
-        ("mptcp-throttled", "interface nosuch0 does not exist"),
-    ],
-)
-def test_missing_interface_is_reported_in_one_line(lab: Lab, services: Services, name: str, line: str) -> None:
-    services.config.write_text(services.config.read_text().replace("eth0", "nosuch0"))
-    status, error = run_service(lab, name, services.config)
-    assert status == os.EX_UNAVAILABLE
-    assert error.splitlines()[-1].startswith(line)
-    assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     ("name", "capability"), [("mptcp-sniffer", "CAP_NET_RAW"), ("mptcp-throttled", "CAP_NET_ADMIN, CAP_NET_RAW")]
 )
 def test_missing_capability_is_reported_in_one_line(lab: Lab, services: Services, name: str, capability: str) -> None:

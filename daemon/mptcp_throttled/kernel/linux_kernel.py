@@ -54,7 +54,7 @@ class LinuxKernel:
         return self._qdisc.ports
 
     def check(self) -> None:
-        """Raise KernelError if the interface, HTB or what the marking back ends need is missing."""
+        """Raise KernelError if HTB or what the marking back ends need is missing."""
         self._qdisc.require_htb()
         self._marks.require()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from socket import if_nametoindex
+from typing import Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
@@ -17,6 +18,9 @@ from mptcp_throttled.kernel.qdisc_restore import QdiscRestore
 from mptcp_throttled.kernel.saved_qdisc import tree_of, why_not_restorable
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
+
+# LOOPBACK_IFINDEX in include/net/flow.h: every network namespace has it.
+_LOOPBACK: Final = tc.Interface(1, "lo")
 
 
 class RootQdisc:
@@ -132,8 +136,9 @@ class RootQdisc:
         return refusals
 
     def require_htb(self) -> None:
-        """Raise KernelError with ENOENT if the kernel has no HTB, ENODEV if the interface does not exist."""
-        if not self._tc.knows_qdisc(self._own_interface(), "htb"):
+        """Raise KernelError with ENOENT if the kernel has no HTB."""
+        # The proxy's interface may come later.
+        if not self._tc.knows_qdisc(_LOOPBACK, "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
     def _own_interface(self) -> tc.Interface:
