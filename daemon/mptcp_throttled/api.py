@@ -14,11 +14,12 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
+from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.operator_state import OperatorStore, Pause
-from mptcp_throttled.policy.overrides import requested_expiry, requested_override
+from mptcp_throttled.policy.overrides import requested_end, requested_override
 from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
@@ -69,11 +70,12 @@ class Api:
     def status(self) -> Json:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interface = self._config.config.proxy.interface
-        return status.status(self._snapshot(), self._enforcement(), interface, self._config.status(), time.time())
+        now = Now.of(time)
+        return status.status(self._snapshot(), self._enforcement(), interface, self._config.status(), now)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
-        return status.connections(self._snapshot(), self._enforcement())
+        return status.connections(self._snapshot(), self._enforcement(), Now.of(time))
 
     def totals(self) -> Json:
         """What the subflows that have closed carried since the daemon's start, where a kernel program counts it."""
@@ -101,7 +103,7 @@ class Api:
 
         Answers with the network's status once the rate is applied.
         """
-        override = requested_override(network, rule, rate, seconds, time.time())
+        override = requested_override(network, rule, rate, seconds, time.monotonic())
         self._change(lambda: self._operator.set(override))
         return self._network(network)
 
@@ -112,9 +114,9 @@ class Api:
 
     def pause(self, seconds: float | None) -> Json:
         """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""
-        pause = Pause(requested_expiry(seconds, time.time()))
+        pause = Pause(requested_end(seconds, time.monotonic()))
         self._change(lambda: self._operator.pause(pause))
-        return {"pause": status.pause_status(pause, time.time())}
+        return {"pause": status.pause_status(pause, Now.of(time))}
 
     def resume(self) -> Json:
         """End a pause, if there is one; answers as `pause`."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
     from mptcp_throttled.accounting import Accounts, ClosedSubflow, ProgramCounters
+    from mptcp_throttled.clock import Clock
     from mptcp_throttled.inbox import Request
     from mptcp_throttled.operator_state import OperatorStore
     from mptcp_throttled.policy.decide import Decision
@@ -48,19 +49,6 @@ _RAMP_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.5
 _NO_MINOR: Final = 0
 _MAX_ERRORS: Final = 20
-
-
-class Clock(Protocol):
-    """The module `time`, or a clock of a test. All in seconds."""
-
-    def time(self) -> float:
-        """Since the epoch."""
-
-    def monotonic(self) -> float:
-        """Since some point, never backwards."""
-
-    def thread_time(self) -> float:
-        """Processor time of this thread."""
 
 
 class DecidingKernel(Kernel, Protocol):
@@ -146,7 +134,7 @@ class Loop:
             self._schedule.due,
             self._schedule.quick_check_due,
             self._retries.next_due,
-            math.inf if operator_expiry is None else operator_expiry - self._clock.time() + self._clock.monotonic(),
+            math.inf if operator_expiry is None else operator_expiry,
             math.inf if linger_expiry is None else linger_expiry,
         )
 
@@ -168,7 +156,7 @@ class Loop:
 
     def _step(self) -> None:
         before, config = self.snapshot, self._config.config
-        operator = self._operator.current(self._clock.time())
+        operator = self._operator.current()
         networks = effective(config.networks, operator.overrides)
         settings = PlanSettings(
             max_minor(config.daemon.mark_mask),
@@ -190,7 +178,7 @@ class Loop:
             work.applied,
             self._decisions.decisions,
             self._adopted,
-            self._clock.time(),
+            self._clock.monotonic(),
         )
         self._adopted = {}
         exhausted = (

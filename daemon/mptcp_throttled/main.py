@@ -126,7 +126,7 @@ class Daemon:
 
 
 def _operator_store(config: Config) -> OperatorStore:
-    return OperatorStore(config.state_directory / "overrides.json", config.networks)
+    return OperatorStore(config.state_directory / "overrides.json", config.networks, time)
 
 
 def _paced_sockets(config: Config) -> PacedSockets | None:

@@ -1,7 +1,7 @@
 """The operator state: rates set by hand (overrides) and a pause. They survive restarts and may expire.
 
-The file in the state directory: `{"version": 2, "overrides": [...], "pause": null or {"expires_at"}}`, overrides as in
-`policy.overrides`. Version 1 had no pause.
+The file in the state directory: `{"version": 2, "overrides": [...], "pause": null or {...}}`, overrides as in
+`policy.overrides`, a pause as in `clock`. Version 1 had no pause.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import AccessNetwork
+from mptcp_throttled.clock import Clock, Now, decode_end, encode_end
 from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.policy.overrides import (
     Override,
-    decode_expiry,
     decode_override,
     encode_override,
     no_such_network,
@@ -29,13 +29,14 @@ _log = logging.getLogger("mptcp-throttled")
 
 _FORMAT_VERSION: Final = 2
 _READABLE_VERSIONS: Final = (1, 2)
+_TOLERANCE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """No subflow is throttled until `expires_at` (seconds since the epoch); None: until resumed."""
+    """No subflow is throttled until `end` (monotonic seconds); None: until resumed."""
 
-    expires_at: float | None
+    end: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +48,27 @@ class OperatorState:
 
     @property
     def next_expiry(self) -> float | None:
-        """When the first of them expires, in seconds since the epoch; None if none does."""
-        ends = [override.expires_at for override in self.overrides]
+        """When the first of them expires, in monotonic seconds; None if none does."""
+        ends = [override.end for override in self.overrides]
         if self.pause is not None:
-            ends.append(self.pause.expires_at)
+            ends.append(self.pause.end)
         return min((end for end in ends if end is not None), default=None)
 
 
 class OperatorStore:
     """The operator state, in memory and on disk. For one thread."""
 
-    def __init__(self, path: Path, networks: Sequence[AccessNetwork]) -> None:
+    def __init__(self, path: Path, networks: Sequence[AccessNetwork], clock: Clock) -> None:
         self._path = path
+        self._clock = clock
+        self._written_at = Now.of(clock)
         self._state = self._load()
         self._networks = networks
         self.adopt(networks)
 
-    def current(self, now: float) -> OperatorState:
-        """The state at `now` (seconds since the epoch); what has expired is removed."""
+    def current(self) -> OperatorState:
+        """The present state; what has expired is removed."""
+        now = self._clock.monotonic()
         overrides = tuple(o for o in self._state.overrides if not _is_over(o, now))
         for expired in set(self._state.overrides) - set(overrides):
             _log.info("override of %s %s expired", expired.network, expired.kind)
@@ -107,35 +111,43 @@ class OperatorStore:
         self._store(replace(self._state, pause=pause))
 
     def _store(self, state: OperatorState) -> None:
+        now = Now.of(self._clock)
         document = {
             "version": _FORMAT_VERSION,
-            "overrides": [encode_override(o) for o in state.overrides],
-            "pause": None if state.pause is None else {"expires_at": state.pause.expires_at},
+            "overrides": [encode_override(o, now) for o in state.overrides],
+            "pause": None if state.pause is None else encode_end(state.pause.end, now),
         }
         try:
             write_atomically(self._path, json.dumps(document))
         except OSError as error:
             raise UserError(f"{self._path}: cannot be written: {error.strerror}") from error
-        self._state = state
+        self._state, self._written_at = state, now
 
     def _keep(self, state: OperatorState) -> None:
-        """Store the state if it has changed, and use it even if that fails."""
-        if state == self._state:
+        """Store the state if it has changed, or if the file is wrong now, and use it even if that fails."""
+        if state == self._state and not self._is_clock_set():
             return
         try:
             self._store(state)
         except UserError as error:
-            self._state = state
+            self._state, self._written_at = state, Now.of(self._clock)
             _log.error("%s", error)
+
+    def _is_clock_set(self) -> bool:
+        """Whether the wall clock has been set since the file was written, so that the ends there are wrong."""
+        if self._state.next_expiry is None:
+            return False
+        now = Now.of(self._clock)
+        return abs(now.epoch - self._written_at.in_epoch(now.monotonic)) > _TOLERANCE_SECONDS
 
     def _load(self) -> OperatorState:
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
             if document["version"] not in _READABLE_VERSIONS:
                 raise ValueError(f"version {document['version']}")
-            overrides = tuple(decode_override(item) for item in document["overrides"])
-            pause = document.get("pause")
-            return OperatorState(overrides, None if pause is None else Pause(decode_expiry(pause)))
+            now, pause = self._written_at, document.get("pause")
+            overrides = tuple(decode_override(item, now) for item in document["overrides"])
+            return OperatorState(overrides, None if pause is None else Pause(decode_end(pause, now)))
         except FileNotFoundError:
             return OperatorState()
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -144,4 +156,4 @@ class OperatorStore:
 
 
 def _is_over(one: Override | Pause, now: float) -> bool:
-    return one.expires_at is not None and one.expires_at <= now
+    return one.end is not None and one.end <= now

@@ -81,7 +81,7 @@ def update_throttled(
 ) -> tuple[Map[FourTuple, Throttled], list[Transition]]:
     """The throttled subflows, brought up to date for the subflows `concerned`, and what has changed for the operator.
 
-    `adopted` are the marks that were in the kernel before us; `now` is in seconds since the epoch.
+    `adopted` are the marks that were in the kernel before us; `now` is in monotonic seconds.
     """
     transitions = []
     changed = throttled.mutate()

@@ -12,6 +12,7 @@ from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_to
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttled.accounting import Totals
+from mptcp_throttled.clock import Now, encode_end
 from mptcp_throttled.enforcement import Enforcement, network_rates
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
@@ -23,11 +24,8 @@ from mptcp_throttled.state import Snapshot
 _MAX_LINES: Final = 20
 
 
-def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config: Json, now: float) -> Json:
-    """The answer to `status`; `config` is the part about the configuration.
-
-    `now` is in seconds since the epoch.
-    """
+def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config: Json, now: Now) -> Json:
+    """The answer to `status`; `config` is the part about the configuration."""
     throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
     kinds = Counter(throttle.share.kind for throttle in throttles)
     throttled = Counter(throttle.share.network for throttle in throttles)
@@ -59,7 +57,7 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
         },
         "networks": [
             {
-                **_network_status(configured, network, snapshot, live[network.name], throttled[network.name]),
+                **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),
                 "sent_bps": round(8 * rates.get(network.name, 0.0)),
             }
             for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
@@ -67,12 +65,9 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
     }
 
 
-def pause_status(pause: Pause | None, now: float) -> Json:
+def pause_status(pause: Pause | None, now: Now) -> Json:
     """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
-    if pause is None:
-        return None
-    end = pause.expires_at
-    return {"expires_at": end, "seconds_left": None if end is None else max(end - now, 0.0)}
+    return None if pause is None else encode_end(pause.end, now)
 
 
 def totals(snapshot: Snapshot) -> Json:
@@ -92,7 +87,7 @@ def _not_enforced(enforcement: Enforcement) -> list[str]:
     return [*lines, f"and {more} more subflows"] if more else lines
 
 
-def connections(snapshot: Snapshot, enforcement: Enforcement) -> Json:
+def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
     """The answer to `connections`, the oldest connection first."""
     differing = enforcement.not_enforced
     oldest_first = sorted(snapshot.connections.items(), key=lambda item: (_opened_at(item[1]), item[0]))
@@ -102,7 +97,7 @@ def connections(snapshot: Snapshot, enforcement: Enforcement) -> Json:
                 "token": format_token(token),
                 "version": connection.version,
                 "subflows": [
-                    {**_subflow_status(decision, snapshot), **_flow(decision.subflow.ends, enforcement, differing)}
+                    {**_subflow_status(decision, snapshot, now), **_flow(decision.subflow.ends, enforcement, differing)}
                     for decision in snapshot.decisions[token]
                 ],
             }
@@ -125,30 +120,33 @@ def _opened_at(connection: Connection) -> float:
     return min((subflow.opened_at for subflow in connection.subflows), default=0.0)
 
 
-def _network_status(configured: AccessNetwork, now: AccessNetwork, snapshot: Snapshot, live: int, held: int) -> Json:
+def _network_status(
+    configured: AccessNetwork, present: AccessNetwork, snapshot: Snapshot, live: int, held: int, now: Now
+) -> Json:
     return {
-        "name": now.name,
-        "subnets": [str(subnet) for subnet in now.subnets],
-        "preference": now.preference,
-        "per": now.per,
-        "cap": _text(now.cap),
-        "limit": _text(now.limit),
+        "name": present.name,
+        "subnets": [str(subnet) for subnet in present.subnets],
+        "preference": present.preference,
+        "per": present.per,
+        "cap": _text(present.cap),
+        "limit": _text(present.limit),
         "configured_cap": _text(configured.cap),
         "configured_limit": _text(configured.limit),
-        "overrides": [encode_override(o) for o in snapshot.operator.overrides if o.network == now.name],
-        "closed": asdict(snapshot.accounts.networks.get(now.name, Totals())),
+        "overrides": [encode_override(o, now) for o in snapshot.operator.overrides if o.network == present.name],
+        "closed": asdict(snapshot.accounts.networks.get(present.name, Totals())),
         "subflows": live,
         "held_subflows": held,
     }
 
 
-def _subflow_status(decision: Decision, snapshot: Snapshot) -> Json:
+def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
     throttled = snapshot.throttled.get(decision.subflow.ends)
     throttle = None if throttled is None else throttled.decision.throttle
     refused = decision.throttle is not None and throttle is None
     latency = None if throttled is None else throttled.latency
     return {
         **encode_subflow(decision.subflow),
+        "opened_at": now.in_epoch(decision.subflow.opened_at),
         "network": decision.network,
         "rule": None if throttle is None else throttle.share.kind,
         "rate": None if throttle is None else str(throttle.rate),

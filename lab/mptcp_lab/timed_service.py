@@ -1,7 +1,7 @@
 """A service that notes when each JOIN has passed it: `python -m mptcp_lab.timed_service FILE NAME ARGUMENT...`.
 
 NAME is mptcp-sniffer or mptcp-throttled; it is the real one with its arguments, only what its stages hand on is noted.
-At its end FILE gets a line of JSON per note: `[stage, key, seconds since the epoch]`. Keys are `TOKEN SUBFLOW`; of
+At its end FILE gets a line of JSON per note: `[stage, key, monotonic seconds]`. Keys are `TOKEN SUBFLOW`; of
 `paced` `SUBFLOW`, of `marked` `SUBFLOW MINOR`, of `classed` `MINOR`.
 """
 
@@ -50,12 +50,12 @@ def _time_sniffer() -> None:
         return _noted(tracker, lambda: observe(tracker, segment, at, by_proxy), at)
 
     def timed_apply_kernel_list(tracker: Tracker, kernel_list: KernelList) -> list[TableChange]:
-        return _noted(tracker, lambda: apply_kernel_list(tracker, kernel_list), time.time())
+        return _noted(tracker, lambda: apply_kernel_list(tracker, kernel_list), time.monotonic())
 
     def timed_publish(table: PublishedTable, changes: Iterable[TableChange]) -> None:
         changes = list(changes)
         publish(table, changes)
-        now = time.time()
+        now = time.monotonic()
         _note("published", _keys(change.connection for change in changes), now)
 
     Tracker.observe = timed_observe  # type: ignore[method-assign, assignment]
@@ -89,18 +89,18 @@ def _time_daemon() -> None:
     def timed_take(source: TableSource) -> TableUpdate | None:
         update = take(source)
         if update is not None:
-            _note("delivered", _keys(update.connections.values()), time.time())
+            _note("delivered", _keys(update.connections.values()), time.monotonic())
         return update
 
     def timed_change(kernel: LinuxKernel, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         refusals = change(kernel, operations)
-        now = time.time()
+        now = time.monotonic()
         _note("classed", (o.minor for o in operations if isinstance(o, AddClass)), now)
         return refusals
 
     def timed_apply(kernel: LinuxKernel, operation: OtherOperation) -> None:
         apply(kernel, operation)
-        now = time.time()
+        now = time.monotonic()
         match operation:
             case MakeChain(marks=add) | ChangeMarks(add=add):
                 _notes.extend(("marked", f"{ends} {minor}", now) for ends, minor in add.items())

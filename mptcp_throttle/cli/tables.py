@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from rich.console import Console
 from rich.table import Table
@@ -139,8 +138,8 @@ def _rate(network: Json, rule: str) -> str:
     override = next((o for o in network["overrides"] if o["rule"] == rule), None)
     if override is None:
         return str(now)
-    until = override["expires_at"]
-    expiry = "until reset" if until is None else f"for {max(until - time.time(), 0):.0f} s"
+    left = override["seconds_left"]
+    expiry = "until reset" if left is None else f"for {left:.0f} s"
     return f"{network[rule] or 'unlimited'} (by hand, {expiry}; configured {network[f'configured_{rule}'] or '-'})"
 
 

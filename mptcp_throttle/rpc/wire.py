@@ -1,7 +1,7 @@
 """What travels over JSON-RPC: connections as plain JSON objects, decoded once into the frozen model.
 
 `{"token": "1a2b3c4d", "version": 1, "subflows": [{"client": "10.1.0.2", "client_port": 40000, "proxy": "10.3.0.2",
-"proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 1700000000.25,
+"proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 86400.25,
 "stalled": false}]}`
 """
 

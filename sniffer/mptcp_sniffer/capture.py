@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from struct import Struct
@@ -39,7 +40,7 @@ _PARSERS: Final = {Link.ETHERNET: parse_ethernet, Link.RAW_IP: parse_ip}
 
 
 class CapturedFrame(NamedTuple):
-    """A frame, the kernel's time stamp in seconds since the epoch, and whether this host has sent the frame."""
+    """A frame, when the kernel received it, in monotonic seconds, and whether this host has sent the frame."""
 
     data: bytes
     at: float
@@ -57,12 +58,12 @@ class CaptureLost(Exception):
 class _ListenSocket(L2ListenSocket):  # type: ignore[misc]
     """Scapy's packet socket, whose `recv_raw` does not tell the direction of a frame (packet(7), PACKET_OUTGOING)."""
 
-    def receive(self) -> CapturedFrame:
-        """The next frame. Raises OSError."""
-        data, address, at = self._recv_raw(self.ins, SNAP_BYTES)
-        if at is None:
-            at = get_last_packet_timestamp(self.ins)
-        return CapturedFrame(data, at, address[2] == socket.PACKET_OUTGOING)
+    def receive(self) -> tuple[bytes, float, bool]:
+        """The next frame, its time stamp in seconds since the epoch, and whether it is outgoing. Raises OSError."""
+        data, address, stamp = self._recv_raw(self.ins, SNAP_BYTES)
+        if stamp is None:
+            stamp = get_last_packet_timestamp(self.ins)
+        return data, stamp, address[2] == socket.PACKET_OUTGOING
 
 
 class Capture:
@@ -90,6 +91,7 @@ class Capture:
             kind = InterfaceAbsent if _is_absent(interface, error) else UserError
             raise kind(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
         self._dropped = 0
+        self._latest = time.monotonic()
 
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
         """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
@@ -122,11 +124,16 @@ class Capture:
     def next_frame(self) -> CapturedFrame | None:
         """The next frame; None if there was none for `poll_seconds`. Raises CaptureLost."""
         try:
-            return self._socket.receive()
+            data, stamp, outgoing = self._socket.receive()
         except TimeoutError:
             return None
         except OSError as error:
             raise CaptureLost(error.strerror) from error
+        now = time.monotonic()
+        # The kernel's stamp is of the wall clock, which may have been set since then: frames come in order.
+        at = now - (time.time() - stamp)
+        self._latest = min(max(at, self._latest), now)
+        return CapturedFrame(data, self._latest, outgoing)
 
     def dropped(self) -> int:
         """Frames the kernel dropped since the capture began because the buffer was full."""

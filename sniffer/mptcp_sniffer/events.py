@@ -43,7 +43,7 @@ class EventKind(StrEnum):
 
 
 class Event(NamedTuple):
-    """Something that happened to a connection, or to one `subflow` of it, at `at` seconds since the epoch.
+    """Something that happened to a connection, or to one `subflow` of it, at `at`, by the tracker's clock.
 
     `version` is None for a JOIN that has failed: its connection may be forgotten.
     """

@@ -51,7 +51,7 @@ class ListedSubflow(NamedTuple):
 
 
 class KernelList(NamedTuple):
-    """The live subflows, and the time, in seconds since the epoch, just before the kernel was asked."""
+    """The live subflows, and the time, in monotonic seconds, just before the kernel was asked."""
 
     at: float
     subflows: dict[Ends, ListedSubflow]
@@ -74,7 +74,7 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
 
 
 def _list(ports: Sequence[int]) -> KernelList:
-    at = time.time()
+    at = time.monotonic()
     with InetDiag() as diag:
         return KernelList(at, dict(_subflows(diag.sockets(SS_ESTABLISHED, {_ULP_INFO}, ports))))
 

@@ -59,7 +59,7 @@ class ListReader:
             "enabled": self._settings.kernel_view,
             "problem": self._problem or None,
             "subflows": subflows,
-            "age_seconds": None if at is None else time.time() - at,
+            "age_seconds": None if at is None else time.monotonic() - at,
         }
 
     @contextmanager

@@ -38,7 +38,7 @@ class Sniffer:
         self._reload = reload
         self._table = PublishedTable(config.sniffer.history)
         self._capture: Capture | None = None
-        self._started_at = time.time()
+        self._started_at = time.monotonic()
         self._dropped_before = 0
         self._capture_lost = False
         self._tracking = threading.Lock()
@@ -89,7 +89,7 @@ class Sniffer:
             "ports": list(self._config.proxy.ports),
             "capturing": self._capture is not None,
             "dropped": self._dropped(),
-            "uptime_seconds": time.time() - self._started_at,
+            "uptime_seconds": time.monotonic() - self._started_at,
             **self._table.position(),
             **self._tracker.sizes(),
             "counters": dict(self._tracker.counters),
@@ -169,7 +169,7 @@ class Sniffer:
                 self._tracker.kernel_confirms = True
                 self._publish(self._tracker.apply_kernel_list(kernel_list))
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
-            self._publish(self._tracker.expire(time.time(), idle_seconds))
+            self._publish(self._tracker.expire(time.monotonic(), idle_seconds))
 
     def _publish(self, changes: list[TableChange]) -> None:
         if changes:

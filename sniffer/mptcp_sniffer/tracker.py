@@ -144,7 +144,7 @@ class Tracker:
         return unconfirmed
 
     def observe(self, segment: Segment, at: float, by_proxy: bool | None = None) -> list[TableChange]:
-        """The connections that a segment changes, captured at `at` seconds since the epoch.
+        """The connections that a segment changes, captured at `at`, in seconds of any clock that is never set.
 
         `by_proxy`: whether the proxy's host has sent it; None if that is not known. What claims to come from the proxy
         and does not, or the reverse, is counted as `wrong_direction`; malformed options are counted as `malformed`.

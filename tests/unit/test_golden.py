@@ -58,7 +58,7 @@ class Story:
         self.source = ManualSource()
         self.kernel = ModelKernel(UNPACED)
         self.running = RunningConfig(configuration(), self.clock.time())
-        self.operator = OperatorStore(directory / "overrides.json", ())
+        self.operator = OperatorStore(directory / "overrides.json", (), self.clock)
         self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.clock)
 
     @property

@@ -61,7 +61,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.running = RunningConfig(configuration(), self.clock.time())
-        self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET))
+        self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET), self.clock)
         self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.clock)
 
     def step(self, *joined: Connection, ended: int | None = None, after: float = 0.0) -> list[Operation]:
@@ -417,10 +417,10 @@ def test_whoever_undoes_it_is_answered_with_back_off(world: World) -> None:
 
 def test_loop_wakes_by_itself_for_the_next_thing_due(world: World) -> None:
     assert world.loop.next_deadline <= world.clock.now + INTERVAL
-    world.operator.set(Override("ethernet", RateKind.CAP, SLOW, world.clock.time() + 0.3))
+    world.operator.set(Override("ethernet", RateKind.CAP, SLOW, world.clock.now + 0.3))
     world.step()
     assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.3)
-    world.operator.pause(Pause(world.clock.time() + 0.2))
+    world.operator.pause(Pause(world.clock.now + 0.2))
     world.step()
     assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.2)
     assert not math.isinf(world.loop.next_deadline)
@@ -431,7 +431,7 @@ def test_loop_wakes_by_itself_for_the_next_thing_due(world: World) -> None:
 
 def test_pause_frees_everybody_and_its_end_throttles_again(world: World) -> None:
     world.step(client(1))
-    world.operator.pause(Pause(world.clock.time() + 60))
+    world.operator.pause(Pause(world.clock.now + 60))
     world.step()
     assert (world.throttled, world.kernel.throttled) == (set(), {})
     world.step(after=61)

@@ -63,7 +63,7 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
     kernel, clock, source = ModelKernel(KernelState(pacing=pacing)), ManualClock(), ManualSource()
     table: dict[Token, Connection] = {}
     with tempfile.TemporaryDirectory() as directory:
-        operator = OperatorStore(Path(directory) / "overrides.json", (WIFI, ETHERNET))
+        operator = OperatorStore(Path(directory) / "overrides.json", (WIFI, ETHERNET), clock)
         loop = Loop(RunningConfig(configuration(), clock.time()), operator, source, kernel, clock)
         for what, argument, flag in steps:
             match what, argument:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from examples import ETHERNET, WIFI, network
+from worlds import ManualClock
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.units import Rate
@@ -16,12 +17,12 @@ LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit")
 NETWORKS = (WIFI, ETHERNET, LIMITED)
 
 
-def open_store(directory: Path) -> OperatorStore:
-    return OperatorStore(directory / "overrides.json", NETWORKS)
+def open_store(directory: Path, clock: ManualClock | None = None) -> OperatorStore:
+    return OperatorStore(directory / "overrides.json", NETWORKS, clock or ManualClock())
 
 
-def cap(name: str, rate: Rate | None, expires_at: float | None = None) -> Override:
-    return Override(name, RateKind.CAP, rate, expires_at)
+def cap(name: str, rate: Rate | None, end: float | None = None) -> Override:
+    return Override(name, RateKind.CAP, rate, end)
 
 
 def test_override_replaces_an_earlier_one_until_reset(tmp_path: Path) -> None:
@@ -29,32 +30,72 @@ def test_override_replaces_an_earlier_one_until_reset(tmp_path: Path) -> None:
     store.set(cap("lte", FIVE))
     store.set(cap("ethernet", FIVE))
     store.set(cap("ethernet", None))
-    assert store.current(0).overrides == (cap("lte", FIVE), cap("ethernet", None))
+    assert store.current().overrides == (cap("lte", FIVE), cap("ethernet", None))
     store.reset("ethernet")
-    assert store.current(0).overrides == (cap("lte", FIVE),)
+    assert store.current().overrides == (cap("lte", FIVE),)
 
 
 def test_operator_state_survives_a_restart_and_expires(tmp_path: Path) -> None:
-    before = open_store(tmp_path)
-    before.set(cap("ethernet", FIVE, expires_at=100.0))
-    before.pause(Pause(200.0))
-    again = open_store(tmp_path)
-    assert again.current(99.9) == OperatorState((cap("ethernet", FIVE, 100.0),), Pause(200.0))
-    assert again.current(100.0) == OperatorState(pause=Pause(200.0))
-    assert again.current(200.0) == OperatorState()
-    assert open_store(tmp_path).current(0) == OperatorState()
+    clock = ManualClock()
+    before = open_store(tmp_path, clock)
+    before.set(cap("ethernet", FIVE, 1100.0))
+    before.pause(Pause(1200.0))
+    again = open_store(tmp_path, clock)
+    clock.now = 1099.9
+    assert again.current() == OperatorState((cap("ethernet", FIVE, 1100.0),), Pause(1200.0))
+    clock.now = 1100.0
+    assert again.current() == OperatorState(pause=Pause(1200.0))
+    clock.now = 1200.0
+    assert again.current() == OperatorState()
+    assert open_store(tmp_path).current() == OperatorState()
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_operator_state_lasts_as_long_if_the_wall_clock_is_set(tmp_path: Path, step: float) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, clock)
+    store.set(cap("ethernet", FIVE, 1500.0))
+    store.pause(Pause(1060.0))
+    clock.epoch += step
+    clock.now = 1059.9
+    assert store.current().pause == Pause(1060.0)
+    clock.now = 1060.0
+    assert store.current().pause is None
+    # Nor after a restart, since the file has been written again.
+    assert open_store(tmp_path, clock).current().overrides == (cap("ethernet", FIVE, 1500.0),)
+
+
+def test_operator_state_written_before_the_wall_clock_was_set_back_ends(tmp_path: Path) -> None:
+    clock = ManualClock()
+    open_store(tmp_path, clock).pause(Pause(1060.0))
+    clock.now, clock.epoch = 5.0, 0.0  # after a boot, without a battery for the clock
+    store = open_store(tmp_path, clock)
+    clock.now = 64.9
+    assert store.current().pause is not None
+    clock.now = 65.0
+    assert store.current().pause is None
+
+
+def test_operator_state_is_not_written_again_without_a_reason(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, clock)
+    store.pause(Pause(1060.0))
+    (tmp_path / "overrides.json").unlink()
+    clock.epoch += 0.9
+    store.current()
+    assert not (tmp_path / "overrides.json").exists()
 
 
 def test_pause_lasts_until_resumed_and_both_are_idempotent(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for _ in range(2):
         store.pause(Pause(None))
-        assert open_store(tmp_path).current(1e10) == OperatorState(pause=Pause(None))
-    store.pause(Pause(100.0))
-    assert store.current(99.9).pause == Pause(100.0)
+        assert open_store(tmp_path).current() == OperatorState(pause=Pause(None))
+    store.pause(Pause(1100.0))
+    assert store.current().pause == Pause(1100.0)
     for _ in range(2):
         store.pause(None)
-        assert open_store(tmp_path).current(0) == OperatorState()
+        assert open_store(tmp_path).current() == OperatorState()
 
 
 def test_next_expiry_is_the_earliest_one() -> None:
@@ -72,7 +113,7 @@ def test_invalid_override_is_refused_and_changes_nothing(tmp_path: Path) -> None
         store.set(cap("lte", Rate.parse("9mbit")))
     with pytest.raises(UserError, match="dsl: no such access network; allowed: wifi, ethernet, lte"):
         store.reset("dsl")
-    assert store.current(0).overrides == (cap("ethernet", FIVE),)
+    assert store.current().overrides == (cap("ethernet", FIVE),)
 
 
 def test_overrides_that_no_longer_fit_are_dropped_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,9 +129,9 @@ def test_overrides_that_no_longer_fit_are_dropped_alone(tmp_path: Path, caplog: 
     assert store.adopt((ETHERNET, replace(LIMITED, preference=1))) == (
         "override of lte cap dropped: lte: is a most preferred network, where a cap never applies; allowed: --limit",
     )
-    assert store.current(0).overrides == open_store(tmp_path).current(0).overrides == (wider,)
-    again = OperatorStore(tmp_path / "overrides.json", (WIFI, ETHERNET))
-    assert again.current(0) == open_store(tmp_path).current(0) == OperatorState()
+    assert store.current().overrides == open_store(tmp_path).current().overrides == (wider,)
+    again = OperatorStore(tmp_path / "overrides.json", (WIFI, ETHERNET), ManualClock())
+    assert again.current() == open_store(tmp_path).current() == OperatorState()
     assert len(caplog.messages) == 3
     assert caplog.messages[-1] == (
         "override of lte limit dropped: lte: no such access network; allowed: wifi, ethernet"
@@ -104,12 +145,12 @@ def saved(rate: str, expires_at: str) -> str:
 
 def test_file_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> None:
     path = tmp_path / "overrides.json"
-    path.write_text(saved("5000000", "100.0"))
+    path.write_text(saved("5000000", "1700001100.0"))
     store = open_store(tmp_path)
-    assert store.current(0) == OperatorState((cap("lte", FIVE, 100.0),))
+    assert store.current() == OperatorState((cap("lte", FIVE, 1100.0),))
     store.pause(Pause(None))
     assert json.loads(path.read_text())["version"] == 2
-    assert open_store(tmp_path).current(0) == OperatorState((cap("lte", FIVE, 100.0),), Pause(None))
+    assert open_store(tmp_path).current() == OperatorState((cap("lte", FIVE, 1100.0),), Pause(None))
 
 
 @pytest.mark.parametrize(
@@ -127,28 +168,31 @@ def test_file_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> N
         saved("8000000", '"tomorrow"'),
         '{"version": 2, "overrides": [], "pause": true}',
         '{"version": 2, "overrides": [], "pause": {"expires_at": NaN}}',
+        '{"version": 2, "overrides": [], "pause": {"expires_at": 1700000000, "seconds_left": null}}',
     ],
 )
 def test_unusable_file_means_an_empty_operator_state(tmp_path: Path, text: str) -> None:
     (tmp_path / "overrides.json").write_text(text)
-    assert open_store(tmp_path).current(0) == OperatorState()
+    assert open_store(tmp_path).current() == OperatorState()
 
 
 def test_expiry_takes_effect_even_if_it_cannot_be_written(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.mkdir()
-    store = open_store(directory)
-    store.set(cap("ethernet", FIVE, expires_at=100.0))
-    store.pause(Pause(100.0))
+    clock = ManualClock()
+    store = open_store(directory, clock)
+    store.set(cap("ethernet", FIVE, 1100.0))
+    store.pause(Pause(1100.0))
     (directory / "overrides.json").unlink()
     directory.rmdir()
-    assert store.current(100.0) == OperatorState()
+    clock.now = 1100.0
+    assert store.current() == OperatorState()
 
 
 def test_change_that_cannot_be_written_does_not_take_effect(tmp_path: Path) -> None:
-    store = OperatorStore(tmp_path / "missing" / "overrides.json", NETWORKS)
+    store = OperatorStore(tmp_path / "missing" / "overrides.json", NETWORKS, ManualClock())
     with pytest.raises(UserError, match="cannot be written"):
         store.set(cap("ethernet", FIVE))
     with pytest.raises(UserError, match="cannot be written"):
         store.pause(Pause(None))
-    assert store.current(0) == OperatorState()
+    assert store.current() == OperatorState()

@@ -14,8 +14,8 @@ LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit")
 NETWORKS = (WIFI, ETHERNET, LIMITED)
 
 
-def cap(name: str, rate: Rate | None, expires_at: float | None = None) -> Override:
-    return Override(name, RateKind.CAP, rate, expires_at)
+def cap(name: str, rate: Rate | None, end: float | None = None) -> Override:
+    return Override(name, RateKind.CAP, rate, end)
 
 
 def limit(name: str, rate: str) -> Override:

@@ -14,13 +14,14 @@ from mptcp_throttled.source import TableUpdate
 
 @dataclass
 class ManualClock:
-    """A clock that a test moves. Wall clock and monotonic clock differ, as they do."""
+    """A clock that a test moves. Wall clock and monotonic clock differ, as they do; a test may set the wall clock."""
 
     now: float = 1000.0
+    epoch: float = 1.7e9
     used: float = 0.0
 
     def time(self) -> float:
-        return self.now + 1.7e9
+        return self.now + self.epoch
 
     def monotonic(self) -> float:
         return self.now

@@ -1,17 +1,17 @@
 """Overrides: rates set by hand in place of the configured ones. Pure functions, and the JSON of an override.
 
-In JSON: `{"network", "rule", "rate_bps", "expires_at"}`: `rule` is the rate kind, `rate_bps` null is unlimited, and
-times are in seconds since the epoch.
+In JSON: `{"network", "rule", "rate_bps", "expires_at", "seconds_left"}`: `rule` is the rate kind, `rate_bps` null is
+unlimited, and the rest is as in `clock`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
+from mptcp_throttled.clock import decode_end, encode_end
 from mptcp_throttled.policy.decide import RateKind
 
 if TYPE_CHECKING:
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
+    from mptcp_throttled.clock import Now
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """`rate` None is unlimited; `expires_at` None is until reset."""
+    """`rate` None is unlimited; `end`, in monotonic seconds, None is until reset."""
 
     network: str
     kind: RateKind
     rate: Rate | None
-    expires_at: float | None
+    end: float | None
 
 
 def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now: float) -> Override:
-    """The override that `set_rate` asks for, `now` being in seconds since the epoch.
+    """The override that `set_rate` asks for, `now` being in monotonic seconds.
 
     Raises UserError naming the argument, its value and what is allowed.
     """
@@ -46,11 +47,11 @@ def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now
         parsed = None if rate is None else Rate.parse(rate)
     except ValueError as error:
         raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
-    return Override(network, RateKind(rule), parsed, requested_expiry(seconds, now))
+    return Override(network, RateKind(rule), parsed, requested_end(seconds, now))
 
 
-def requested_expiry(seconds: Json, now: float) -> float | None:
-    """The end of a request for `seconds`, in seconds since the epoch as `now` is; None: it lasts until it is reset.
+def requested_end(seconds: Json, now: float) -> float | None:
+    """The end of a request for `seconds`, in monotonic seconds as `now` is; None: it lasts until it is reset.
 
     Raises UserError with what is allowed.
     """
@@ -94,29 +95,18 @@ def no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:
     return f"{name}: no such access network; allowed: {', '.join(network.name for network in networks)}"
 
 
-def encode_override(override: Override) -> Json:
+def encode_override(override: Override, now: Now) -> Json:
     """The JSON object of an override."""
     return {
         "network": override.network,
         "rule": override.kind,
         "rate_bps": None if override.rate is None else override.rate.bits_per_second,
-        "expires_at": override.expires_at,
+        **encode_end(override.end, now),
     }
 
 
-def decode_override(data: Json) -> Override:
+def decode_override(data: Json, now: Now) -> Override:
     """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
     rate = data["rate_bps"]
-    return Override(
-        str(data["network"]), RateKind(data["rule"]), None if rate is None else Rate(int(rate)), decode_expiry(data)
-    )
-
-
-def decode_expiry(data: Json) -> float | None:
-    """`expires_at` of a JSON object, in seconds since the epoch. Raises as `decode_override` does."""
-    expires_at = data["expires_at"]
-    if expires_at is None:
-        return None
-    if not math.isfinite(expires_at):
-        raise ValueError(f"expires_at {expires_at}")
-    return float(expires_at)
+    parsed = None if rate is None else Rate(int(rate))
+    return Override(str(data["network"]), RateKind(data["rule"]), parsed, decode_end(data, now))

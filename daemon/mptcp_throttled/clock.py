@@ -1,0 +1,65 @@
+"""Clocks: every duration is measured by the monotonic one, so that it stays right when the wall clock is set.
+
+What ends after a time has its end in monotonic seconds in memory. In JSON that is `{expires_at, seconds_left}`: seconds
+since the epoch, and seconds; both null if there is no end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from mptcp_throttle.rpc import Json
+
+
+class Clock(Protocol):
+    """The module `time`, or a clock of a test. All in seconds."""
+
+    def time(self) -> float:
+        """Since the epoch; it may jump."""
+
+    def monotonic(self) -> float:
+        """Since some point, never backwards; the same for all processes of this host."""
+
+    def thread_time(self) -> float:
+        """Processor time of this thread."""
+
+
+class Now(NamedTuple):
+    """The present on both clocks."""
+
+    monotonic: float
+    epoch: float
+
+    @classmethod
+    def of(cls, clock: Clock) -> Self:
+        """What a clock shows."""
+        return cls(clock.monotonic(), clock.time())
+
+    def in_epoch(self, monotonic: float) -> float:
+        """A monotonic time as seconds since the epoch."""
+        return self.epoch + monotonic - self.monotonic
+
+
+def encode_end(end: float | None, now: Now) -> dict[str, Json]:
+    """The JSON of an end; None: there is none."""
+    if end is None:
+        return {"expires_at": None, "seconds_left": None}
+    return {"expires_at": now.in_epoch(end), "seconds_left": max(end - now.monotonic, 0.0)}
+
+
+def decode_end(data: Json, now: Now) -> float | None:
+    """The end of JSON that was written before: at the latest `seconds_left` from now, if it was set back meanwhile.
+
+    Raises ValueError, KeyError or TypeError if it is none.
+    """
+    if data["expires_at"] is None:
+        return None
+    left = float(data["expires_at"]) - now.epoch
+    left = min(left, float(data.get("seconds_left", left)))
+    if not math.isfinite(left):
+        raise ValueError(f"expires_at {data['expires_at']}")
+    return now.monotonic + left

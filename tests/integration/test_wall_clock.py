@@ -1,0 +1,77 @@
+"""Durations do not depend on the wall clock: what is set here is that of one service, since the host has others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from polling import eventually
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended
+
+from mptcp_lab.oracle import listed
+from mptcp_lab.process import Process
+from mptcp_lab.services import Services
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import WIFI
+
+SERIAL: Final = itertools.count()
+# Once the file exists, the program's wall clock is an hour behind.
+RUN: Final = """
+import importlib, os, sys, time
+flag, module, *arguments = sys.argv[1:]
+real = time.time
+time.time = lambda: real() - 3600 * os.path.exists(flag)
+sys.exit(importlib.import_module(module).main(arguments))
+"""
+
+
+class ServicesWithClock(Services):
+    """The services with a wall clock that can be set back."""
+
+    @property
+    def _flag(self) -> Path:
+        return self.directory / "set-back"
+
+    def set_back(self) -> None:
+        """Set the wall clock of both an hour back."""
+        self._flag.touch()
+
+    def _start(self, name: str) -> Process:
+        module = {"mptcp-sniffer": "mptcp_sniffer.main", "mptcp-throttled": "mptcp_throttled.main"}[name]
+        return self._run(name, EXECUTABLES / "python", "-c", RUN, self._flag, module)
+
+
+@pytest.fixture
+def services(hosts: Hosts) -> ServicesWithClock:
+    return ServicesWithClock(hosts.lab.proxy, name=f"set-back-{next(SERIAL)}")
+
+
+@pytest.fixture
+def world(hosts: Hosts, services: ServicesWithClock) -> Iterator[ProxyWorld]:
+    with attended(hosts, services) as running, services:
+        yield running
+
+
+def test_wall_clock_set_back_hides_no_end(world: ProxyWorld, services: ServicesWithClock) -> None:
+    world.download()
+    world.wait_capped()
+    services.set_back()
+    proxy, wifi = world.lab.proxy, str(world.lab.client.address(WIFI, 4))
+    silence = ("OUTPUT", "-d", wifi, "-j", "DROP")
+    proxy.run("iptables-legacy", "-I", *silence)
+    proxy.run("ss", "-K", "-t", "dst", wifi)
+    assert wifi not in str(listed(proxy, PORT))
+    eventually(lambda: not world.capped(), "freed", within=5)
+    proxy.run("iptables-legacy", "-D", *silence)
+
+
+def test_wall_clock_set_back_prolongs_no_pause(world: ProxyWorld, services: ServicesWithClock) -> None:
+    world.download()
+    world.wait_capped()
+    services.ask("pause", 3)
+    services.set_back()
+    eventually(lambda: services.status()["daemon"]["pause"] is None, "the end of the pause", within=10)
+    world.wait_capped()
