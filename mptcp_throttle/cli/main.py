@@ -19,6 +19,7 @@ from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
 
 _TIMEOUT_SECONDS: Final = 10.0
+_MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per connection
 
 
 def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
@@ -88,7 +89,8 @@ def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
 
 
 def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
-    return RpcClient(find_sockets(options.config).daemon, timeout=_TIMEOUT_SECONDS).call(method, *params)
+    socket = find_sockets(options.config).daemon
+    return RpcClient(socket, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES).call(method, *params)
 
 
 def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:

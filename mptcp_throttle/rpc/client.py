@@ -7,7 +7,8 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING, Any, Final
 
 from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, TransportError, UnixHTTPConnection, UnixTransport
 
@@ -15,20 +16,34 @@ from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.rpc.wire import JSON_RPC, Json
 
 if TYPE_CHECKING:
-    from http.client import HTTPResponse
     from pathlib import Path
+
+
+_MAX_ANSWER_BYTES: Final = 1 << 26
+"""Far more than the sniffer's longest answer: a part of its table, or of the changes, has a few megabytes."""
 
 
 class RpcError(UserError):
     """The service did not answer, or answered with an error."""
 
 
-class _TimedSocket(socket.socket):
-    """A Unix socket whose blocking calls raise TimeoutError at `deadline` (time.monotonic)."""
+class _TooLong(Exception):
+    """The answer is longer than allowed."""
 
-    def __init__(self, deadline: float) -> None:
+
+class _BoundedSocket(socket.socket):
+    """A Unix socket for one call after another: `expect_answer` before each.
+
+    Blocking calls raise TimeoutError at the deadline (time.monotonic), _TooLong after `bytes_left` received bytes.
+    """
+
+    def __init__(self) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.expect_answer(0.0, 0)
+
+    def expect_answer(self, deadline: float, bytes_left: int) -> None:
         self.deadline = deadline
+        self.bytes_left = bytes_left
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
@@ -51,21 +66,40 @@ class _TimedSocket(socket.socket):
 
     def recv_into(self, *arguments: Any) -> int:  # noqa: ANN401
         self.settimeout(self._left())
-        return super().recv_into(*arguments)
+        received = super().recv_into(*arguments)
+        self.bytes_left -= received
+        if self.bytes_left < 0:
+            raise _TooLong
+        return received
+
+
+class _Response(HTTPResponse):
+    """An answer that closes the connection if it cannot be read to its end: pelix does not for one with an error."""
+
+    def read(self, amount: int | None = None) -> bytes:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            body = super().read(amount)
+            on_failure.pop_all()
+        return body
 
 
 class _Transport(UnixTransport):  # type: ignore[misc]
-    """Calls that end within `timeout` seconds and can be interrupted; one connection for many calls with `keep`."""
+    """Calls that end within `timeout` seconds and can be interrupted; one connection for many calls with `keep`.
+
+    An answer with more than `max_bytes` raises _TooLong.
+    """
 
     _connection: tuple[str | None, UnixHTTPConnection | None]
 
-    def __init__(self, path: Path, timeout: float, *, keep: bool) -> None:
+    def __init__(self, path: Path, timeout: float, max_bytes: int, *, keep: bool) -> None:
         super().__init__(JSON_RPC)
         self.accept_gzip_encoding = False
         self._path = str(path)
         self._timeout = timeout
+        self._max_bytes = max_bytes
         self._keep = keep
-        self._socket: _TimedSocket | None = None
+        self._socket: _BoundedSocket | None = None
         self._interrupted = False
 
     def request(self, host: str, handler: str, request_body: str, verbose: bool = False) -> str:
@@ -82,17 +116,22 @@ class _Transport(UnixTransport):  # type: ignore[misc]
         if connection is None or connection.sock is None or self._socket is None:
             self.close()
             connection = UnixHTTPConnection(self._path)
+            connection.response_class = _Response
             self._connection = host, connection
-            self._socket = connection.sock = _TimedSocket(self._deadline)
+            self._socket = connection.sock = _BoundedSocket()
+            self._socket.expect_answer(self._deadline, self._max_bytes)
             self._socket.connect(self._path)
             if self._interrupted:
                 raise ConnectionAbortedError("interrupted")
-        self._socket.deadline = self._deadline
+        self._socket.expect_answer(self._deadline, self._max_bytes)
         return connection
 
     def parse_response(self, response: HTTPResponse) -> str:
         # The base class reads 1 KiB at a time; a part of the table has 2 MB.
         with response:
+            # Python allocates what is announced before it reads.
+            if response.length is not None and response.length > self._max_bytes:
+                raise _TooLong
             return response.read().decode()
 
     def close(self) -> None:
@@ -112,13 +151,16 @@ class _Transport(UnixTransport):  # type: ignore[misc]
 class RpcClient:
     """Calls a service; a call takes at most `timeout` seconds. Not for concurrent use.
 
-    With `keep`, the connection stays open for the next call.
+    An answer may have `max_bytes`. With `keep`, the connection stays open for the next call.
     """
 
-    def __init__(self, path: Path, timeout: float = 5.0, *, keep: bool = False) -> None:
+    def __init__(
+        self, path: Path, timeout: float = 5.0, *, keep: bool = False, max_bytes: int = _MAX_ANSWER_BYTES
+    ) -> None:
         self._path = path
         self._timeout = timeout
-        self._transport = _Transport(path, timeout, keep=keep)
+        self._max_bytes = max_bytes
+        self._transport = _Transport(path, timeout, max_bytes, keep=keep)
         self._proxy = ServerProxy(f"unix+http://.{path.absolute()}", transport=self._transport, config=JSON_RPC)
 
     def call(self, method: str, *params: Json) -> Json:
@@ -132,6 +174,9 @@ class RpcClient:
             detail = error.args[0]
             message = str(detail[1]) if isinstance(detail, tuple) else str(detail)
             raise RpcError(" ".join(message.split())) from error
+        except _TooLong as error:
+            problem = f"{self._path}: the answer is longer than {self._max_bytes} bytes"
+            raise RpcError(problem, os.EX_UNAVAILABLE) from error
         except PermissionError as error:
             raise RpcError(f"{self._path}: permission denied; its group may use it", os.EX_NOPERM) from error
         except (TimeoutError, BlockingIOError) as error:

@@ -223,11 +223,15 @@ class RpcServer:
         try:
             # pelix never unlinks its socket file and cannot bind while one exists.
             self._path.unlink(missing_ok=True)
-            self._server.server_bind()
-            # Nobody can connect before listen(), so the mode that the umask gave is never in use.
-            self._path.chmod(0o660)
+            # Whoever may write to the directory can replace the socket: nothing follows a symbolic link there.
+            umask = os.umask(0o117)
+            try:
+                self._server.server_bind()
+            finally:
+                os.umask(umask)
+            # Nobody can connect before listen(), so the group that the process gave is never in use.
             if group is not None:
-                os.chown(self._path, -1, group.gid)
+                os.chown(self._path, -1, group.gid, follow_symlinks=False)
         except OSError as error:
             raise UserError(f"{self._path}: cannot be created: {error.strerror or error}", os.EX_NOPERM) from error
 
