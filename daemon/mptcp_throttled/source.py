@@ -104,11 +104,12 @@ class TableSource(threading.Thread):
         self._arrived()
 
     def _follow(self) -> None:
-        update = self._take_snapshot()
-        answer = self._client.call("changes", update.epoch, update.revision, 0.0)
-        if answer.get("resync"):
-            return
-        update = update.then(_decode_changes(answer))
+        update, more = self._take_snapshot(), True
+        while more:
+            answer = self._client.call("changes", update.epoch, update.revision, 0.0)
+            if answer.get("resync"):
+                return
+            update, more = update.then(_decode_changes(answer)), answer["more"]
         self._problem = None
         self._deliver(update)
         next_at = -math.inf

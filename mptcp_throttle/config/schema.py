@@ -82,7 +82,7 @@ class ProxySection(Section):
 
 
 class SnifferSection(Section):
-    """The sniffer's sources, and its bounds: table entries, changes in the history, bytes of the capture buffer.
+    """The sniffer's sources, and its bounds: table entries, ends in the history, bytes of the capture buffer.
 
     `kernel_list_interval` and `idle_expiry` are in seconds.
     """
@@ -95,7 +95,7 @@ class SnifferSection(Section):
 
     max_connections: Annotated[int, whole(1, 10**7)] = 65536
     max_half_open: Annotated[int, whole(1, 10**7)] = 16384
-    history: Annotated[int, whole(16, 10**6)] = 4096
+    history: Annotated[int, whole(16, 10**6)] = 32768
     capture_buffer: Annotated[int, parsed_by(parse_size, at_least="64KiB")] = 8 * 2**20
 
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | `sniffer.sock` | `status()` | counters, table sizes, capture drops |
 | | `snapshot(after)` | `{epoch, revision, connections, next}`: the table, a few thousand connections at a time |
-| | `changes(epoch, revision, timeout)` | `{epoch, revision, changes}` or `{resync: true}`; waits up to `timeout` s |
+| | `changes(epoch, revision, timeout)` | `{epoch, revision, changes, more}` or `{resync: true}`; waits `timeout` s |
 | | `reload()` | `{problems, valid}`; with problems nothing has changed |
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection, with the decision for each subflow and its reason |
@@ -28,7 +28,7 @@ connection was dropped. Ours is what they do not bound:
 """
 
 from mptcp_throttle.rpc.client import RpcClient, RpcError
-from mptcp_throttle.rpc.server import RpcServer
+from mptcp_throttle.rpc.server import RpcServer, peer_uid
 from mptcp_throttle.rpc.wire import Json
 
-__all__ = ["Json", "RpcClient", "RpcError", "RpcServer"]
+__all__ = ["Json", "RpcClient", "RpcError", "RpcServer", "peer_uid"]

@@ -12,6 +12,7 @@ import threading
 import time
 from functools import wraps
 from http import HTTPStatus
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import jsonrpclib
@@ -43,6 +44,7 @@ _MAX_QUOTED: Final = 200
 # JSON-RPC 2.0, section 5.1, reserves -32768 to -32000; any other code belongs to the application.
 _INVALID_REQUEST: Final = -32600
 _REFUSED: Final = 1
+_UCRED: Final = Struct("iII")  # include/linux/socket.h
 
 
 class _BoundedReader:
@@ -67,6 +69,20 @@ class _BoundedReader:
         return data
 
 
+class _Peer(threading.local):
+    """The client of the connection that a thread serves."""
+
+    uid: int | None = None
+
+
+_peer: Final = _Peer()
+
+
+def peer_uid() -> int | None:
+    """The user id of the client whose call this thread answers, None in another thread."""
+    return _peer.uid
+
+
 class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
     """The requests of one connection. Errors of HTTP are answered with a JSON-RPC error too, and end the connection."""
 
@@ -78,6 +94,7 @@ class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
 
     def setup(self) -> None:
         super().setup()
+        _, _peer.uid, _ = _UCRED.unpack(self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         self.rfile = _BoundedReader(self.rfile)  # type: ignore[arg-type]
 
     def handle_one_request(self) -> None:

@@ -1,16 +1,16 @@
-"""The published table: its present state, and a bounded history of changes for readers that follow it.
+"""The published table, in the order of its changes, for readers that follow it.
 
-A revision counts the changes of an epoch; each new table begins an epoch. A reader of another epoch, or one whose
-revision is no longer in the history, is told to resynchronise: no change is lost silently.
+A revision counts the changes of an epoch; each new table begins an epoch. Of every connection only the last change is
+kept, however often it changes; of those that have ended, a bounded history. A reader of another epoch, or one that has
+missed an end that is no longer in the history, is told to resynchronise: no change is lost silently.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 from mptcp_sniffer.tracker import TableChange
@@ -19,7 +19,9 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_connection
 
 _MAX_WAIT_SECONDS: Final = 5.0
-_MAX_WAITING: Final = 16  # a quarter of the connections that rpc/server.py allows; further calls return at once
+# Readers that wait at a time: few of the connections that rpc/server.py allows. Further calls return at once.
+_MAX_WAITING: Final = 16
+_MAX_WAITING_DAEMONS: Final = 4
 _MAX_PART: Final = 4096  # connections, 2 MB of JSON; the JSON of a whole table would take as much memory as the table
 
 
@@ -28,27 +30,32 @@ class PublishedTable:
 
     def __init__(self, history: int) -> None:
         self._changed = threading.Condition()
-        self._history: deque[TableChange] = deque(maxlen=history)
+        self._history = history
         self._closed = False
-        self._waiting = 0
+        self._waiting = {False: 0, True: 0}
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         self._epoch = secrets.token_hex(8)
         self._revision = 0
-        self._connections: dict[Token, Connection] = {}
-        self._history.clear()
+        # Both in the order of the revisions, which are those of the last change of each connection.
+        self._connections: dict[Token, tuple[int, Connection]] = {}
+        self._ended: OrderedDict[Token, int] = OrderedDict()
+        self._last_forgotten = 0
 
     def publish(self, changes: Iterable[TableChange]) -> None:
         """Append changes and wake the readers."""
         with self._changed:
-            for change in changes:
-                if change.connection is None:
-                    self._connections.pop(change.token, None)
-                else:
-                    self._connections[change.token] = change.connection
-                self._history.append(change)
+            for token, connection in changes:
                 self._revision += 1
+                self._connections.pop(token, None)
+                self._ended.pop(token, None)
+                if connection is not None:
+                    self._connections[token] = self._revision, connection
+                    continue
+                self._ended[token] = self._revision
+                if len(self._ended) > self._history:
+                    _, self._last_forgotten = self._ended.popitem(last=False)
             self._changed.notify_all()
 
     def reset(self) -> None:
@@ -76,7 +83,7 @@ class PublishedTable:
         """
         with self._changed:
             tokens = sorted(token for token in self._connections if token > after)
-            connections = [self._connections[token] for token in tokens[:_MAX_PART]]
+            connections = [self._connections[token][1] for token in tokens[:_MAX_PART]]
             position = {"epoch": self._epoch, "revision": self._revision}
         return {
             **position,
@@ -84,31 +91,45 @@ class PublishedTable:
             "next": tokens[_MAX_PART - 1] if len(tokens) > _MAX_PART else None,
         }
 
-    def changes(self, epoch: str, revision: int, timeout: float) -> Json:
+    def changes(self, epoch: str, revision: int, timeout: float, *, to_daemon: bool = False) -> Json:
         """What changed after `revision`; if nothing has, waits up to `timeout` seconds for a change.
 
-        `{epoch, revision, changes: [{token, connection}]}` with the last state of each changed connection, null for
-        one that has ended; or `{resync: true}` if the reader must call `snapshot()`.
+        `{epoch, revision, changes: [{token, connection}], more}` with the last state of each changed connection, null
+        for one that has ended; `more`: there are changes after this `revision`. Or `{resync: true}` if the reader must
+        call `snapshot()`. Other readers do not keep those from waiting that ask `to_daemon`.
         """
         with self._changed:
-            if self._waiting < _MAX_WAITING:
-                self._waiting += 1
+            if self._waiting[to_daemon] < (_MAX_WAITING_DAEMONS if to_daemon else _MAX_WAITING):
+                self._waiting[to_daemon] += 1
                 self._changed.wait_for(
                     lambda: self._closed or epoch != self._epoch or self._revision != revision,
                     min(max(timeout, 0.0), _MAX_WAIT_SECONDS),
                 )
-                self._waiting -= 1
-            behind = self._revision - revision
-            if epoch != self._epoch or not 0 <= behind <= len(self._history):
+                self._waiting[to_daemon] -= 1
+            if epoch != self._epoch or not self._last_forgotten <= revision <= self._revision:
                 return {"resync": True}
-            # From the end: a deque is slow in the middle, and the unseen part is short.
-            unseen = list(islice(reversed(self._history), behind))
-            latest = {change.token: change.connection for change in reversed(unseen)}
-            position = {"epoch": self._epoch, "revision": self._revision}
+            unseen = self._after(revision)
+            latest = self._revision
+        part = unseen[:_MAX_PART]
         return {
-            **position,
+            "epoch": epoch,
+            "revision": part[-1][0] if len(part) < len(unseen) else latest,
             "changes": [
                 {"token": format_token(token), "connection": None if c is None else encode_connection(c)}
-                for token, c in latest.items()
+                for _, token, c in part
             ],
+            "more": len(part) < len(unseen),
         }
+
+    def _after(self, revision: int) -> list[tuple[int, Token, Connection | None]]:
+        """The last changes of the connections that have changed after this revision, in order."""
+        changed: list[tuple[int, Token, Connection | None]] = []
+        for token, (at, connection) in reversed(self._connections.items()):
+            if at <= revision:
+                break
+            changed.append((at, token, connection))
+        for token, at in reversed(self._ended.items()):
+            if at <= revision:
+                break
+            changed.append((at, token, None))
+        return sorted(changed)

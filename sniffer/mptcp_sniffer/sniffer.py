@@ -21,13 +21,14 @@ from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import format_token
-from mptcp_throttle.rpc import Json, RpcServer
+from mptcp_throttle.rpc import Json, RpcServer, peer_uid
 from mptcp_throttle.systemd import Watchdog
 
 _log = logging.getLogger("mptcp-sniffer")
 
 _POLL_SECONDS: Final = 0.2
 _REOPEN_SECONDS: Final = 1.0
+_ROOT: Final = 0
 
 
 class Sniffer:
@@ -60,7 +61,7 @@ class Sniffer:
         methods: dict[str, Callable[..., Json]] = {
             "status": self.status,
             "snapshot": self._table.snapshot,
-            "changes": self._table.changes,
+            "changes": self._changes,
             "reload": self._reload,
         }
         try:
@@ -95,6 +96,17 @@ class Sniffer:
             "counters": dict(self._tracker.counters),
             "kernel_view": self._list_reader.status(),
         }
+
+    def _changes(self, epoch: str, revision: int, timeout: float) -> Json:
+        return self._table.changes(epoch, revision, timeout, to_daemon=self._asks_daemon())
+
+    def _asks_daemon(self) -> bool:
+        """Whether the client of this call is the daemon: its user, who has its directory, or root."""
+        client = peer_uid()
+        try:
+            return client in (_ROOT, self._config.sockets.daemon.parent.stat().st_uid)
+        except OSError:
+            return client == _ROOT
 
     def _dropped(self) -> int:
         capture = self._capture

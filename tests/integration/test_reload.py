@@ -225,7 +225,7 @@ def test_sniffer_logs_at_sighup_what_concerns_it(world: ProxyWorld) -> None:
     world.services.configure([WIFI, with_cap("5mbit")])
     after_hang_up("reload: nothing has changed that concerns the sniffer")
     config.write_text(good.replace("sniffer: {}", "sniffer: {history: 64}"))
-    after_hang_up("reload: sniffer.history 4096 -> 64: needs a restart of mptcp-sniffer")
+    after_hang_up("reload: sniffer.history 32768 -> 64: needs a restart of mptcp-sniffer")
     config.write_text(good + "colour: red\n")
     after_hang_up(r"reload: \S+yaml:\d+: colour: 'red': unknown key")
     assert world.services.status()["sniffer"]["connected"]

@@ -6,12 +6,15 @@ import grp
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from polling import eventually
 from proxy_world import EXECUTABLES
 
+from mptcp_lab.benchmarks.measure import cpu_seconds
 from mptcp_lab.services import Services
 from mptcp_lab.topology import Topology, build
 
@@ -40,6 +43,21 @@ sys.exit(run(lambda: RpcClient(pathlib.Path(sys.argv[1])).call("status")))
 """
 
 
+# As many readers that wait as the sniffer lets wait, from one user.
+WAIT: Final = """\
+import pathlib, sys, threading
+from mptcp_throttle.rpc import RpcClient
+def wait():
+    client = RpcClient(pathlib.Path(sys.argv[1]), timeout=10, keep=True)
+    position = client.call("status")
+    while True:
+        client.call("changes", position["epoch"], position["revision"], 5.0)
+for _ in range(16):
+    threading.Thread(target=wait).start()
+print("waiting", flush=True)
+"""
+
+
 class Shared(Services):
     """Services whose sockets a group may use, started with the umask of our units."""
 
@@ -54,11 +72,20 @@ class Shared(Services):
     def ask_as(self, groups: str, socket: str) -> subprocess.CompletedProcess[str]:
         return self.as_nobody(groups, EXECUTABLES / "python", "-c", ASK, self.directory / "run" / socket)
 
+    def wait_as(self, groups: str) -> Process:
+        """16 readers of the sniffer's table, who wait for changes again and again."""
+        socket = str(self.directory / "run" / "sniffer.sock")
+        return self.proxy.start("readers", *user_in(groups), EXECUTABLES / "python", "-c", WAIT, socket)
+
     def as_nobody(self, groups: str, *argv: object) -> subprocess.CompletedProcess[str]:
         """The outcome of a command of an unprivileged user, in `groups` or, if that is empty, in none."""
-        supplementary = ("--groups", groups) if groups else ("--clear-groups",)
-        user = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, *supplementary)
-        return self.proxy.run(*user, *map(str, argv), check=False)
+        return self.proxy.run(*user_in(groups), *map(str, argv), check=False)
+
+
+def user_in(groups: str) -> tuple[str, ...]:
+    """The beginning of the command line of an unprivileged user, in `groups` or, if that is empty, in none."""
+    supplementary = ("--groups", groups) if groups else ("--clear-groups",)
+    return ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, *supplementary)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +113,18 @@ def test_sockets_serve_group_members_and_refuse_others(services: Shared) -> None
         assert (served.returncode, served.stderr) == (os.EX_OK, "")
         assert '"capture": null' not in served.stdout
     assert services.ask_as(str(GROUP.gr_gid), "sniffer.sock").returncode == os.EX_OK
+
+
+def test_daemon_waits_although_group_members_take_all_waiters(services: Shared) -> None:
+    assert services.daemon is not None
+    daemon = services.daemon.pid
+    readers = services.wait_as(str(GROUP.gr_gid))
+    readers.wait_until(lambda: "waiting" in readers.log_text(), "waiting")
+    used, began = cpu_seconds(daemon), time.monotonic()
+    eventually(lambda: time.monotonic() - began > 3, "three seconds")
+    assert cpu_seconds(daemon) - used < 0.1 * (time.monotonic() - began)
+    assert readers.exit_status is None
+    readers.stop()
 
 
 def test_unknown_socket_group_is_refused_before_anything_is_made(services: Shared) -> None:

@@ -8,6 +8,7 @@ from polling import eventually
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import TableChange
 from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
+from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import decode_connection, encode_connection
 
 
@@ -64,11 +65,49 @@ def test_snapshot_parts_and_later_changes_give_the_table() -> None:
 
 def test_reader_beyond_the_history_must_resynchronise() -> None:
     table = PublishedTable(history=2)
-    start = table.snapshot()
-    table.publish([opened(1), opened(2)])
-    assert "changes" in table.changes(start["epoch"], start["revision"], 0)
-    table.publish([opened(3)])
+    table.publish([opened(number) for number in range(4)])
+    start = table.position()
+    table.publish([ended(0), ended(1)])
+    between = table.position()
+    assert len(table.changes(start["epoch"], start["revision"], 0)["changes"]) == 2
+    table.publish([ended(2)])
     assert table.changes(start["epoch"], start["revision"], 0) == {"resync": True}
+    assert len(table.changes(between["epoch"], between["revision"], 0)["changes"]) == 1
+    table.publish([opened(0), ended(3), opened(2)])
+    assert len(table.changes(between["epoch"], between["revision"], 0)["changes"]) == 3
+
+
+def test_reader_is_told_the_last_change_of_each_connection_alone() -> None:
+    table = PublishedTable(history=16)
+    start = table.position()
+    for port in range(1, 20_001):
+        table.publish([opened(1, port), opened(2, port), ended(2)])
+    answer = table.changes(start["epoch"], start["revision"], 0)
+    assert [change["token"] for change in answer["changes"]] == ["00000001", "00000002"]
+    assert answer["changes"][0]["connection"] == encode_connection(connection(1, 20_000))
+    assert answer["changes"][1]["connection"] is None
+    assert (answer["revision"], answer["more"]) == (60_000, False)
+
+
+def test_reader_far_behind_is_told_changes_in_parts() -> None:
+    table = PublishedTable(history=6000)
+    position = table.position()
+    table.publish([change for number in range(5000) for change in (opened(number), opened(5000 + number))])
+    table.publish([ended(number) for number in range(5000)])
+    told: dict[str, Json] = {}
+    parts = 0
+    more = True
+    while more:
+        answer = table.changes(position["epoch"], position["revision"], 0)
+        assert len(answer["changes"]) <= 4096
+        told.update((change["token"], change["connection"]) for change in answer["changes"])
+        position, more, parts = answer, answer["more"], parts + 1
+        table.publish([opened(20_000 + parts)] if more else [])
+    assert parts == 3
+    assert {token for token, connection in told.items() if connection is not None} == {
+        connection["token"] for part in (-1, 4096 + 4999) for connection in table.snapshot(part)["connections"]
+    }
+    assert len(told) == 10_002
 
 
 def test_reader_with_an_unknown_epoch_or_revision_must_resynchronise() -> None:
@@ -92,11 +131,14 @@ def test_reader_beyond_the_bound_of_waiting_ones_is_answered_at_once() -> None:
     epoch, revision = table.position()["epoch"], table.position()["revision"]
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(table.changes, epoch, revision, 5) for _ in range(16)]
-        eventually(lambda: table._waiting == 16, "16 readers that wait")
+        eventually(lambda: table._waiting[False] == 16, "16 readers that wait")
         began = time.monotonic()
         assert table.changes(epoch, revision, 5)["changes"] == []
         assert time.monotonic() - began < 1
+        daemons = pool.submit(table.changes, epoch, revision, 5, to_daemon=True)
+        eventually(lambda: table._waiting[True] == 1, "the daemon waiting, too")
         table.close()
+        assert daemons.result()["changes"] == []
         assert all(reader.result()["changes"] == [] for reader in waiting)
 
 

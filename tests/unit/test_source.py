@@ -23,7 +23,7 @@ def gone() -> Json:
 
 def changes(revision: int, **connections: Json) -> Json:
     items = [{"token": token.removeprefix("t"), "connection": data} for token, data in connections.items()]
-    return {"epoch": "e", "revision": revision, "changes": items}
+    return {"epoch": "e", "revision": revision, "changes": items, "more": False}
 
 
 def delivered(
@@ -68,6 +68,13 @@ def test_source_delivers_the_snapshot_and_then_changes(monkeypatch: pytest.Monke
         (7, {TWO.token: TWO, ONE.token: None}),
     ]
     assert [update.whole for update in updates[:2]] == [True, False]
+
+
+def test_source_takes_all_parts_of_the_changes_before_it_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (f"t{format_token(one.token)}" for one in (ONE, TWO))
+    parts = [{**changes(6, **{two: encode_connection(TWO)}), "more": True}, changes(7, **{one: None})]
+    (update,) = delivered([SNAPSHOT, *parts], 1, monkeypatch)[:1]
+    assert (update.revision, dict(update.connections), update.whole) == (7, {TWO.token: TWO}, True)
 
 
 def test_source_with_a_spacing_waits_between_calls_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
