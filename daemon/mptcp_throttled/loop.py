@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # How long only the pace holds a new class: the ramp of `pace.bpf.c`; what `throttle.bpf.c` lets a queue take to leave.
 _RAMP_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.5
+# Between the portions of `DecisionTable`: the rest of the time is for others.
+_PORTION_SECONDS: Final = 0.02
 _NO_MINOR: Final = 0
 _MAX_ERRORS: Final = 20
 
@@ -130,7 +132,9 @@ class Loop:
         """When the next step is due even if nothing comes, in monotonic seconds."""
         operator_expiry = self.snapshot.operator.next_expiry
         linger_expiry = self._planner.next_expiry
+        portion_due = math.inf if self._decisions.complete else self._clock.monotonic() + _PORTION_SECONDS
         return min(
+            portion_due,
             self._schedule.due,
             self._schedule.quick_check_due,
             self._retries.next_due,
@@ -214,9 +218,10 @@ class Loop:
     ) -> PlanDelta:
         table = self._decisions
         previous = table.reconfigure(networks, paused=paused)
-        if update is not None:
-            later = table.replace(update.connections) if update.whole else table.update(update.connections)
-            previous = {**later, **previous}
+        if update is not None and update.whole:
+            previous = {**table.replace(update.connections), **previous}
+        else:
+            previous = {**table.update({} if update is None else update.connections), **previous}
         return self._planner.update(previous, table.decisions, self._clock.monotonic(), settings)
 
     def _reconcile(self, step: _Step) -> None:

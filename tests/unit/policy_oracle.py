@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from mptcp_throttled.policy.clients import address_order, links
+from mptcp_throttled.policy.clients import MAX_ADDRESSES, address_order, links
 from mptcp_throttled.policy.decide import Decision, Locator, decide
 
 if TYPE_CHECKING:
@@ -42,4 +43,5 @@ def _group_clients(connections: Iterable[Connection], locate: Locator) -> dict[A
         for pair in links(connection, locate):
             older, newer = sorted(map(root, pair), key=address_order)
             parents[newer] = older
-    return {address: root(address) for address in parents}
+    sizes = Counter(map(root, tuple(parents)))
+    return {one: root(one) if sizes[root(one)] <= MAX_ADDRESSES else one for one in parents}

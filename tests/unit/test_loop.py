@@ -426,6 +426,25 @@ def test_loop_wakes_by_itself_for_the_next_thing_due(world: World) -> None:
     assert not math.isinf(world.loop.next_deadline)
 
 
+def test_loop_takes_a_renamed_client_in_portions_and_others_between_them(world: World) -> None:
+    def one(number: int, *more: str) -> Connection:
+        return connection(number, *(subflow(address, number) for address in ("10.1.1.9", "10.2.1.9", *more)))
+
+    world.step(*map(one, range(1000, 2200)))
+    world.settle()
+    world.step(one(3000, "10.1.1.8"))
+    for _ in range(2):
+        assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.02)
+        assert len(set(world.loop.snapshot.plan.marks.values())) == 2
+        world.step(client(1), after=0.02)
+        assert capped(1) in world.throttled
+        world.step(ended=1)
+    world.settle()
+    assert world.loop.next_deadline > world.clock.now + 0.02
+    assert len(set(world.loop.snapshot.plan.marks.values())) == 1
+    assert len(world.throttled) == 1202
+
+
 # The operator, and what others see
 
 

@@ -1,17 +1,24 @@
 """Which addresses belong to one client, kept up to date while connections come and go.
 
-A token joins the addresses that its connection uses on the same network: they are one client's.
+A token joins the addresses that its connection uses on the same network: they are one client's. If that joins too many,
+as connections of different clients behind a carrier's NAT can, or those of somebody who has a whole IPv6 prefix, each
+of these addresses is a client of its own. So one link concerns a bounded number of addresses.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from mptcp_throttle.model import Address, Connection
 from mptcp_throttled.policy.decide import Locator
 
 Link = tuple[Address, Address]
+
+MAX_ADDRESSES: Final = 64
+"""Of one client in one network: many more than privacy extensions give a host at a time (RFC 8981)."""
 
 
 def links(connection: Connection, locate: Locator) -> Iterator[Link]:
@@ -29,16 +36,23 @@ def address_order(address: Address) -> tuple[int, int]:
     return address.version, int(address)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    members: frozenset[Address]
+    lowest: Address
+
+
 class Clients:
     """Maps an address to the lowest address of its client; an address without links is a client of its own."""
 
     def __init__(self) -> None:
         self._links: dict[Address, Counter[Address]] = {}
-        self._lowest: dict[Address, Address] = {}
+        self._groups: dict[Address, _Group] = {}
 
     def __call__(self, address: Address) -> Address:
         """The lowest address of the client with this one."""
-        return self._lowest.get(address, address)
+        group = self._groups.get(address)
+        return address if group is None else group.lowest
 
     def change(self, gone: Iterable[Link], come: Iterable[Link]) -> list[Address]:
         """Remove and add links; returns the addresses whose client has changed.
@@ -50,21 +64,23 @@ class Clients:
             self._count(one, other, -1)
         for one, other in come:
             self._count(one, other, 1)
-        changed: list[Address] = []
-        seen: set[Address] = set()
+        before: dict[Address, Address] = {}
+        done: set[Address] = set()
+        too_many: set[Address] = set()
+        # Each part into which a client falls, and each client that becomes a part of another, has an end of a link.
         for address in dict.fromkeys(address for link in (*gone, *come) for address in link):
-            if address in seen:
+            if address in done:
                 continue
-            group = self._group(address)
-            seen |= group
-            lowest = min(group, key=address_order)
-            for member in group:
-                if self(member) != lowest:
-                    self._lowest[member] = lowest
-                    changed.append(member)
-            if len(group) == 1:
-                self._lowest.pop(address, None)
-        return changed
+            previous = self._groups.get(address)
+            joined = self._joined(address, too_many)
+            for member in joined or (() if previous is None else previous.members):
+                before.setdefault(member, self(member))
+            if joined is None:
+                self._separate(previous)
+            else:
+                self._group(joined)
+                done |= joined
+        return [address for address, lowest in before.items() if self(address) != lowest]
 
     def _count(self, one: Address, other: Address, by: int) -> None:
         for here, there in ((one, other), (other, one)):
@@ -75,10 +91,30 @@ class Clients:
             if not neighbours:
                 del self._links[here]
 
-    def _group(self, address: Address) -> set[Address]:
-        group, ahead = {address}, [address]
+    def _joined(self, address: Address, too_many: set[Address]) -> set[Address] | None:
+        """All addresses that links join to this one; None if there are too many, some of which `too_many` keeps."""
+        joined, ahead = {address}, [address]
         while ahead:
-            new = self._links.get(ahead.pop(), Counter()).keys() - group
-            group |= new
-            ahead += new
-        return group
+            for neighbour in self._links.get(ahead.pop(), ()):
+                if neighbour in joined:
+                    continue
+                joined.add(neighbour)
+                ahead.append(neighbour)
+                if neighbour in too_many or len(joined) > MAX_ADDRESSES:
+                    too_many |= joined
+                    return None
+        return joined
+
+    def _group(self, members: set[Address]) -> None:
+        group = _Group(frozenset(members), min(members, key=address_order))
+        for member in members:
+            if len(members) > 1:
+                self._groups[member] = group
+            else:
+                self._groups.pop(member, None)
+
+    def _separate(self, group: _Group | None) -> None:
+        for member in () if group is None else group.members:
+            # Others may be in another group already.
+            if self._groups.get(member) is group:
+                del self._groups[member]

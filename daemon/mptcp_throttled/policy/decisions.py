@@ -1,17 +1,24 @@
 """The decisions for all connections, kept up to date: only the connections that a change concerns are decided again.
 
-At any time they equal `decide` of every connection in the table.
+A connection that has changed is decided at once. Others, whose client is now known by another address, are decided a
+portion at a time, since one change may concern thousands; meanwhile their rates stay those of the client as it was
+known. When none of them is left, all decisions equal `decide` of every connection in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
 from mptcp_throttled.policy.clients import Clients, links
 from mptcp_throttled.policy.decide import Decision, Locator, decide
+
+_PORTION: Final = 256
+"""Connections: to decide, plan and mark them takes some milliseconds, for which everybody else waits."""
 
 Previous = dict["Token", tuple[Decision, ...]]
 """The decisions for connections before a change; an empty tuple for a connection that is new."""
@@ -24,6 +31,7 @@ class DecisionTable:
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
         self._users: dict[Address, set[Token]] = {}
+        self._renamed: dict[Token, None] = {}
         self._use(networks, paused=paused)
 
     def _use(self, networks: Sequence[AccessNetwork], *, paused: bool) -> None:
@@ -37,7 +45,13 @@ class DecisionTable:
             return {}
         self._use(networks, paused=paused)
         self._clients.change((), self._links(self.connections.values()))
+        self._renamed.clear()
         return self._decide(self.connections)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no connection waits for the next `update`."""
+        return not self._renamed
 
     def replace(self, connections: Mapping[Token, Connection | None]) -> Previous:
         """Take a whole table in place of the present one."""
@@ -46,7 +60,7 @@ class DecisionTable:
         return self.update(changes)
 
     def update(self, changes: Mapping[Token, Connection | None]) -> Previous:
-        """Take connections as they are now; None for a connection that has ended."""
+        """Take connections as they are now, None for one that has ended; and decide a portion of those that wait."""
         before = [self.connections[token] for token in changes if token in self.connections]
         after = [connection for connection in changes.values() if connection is not None]
         gone, come = self._links(before), self._links(after)
@@ -60,10 +74,14 @@ class DecisionTable:
                     connections[token] = changed
                     self._add_user(changed)
             self.connections = connections.finish()
-        concerned = dict.fromkeys(changes)
         for address in self._clients.change(gone, come):
-            concerned.update(dict.fromkeys(self._users.get(address, ())))
-        return self._decide(concerned)
+            self._renamed.update(dict.fromkeys(self._users.get(address, ())))
+        for token in changes:
+            self._renamed.pop(token, None)
+        portion = tuple(islice(self._renamed, _PORTION))
+        for token in portion:
+            del self._renamed[token]
+        return self._decide((*changes, *portion))
 
     def _decide(self, tokens: Iterable[Token]) -> Previous:
         _, paused = self._inputs
