@@ -105,24 +105,19 @@ def on_reload_signal(reload: Callable[[], None]) -> None:
 
 
 @contextmanager
-def single_instance(run_directory: Path, name: str, group: SocketGroup | None = None) -> Iterator[None]:
+def single_instance(directory: Path, name: str, group: SocketGroup | None = None) -> Iterator[None]:
     """Hold the lock file of service `name`; the kernel releases it when the process ends.
 
     A missing directory is made, accessible to `group`. Raises UserError if another instance holds the lock, or if the
     directory cannot be used.
     """
-    path = run_directory / f"{name}.lock"
+    path = directory / f"{name}.lock"
     try:
-        if not run_directory.exists():
-            _make_directory(run_directory, group)
-        # Read-only and readable by all: root may create it, and the service's own user must be able to open it later.
-        # O_NOFOLLOW: the directory may belong to the service's user, who must not make root open another file.
-        lock = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW)
+        _make_directory(directory, group)
+        lock = _open_lock(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {error.strerror}", os.EX_NOPERM) from error
     try:
-        with suppress(PermissionError):
-            os.fchmod(lock, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -133,11 +128,30 @@ def single_instance(run_directory: Path, name: str, group: SocketGroup | None = 
 
 
 def _make_directory(directory: Path, group: SocketGroup | None) -> None:
+    """Make a directory, and the one that it is in, as our tmpfiles.d does. Files that are made there have its group."""
+    if directory.exists():
+        return
     gid = -1 if group is None else group.gid
-    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    if not directory.parent.exists():
+        directory.parent.mkdir(parents=True)
+        directory.parent.chmod(0o755)
+    directory.mkdir(mode=0o750)
     os.chown(directory, -1, gid)
-    # Again: the umask may have removed the bits of the group.
-    directory.chmod(0o750)
+    directory.chmod(0o2750)
+
+
+def _open_lock(path: Path) -> int:
+    """Open a lock file that nobody else can open, since whoever can open it can hold the lock."""
+    # O_NOFOLLOW: the directory may belong to the service's user, who must not make root open another file.
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    try:
+        lock = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, flags)
+    # Root may make it, and the service's own user must be able to open it later.
+    with suppress(PermissionError):
+        os.fchown(lock, path.parent.stat().st_uid, -1)
+    return lock
 
 
 def require_writable(directory: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptcp_throttle import logs, service, systemd
-from mptcp_throttle.config.load import DEFAULT_PATH, find_run_directory, load_config
+from mptcp_throttle.config.load import DEFAULT_PATH, find_daemon_directory, load_config
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -143,8 +143,8 @@ def _marks(config: Config, sockets: PacedSockets | None) -> MarkingChoice:
 
 
 def _kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None) -> LinuxKernel:
-    force = config.daemon.replace_any_qdisc
-    return LinuxKernel(config.proxy.interface, _marking(config), marks, config.run_directory, sockets, force=force)
+    directory, force = config.sockets.daemon.parent, config.daemon.replace_any_qdisc
+    return LinuxKernel(config.proxy.interface, _marking(config), marks, directory, sockets, force=force)
 
 
 def _marking(config: Config) -> Marking:
@@ -172,13 +172,13 @@ def _clean_up(path: Path) -> None:
     try:
         config = load_config(path)
         kernel = _kernel(config, marks, _paced_sockets(config))
-        run_directory, group = config.run_directory, config.socket_group
+        directory, group = config.sockets.daemon.parent, config.socket_group
     except ConfigError as error:
         for problem in error.problems:
             _log.warning("%s", problem)
-        run_directory = find_run_directory(path)
-        kernel = LinuxKernel("", Marking(1, ()), marks, run_directory)
-    with service.single_instance(run_directory, "mptcp-throttled", group):
+        directory = find_daemon_directory(path)
+        kernel = LinuxKernel("", Marking(1, ()), marks, directory)
+    with service.single_instance(directory, "mptcp-throttled", group):
         clean_up(kernel)
 
 
@@ -188,7 +188,7 @@ def _serve(path: Path) -> None:
     service.prefer_latency()
     service.return_freed_memory()
     _require_capabilities()
-    with service.single_instance(config.run_directory, "mptcp-throttled", config.socket_group):
+    with service.single_instance(config.sockets.daemon.parent, "mptcp-throttled", config.socket_group):
         try:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:

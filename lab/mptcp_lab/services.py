@@ -14,6 +14,7 @@ import yaml
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
+from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.model import AccessNetwork, LogLevel, Per
 from mptcp_throttle.rpc import RpcClient, RpcError
 from mptcp_throttle.units import Rate
@@ -131,6 +132,11 @@ class Services:
         config["log_level"] = str(level)
         self._write(self.config, config)
 
+    @property
+    def sockets(self) -> Sockets:
+        """Those of the services."""
+        return Sockets.below(self.directory / "run")
+
     def __enter__(self) -> Self:
         self.start_sniffer()
         self.start_daemon()
@@ -184,14 +190,14 @@ class Services:
 
     @property
     def records(self) -> list[str]:
-        """The names of the files in the run directory that hold saved qdiscs."""
-        return sorted(path.name for path in (self.directory / "run").glob("original-qdisc-*"))
+        """The names of the daemon's files that hold saved qdiscs."""
+        return sorted(path.name for path in self.sockets.daemon.parent.glob("original-qdisc-*"))
 
     def wait_ready(self, timeout: float = 15.0) -> None:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""
         if self.daemon is None or self.sniffer is None:
             raise LabError("mptcp-sniffer and mptcp-throttled: not started")
-        self.sniffer.wait_until(lambda: self.answers("sniffer.sock"), "answering", timeout)
+        self.sniffer.wait_until(lambda: self.answers(self.sockets.sniffer), "answering", timeout)
         self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
 
     @property
@@ -235,14 +241,14 @@ class Services:
 
     def ask(self, method: str, *params: object) -> Any:  # noqa: ANN401
         """The daemon's answer, over its socket."""
-        return self._call("daemon.sock", method, *params)
+        return self._call(self.sockets.daemon, method, *params)
 
     def ask_sniffer(self, method: str, *params: object) -> Any:  # noqa: ANN401
         """The sniffer's answer, over its socket."""
-        return self._call("sniffer.sock", method, *params)
+        return self._call(self.sockets.sniffer, method, *params)
 
-    def answers(self, socket: str) -> bool:
-        """Whether the service at this socket in the run directory answers."""
+    def answers(self, socket: Path) -> bool:
+        """Whether the service at this socket answers."""
         with contextlib.suppress(RpcError):
             return bool(self._call(socket, "status"))
         return False
@@ -252,9 +258,10 @@ class Services:
             return bool(self.status()["sniffer"]["connected"])
         return False
 
-    def _call(self, socket: str, method: str, *params: object) -> Any:  # noqa: ANN401
+    @staticmethod
+    def _call(socket: Path, method: str, *params: object) -> Any:  # noqa: ANN401
         # A Unix socket is a file: the namespace of the network does not matter.
-        return RpcClient(self.directory / "run" / socket).call(method, *params)
+        return RpcClient(socket).call(method, *params)
 
     def _start(self, name: str) -> Process:
         return self._run(name, self._executables / name)

@@ -64,12 +64,12 @@ def find_sockets(path: Path) -> Sockets:
     return Sockets.below(Path(validate(RunDirectoryFile, read_yaml(path)).run_directory))
 
 
-def find_run_directory(path: Path) -> Path:
-    """The run directory according to `path`; the default one if it cannot be read from it."""
+def find_daemon_directory(path: Path) -> Path:
+    """The daemon's part of the run directory according to `path`; of the default one if it cannot be read from it."""
     try:
         return find_sockets(path).daemon.parent
     except ConfigError:
-        return Path(RunDirectoryFile().run_directory)
+        return Sockets.below(Path(RunDirectoryFile().run_directory)).daemon.parent
 
 
 def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -> _T | None:

@@ -31,8 +31,9 @@ from mptcp_throttle.units import parse_duration, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
 _RUN_DIRECTORY: Final = "/run/mptcp-throttle"
-_SNIFFER_SOCKET: Final = "sniffer.sock"
-_DAEMON_SOCKET: Final = "daemon.sock"
+# Each service has a directory of its own there, since each runs as a user of its own.
+_SNIFFER_SOCKET: Final = "sniffer/sniffer.sock"
+_DAEMON_SOCKET: Final = "daemon/daemon.sock"
 # sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")

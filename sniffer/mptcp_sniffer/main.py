@@ -56,7 +56,7 @@ def _serve(path: Path) -> None:
     service.on_stop_signal(stop.set)
     reload = Reload(config, lambda: load_config(path))
     service.on_reload_signal(reload)
-    with service.single_instance(config.run_directory, "mptcp-sniffer", config.socket_group):
+    with service.single_instance(config.sockets.sniffer.parent, "mptcp-sniffer", config.socket_group):
         Sniffer(config, reload).run(stop)
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from mptcp_lab.process import Process
 
-SOCKETS: Final = ("daemon.sock", "sniffer.sock")
 IDLE: Final = 1000
 SLOW: Final = 20
 # systemd's DefaultLimitNOFILE.
@@ -186,12 +185,12 @@ def test_services_serve_others_while_both_sockets_are_abused(world: ProxyWorld) 
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     started = daemon.log_text()
     memory = {process: status_of(process, "VmRSS") for process in (daemon, sniffer)}
-    run = services.directory / "run"
+    sockets = (services.sockets.daemon, services.sockets.sniffer)
 
     with contextlib.ExitStack() as abusers:
-        abuses = [abusers.enter_context(Abuse(run / name)) for name in SOCKETS]
-        for name in SOCKETS:
-            client = RpcClient(run / name)
+        abuses = [abusers.enter_context(Abuse(socket)) for socket in sockets]
+        for socket in sockets:
+            client = RpcClient(socket)
             waits = sorted(seconds(lambda: client.call("status")) for _ in range(50))  # noqa: B023
             assert waits[len(waits) // 2] < 0.5
             assert waits[-1] < UNHINDERED

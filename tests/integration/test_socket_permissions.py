@@ -8,6 +8,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -69,13 +70,13 @@ class Shared(Services):
     def cli_as(self, groups: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.as_nobody(groups, EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments)
 
-    def ask_as(self, groups: str, socket: str) -> subprocess.CompletedProcess[str]:
-        return self.as_nobody(groups, EXECUTABLES / "python", "-c", ASK, self.directory / "run" / socket)
+    def ask_as(self, groups: str, socket: Path) -> subprocess.CompletedProcess[str]:
+        return self.as_nobody(groups, EXECUTABLES / "python", "-c", ASK, socket)
 
     def wait_as(self, groups: str) -> Process:
         """16 readers of the sniffer's table, who wait for changes again and again."""
-        socket = str(self.directory / "run" / "sniffer.sock")
-        return self.proxy.start("readers", *user_in(groups), EXECUTABLES / "python", "-c", WAIT, socket)
+        program = (EXECUTABLES / "python", "-c", WAIT, self.sockets.sniffer)
+        return self.proxy.start("readers", *user_in(groups), *program)
 
     def as_nobody(self, groups: str, *argv: object) -> subprocess.CompletedProcess[str]:
         """The outcome of a command of an unprivileged user, in `groups` or, if that is empty, in none."""
@@ -95,24 +96,28 @@ def services() -> Iterator[Shared]:
 
 
 def test_sockets_serve_group_members_and_refuse_others(services: Shared) -> None:
-    run = services.directory / "run"
-    assert (stat.S_IMODE(run.stat().st_mode), run.stat().st_gid) == (0o750, GROUP.gr_gid)
-    for mode in (0o750, 0o755):
-        # With 0755 it is the sockets' own mode that keeps others out.
-        run.chmod(mode)
+    sockets = (services.sockets.daemon, services.sockets.sniffer)
+    for socket in sockets:
+        directory = socket.parent.stat()
+        assert (stat.S_IMODE(directory.st_mode), directory.st_gid) == (0o2750, GROUP.gr_gid)
+    for mode in (0o2750, 0o2755):
+        # With 2755 it is the sockets' own mode that keeps others out.
+        for socket in sockets:
+            socket.parent.chmod(mode)
         for groups in ("", str(OTHER_GROUP.gr_gid)):
-            refusals = [(services.ask_as(groups, socket), socket) for socket in ("daemon.sock", "sniffer.sock")]
-            if (mode, groups) == (0o750, ""):
-                refusals += [(services.cli_as(groups, *command), "daemon.sock") for command in COMMANDS]
+            refusals = [(services.ask_as(groups, socket), socket) for socket in sockets]
+            if (mode, groups) == (0o2750, ""):
+                refusals += [(services.cli_as(groups, *command), services.sockets.daemon) for command in COMMANDS]
             for refused, socket in refusals:
-                line = f"{run}/{socket}: permission denied; its group may use it\n"
+                line = f"{socket}: permission denied; its group may use it\n"
                 assert (refused.returncode, refused.stdout, refused.stderr) == (os.EX_NOPERM, "", line)
-    run.chmod(0o750)
+    for socket in sockets:
+        socket.parent.chmod(0o2750)
     for command in COMMANDS:
         served = services.cli_as(str(GROUP.gr_gid), *command)
         assert (served.returncode, served.stderr) == (os.EX_OK, "")
         assert '"capture": null' not in served.stdout
-    assert services.ask_as(str(GROUP.gr_gid), "sniffer.sock").returncode == os.EX_OK
+    assert services.ask_as(str(GROUP.gr_gid), services.sockets.sniffer).returncode == os.EX_OK
 
 
 def test_daemon_waits_although_group_members_take_all_waiters(services: Shared) -> None:

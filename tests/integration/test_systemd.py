@@ -59,13 +59,24 @@ def test_unit_exposure_level_is_at_most_2(root: Path, unit: str) -> None:
     assert float(level[1]) <= 2.0
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_unit_bounds_memory_and_writes_no_core_dump(unit: str) -> None:
+    settings = (SYSTEMD / unit).read_text().splitlines()
+    assert "LimitCORE=0" in settings
+    assert "MemoryMax=1G" in settings
+
+
 @pytest.mark.parametrize("directory", ["sysusers.d", "tmpfiles.d"])
 def test_users_and_directories_are_made_as_described(tmp_path: Path, directory: str) -> None:
     (tmp_path / "etc").mkdir()
     for name in ("sysusers", "tmpfiles") if directory == "tmpfiles.d" else ("sysusers",):
         arguments = ["--create"] if name == "tmpfiles" else []
         run([f"systemd-{name}", f"--root={tmp_path}", *arguments, SYSTEMD / f"{name}.d/mptcp-throttle.conf"])
-    assert "mptcp-throttle:" in (tmp_path / "etc/group").read_text()
+    groups = {line.split(":")[0] for line in (tmp_path / "etc/group").read_text().splitlines()}
+    users = {line.split(":")[0] for line in (tmp_path / "etc/passwd").read_text().splitlines()}
+    assert groups == {"mptcp-throttle", "mptcp-xtables", "mptcp-sniffer", "mptcp-throttled"}
+    assert users == {"mptcp-sniffer", "mptcp-throttled"}
     if directory == "tmpfiles.d":
-        assert (tmp_path / "run/mptcp-throttle").stat().st_mode & 0o7777 == 0o750
+        for path, mode in (("", 0o755), ("/sniffer", 0o2750), ("/daemon", 0o2750)):
+            assert (tmp_path / f"run/mptcp-throttle{path}").stat().st_mode & 0o7777 == mode
         assert (tmp_path / "run/xtables.lock").stat().st_mode & 0o7777 == 0o660

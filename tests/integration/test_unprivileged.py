@@ -1,6 +1,6 @@
 """Both services do all their work as the user and with the rights of their units; with less they say what is missing.
 
-User, directories and the lock of iptables(8) are made by systemd's own tools from our `sysusers.d` and `tmpfiles.d`,
+Users, directories and the lock of iptables(8) are made by systemd's own tools from our `sysusers.d` and `tmpfiles.d`,
 in a directory of the lab; each program has them bound over the machine's, in a mount namespace of its own.
 """
 
@@ -60,7 +60,7 @@ GRANTED: Final = [(name, capability) for name, unit in UNITS.items() for capabil
 
 
 class InUnits(Services):
-    """The services as systemd starts them: user, group, umask, capabilities, no new privileges, and directories."""
+    """The services as systemd starts them: user, groups, umask, capabilities, no new privileges, and directories."""
 
     def __init__(self, proxy: Host, name: str) -> None:
         super().__init__(proxy, name=name)
@@ -73,15 +73,21 @@ class InUnits(Services):
         state = self.directory / "state"
         state.mkdir()
         state.chmod(int(daemon["StateDirectoryMode"][0], 8))
-        user = self.user_id
-        os.chown(state, user, user)
+        os.chown(state, self.user_id("mptcp-throttled"), self.group_id("mptcp-throttled"))
         self.config.write_text(self.config.read_text().replace("socket_group: root", "socket_group: mptcp-throttle"))
 
-    @property
-    def user_id(self) -> int:
-        """Of the user `mptcp-throttle`, and of its group."""
-        (entry,) = (self.root / "etc" / "passwd").read_text(encoding="ascii").splitlines()
-        return int(entry.split(":")[2])
+    def user_id(self, name: str) -> int:
+        """Of one of the users that our sysusers.d makes."""
+        return self._id("passwd", name)
+
+    def group_id(self, name: str) -> int:
+        """Of one of the groups that our sysusers.d makes."""
+        return self._id("group", name)
+
+    def _id(self, file: str, name: str) -> int:
+        entries = [line.split(":") for line in (self.root / "etc" / file).read_text(encoding="ascii").splitlines()]
+        (identifier,) = (entry[2] for entry in entries if entry[0] == name)
+        return int(identifier)
 
     def command(self, name: str, *arguments: str, without: str | None = None) -> list[str | Path]:
         """The command line that starts service `name` with its unit's rights, but `without` one capability."""
@@ -89,7 +95,9 @@ class InUnits(Services):
         granted = _setpriv_names(unit["AmbientCapabilities"], without)
         bounding = _setpriv_names(unit["CapabilityBoundingSet"], without)
         assert unit["NoNewPrivileges"] == ["yes"]
-        user = ("setpriv", "--reuid", *unit["User"], "--regid", *unit["Group"], "--clear-groups", "--no-new-privs")
+        more = unit.get("SupplementaryGroups")
+        groups = ("--clear-groups",) if more is None else ("--groups", ",".join(more))
+        user = ("setpriv", "--reuid", *unit["User"], "--regid", *unit["Group"], *groups, "--no-new-privs")
         rights = ("--inh-caps", granted, "--ambient-caps", granted, "--bounding-set", bounding)
         service: list[str | Path] = [EXECUTABLES / name, "--config", self.config, *arguments]
         return self.enter(*user, *rights, *service, umask=unit["UMask"][0])
@@ -100,9 +108,12 @@ class InUnits(Services):
 
     def cli_as(self, groups: str, *arguments: str) -> tuple[int, str, str]:
         """Exit status, stdout and stderr of the CLI, run by an unprivileged user in `groups`."""
-        nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--groups", groups, "--bounding-set", "-all")
-        cli: list[str | Path] = [EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments]
-        result = self.proxy.run(*self.enter(*nobody, *cli), check=False)
+        return self.run_as("65534", groups, EXECUTABLES / "mptcp-throttle", "--config", self.config, *arguments)
+
+    def run_as(self, user: str, groups: str, *argv: str | Path) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr of a command, run by `user` in `groups` without any capability."""
+        rights = ("setpriv", "--reuid", user, "--regid", "65534", "--groups", groups, "--bounding-set", "-all")
+        result = self.proxy.run(*self.enter(*rights, *argv), check=False)
         return result.returncode, result.stdout, result.stderr.strip()
 
     def _start(self, name: str) -> Process:
@@ -146,11 +157,15 @@ def world(hosts: Hosts, services: InUnits) -> Iterator[ProxyWorld]:
 
 def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWorld, services: InUnits) -> None:
     before = kernel_state(world.lab.proxy)
-    user = str(services.user_id)
-    for name, process in (("mptcp-sniffer", world.sniffer), ("mptcp-throttled", world.daemon)):
+    cli_group, lock_group = map(services.group_id, ("mptcp-throttle", "mptcp-xtables"))
+    for name, process, groups in (
+        ("mptcp-sniffer", world.sniffer, set()),
+        ("mptcp-throttled", world.daemon, {cli_group, lock_group}),
+    ):
         status = process_status(process)
-        assert status["Uid"].split() == status["Gid"].split() == [user] * 4
-        assert (status["Groups"], status["NoNewPrivs"]) == ("", "1")
+        assert status["Uid"].split() == [str(services.user_id(name))] * 4
+        assert status["Gid"].split() == [str(services.group_id(name))] * 4
+        assert ({int(group) for group in status["Groups"].split()}, status["NoNewPrivs"]) == (groups, "1")
         for which in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
             assert capabilities(status[which]) == set(UNITS[name]["AmbientCapabilities"]), f"{name}: {which}"
         assert capabilities(status["CapBnd"]) == set(UNITS[name]["CapabilityBoundingSet"]), name
@@ -164,18 +179,48 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWor
     assert len(world.marks()) == 1
     assert receive_rates(world.lab.client, 3)["eth0"] < 1.3e6
 
-    changed, _, _ = services.cli_as(user, "set-rate", "ethernet", "5mbit")
+    changed, _, _ = services.cli_as(str(cli_group), "set-rate", "ethernet", "5mbit")
     assert changed == 0
     assert world.capped()[0].rate == 5_000_000
     assert (services.directory / "state" / "overrides.json").is_file()
     refused, _, line = services.cli_as("65534", "status")
     assert (refused, line) == (
         os.EX_NOPERM,
-        f"{services.directory}/run/daemon.sock: permission denied; its group may use it",
+        f"{services.sockets.daemon}: permission denied; its group may use it",
     )
 
     assert (world.daemon.stop(), world.sniffer.stop()) == (0, 0)
     assert kernel_state(world.lab.proxy) == before
+
+
+def test_members_of_the_cli_group_can_take_no_lock(world: ProxyWorld, services: InUnits) -> None:
+    locks = [
+        Path("/run/xtables.lock"),
+        *(
+            socket.parent / f"{name}.lock"
+            for name, socket in (
+                ("mptcp-sniffer", services.sockets.sniffer),
+                ("mptcp-throttled", services.sockets.daemon),
+            )
+        ),
+    ]
+    world.daemon.kill()
+    for lock in locks:
+        status, _, line = services.run_as(
+            "65534", str(services.group_id("mptcp-throttle")), "flock", "-n", lock, "true"
+        )
+        assert (status != 0, "Permission denied" in line) == (True, True), lock
+
+
+@pytest.mark.usefixtures("world")
+def test_user_of_the_sniffer_has_no_access_to_the_daemon(services: InUnits) -> None:
+    sniffer = str(services.user_id("mptcp-sniffer")), str(services.group_id("mptcp-sniffer"))
+    status, _, line = services.run_as(*sniffer, EXECUTABLES / "mptcp-throttle", "--config", services.config, "pause")
+    assert (status, line) == (os.EX_NOPERM, f"{services.sockets.daemon}: permission denied; its group may use it")
+    for path in (services.sockets.daemon.parent / "file", services.directory / "state" / "file"):
+        status, _, line = services.run_as(*sniffer, "touch", path)
+        assert (status != 0, "Permission denied" in line) == (True, True), path
+    assert services.status()["sniffer"]["connected"]
 
 
 def test_cleanup_after_kill_9_works_as_the_units_user(world: ProxyWorld, services: InUnits) -> None:
@@ -202,7 +247,7 @@ def test_service_without_a_required_capability_refuses_to_start(
 
 def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, services: InUnits) -> None:
     sniffer = lab.proxy.start("limited", *services.command("mptcp-sniffer", without="CAP_NET_ADMIN"))
-    sniffer.wait_until((services.directory / "run" / "sniffer.sock").exists, "answering")
+    sniffer.wait_until(services.sockets.sniffer.exists, "answering")
     assert capabilities(process_status(sniffer)["CapEff"]) == {"CAP_NET_RAW"}
     status = services.ask_sniffer("status")
     assert status["capturing"]
@@ -212,7 +257,7 @@ def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, servi
 
 def test_daemon_without_cap_bpf_throttles_with_htb_alone(lab: Lab, services: InUnits) -> None:
     daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
-    daemon.wait_until((services.directory / "run" / "daemon.sock").exists, "answering")
+    daemon.wait_until(services.sockets.daemon.exists, "answering")
     assert services.status()["daemon"]["unpaced"] == "load pace.bpf.o: EPERM"
     assert "only HTB enforces the rates" in daemon.log_text()
     assert daemon.stop() == 0
@@ -245,7 +290,9 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
     eventually(lambda: bool(world.errors()), "the error reported")
     assert len(world.errors()) == 1, world.errors()
     (error,) = world.errors()
-    assert error == "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for our group)"
+    assert (
+        error == "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for mptcp-xtables)"
+    )
     assert "\n" not in error
     assert (world.capped(), world.marks()) == ([], [])
     assert world.daemon.stop() == 0

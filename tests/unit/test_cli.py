@@ -36,7 +36,7 @@ def test_status_without_the_service_is_one_line(tmp_path: Path, capsys: pytest.C
     path.write_text(f"proxy: {{interface: eth0, ports: [8080]}}\nrun_directory: {tmp_path}\n")
     assert main(["--config", str(path), "status"]) == 69
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{tmp_path}/daemon.sock: no service answers")
+    assert line.startswith(f"{tmp_path}/daemon/daemon.sock: no service answers")
 
 
 def test_doctor_without_ss_is_one_line(

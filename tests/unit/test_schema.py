@@ -114,8 +114,8 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
             for value in ("'run'", "''", "5")
         ),
         (
-            SERVICE + f"run_directory: /{'x' * 94}\n",
-            f"service.yaml:2: run_directory: '/{'x' * 55}...: allowed: an absolute path of up to 94 bytes",
+            SERVICE + f"run_directory: /{'x' * 86}\n",
+            f"service.yaml:2: run_directory: '/{'x' * 55}...: allowed: an absolute path of up to 86 bytes",
         ),
         (SERVICE + "networks_directory: ''\n", "service.yaml:2: networks_directory: '': allowed: a path"),
         (SERVICE + "networks_directory: [a]\n", "service.yaml:2: networks_directory: ['a']: allowed: a path"),
@@ -209,19 +209,19 @@ def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path, obstacle: 
 
 
 def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
-    directory = tmp_path / ("x" * (94 - len(f"{tmp_path}/")))
-    directory.mkdir()
+    directory = tmp_path / ("x" * (86 - len(f"{tmp_path}/")))
     config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))
     for path in (config.sockets.sniffer, config.sockets.daemon):
+        path.parent.mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(path))
 
 
 def test_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
     path = write(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
-    assert find_sockets(path) == Sockets(Path("/run/x/sniffer.sock"), Path("/run/x/daemon.sock"))
+    assert find_sockets(path) == Sockets(Path("/run/x/sniffer/sniffer.sock"), Path("/run/x/daemon/daemon.sock"))
     path.write_text("colour: red\n")
-    assert find_sockets(path).daemon == Path("/run/mptcp-throttle/daemon.sock")
+    assert find_sockets(path).daemon == Path("/run/mptcp-throttle/daemon/daemon.sock")
     path.write_text("run_directory: here\n")
     with pytest.raises(ConfigError, match=r"service\.yaml:1: run_directory: 'here': allowed: an absolute path"):
         find_sockets(path)

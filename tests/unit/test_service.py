@@ -1,5 +1,7 @@
+import grp
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mptcp_throttle import service
+from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.errors import ConfigError, UserError
 
 HOLDER = """
@@ -56,6 +59,7 @@ def test_lock_file_made_by_root_can_be_locked_by_another_user() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         directory.chmod(0o755)
+        os.chown(directory, nobody, -1)
         before = os.umask(0o077)
         try:
             with service.single_instance(directory, "x"):
@@ -66,6 +70,27 @@ def test_lock_file_made_by_root_can_be_locked_by_another_user() -> None:
         finally:
             os.seteuid(0)
             os.umask(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_lock_file_can_be_locked_by_its_service_alone() -> None:
+    mail = grp.getgrnam("mail").gr_gid
+    member = ("setpriv", "--reuid", "65534", "--regid", str(mail), "--clear-groups", "flock", "--nonblock")
+    before = os.umask(0)
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            Path(name).chmod(0o755)
+            run, directory = Path(name) / "run", Path(name) / "run" / "x"
+            with service.single_instance(directory, "x", SocketGroup("mail", "a:3")):
+                pass
+            modes = [stat.S_IMODE(path.stat().st_mode) for path in (run, directory)]
+            assert (modes, directory.stat().st_gid) == ([0o755, 0o2750], mail)
+            lock = [*member, str(directory / "x.lock"), "true"]
+            held = subprocess.run(lock, stderr=subprocess.PIPE, text=True, check=False)
+            assert held.returncode != 0
+            assert "Permission denied" in held.stderr
+    finally:
+        os.umask(before)
 
 
 def test_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

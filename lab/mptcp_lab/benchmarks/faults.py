@@ -248,7 +248,7 @@ class _Run:
         if self._sniffer_runs and self._daemon_runs:
             self._services.wait_ready()
         elif self._daemon_runs:
-            self._process.wait_until(lambda: self._services.answers("daemon.sock"), "answering")
+            self._process.wait_until(lambda: self._services.answers(self._services.sockets.daemon), "answering")
 
     def _suffer(self, began: float) -> None:
         for event in self._plan.events:

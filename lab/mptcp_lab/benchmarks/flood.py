@@ -45,7 +45,7 @@ def measure(rate: int, seconds: float) -> dict[str, Json]:
         start_server(lab.proxy, PORT)
         services = Services(lab.proxy)
         sniffer = start_sniffer(services)
-        client = RpcClient(services.directory / "run" / "sniffer.sock", timeout=30)
+        client = RpcClient(services.sockets.sniffer, timeout=30)
         before = resident_mib(sniffer.pid)
         flood = _start_flood(lab, rate, seconds)
         share = CpuShare(sniffer.pid)

@@ -66,7 +66,7 @@ def start_syn_flood(host: Host, interface: str, mac: str, proxy: object, rate: i
 def start_sniffer(services: Services) -> Process:
     """Start the sniffer alone; returns once it captures and answers."""
     sniffer = services.start_sniffer()
-    sniffer.wait_until((services.directory / "run" / "sniffer.sock").exists, "answering")
+    sniffer.wait_until(services.sockets.sniffer.exists, "answering")
     return sniffer
 
 

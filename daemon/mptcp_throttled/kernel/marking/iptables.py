@@ -30,7 +30,7 @@ _XTABLES_LOCK: Final = os.environ.get("XTABLES_LOCKFILE") or "/run/xtables.lock"
 """The lock file of iptables(8) (iptables/xshared.c, xtables_lock); libiptc itself takes no lock."""
 
 _LOCK_SECONDS: Final = 0.5
-_LOCK_REMEDY: Final = "tmpfiles.d/mptcp-throttle.conf makes it writable for our group"
+_LOCK_REMEDY: Final = "tmpfiles.d/mptcp-throttle.conf makes it writable for mptcp-xtables"
 
 _COMMIT_ATTEMPTS: Final = 20
 _COMMIT_PAUSE_SECONDS: Final = 0.01
