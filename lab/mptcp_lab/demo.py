@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.program import run_program
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import MarkMethod
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +51,13 @@ def _options() -> argparse.Namespace:
         help="run only this situation; may be repeated; one of: %(choices)s",
     )
     parser.add_argument(
+        "--marks",
+        type=MarkMethod,
+        choices=list(MarkMethod),
+        default=MarkMethod.AUTO,
+        help="what leads subflows to their classes: daemon.marks; default: %(default)s",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("demo-results"),
@@ -83,7 +92,8 @@ def run() -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print("kernel {release}, congestion control {congestion_control}".format(**environment()), highlight=False)
     variant = "quick" if options.quick else "full"
-    experiments = chosen(f"demo/{name}:{variant}" for name in SITUATIONS if name in (options.only or SITUATIONS))
+    situations = chosen(f"demo/{name}:{variant}" for name in SITUATIONS if name in (options.only or SITUATIONS))
+    experiments = [_marked(experiment, options.marks) for experiment in situations]
     how = Options(repeat=1, seed=1, time_scale=1.0, out=options.output)
     display = Display(console, sum(expected_seconds(experiment.scenario) for experiment in experiments))
     directories = run_all([(experiment, Kernel.NATIVE) for experiment in experiments], how, display, None)
@@ -104,6 +114,15 @@ def run() -> int:
     if errors or broken:
         raise UserError("\n".join([*errors, f"{broken} expectations did not hold; logs: {options.output}"]))
     return 0
+
+
+def _marked(experiment: Experiment, marks: MarkMethod) -> Experiment:
+    """The experiment with this `daemon.marks`, if our services run in it."""
+    scenario = experiment.scenario
+    if scenario.throttle is None:
+        return experiment
+    throttle = scenario.throttle.model_copy(update={"marks": marks})
+    return replace(experiment, scenario=scenario.model_copy(update={"throttle": throttle}))
 
 
 def _rates_table(pairs: Sequence[Pair]) -> Table:

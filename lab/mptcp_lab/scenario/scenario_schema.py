@@ -24,7 +24,7 @@ from mptcp_throttle.config.validation import (
     text_that,
     whole,
 )
-from mptcp_throttle.model import Per
+from mptcp_throttle.model import MarkMethod, Per
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,6 +194,7 @@ class ThrottleSection(Section):
 
     networks: dict[Name, ThrottledNetwork]
     linger: Text = "2s"
+    marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
 
 
 class FlowSection(Section):

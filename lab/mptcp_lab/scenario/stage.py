@@ -234,8 +234,15 @@ class _Running:
         asked = any(figure.restored for figure in self._scenario.report.values())
         before = kernel_state(host, interface) if asked else {}
         # The end of a capped subflow is logged as a detail.
-        linger, log_level = self._scenario.throttle.linger, LogLevel.DEBUG
-        services = Services(host, self._networks(), interface=interface, linger=linger, log_level=log_level)
+        section = self._scenario.throttle
+        services = Services(
+            host,
+            self._networks(),
+            interface=interface,
+            linger=section.linger,
+            daemon={"marks": section.marks.value},
+            log_level=LogLevel.DEBUG,
+        )
         with services:
             self.services = services
             yield
