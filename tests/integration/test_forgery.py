@@ -48,7 +48,7 @@ def forge(world: ProxyWorld, *arguments: str) -> str:
 
 def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
     world.download()
-    world.wait_capped()
+    world.wait_settled()
     connections, marks = world.services.ask_sniffer("snapshot")["connections"], world.marks()
     (victim,) = {subflow.token for subflow in world.services.subflows()}
     guesses = [f"{random.randrange(2**32):08x}" for _ in range(5)]  # noqa: S311

@@ -44,6 +44,7 @@ for _ in range(3):
 NEIGHBOUR = """
 import subprocess
 import time
+from pathlib import Path
 from mptcp_throttled.kernel.pacing import PacedSockets
 mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout
 sockets = PacedSockets((8080,), Path(mounts.split()[0]))

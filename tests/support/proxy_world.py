@@ -114,8 +114,9 @@ class ProxyWorld:
         return self.capped()
 
     def wait_settled(self, count: int = 1) -> list[SubflowStatus]:
-        """As `wait_capped`; then what was queued before, in the proxy and in the router, has been sent."""
+        """As `wait_capped`; then they are in their classes, and what was queued before has left proxy and router."""
         capped = self.wait_capped(count)
+        eventually(lambda: len(self.marks()) >= count, f"{count} subflows in a class")
         eventually(lambda: "rate 10Gbit" not in self.classes(), "the proxy's queue drained")
         for client in self.lab.clients:
             show = ("tc", "-s", "qdisc", "show", "dev", f"{client}-eth0")
