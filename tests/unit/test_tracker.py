@@ -377,6 +377,36 @@ def test_segments_that_overtook_another_handshake_do_not_count() -> None:
     assert wire.table == {}
     wire.send(again.synack(capable_synack(OTHER_KEY)), again.ack(capable_ack(OTHER_KEY)))
     assert list(wire.table) == [token(OTHER_KEY)]
+    credulous = Wire(trust=Trust.TOKEN)
+    credulous.send(ETHERNET.synack(capable_synack()), again.syn(capable_syn()))
+    assert credulous.table == {}
+
+
+@pytest.mark.parametrize("is_syn_first", [True, False])
+def test_connection_whose_syn_ack_has_another_option_is_not_tracked(is_syn_first: bool) -> None:
+    wire = Wire()
+    syn_and_answer = [ETHERNET.syn(capable_syn()), ETHERNET.synack(join_synack())]
+    wire.send(*syn_and_answer[:: 1 if is_syn_first else -1], ETHERNET.ack(capable_ack()))
+    assert wire.table == {}
+    assert wire.tracker.counters["fell_back"] == 1
+
+
+def test_third_ack_of_a_join_needs_the_right_sequence_numbers_too() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.send(*joining(WIFI)[:2])
+    wire.send(segment(WIFI.address, WIFI.port, PROXY, 8080, "A", join_ack(), seq=101, ack=5))
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    wire.send(WIFI.ack(join_ack()))
+    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+
+
+def test_retransmitted_syn_ack_of_a_join_is_reported_once() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    syn, synack, _ = joining(WIFI)
+    wire.send(syn, synack, synack)
+    assert [event.kind for event in wire.events].count(EventKind.JOINING) == 1
 
 
 def failures(wire: Wire) -> list[str]:
@@ -486,6 +516,13 @@ def test_client_may_have_the_proxys_port_too(is_direction_known: bool) -> None:
     assert wire.clients(token()) == ["10.2.0.2:50000"]
 
 
+def test_client_with_the_proxys_port_may_be_refused_by_it() -> None:
+    wire, client = Wire(), Client("10.2.0.2", 8080)
+    wire.open(ETHERNET)
+    wire.send(client.syn(join_syn(token())), client.synack(join_synack()), client.reset_by_proxy())
+    assert wire.tracker.sizes()["half_open"] == 0
+
+
 def test_what_arrives_in_the_name_of_the_proxy_is_ignored() -> None:
     wire = Wire()
     forged = Client(PROXY, 40000)
@@ -584,6 +621,15 @@ def test_join_without_known_keys_needs_the_kernel_list() -> None:
     wire.listed(ETHERNET, WIFI, of=token(), backup=True)
     joined = wire.table[token()].subflows[1]
     assert (joined.address_id, joined.backup_at_join, joined.opened_at) == (9, True, 1000.001)
+
+
+def test_join_to_another_connection_tells_nothing_of_a_listed_subflow() -> None:
+    wire = Wire()
+    wire.open(ETHERNET, OTHER_KEY)
+    wire.send(WIFI.syn(join_syn(token(OTHER_KEY), address_id=9)))
+    wire.listed(ETHERNET, of=token(OTHER_KEY))
+    wire.listed(WIFI, of=token())
+    assert wire.table[token()].subflows[0].address_id == 7
 
 
 @pytest.mark.parametrize("captured", [0, 1, 2])
