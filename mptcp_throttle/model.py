@@ -136,6 +136,21 @@ class Per(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClientPrefix:
+    """How many leading bits the addresses of one client have in common; by default a host's prefix (RFC 7934)."""
+
+    ipv4: int = 32
+    ipv6: int = 64
+
+    def __str__(self) -> str:
+        return f"ipv4 {self.ipv4}, ipv6 {self.ipv6}"
+
+    def bits(self, address: Address) -> int:
+        """The bits for an address of that IP version."""
+        return self.ipv4 if address.version == 4 else self.ipv6
+
+
+@dataclass(frozen=True, slots=True)
 class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
@@ -151,3 +166,4 @@ class AccessNetwork:
     limit: Rate | None
     per: Per
     provisional: float = 0.0
+    client_prefix: ClientPrefix = ClientPrefix()

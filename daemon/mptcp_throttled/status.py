@@ -128,6 +128,7 @@ def _network_status(
         "subnets": [str(subnet) for subnet in present.subnets],
         "preference": present.preference,
         "per": present.per,
+        "client_prefix": asdict(present.client_prefix),
         "cap": _text(present.cap),
         "limit": _text(present.limit),
         "configured_cap": _text(configured.cap),

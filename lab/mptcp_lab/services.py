@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,6 +117,7 @@ class Services:
                     "limit": None if network.limit is None else str(network.limit),
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,
+                    "client_prefix": asdict(network.client_prefix),
                 },
             )
 

@@ -99,7 +99,7 @@ def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]
     for subnet in new.subnets:
         if subnet not in old.subnets:
             yield Change(f"{prefix} subnet {subnet}", None, "")
-    for key in ("preference", "cap", "limit", "per", "provisional"):
+    for key in ("preference", "cap", "limit", "per", "provisional", "client_prefix"):
         before, after = getattr(old, key), getattr(new, key)
         if before != after:
             yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))

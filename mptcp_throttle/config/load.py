@@ -23,7 +23,7 @@ from mptcp_throttle.config.schema import (
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork, KernelDecides, MarkMethod
+from mptcp_throttle.model import AccessNetwork, ClientPrefix, KernelDecides, MarkMethod
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -121,7 +121,16 @@ def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
     if raw.provisional is not None and raw.cap is None:
         where = file.where(("provisional",))
         raise ConfigError([f"{where}: provisional: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
-    network = AccessNetwork(raw.name, raw.subnets, raw.preference, raw.cap, raw.limit, raw.per, raw.provisional or 0.0)
+    network = AccessNetwork(
+        raw.name,
+        raw.subnets,
+        raw.preference,
+        raw.cap,
+        raw.limit,
+        raw.per,
+        raw.provisional or 0.0,
+        ClientPrefix(raw.client_prefix.ipv4, raw.client_prefix.ipv6),
+    )
     return file, network
 
 

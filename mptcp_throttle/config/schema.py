@@ -135,6 +135,13 @@ class RunDirectoryFile(Section):
     run_directory: RunDirectory = _RUN_DIRECTORY
 
 
+class ClientPrefixSection(Section):
+    """How many leading bits the addresses of one client have in common."""
+
+    ipv4: Annotated[int, whole(8, 32)] = 32
+    ipv6: Annotated[int, whole(32, 128)] = 64
+
+
 class NetworkFile(Section):
     """A file in networks.d."""
 
@@ -144,6 +151,7 @@ class NetworkFile(Section):
     cap: RateText | None = None
     limit: RateText | None = None
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
+    client_prefix: ClientPrefixSection = ClientPrefixSection()
     provisional: DurationText | None = None
 
 

@@ -24,7 +24,7 @@ def decide_all(
     return tuple(
         decision
         for connection in connections
-        for decision in decide(connection, locate, clients.__getitem__, paused=paused)
+        for decision in decide(connection, locate, lambda address: clients[locate.prefix(address)], paused=paused)
     )
 
 
@@ -39,7 +39,7 @@ def _group_clients(connections: Iterable[Connection], locate: Locator) -> dict[A
 
     for connection in connections:
         for subflow in connection.subflows:
-            root(subflow.ends.client.address)
+            root(locate.prefix(subflow.ends.client.address))
         for pair in links(connection, locate):
             older, newer = sorted(map(root, pair), key=address_order)
             parents[newer] = older

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from ipaddress import IPv6Address
 
 import pytest
@@ -9,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
-from mptcp_throttle.model import Address, Connection, Token
+from mptcp_throttle.model import Address, ClientPrefix, Connection, Token
 from mptcp_throttled.policy import clients
 from mptcp_throttled.policy.clients import MAX_ADDRESSES, Clients
 from mptcp_throttled.policy.decisions import DecisionTable
 
-NETWORKS = (WIFI, ETHERNET)
+NETWORKS = tuple(replace(network, client_prefix=ClientPrefix(ipv6=128)) for network in (WIFI, ETHERNET))
 CHAIN = 4000
 FEW = 4
 

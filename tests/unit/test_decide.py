@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
-from mptcp_throttle.model import AccessNetwork, Connection, Per
+from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per
 from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.decide import Decision, RateKind
 
@@ -136,8 +136,33 @@ def test_token_joins_the_addresses_of_a_dual_stack_client() -> None:
     v4 = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     v6 = connection(2, subflow("fd00:1::2"), subflow("fd00:2::2"))
     both = connection(3, subflow("10.1.0.2", 5), subflow("fd00:1::2", 5), subflow("10.2.0.2", 5))
-    assert set(shares([v4, v6], WIFI, ETHERNET).values()) == {"10.1.0.2", "fd00:1::2"}
+    assert set(shares([v4, v6], WIFI, ETHERNET).values()) == {"10.1.0.2", "fd00:1::/64"}
     assert set(shares([v4, v6, both], WIFI, ETHERNET).values()) == {"10.1.0.2"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [
+        (64, {"fd00:1::/64", "fd00:1:0:1::/64"}),
+        (63, {"fd00:1::/63"}),
+        (128, {"fd00:1::2", "fd00:1::3", "fd00:1:0:1::2"}),
+    ],
+)
+def test_addresses_of_one_prefix_are_one_client(bits: int, expected: set[str]) -> None:
+    network = replace(ETHERNET, client_prefix=ClientPrefix(ipv6=bits))
+    addresses = ["fd00:1::2", "fd00:1::3", "fd00:1:0:1::2"]
+    connections = [connection(n, subflow(one), subflow(f"fd00:2::{n}")) for n, one in enumerate(addresses)]
+    assert set(shares(connections, WIFI, network).values()) == expected
+
+
+def test_token_joins_the_prefixes_of_a_client() -> None:
+    network = replace(ETHERNET, client_prefix=ClientPrefix(ipv4=24, ipv6=64))
+    both = connection(1, subflow("10.1.7.2"), subflow("fd00:1::2"), subflow("10.2.0.2"))
+    others = (
+        connection(2, subflow("10.1.7.3"), subflow("10.2.0.3")),
+        connection(3, subflow("fd00:1::3"), subflow("10.2.0.4")),
+    )
+    assert set(shares([both, *others], WIFI, network).values()) == {"10.1.7.0/24"}
 
 
 _SUBFLOWS = st.builds(

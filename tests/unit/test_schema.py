@@ -139,10 +139,21 @@ def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, servi
 @pytest.mark.parametrize(
     ("network", "line"),
     [
-        (ETHERNET + "limitt: 3\n", "networks.d/e.yaml:5: limitt: 3: unknown key; allowed: cap, limit, name, per, "),
+        (
+            ETHERNET + "limitt: 3\n",
+            "networks.d/e.yaml:5: limitt: 3: unknown key; allowed: cap, client_prefix, limit, name, per, ",
+        ),
         (ETHERNET.replace("1mbit", "0"), "networks.d/e.yaml:4: cap: 0: is not a rate; allowed: a number with bit"),
         (ETHERNET.replace("1mbit", "-1mbit"), "networks.d/e.yaml:4: cap: '-1mbit': is not a rate; allowed: a number"),
         (ETHERNET + "limit: 500kbit\n", "networks.d/e.yaml:4: cap: 1mbit: is more than limit; allowed: up to 500kbit"),
+        (
+            ETHERNET + "client_prefix: {ipv6: 129}\n",
+            "networks.d/e.yaml:5: client_prefix.ipv6: 129: allowed: a whole number from 32 to 128",
+        ),
+        (
+            ETHERNET + "client_prefix: 64\n",
+            "networks.d/e.yaml:5: client_prefix: 64: is not a mapping; allowed: lines of",
+        ),
         (ETHERNET + "per: host\n", "networks.d/e.yaml:5: per: 'host': allowed: network, client, subflow"),
         (
             ETHERNET.replace("preference: 2", "preference: 0"),
@@ -166,7 +177,10 @@ def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, servi
             "name: e\nsubnets: 10.1.0.0/24\npreference: 2\n",
             "networks.d/e.yaml:2: subnets: '10.1.0.0/24': allowed: a list of 1 to 1000 subnets",
         ),
-        (ETHERNET + "1: x\n", "networks.d/e.yaml:5: 1: 'x': unknown key; allowed: cap, limit, name, per, "),
+        (
+            ETHERNET + "1: x\n",
+            "networks.d/e.yaml:5: 1: 'x': unknown key; allowed: cap, client_prefix, limit, name, per, ",
+        ),
         (
             ETHERNET.replace("1mbit", "2001-13-45"),
             "networks.d/e.yaml:4: cap: '2001-13-45': is not a rate; allowed: a number with bit",

@@ -1,7 +1,8 @@
 """Which addresses belong to one client, kept up to date while connections come and go.
 
-A token joins the addresses that its connection uses on the same network: they are one client's. If that joins too many,
-as connections of different clients behind a carrier's NAT can, or those of somebody who has a whole IPv6 prefix, each
+A client has a prefix (`AccessNetwork.client_prefix`), known by its first address: that is what address means here. A
+token joins the addresses that its connection uses on the same network: they are one client's. If that joins too many,
+as connections of different clients behind a carrier's NAT can, or those of somebody who has a large IPv6 prefix, each
 of these addresses is a client of its own. So one link concerns a bounded number of addresses.
 """
 
@@ -25,8 +26,8 @@ def links(connection: Connection, locate: Locator) -> Iterator[Link]:
     """The pairs of different addresses that a connection shows to be one client's."""
     first: dict[str, Address] = {}
     for subflow in connection.subflows:
-        address = subflow.ends.client.address
-        network = locate(address)
+        network = locate(subflow.ends.client.address)
+        address = locate.prefix(subflow.ends.client.address)
         if network is not None and first.setdefault(network.name, address) != address:
             yield first[network.name], address
 

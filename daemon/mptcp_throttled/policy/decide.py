@@ -28,8 +28,8 @@ class RateKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The subflows that share one rate: those of a network (`who` empty), of a client (its address), or a single one
-    (its four-tuple)."""
+    """The subflows that share one rate: those of a network (`who` empty), of a client (its address or prefix), or a
+    single one (its four-tuple)."""
 
     network: str
     kind: RateKind
@@ -62,6 +62,14 @@ class Locator:
         self._networks = networks
         self._known: dict[Address, AccessNetwork | None] = {}
 
+    def prefix(self, address: Address) -> Address:
+        """The first address of the prefix that its network gives to one client; in no network, the address itself."""
+        network = self(address)
+        if network is None:
+            return address
+        host_bits = address.max_prefixlen - network.client_prefix.bits(address)
+        return address if host_bits == 0 else type(address)(int(address) >> host_bits << host_bits)
+
     def __call__(self, address: Address) -> AccessNetwork | None:
         """The network; None if the address is in none."""
         try:
@@ -79,7 +87,7 @@ def decide(
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of a connection; while `paused`, all are free.
 
-    `client_of` gives the address that stands for the client with an address.
+    `client_of` gives the address, the first of a prefix, that stands for the client with an address.
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
     located = tuple(zip(connection.subflows, networks, strict=True))
@@ -121,7 +129,7 @@ def _decide(
         kind, rate, reason = RateKind.LIMIT, network.limit, "limit of the network"
     else:
         return Decision(token, subflow, network.name, None, _why_free(network, is_used=is_used))
-    throttle = _throttle(network.name, kind, _who(subflow, network.per, client_of), rate)
+    throttle = _throttle(network.name, kind, _who(subflow, network, client_of), rate)
     return Decision(token, subflow, network.name, throttle, reason)
 
 
@@ -144,9 +152,13 @@ def _why_free(network: AccessNetwork, *, is_used: bool) -> str:
     return "no live subflow on a more preferred network"
 
 
-def _who(subflow: Subflow, per: Per, client_of: Callable[[Address], Address]) -> str:
-    if per is Per.NETWORK:
-        return ""
-    if per is Per.CLIENT:
-        return str(client_of(subflow.ends.client.address))
-    return str(subflow.ends)
+def _who(subflow: Subflow, network: AccessNetwork, client_of: Callable[[Address], Address]) -> str:
+    match network.per:
+        case Per.NETWORK:
+            return ""
+        case Per.CLIENT:
+            client = client_of(subflow.ends.client.address)
+            bits = network.client_prefix.bits(client)
+            return str(client) if bits == client.max_prefixlen else f"{client}/{bits}"
+        case Per.SUBFLOW:
+            return str(subflow.ends)

@@ -30,7 +30,6 @@ class DecisionTable:
     def __init__(self, networks: Sequence[AccessNetwork] = (), *, paused: bool = False) -> None:
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
-        self._users: dict[Address, set[Token]] = {}
         self._renamed: dict[Token, None] = {}
         self._use(networks, paused=paused)
 
@@ -38,6 +37,9 @@ class DecisionTable:
         self._inputs = tuple(networks), paused
         self._locate = Locator(networks)
         self._clients = Clients()
+        self._users: dict[Address, set[Token]] = {}
+        for connection in self.connections.values():
+            self._add_user(connection)
 
     def reconfigure(self, networks: Sequence[AccessNetwork], *, paused: bool) -> Previous:
         """Use these networks from now on; any decision may have changed."""
@@ -93,20 +95,26 @@ class DecisionTable:
                 if connection is None:
                     decisions.pop(token, None)
                 else:
-                    decisions[token] = decide(connection, self._locate, self._clients, paused=paused)
+                    decisions[token] = decide(connection, self._locate, self._client_of, paused=paused)
             self.decisions = decisions.finish()
         return previous
+
+    def _client_of(self, address: Address) -> Address:
+        return self._clients(self._locate.prefix(address))
 
     def _links(self, connections: Iterable[Connection]) -> list[tuple[Address, Address]]:
         return [link for connection in connections for link in links(connection, self._locate)]
 
     def _add_user(self, connection: Connection) -> None:
-        for address in {subflow.ends.client.address for subflow in connection.subflows}:
+        for address in self._prefixes(connection):
             self._users.setdefault(address, set()).add(connection.token)
 
     def _remove_user(self, connection: Connection) -> None:
-        for address in {subflow.ends.client.address for subflow in connection.subflows}:
+        for address in self._prefixes(connection):
             users = self._users[address]
             users.discard(connection.token)
             if not users:
                 del self._users[address]
+
+    def _prefixes(self, connection: Connection) -> set[Address]:
+        return {self._locate.prefix(subflow.ends.client.address) for subflow in connection.subflows}
