@@ -217,7 +217,10 @@ class Loop:
         self, update: TableUpdate | None, networks: Sequence[AccessNetwork], settings: PlanSettings, *, paused: bool
     ) -> PlanDelta:
         table = self._decisions
-        previous = table.reconfigure(networks, paused=paused)
+        # Rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its connection.
+        by_socket = self._kernel.mark_back_end == MarkMethod.SOCKET
+        ports = None if by_socket else frozenset(self._config.config.proxy.ports)
+        previous = table.reconfigure(networks, paused=paused, ports=ports)
         if update is not None and update.whole:
             previous = {**table.replace(update.connections), **previous}
         else:

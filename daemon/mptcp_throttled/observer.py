@@ -30,6 +30,7 @@ class Observer(threading.Thread):
     def __init__(self, interface: str, ports: Sequence[int], snapshot: Callable[[], Snapshot]) -> None:
         super().__init__(name="observer", daemon=True)
         self._interface = interface
+        self._ports = frozenset(ports)
         self._sockets = SocketReader(ports)
         self._snapshot = snapshot
         self._stopping = threading.Event()
@@ -57,5 +58,8 @@ class Observer(threading.Thread):
                 sent = read_class_bytes(self._interface)
                 classes = {class_id & 0xFFFF: count for class_id, count in sent.items() if class_id & ~0xFFFF == HANDLE}
         before = self.enforcement
-        self.enforcement = before.after(Observation(time.monotonic(), self._sockets.read(), classes), snapshot)
+        decisions = (decision for of in snapshot.decisions.values() for decision in of)
+        on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)
+        sockets = self._sockets.read(on_all_ports=on_all_ports)
+        self.enforcement = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
         eventlog.log_enforcement(before.not_enforced, self.enforcement.not_enforced)

@@ -90,7 +90,7 @@ class SnifferSection(Section):
 
     trust: Annotated[Trust, one_of(Trust)] = Trust.HANDSHAKE
     kernel_view: Flag = True
-    kernel_events: Flag = False
+    kernel_events: Flag = True
     kernel_list_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
     idle_expiry: Annotated[float, parsed_by(parse_duration, at_least="1s")] = 86400.0
 

@@ -16,16 +16,21 @@ from pyroute2.netlink import NETLINK_SOCK_DIAG
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 
-SS_ESTABLISHED: Final = 1
-SS_LISTEN: Final = 10
-"""include/net/tcp_states.h"""
+ESTABLISHED: Final = 1 << 1
+CLOSE_WAIT: Final = 1 << 8
+LISTEN: Final = 1 << 10
+"""Sets of TCP states (include/net/tcp_states.h, TCPF_...)."""
+
+SENDING: Final = ESTABLISHED | CLOSE_WAIT
+"""The states in which MPTCP gives a subflow data to send (net/mptcp/protocol.h, __mptcp_subflow_active)."""
+
+ANY_PORT: Final = 0
 INET_DIAG_INFO: Final = 2
 """The attribute with struct tcp_info."""
 INET_DIAG_CLASS_ID: Final = 17
 """The attribute with the socket's priority, unless a net_cls cgroup has given it a class (net/ipv4/inet_diag.c)."""
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
-_ANY_PORT: Final = 0
 _INET_DIAG_TCLASS: Final = 6
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
@@ -56,23 +61,23 @@ class InetDiag(NetlinkSocket):
     def __init__(self) -> None:
         super().__init__(NETLINK_SOCK_DIAG)
 
-    def sockets(self, state: int, wanted: Container[int], ports: Sequence[int] = (_ANY_PORT,)) -> Iterator[TcpSocket]:
-        """The sockets in that state (SS_...) with one of these local ports, as they arrive from the kernel.
+    def sockets(self, states: int, wanted: Container[int], ports: Sequence[int] = (ANY_PORT,)) -> Iterator[TcpSocket]:
+        """The sockets in these states with one of these local ports, as they arrive from the kernel.
 
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
         """
-        return (parse_socket(found, wanted) for found in self.list_payloads(state, ports))
+        return (parse_socket(found, wanted) for found in self.list_payloads(states, ports))
 
-    def list_payloads(self, state: int, ports: Sequence[int] = (_ANY_PORT,)) -> Iterator[bytes]:
+    def list_payloads(self, states: int, ports: Sequence[int] = (ANY_PORT,)) -> Iterator[bytes]:
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""
         for family in (socket.AF_INET, socket.AF_INET6):
             for port in ports:
-                yield from self.stream(list_request(family, state, port))
+                yield from self.stream(list_request(family, states, port))
 
 
-def list_request(family: int, state: int, port: int) -> Request:
-    """To list the TCP sockets of an address family in a state, with that local port (0: any)."""
-    payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, 1 << state, port.to_bytes(2, "big"))
+def list_request(family: int, states: int, port: int) -> Request:
+    """To list the TCP sockets of an address family in these states, with that local port."""
+    payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, states, port.to_bytes(2, "big"))
     return Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload)
 
 
@@ -97,7 +102,9 @@ def parse_attributes(payload: bytes, wanted: Container[int]) -> dict[int, bytes]
 
 
 def _address(family: int, data: bytes) -> bytes:
-    if family == socket.AF_INET:
-        return data[:4]
-    # A socket that listens for both families has its IPv4 peers in IPv6 notation.
-    return data[12:] if data.startswith(_IPV4_MAPPED) else data
+    return data[:4] if family == socket.AF_INET else unmapped(data)
+
+
+def unmapped(address: bytes) -> bytes:
+    """A packed address, as IPv4 if it is IPv4-mapped: so has a socket that listens for both families its IPv4 peers."""
+    return address[12:] if address.startswith(_IPV4_MAPPED) else address

@@ -22,7 +22,7 @@ from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 
 T = TypeVar("T")
 
-_NETLINK_CAP_ACK: Final = 10  # include/uapi/linux/netlink.h; pyroute2 has no name for it
+_NETLINK_ADD_MEMBERSHIP, _NETLINK_CAP_ACK = 1, 10  # include/uapi/linux/netlink.h; pyroute2 has no names for them
 # An acknowledgement takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
 _PID_BITS: Final = 22  # include/linux/threads.h, PID_MAX_LIMIT
@@ -82,6 +82,15 @@ class NetlinkSocket:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    def fileno(self) -> int:
+        """For select()."""
+        return self._socket.fileno()
+
+    def join(self, group: int) -> None:
+        """Receive the notifications of one more group, by its number, as generic netlink gives them."""
+        with os_errors(f"join netlink group {group}"):
+            self._socket.setsockopt(netlink.SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
 
     def notifications(self) -> Iterator[Message]:
         """Wait for notifications. Raises KernelError: with ENOBUFS if the kernel had to drop some."""

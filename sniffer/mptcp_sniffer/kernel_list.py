@@ -1,7 +1,7 @@
 """The kernel list: the live MPTCP subflows of the proxy's sockets, if the proxy runs on this host.
 
-inet_diag lists them with token, address id and backup flag to processes with CAP_NET_ADMIN. A generic netlink group
-reports that something has happened to one of them. A host that only forwards has neither.
+inet_diag lists them with token, address id and backup flag to processes with CAP_NET_ADMIN. A host that only forwards
+has none.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Self
-
-from pyroute2 import GenericNetlinkSocket
-from pyroute2.netlink import genlmsg
-from pyroute2.netlink.exceptions import NetlinkError
+from typing import Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, InetDiag, TcpSocket
+from mptcp_throttle.linux.inet_diag import SENDING, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -62,7 +58,7 @@ class KernelListUnavailable(Exception):
 
 
 def list_subflows(ports: Sequence[int]) -> KernelList:
-    """The established MPTCP subflows of this host's sockets on `ports`. Raises KernelListUnavailable."""
+    """The MPTCP subflows of this host's sockets on `ports` that can send. Raises KernelListUnavailable."""
     if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
         # Without it the kernel lists the same sockets as if they were plain TCP.
         raise KernelListUnavailable("needs CAP_NET_ADMIN")
@@ -76,7 +72,7 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
 def _list(ports: Sequence[int]) -> KernelList:
     at = time.monotonic()
     with InetDiag() as diag:
-        return KernelList(at, dict(_subflows(diag.sockets(SS_ESTABLISHED, {_ULP_INFO}, ports))))
+        return KernelList(at, dict(_subflows(diag.sockets(SENDING, {_ULP_INFO}, ports))))
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
@@ -96,32 +92,3 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
                 one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
             ),
         )
-
-
-class KernelEvents:
-    """A subscription to the kernel's MPTCP events (genetlink family mptcp_pm), as a trigger: their content is not read.
-
-    Raises KernelListUnavailable if there is no such family or the capability CAP_NET_ADMIN is missing.
-    """
-
-    def __init__(self) -> None:
-        try:
-            self._socket = GenericNetlinkSocket()
-            self._socket.bind("mptcp_pm", genlmsg)
-            self._socket.add_membership("mptcp_pm_events")
-        except (OSError, NetlinkError, KeyError) as error:
-            raise KernelListUnavailable(f"mptcp_pm_events: {error}") from error
-
-    def fileno(self) -> int:
-        """For select()."""
-        return int(self._socket.fileno())
-
-    def drain(self) -> None:
-        """Discard the pending events."""
-        self._socket.recv(65536)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()

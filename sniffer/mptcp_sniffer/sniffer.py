@@ -11,8 +11,9 @@ from typing import Final
 
 from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost, InterfaceAbsent
 from mptcp_sniffer.events import Event, EventKind
+from mptcp_sniffer.kernel_events import KernelEvent
 from mptcp_sniffer.kernel_list import KernelList
-from mptcp_sniffer.list_reader import ListReader
+from mptcp_sniffer.kernel_reader import KernelReader
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.segment import Malformed
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
@@ -32,7 +33,7 @@ _ROOT: Final = 0
 
 
 class Sniffer:
-    """The main thread captures and tracks, one thread reads the kernel list, the RPC threads read the table."""
+    """The main thread captures and tracks, two threads read from the kernel, the RPC threads read the table."""
 
     def __init__(self, config: Config, reload: Callable[[], Json]) -> None:
         self._config = config
@@ -45,7 +46,13 @@ class Sniffer:
         self._tracking = threading.Lock()
         self._events: list[Event] = []
         self._watchdog = Watchdog()
-        self._list_reader = ListReader(config.proxy.ports, config.sniffer, self._apply_kernel_list)
+        self._kernel_reader = KernelReader(
+            config.proxy.ports,
+            config.sniffer,
+            self._apply_kernel_list,
+            self._apply_kernel_event,
+            lambda: self._tracker.expects_other_ports,
+        )
         self._begin_tracking()
 
     def _begin_tracking(self) -> None:
@@ -69,7 +76,7 @@ class Sniffer:
         except InterfaceAbsent as error:
             _log.error("%s: nobody is capped until it can", error)
             capture, self._capture_lost = None, True
-        with capture or nullcontext(), self._list_reader.running():
+        with capture or nullcontext(), self._kernel_reader.running():
             server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
             try:
                 systemd.notify("READY=1")
@@ -94,7 +101,7 @@ class Sniffer:
             **self._table.position(),
             **self._tracker.sizes(),
             "counters": dict(self._tracker.counters),
-            "kernel_view": self._list_reader.status(),
+            "kernel_view": self._kernel_reader.status(),
         }
 
     def _changes(self, epoch: str, revision: int, timeout: float) -> Json:
@@ -146,7 +153,7 @@ class Sniffer:
         try:
             with self._open_capture() as capture:
                 _log.info("capturing again on %s", self._config.proxy.interface)
-                self._list_reader.request()
+                self._kernel_reader.request()
                 self._follow(capture, stop)
         except UserError:
             return
@@ -162,11 +169,11 @@ class Sniffer:
         # A host that only forwards sends the segments of both sides.
         by_proxy = frame.outgoing if self._config.sniffer.kernel_view else None
         with self._tracking:
-            self._tracker.kernel_confirms = self._list_reader.available
+            self._tracker.kernel_confirms = self._kernel_reader.available
             self._publish(self._tracker.observe(segment, frame.at, by_proxy))
             needs_kernel_list = self._tracker.needs_kernel_list()
         if needs_kernel_list:
-            self._list_reader.request()
+            self._kernel_reader.request()
 
     def _apply_kernel_list(self, kernel_list: KernelList | None) -> None:
         dropped = self._dropped()
@@ -174,7 +181,7 @@ class Sniffer:
             _log.warning(
                 "capture cannot keep up: %d frames dropped, %d in total", dropped - self._dropped_before, dropped
             )
-            self._list_reader.request()
+            self._kernel_reader.request()
         self._dropped_before = dropped
         with self._tracking:
             if kernel_list is not None and not self._capture_lost:
@@ -182,6 +189,15 @@ class Sniffer:
                 self._publish(self._tracker.apply_kernel_list(kernel_list))
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
             self._publish(self._tracker.expire(time.monotonic(), idle_seconds))
+
+    def _apply_kernel_event(self, event: KernelEvent) -> None:
+        with self._tracking:
+            if self._capture_lost:
+                return
+            self._publish(self._tracker.apply_kernel_event(event, time.monotonic()))
+            needs_kernel_list = self._tracker.needs_kernel_list()
+        if needs_kernel_list:
+            self._kernel_reader.request()
 
     def _publish(self, changes: list[TableChange]) -> None:
         if changes:

@@ -1,9 +1,10 @@
-"""The table of connections and their live subflows, from segments and the kernel list.
+"""The table of connections and their live subflows, from segments, the kernel list and kernel events.
 
 A connection is identified by its token; a JOIN belongs to the connection whose token it names. A subflow is live from
 the end of its handshake (see `handshake`) to a FIN, an RST, a REMOVE_ADDR of one of its addresses or an MP_FASTCLOSE.
 Anybody who knows the ports can forge these in the name of the client. So where the kernel list can be read, what ends a
-subflow or changes its priority counts only if the proxy itself has sent it; otherwise the list decides.
+subflow or changes its priority counts only if the proxy itself has sent it; otherwise the kernel decides.
+A subflow that the proxy has opened, from a port that is not one of its own, is known from the kernel only.
 The tracker is deterministic: segments with time stamps in, changed connections and events out, no clock and no I/O.
 """
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
+from mptcp_sniffer.kernel_events import KernelEventKind
 from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, MpTcpRst, Option, RemoveAddr, decode
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from mptcp_sniffer.authentication import Keys
+    from mptcp_sniffer.kernel_events import KernelEvent
     from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 
 _Key = TypeVar("_Key")
@@ -99,7 +102,8 @@ class Tracker:
 
     Beyond `bounds.connections` a new connection replaces one that is not authenticated; if there is none, it is not
     tracked, and so never throttled. `counters` count segments and changes by kind; `on_event` is called for each event.
-    `kernel_confirms`: the kernel list can be read.
+    `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the subflows on all ports,
+    since the proxy has opened some itself, or may have.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Tracker:
         self._closed: OrderedDict[Ends, float] = OrderedDict()
         self._unconfirmed = False
         self.kernel_confirms = False
+        self.expects_other_ports = True
 
     def sizes(self) -> dict[str, int]:
         """Entries in each table."""
@@ -334,16 +339,19 @@ class Tracker:
                 return
             affected = _with_address(entry, (option.address_id,), by_client=by_client)
         for one in affected:
-            live = entry.subflows[one]
-            if (live.backup_by_client if by_client else live.backup_by_proxy) == option.backup:
-                continue
-            if by_client:
-                live.backup_by_client = option.backup
-            else:
-                live.backup_by_proxy = option.backup
-            self._unconfirmed = True
-            self._report(EventKind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
-            yield entry.token
+            yield from self._set_backup(entry, one, option.backup, at, by_client=by_client)
+
+    def _set_backup(self, entry: _Tracked, ends: Ends, backup: bool, at: float, *, by_client: bool) -> Iterator[Token]:
+        live = entry.subflows[ends]
+        if (live.backup_by_client if by_client else live.backup_by_proxy) == backup:
+            return
+        if by_client:
+            live.backup_by_client = backup
+        else:
+            live.backup_by_proxy = backup
+        self._unconfirmed = True
+        self._report(EventKind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
+        yield entry.token
 
     def _fast_close(self, entry: _Tracked, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
         expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
@@ -415,12 +423,28 @@ class Tracker:
         while entries and (len(entries) > self._bounds.half_open or is_too_old(next(iter(entries.values())))):
             entries.popitem(last=False)
 
+    def apply_kernel_event(self, event: KernelEvent, at: float) -> list[TableChange]:
+        """The connections that an event changes, received at `at`."""
+        return self._changes(self._apply_kernel_event(event, at))
+
+    def _apply_kernel_event(self, event: KernelEvent, at: float) -> Iterator[Token]:
+        if event.kind is KernelEventKind.ESTABLISHED:
+            if event.ends.proxy.port not in self._ports and self._entry(event.token) is not None:
+                self.expects_other_ports = self._unconfirmed = True
+        elif self._tokens.get(event.ends) != event.token:
+            return
+        elif event.kind is KernelEventKind.CLOSED:
+            self.counters["closed_by_event"] += 1
+            yield self._close(event.ends, at, "closed by the kernel")
+        else:
+            entry = self._connections[event.token]
+            yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
+
     def apply_kernel_list(self, kernel_list: KernelList) -> list[TableChange]:
         """Correct the table by the kernel list, except where captured segments are newer."""
         return self._changes(self._apply_kernel_list(kernel_list))
 
     def _apply_kernel_list(self, kernel_list: KernelList) -> Iterator[Token]:
-        settled = kernel_list.at - _SETTLING_SECONDS
         for ends, token in tuple(self._tokens.items()):
             listed = kernel_list.subflows.get(ends)
             live = self._connections[token].subflows[ends]
@@ -429,11 +453,24 @@ class Tracker:
                 yield self._close(ends, kernel_list.at, "not in the kernel list")
             elif listed is not None and listed.token != token:
                 yield self._close(ends, kernel_list.at, "other token in the kernel list")
+        opened_by_host = []
         for ends, listed in kernel_list.subflows.items():
-            if ends in self._tokens:
-                yield from self._update_listed(ends, listed, kernel_list.at)
-            elif self._closed.get(ends, 0.0) < settled:
-                yield from self._add_listed(ends, listed, kernel_list.at)
+            if ends.proxy.port not in self._ports:
+                opened_by_host.append((ends, listed))
+            else:
+                yield from self._apply_listed(ends, listed, kernel_list.at)
+        self.expects_other_ports = False
+        for ends, listed in opened_by_host:
+            # The others are of connections that this host has opened, or of another service.
+            if self._entry(listed.token) is not None:
+                self.expects_other_ports = True
+                yield from self._apply_listed(ends, listed, kernel_list.at)
+
+    def _apply_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
+        if ends in self._tokens:
+            yield from self._update_listed(ends, listed, at)
+        elif self._closed.get(ends, 0.0) < at - _SETTLING_SECONDS:
+            yield from self._add_listed(ends, listed, at)
 
     def _is_settled(self, live: _LiveSubflow, at: float) -> bool:
         """Whether no segment that counts is so new that the kernel list read at `at` may not heed it yet."""

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
-from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per
+from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.decide import Decision, RateKind
+from mptcp_throttled.policy.decisions import DecisionTable
 
 
 def held(connections: list[Connection], *networks: AccessNetwork) -> dict[str, tuple[str, str]]:
@@ -110,6 +111,19 @@ def test_pause_frees_and_is_the_reason_only_for_those_it_frees() -> None:
     decisions = decide_all(connections, (WIFI, limited), paused=True)
     assert [t.throttle for t in decisions] == [None, None, None]
     assert [t.reason for t in decisions] == ["paused by the operator"] * 2 + ["network has no cap"]
+
+
+def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None:
+    joined = subflow("10.1.0.2")
+    opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))
+    table = DecisionTable((WIFI, ETHERNET))
+    table.update({Token(1): connection(1, subflow("10.2.0.2"), opened), Token(2): connection(2, joined)})
+    assert table.decisions[Token(1)][1].throttle is not None
+    assert table.reconfigure((WIFI, ETHERNET), paused=False, ports=frozenset({8080})).keys() == {Token(1)}
+    assert table.decisions[Token(1)][1].throttle is None
+    assert "marks: socket" in table.decisions[Token(1)][1].reason
+    table.reconfigure((WIFI, ETHERNET), paused=False, ports=None)
+    assert table.decisions[Token(1)][1].throttle is not None
 
 
 @pytest.mark.parametrize(

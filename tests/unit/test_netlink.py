@@ -15,7 +15,7 @@ from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG
 
 from mptcp_sniffer import kernel_list
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
-from mptcp_throttle.linux.inet_diag import SS_ESTABLISHED, InetDiag
+from mptcp_throttle.linux.inet_diag import ESTABLISHED, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, pack
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
@@ -252,7 +252,7 @@ SOCKET: Final = pack_struct(
 
 def test_inet_diag_lists_a_socket_with_its_cookie(answer: Answer) -> None:
     answer(listing(SOCKET), listing())
-    (found,) = InetDiag().sockets(SS_ESTABLISHED, {2})
+    (found,) = InetDiag().sockets(ESTABLISHED, {2})
     assert found[:4] == (b"\x0a\0\0\1", 8080, b"\x0a\0\0\2", 40000)
     assert found.cookie == b"cookie!!"
 
@@ -267,7 +267,7 @@ def test_inet_diag_lists_a_socket_with_its_cookie(answer: Answer) -> None:
 def test_inet_diag_does_not_end_a_listing_that_is_incomplete(answer: Answer, reply: Reply, number: int) -> None:
     answer(reply, listing())
     with pytest.raises(KernelError) as raised:
-        list(InetDiag().sockets(SS_ESTABLISHED, {2}))
+        list(InetDiag().sockets(ESTABLISHED, {2}))
     assert raised.value.number == number
 
 
@@ -276,7 +276,7 @@ def test_inet_diag_ignores_sockets_of_an_earlier_listing(answer: Answer) -> None
         return [pack(ENTRY, 0, sequences[0] - 1, SOCKET), *listing()(sequences)]
 
     answer(reply, listing())
-    assert list(InetDiag().sockets(SS_ESTABLISHED, {2})) == []
+    assert list(InetDiag().sockets(ESTABLISHED, {2})) == []
 
 
 def subflow(port: int) -> bytes:

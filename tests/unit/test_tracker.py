@@ -23,8 +23,9 @@ from segments import (
 
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
+from mptcp_sniffer.kernel_events import KernelEvent, KernelEventKind
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
-from mptcp_sniffer.segment import Segment
+from mptcp_sniffer.segment import PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Token, Trust
 
@@ -710,6 +711,63 @@ def test_backup_flag_of_the_kernel_list_overrules_older_segments() -> None:
     wire.now += 1
     wire.listed(ETHERNET, of=token(), backup=False)
     assert not wire.table[token()].subflows[0].backup
+
+
+def test_kernel_event_ends_a_subflow_of_its_connection_only() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.join(WIFI)
+    for of, left in ((token(OTHER_KEY), 2), (token(), 1)):
+        event = KernelEvent(KernelEventKind.CLOSED, of, WIFI.ends, backup=False)
+        wire.take(wire.tracker.apply_kernel_event(event, wire.now))
+        assert len(wire.clients(token())) == left
+    wire.listed(ETHERNET, WIFI, of=token())  # a list that was read just before
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_kernel_event_changes_the_backup_flag() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    for backup in (True, False):
+        event = KernelEvent(KernelEventKind.PRIORITY, token(), ETHERNET.ends, backup)
+        wire.take(wire.tracker.apply_kernel_event(event, wire.now))
+        assert wire.table[token()].subflows[0].backup is backup
+
+
+def test_subflow_that_the_proxy_has_opened_is_known_by_its_token() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.listed(ETHERNET, of=token())
+    assert not wire.tracker.expects_other_ports
+    opened = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 40001))
+    event = KernelEvent(KernelEventKind.ESTABLISHED, token(), opened, backup=False)
+    wire.take(wire.tracker.apply_kernel_event(event, wire.now))
+    assert wire.tracker.expects_other_ports
+    assert wire.tracker.needs_kernel_list()
+    foreign = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 40002))
+    subflows = {
+        opened: ListedSubflow(token(), 7, backup=False),
+        foreign: ListedSubflow(token(OTHER_KEY), 7, backup=False),
+        ETHERNET.ends: ListedSubflow(token(), 0, backup=False),
+    }
+    wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, subflows)))
+    assert wire.clients(token()) == ["10.1.0.2:40000", "10.2.0.2:50000"]
+    assert list(wire.table) == [token()]
+    assert wire.tracker.expects_other_ports
+    wire.now += 1
+    wire.listed(ETHERNET, of=token())
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+    assert not wire.tracker.expects_other_ports
+
+
+def test_events_of_other_connections_do_not_widen_the_kernel_list() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.listed(ETHERNET, of=token())
+    foreign = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 40002))
+    event = KernelEvent(KernelEventKind.ESTABLISHED, token(OTHER_KEY), foreign, backup=False)
+    assert wire.tracker.apply_kernel_event(event, wire.now) == []
+    assert not wire.tracker.expects_other_ports
 
 
 def test_subflow_moves_to_the_token_in_the_kernel_list() -> None:

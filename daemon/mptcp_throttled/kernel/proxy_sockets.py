@@ -1,4 +1,4 @@
-"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, and what the established ones have."""
+"""The proxy's own TCP sockets, from inet_diag: the cgroup in which they listen, and what those that can send have."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.inet_diag import (
+    ANY_PORT,
     INET_DIAG_CLASS_ID,
     INET_DIAG_INFO,
-    SS_ESTABLISHED,
-    SS_LISTEN,
+    LISTEN,
+    SENDING,
     InetDiag,
     parse_attributes,
     parse_socket,
@@ -96,13 +97,13 @@ def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
 
 def _listeners(ports: Sequence[int]) -> Iterator[tuple[Address, int]]:
     with InetDiag() as diag:
-        for found in diag.sockets(SS_LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
+        for found in diag.sockets(LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
             if _INET_DIAG_CGROUP_ID in found.attributes:
                 yield ip_address(found.local), _CGROUP_ID.unpack(found.attributes[_INET_DIAG_CGROUP_ID])[0]
 
 
 def count_paced(ports: Sequence[int]) -> int:
-    """How many established sockets on these ports have a maximum pacing rate. Raises KernelError."""
+    """How many sockets on these ports have a maximum pacing rate. Raises KernelError."""
     return sum(state.paced for state in SocketReader(ports).read().values())
 
 
@@ -112,20 +113,20 @@ def _is_paced(tcp_info: bytes) -> bool:
 
 
 class SocketReader:
-    """Reads the established sockets on the proxy's ports, again and again: it remembers the ends of those it knows."""
+    """Reads the sockets that can send, on `ports`, again and again: it remembers the ends of those it knows."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         self._ports = ports
         self._known: dict[bytes, FourTuple] = {}
 
-    def read(self) -> dict[FourTuple, SocketState]:
-        """What each socket has. Raises KernelError."""
-        return read_consistently(self._read)
+    def read(self, *, on_all_ports: bool = False) -> dict[FourTuple, SocketState]:
+        """What each socket has; with `on_all_ports`, also those that this host has opened. Raises KernelError."""
+        return read_consistently(lambda: self._read((ANY_PORT,) if on_all_ports else self._ports))
 
-    def _read(self) -> dict[FourTuple, SocketState]:
+    def _read(self, ports: Sequence[int]) -> dict[FourTuple, SocketState]:
         known, found = {}, {}
         with InetDiag() as diag:
-            for payload in diag.list_payloads(SS_ESTABLISHED, self._ports):
+            for payload in diag.list_payloads(SENDING, ports):
                 key = payload[_ENDS]
                 known[key] = ends = self._known.get(key) or _ends(payload)
                 found[ends] = _state(parse_attributes(payload, _WANTED))
@@ -134,7 +135,7 @@ class SocketReader:
 
 
 def classes_of_sockets(ports: Sequence[int]) -> dict[FourTuple, int]:
-    """The minors of our classes in which established sockets on these ports are (SO_PRIORITY). Raises KernelError."""
+    """The minors of our classes in which sockets on these ports are (SO_PRIORITY). Raises KernelError."""
     return {ends: state.minor for ends, state in SocketReader(ports).read().items() if state.minor}
 
 

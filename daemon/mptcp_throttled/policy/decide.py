@@ -17,6 +17,7 @@ from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflo
 from mptcp_throttle.units import Rate
 
 _CACHE_ENTRIES: Final = 65536
+_OTHER_PORT: Final = "opened by the proxy, which needs daemon.marks: socket"
 
 
 class RateKind(StrEnum):
@@ -83,10 +84,16 @@ class Locator:
 
 
 def decide(
-    connection: Connection, locate: Locator, client_of: Callable[[Address], Address], *, paused: bool
+    connection: Connection,
+    locate: Locator,
+    client_of: Callable[[Address], Address],
+    *,
+    paused: bool,
+    ports: frozenset[int] | None = None,
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of a connection; while `paused`, all are free.
 
+    `ports`: only subflows on these ports of the proxy can be throttled; None: all of them.
     `client_of` gives the address, the first of a prefix, that stands for the client with an address.
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
@@ -98,11 +105,15 @@ def decide(
         _decide(connection.token, subflow, network, best, client_of, is_used=backups_used or not subflow.backup)
         for subflow, network in located
     )
-    return tuple(map(_paused, decisions) if paused else decisions)
+    if paused:
+        return tuple(_free(decision, "paused by the operator") for decision in decisions)
+    if ports is None:
+        return tuple(decisions)
+    return tuple(d if d.subflow.ends.proxy.port in ports else _free(d, _OTHER_PORT) for d in decisions)
 
 
-def _paused(decision: Decision) -> Decision:
-    return decision if decision.throttle is None else replace(decision, throttle=None, reason="paused by the operator")
+def _free(decision: Decision, reason: str) -> Decision:
+    return decision if decision.throttle is None else replace(decision, throttle=None, reason=reason)
 
 
 def _decide(

@@ -31,6 +31,7 @@ class DecisionTable:
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
         self._renamed: dict[Token, None] = {}
+        self._ports: frozenset[int] | None = None
         self._use(networks, paused=paused)
 
     def _use(self, networks: Sequence[AccessNetwork], *, paused: bool) -> None:
@@ -41,14 +42,24 @@ class DecisionTable:
         for connection in self.connections.values():
             self._add_user(connection)
 
-    def reconfigure(self, networks: Sequence[AccessNetwork], *, paused: bool) -> Previous:
-        """Use these networks from now on; any decision may have changed."""
-        if self._inputs == (tuple(networks), paused):
+    def reconfigure(
+        self, networks: Sequence[AccessNetwork], *, paused: bool, ports: frozenset[int] | None = None
+    ) -> Previous:
+        """Use these inputs of `decide` from now on; any decision may have changed."""
+        before, self._ports = self._ports, ports
+        if self._inputs != (tuple(networks), paused):
+            self._use(networks, paused=paused)
+            self._clients.change((), self._links(self.connections.values()))
+            self._renamed.clear()
+            return self._decide(self.connections)
+        if before == ports:
             return {}
-        self._use(networks, paused=paused)
-        self._clients.change((), self._links(self.connections.values()))
-        self._renamed.clear()
-        return self._decide(self.connections)
+        same = ports or before or frozenset()
+        return self._decide(
+            token
+            for token, connection in self.connections.items()
+            if not all(subflow.ends.proxy.port in same for subflow in connection.subflows)
+        )
 
     @property
     def complete(self) -> bool:
@@ -95,7 +106,9 @@ class DecisionTable:
                 if connection is None:
                     decisions.pop(token, None)
                 else:
-                    decisions[token] = decide(connection, self._locate, self._client_of, paused=paused)
+                    decisions[token] = decide(
+                        connection, self._locate, self._client_of, paused=paused, ports=self._ports
+                    )
             self.decisions = decisions.finish()
         return previous
 

@@ -16,7 +16,7 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.namespaces import enter
 from mptcp_lab.scenario.recording import Curve, InterfaceSample, SubflowSample, interface_curves
 from mptcp_lab.scenario.scenario_schema import Port
-from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, SS_ESTABLISHED, InetDiag, TcpSocket
+from mptcp_throttle.linux.inet_diag import ESTABLISHED, INET_DIAG_INFO, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 
@@ -171,7 +171,7 @@ class PathMeter(Sampler):
 
 
 def _established(diag: InetDiag) -> list[SocketInfo]:
-    return read_consistently(lambda: [_socket_info(found) for found in diag.sockets(SS_ESTABLISHED, {INET_DIAG_INFO})])
+    return read_consistently(lambda: [_socket_info(found) for found in diag.sockets(ESTABLISHED, {INET_DIAG_INFO})])
 
 
 def _socket_info(found: TcpSocket) -> SocketInfo:

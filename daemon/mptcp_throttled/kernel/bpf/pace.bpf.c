@@ -110,7 +110,7 @@ int apply_paces(struct bpf_sock_ops *ctx)
 	struct pace *pace;
 	__u32 priority = 0;
 
-	if (!is_socket_of_proxy(ctx) || !sk)
+	if (!is_proxy_port(ctx->local_port) || !is_in_our_namespace(ctx) || !sk)
 		return 1;
 	if (ctx->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);

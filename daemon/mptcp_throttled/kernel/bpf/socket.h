@@ -42,9 +42,9 @@ static __always_inline bool is_proxy_port(__u32 port)
 	return found && port;
 }
 
-static __always_inline bool is_socket_of_proxy(struct bpf_sock_ops *ctx)
+static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)
 {
-	return is_proxy_port(ctx->local_port) && bpf_get_netns_cookie(ctx) == settings.netns_cookie;
+	return bpf_get_netns_cookie(ctx) == settings.netns_cookie;
 }
 
 static __always_inline bool is_our_class(__u32 priority)

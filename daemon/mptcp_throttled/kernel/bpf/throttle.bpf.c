@@ -107,6 +107,18 @@ static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_
 	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
 }
 
+/* A connection has the port of the socket that accepted it. A subflow that the proxy's kernel has opened, to an address that
+ * the client has announced, has a port of its own. */
+static __always_inline bool is_of_proxy(struct tcp_sock *tp)
+{
+	struct sock *msk;
+
+	if (!BPF_CORE_READ(tp, is_mptcp))
+		return false;
+	msk = BPF_CORE_READ(subflow_context(tp), conn);
+	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num));
+}
+
 static __always_inline __u32 max_pacing_rate(struct tcp_sock *tp)
 {
 	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_max_pacing_rate);
@@ -371,9 +383,10 @@ int throttle(struct bpf_sock_ops *ctx)
 	struct ends ends;
 	__u32 op = ctx->op;
 
-	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_RTT_CB && op != BPF_SOCK_OPS_STATE_CB)
+	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	    op != BPF_SOCK_OPS_RTT_CB && op != BPF_SOCK_OPS_STATE_CB)
 		return 1;
-	if (!is_socket_of_proxy(ctx) || !sk)
+	if (!sk || !is_in_our_namespace(ctx))
 		return 1;
 	subflow = bpf_sk_storage_get(&subflows, sk, 0, 0);
 	if (op == BPF_SOCK_OPS_STATE_CB) {
@@ -382,7 +395,7 @@ int throttle(struct bpf_sock_ops *ctx)
 		return 1;
 	}
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (!tp || !BPF_CORE_READ(tp, is_mptcp))
+	if (!tp || !is_of_proxy(tp))
 		return 1;
 	if (!subflow) {
 		subflow = bpf_sk_storage_get(&subflows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -401,13 +414,13 @@ int throttle(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* The socket of an iterator, if it is a subflow on a port of the proxy that can still send; else NULL. */
+/* The socket of an iterator, if it is a subflow of a connection to the proxy that can still send; else NULL. */
 static __always_inline struct tcp_sock *sending_subflow(struct sock_common *common)
 {
 	struct tcp_sock *tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	__u8 state;
 
-	if (!tp || !is_proxy_port(BPF_CORE_READ(common, skc_num)) || !BPF_CORE_READ(tp, is_mptcp))
+	if (!tp || !is_of_proxy(tp))
 		return NULL;
 	state = BPF_CORE_READ(common, skc_state);
 	if (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||

@@ -1,7 +1,9 @@
-"""When the kernel list is read: at start, once per interval, and soon after the tracker needs it, more than once."""
+"""When the kernel is asked: its list at start, once per interval, and soon after the tracker needs it, more than once;
+its events whenever they come."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import threading
@@ -10,8 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from mptcp_sniffer.kernel_list import KernelEvents, KernelList, KernelListUnavailable, list_subflows
+from mptcp_sniffer.kernel_events import KernelEvent, KernelEvents
+from mptcp_sniffer.kernel_list import KernelList, KernelListUnavailable, list_subflows
 from mptcp_throttle.config.schema import SnifferSection
+from mptcp_throttle.linux.inet_diag import ANY_PORT
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import Json
 
 _REQUEST_SECONDS: Final = (0.02, 0.1, 0.3, 0.7)
@@ -26,18 +31,28 @@ _HOUSEKEEPING_SECONDS: Final = 1.0
 _log = logging.getLogger("mptcp-sniffer")
 
 
-class ListReader:
-    """Calls `deliver` with each kernel list that it has read, and once a second with None, for housekeeping.
+class KernelReader:
+    """Calls `deliver` with each kernel list that it has read, and once a second with None, for housekeeping; and
+    `deliver_event` with each kernel event.
 
-    If the kernel does not answer, it logs that once and goes on trying.
+    The list has the subflows on `ports`. It has those on all ports while `expects_other_ports`, and while no events are
+    received, which would tell of them. If the kernel does not answer, it logs that once and goes on trying.
     """
 
     def __init__(
-        self, ports: Sequence[int], settings: SnifferSection, deliver: Callable[[KernelList | None], None]
+        self,
+        ports: Sequence[int],
+        settings: SnifferSection,
+        deliver: Callable[[KernelList | None], None],
+        deliver_event: Callable[[KernelEvent], None],
+        expects_other_ports: Callable[[], bool],
     ) -> None:
         self._ports = ports
         self._settings = settings
         self._deliver = deliver
+        self._deliver_event = deliver_event
+        self._expects_other_ports = expects_other_ports
+        self._receives_events = False
         self._stop = threading.Event()
         self._requested = threading.Event()
         self._problem: str | None = ""
@@ -102,7 +117,8 @@ class ListReader:
         if not self._settings.kernel_view:
             return
         try:
-            kernel_list = list_subflows(self._ports)
+            is_for_all = self._expects_other_ports() or not self._receives_events
+            kernel_list = list_subflows((ANY_PORT,) if is_for_all else self._ports)
         except KernelListUnavailable as error:
             self._last = None
             self._set_problem(f"the kernel's list of subflows cannot be read ({error})")
@@ -119,9 +135,21 @@ class ListReader:
     def _watch_events(self) -> None:
         try:
             with KernelEvents() as events:
+                self._receives_events = True
+                self.request()  # what happened before the subscription
                 while not self._stop.is_set():
                     if select.select([events], [], [], _HOUSEKEEPING_SECONDS)[0]:
-                        events.drain()
-                        self._requested.set()
-        except (KernelListUnavailable, OSError) as error:
+                        self._receive(events)
+        except KernelError as error:
             _log.warning("kernel events are not available: %s", error)
+        finally:
+            self._receives_events = False
+
+    def _receive(self, events: KernelEvents) -> None:
+        try:
+            for event in events.receive():
+                self._deliver_event(event)
+        except KernelError as error:
+            if error.number != errno.ENOBUFS:
+                raise
+            self.request()  # the list has what the kernel dropped

@@ -1,0 +1,109 @@
+"""The kernel's MPTCP events (generic netlink, family mptcp_pm): what has become of a subflow, at once.
+
+Unlike segments they cannot be forged. The kernel reports when it had to drop some; then the kernel list is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from pyroute2 import GenericNetlinkSocket
+from pyroute2.netlink import NETLINK_GENERIC, genlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+
+from mptcp_sniffer.handshake import Ends
+from mptcp_sniffer.segment import PackedEndpoint
+from mptcp_throttle.linux.cbpf import JEQ, LDB_ABS, RET, Instruction, Line, assemble
+from mptcp_throttle.linux.inet_diag import unmapped
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_codec import attributes
+from mptcp_throttle.linux.netlink_socket import NetlinkSocket
+from mptcp_throttle.model import Token
+
+_COMMAND_OFFSET: Final = 16  # struct genlmsghdr begins with the command and follows struct nlmsghdr
+_GENLMSGHDR_BYTES: Final = 4
+# include/uapi/linux/mptcp_pm.h (before Linux 6.7 mptcp.h): MPTCP_ATTR_...
+_TOKEN, _SADDR4, _SADDR6, _DADDR4, _DADDR6, _SPORT, _DPORT, _BACKUP = 1, 5, 6, 7, 8, 9, 10, 11
+_WANTED: Final = frozenset({_TOKEN, _SADDR4, _SADDR6, _DADDR4, _DADDR6, _SPORT, _DPORT, _BACKUP})
+
+
+class KernelEventKind(IntEnum):
+    """The events that are received: MPTCP_EVENT_SUB_... A subflow that closes with its connection has none."""
+
+    ESTABLISHED = 10
+    CLOSED = 11
+    PRIORITY = 13
+
+
+class KernelEvent(NamedTuple):
+    """An event of the subflow with these ends; `backup` is what its client has asked for."""
+
+    kind: KernelEventKind
+    token: Token
+    ends: Ends
+    backup: bool
+
+
+class KernelEvents(NetlinkSocket):
+    """A subscription to the events of the present network namespace.
+
+    Raises KernelError if there is no such family (before Linux 5.12), or the capability CAP_NET_ADMIN is missing.
+    """
+
+    def __init__(self) -> None:
+        group = _group()
+        super().__init__(NETLINK_GENERIC, program=_PROGRAM)
+        try:
+            self.join(group)
+        except KernelError:
+            self.close()
+            raise
+
+    def receive(self) -> Iterator[KernelEvent]:
+        """Wait for events. Raises KernelError: with ENOBUFS if the kernel had to drop some."""
+        return filter(None, (_decode(message.payload) for message in self.notifications()))
+
+
+def _group() -> int:
+    try:
+        with GenericNetlinkSocket() as generic:
+            generic.bind("mptcp_pm", genlmsg)
+            return int(generic.mcast_groups["mptcp_pm_events"])
+    except (OSError, NetlinkError, KeyError) as error:
+        raise KernelError("look for mptcp_pm_events", getattr(error, "code", 0) or 2, str(error)) from error
+
+
+def _only(kinds: type[KernelEventKind]) -> tuple[Instruction, ...]:
+    """A socket filter that passes these events. Each connection has others too, which would wake the process."""
+    return assemble(
+        (
+            Line(LDB_ABS, _COMMAND_OFFSET),
+            *(Line(JEQ, kind, then="wanted") for kind in kinds),
+            Line(RET, 0),
+            "wanted",
+            Line(RET, 0xFFFF_FFFF),
+        )
+    )
+
+
+_PROGRAM: Final = _only(KernelEventKind)
+
+
+def _decode(payload: bytes) -> KernelEvent | None:
+    found = attributes(payload, _GENLMSGHDR_BYTES, only=_WANTED)
+    local, remote = found.get(_SADDR4) or found.get(_SADDR6), found.get(_DADDR4) or found.get(_DADDR6)
+    if local is None or remote is None or _TOKEN not in found:
+        return None
+    return KernelEvent(
+        KernelEventKind(payload[0]),
+        Token(int.from_bytes(found[_TOKEN], sys.byteorder)),
+        Ends(_endpoint(remote, found[_DPORT]), _endpoint(local, found[_SPORT])),
+        any(found.get(_BACKUP, b"")),
+    )
+
+
+def _endpoint(address: bytes, port: bytes) -> PackedEndpoint:
+    return PackedEndpoint(unmapped(address), int.from_bytes(port, "big"))

@@ -1,0 +1,68 @@
+"""A client announces its address on the capped network, so that the proxy's kernel itself opens the subflow to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from polling import eventually
+from proxy_world import ProxyWorld, proxy_world, receive_rates
+
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+
+ANNOUNCED_PORT: Final = 9999
+
+
+@contextmanager
+def announcing(marks: str) -> Iterator[ProxyWorld]:
+    """A download that begins over Wi-Fi; the proxy has opened a subflow to the client's Ethernet address."""
+    with proxy_world(Topology((ClientSpec(wifi=None),)), daemon={"marks": marks}) as world:
+        client = world.lab.client
+        client.ip([f"route replace {world.lab.proxy_address(4)} via {WIFI.v4[1]} dev {WIFI.interface}"])
+        address = str(client.address(ETHERNET, 4))
+        announce = ("dev", ETHERNET.interface, "signal", "port", str(ANNOUNCED_PORT))
+        client.run("ip", "mptcp", "endpoint", "add", address, *announce)
+        world.download()
+        eventually(lambda: len(opened(world)) == 1, "the proxy has opened a subflow")
+        yield world
+
+
+def opened(world: ProxyWorld) -> list[str]:
+    """The ports from which the proxy has opened subflows to clients."""
+    sockets = world.lab.proxy.run("ss", "-tnH", "state", "established", "dport", "=", f":{ANNOUNCED_PORT}").stdout
+    return [line.split()[2].rpartition(":")[2] for line in sockets.splitlines()]
+
+
+def test_subflow_that_the_proxy_opens_has_the_cap() -> None:
+    with announcing("socket") as world:
+        (port,) = opened(world)
+        assert port != str(PORT)
+        (capped,) = world.wait_settled()
+        assert (capped.network, capped.client_port) == ("ethernet", ANNOUNCED_PORT)
+        assert receive_rates(world.lab.client, 5)["eth0"] < 1.1e6
+        world.daemon.stop()
+        assert world.paced() == 0
+        assert world.marks() == []
+
+
+def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> None:
+    with announcing("ipset") as world:
+        eventually(lambda: len(world.services.subflows()) == 2, "known by its token")
+        (free,) = (subflow for subflow in world.services.subflows() if subflow.network == "ethernet")
+        assert "needs daemon.marks: socket" in free.reason
+        assert world.errors() == []
+
+
+def test_preferred_path_that_the_proxy_opens_lifts_the_cap_when_it_ends() -> None:
+    topology = Topology((ClientSpec(wifi=None),))
+    with proxy_world(topology) as world:
+        client = world.lab.client
+        wifi = str(client.address(WIFI, 4))
+        client.run("ip", "mptcp", "endpoint", "add", wifi, "dev", WIFI.interface, "signal", "port", str(ANNOUNCED_PORT))
+        world.download()
+        world.wait_capped()
+        client.leave(WIFI)
+        eventually(lambda: world.capped() == [], "free", within=2)
+        assert receive_rates(client, 2)["eth0"] > 5e6
