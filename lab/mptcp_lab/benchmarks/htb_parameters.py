@@ -17,9 +17,6 @@ from mptcp_lab.benchmarks.measure import command_line, write_json
 _LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
 _BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
 _PAYLOAD: Final = "mptcp_throttled.desired.kernel_plan:PAYLOAD_PART"
-_SETTLE: Final = "mptcp_throttled.loop:_SETTLE_SECONDS"
-_DESCENT: Final = "mptcp_throttled.kernel.pacing:_DESCENT_BITS"
-_NOTSENT: Final = "mptcp_throttled.kernel.pacing:_NOTSENT_BITS"
 
 CHOICES: Final[dict[str, dict[str, float]]] = {
     "as it is": {},
@@ -30,11 +27,6 @@ CHOICES: Final[dict[str, dict[str, float]]] = {
     "pace 0.85 of the rate": {_PAYLOAD: 0.85},
     "pace 1.0 of the rate": {_PAYLOAD: 1.0},
     "pace 2.0 of the rate": {_PAYLOAD: 2.0},
-    "HTB at once": {_SETTLE: 0.001},
-    "pace at once": {_DESCENT: 0},
-    "pace in 0.27 s": {_DESCENT: 8},
-    "64 ms of pace unsent": {_NOTSENT: 4},
-    "4 ms of pace unsent": {_NOTSENT: 8},
 }
 
 
