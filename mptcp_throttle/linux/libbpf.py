@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +59,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
     "bpf_map_get_next_key": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_delete_elem": (_INT, _INT, _TEXT),
+    "bpf_map_delete_batch": (_INT, _INT, _TEXT, _POINTER, _POINTER),
     "ring_buffer__new": (_POINTER, _INT, _POINTER, _POINTER, _POINTER),
     "ring_buffer__consume": (_INT, _POINTER),
     "ring_buffer__free": (None, _POINTER),
@@ -120,11 +121,29 @@ class BpfMap:
         fault_point("bpf map delete")
         _checked("bpf map delete", _libbpf().bpf_map_delete_elem(self.descriptor, key))
 
+    def delete_all(self, keys: Collection[bytes]) -> None:
+        """Delete these elements, as far as they are there, in one call; for the map types that have batches.
+
+        Raises KernelError, after which some may be left.
+        """
+        ahead, size = b"".join(keys), self._key_bytes
+        while ahead:
+            fault_point("bpf map delete")
+            count = ctypes.c_uint32(len(ahead) // size)
+            result = _libbpf().bpf_map_delete_batch(self.descriptor, ahead, ctypes.byref(count), None)
+            # The kernel stops at a key that is not there, `count` then being the number of those before it.
+            if result < 0 and ctypes.get_errno() != errno.ENOENT:
+                _checked("bpf map delete", result)
+            ahead = ahead[(count.value + (result < 0)) * size :]
+
     def clear(self) -> None:
-        """Delete all elements. Raises KernelError."""
-        key = ctypes.create_string_buffer(self._key_bytes)
-        while _libbpf().bpf_map_get_next_key(self.descriptor, None, key) == 0:
-            self.delete(key.raw)
+        """Delete all elements; for the map types that have batches. Raises KernelError."""
+        keys = []
+        previous, following = None, ctypes.create_string_buffer(self._key_bytes)
+        while _libbpf().bpf_map_get_next_key(self.descriptor, previous, following) == 0:
+            previous = following.raw
+            keys.append(previous)
+        self.delete_all(keys)
 
 
 class RingBuffer:

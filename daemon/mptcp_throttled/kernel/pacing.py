@@ -238,16 +238,16 @@ def _change(
     add: Mapping[FourTuple, int],
     remove: Collection[FourTuple],
 ) -> None:
+    remove_(remove)
     for ends in remove:
-        remove_([ends])
         known.pop(ends, None)
     try:
         set_(add)
     except KernelError:
         for ends in add:
             known.pop(ends, None)
-            with suppress(KernelError):
-                remove_([ends])
+        with suppress(KernelError):
+            remove_(add)
         raise
     known.update(add)
 

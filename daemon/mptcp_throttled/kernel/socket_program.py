@@ -117,7 +117,7 @@ class SocketProgram:
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         """Take their paces back. Raises KernelError."""
-        _delete(self._paces, subflows)
+        self._paces.delete_all([_ends(ends) for ends in subflows])
 
     def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
         """Put subflows into classes of our HTB. Raises KernelError, and has changed all, some or none of them."""
@@ -128,7 +128,7 @@ class SocketProgram:
     def remove_classes(self, subflows: Collection[FourTuple]) -> None:
         """Take them out of their classes. Raises KernelError."""
         if self._classes is not None:
-            _delete(self._classes, subflows)
+            self._classes.delete_all([_ends(ends) for ends in subflows])
 
     def release(self) -> None:
         """Free all sockets now, idle or not, where the program can do that. Raises KernelError."""
@@ -167,15 +167,6 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
     client_end = Endpoint(_address(client), int.from_bytes(client_port, "big"))
     ends = FourTuple(client_end, Endpoint(_address(proxy), proxy_port))
     return ClosedSubflow(Token(token), ends, rtt, *counted)
-
-
-def _delete(map_: BpfMap, subflows: Collection[FourTuple]) -> None:
-    for ends in subflows:
-        try:
-            map_.delete(_ends(ends))
-        except KernelError as error:
-            if error.number != errno.ENOENT:
-                raise
 
 
 def _ends(ends: FourTuple) -> bytes:
