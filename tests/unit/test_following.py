@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,41 +18,40 @@ from mptcp_throttled.source import TableSource, TableUpdate
 
 CONNECTIONS: Final = 10_000
 HISTORY: Final = 64
-CHANGES_PER_SECOND: Final = 4000
-BATCH: Final = 100
 
 
 def one(number: int, *, backup: bool = False) -> Connection:
     return connection(number, subflow("10.1.0.2", number % 65536), subflow("10.2.0.2", number % 65536, backup=backup))
 
 
-@contextmanager
-def churned(table: PublishedTable) -> Iterator[None]:
-    """Inside the block, the table has that many changes; only one in a hundred is the end of a connection."""
-    stopping = threading.Event()
+class ChangingTable:
+    """A table that changes before each request for it is answered, until `quiet`."""
 
-    def churn() -> None:
-        priority, ends = itertools.cycle([True, False]), itertools.count()
-        due = time.monotonic()
-        while not stopping.wait(max(due - time.monotonic(), 0.0)):
-            due += BATCH / CHANGES_PER_SECOND
-            last = CONNECTIONS - 1
-            changes = [TableChange(Token(last), one(last, backup=next(priority))) for _ in range(BATCH - 1)]
-            table.publish([*changes, TableChange(Token(next(ends)), None)])
+    def __init__(self) -> None:
+        self.published = PublishedTable(HISTORY)
+        self.published.publish(TableChange(Token(number), one(number)) for number in range(CONNECTIONS))
+        self.quiet = False
+        self._priorities, self._ends = itertools.cycle([True, False]), itertools.count()
 
-    thread = threading.Thread(target=churn)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        thread.join()
+    def answering(self, method: Callable[..., Json]) -> Callable[..., Json]:
+        def answer(*arguments: Json) -> Json:
+            if not self.quiet:
+                self._change()
+            return method(*arguments)
+
+        return answer
+
+    def _change(self) -> None:
+        """More changes than the history has room for; one of them is the end of a connection."""
+        last = CONNECTIONS - 1
+        changes = [TableChange(Token(last), one(last, backup=next(self._priorities))) for _ in range(2 * HISTORY)]
+        self.published.publish([*changes, TableChange(Token(next(self._ends)), None)])
 
 
-def test_source_has_a_large_table_soon_while_it_changes_all_the_time(tmp_path: Path) -> None:
-    table = PublishedTable(HISTORY)
-    table.publish(TableChange(Token(number), one(number)) for number in range(CONNECTIONS))
-    methods: dict[str, Callable[..., Json]] = {"snapshot": table.snapshot, "changes": table.changes}
+def test_source_has_a_large_table_while_it_changes_all_the_time(tmp_path: Path) -> None:
+    changing = ChangingTable()
+    table = changing.published
+    methods = {"snapshot": changing.answering(table.snapshot), "changes": changing.answering(table.changes)}
     server = RpcServer(tmp_path / "sniffer.sock", methods, None)
     source = TableSource(tmp_path / "sniffer.sock", lambda: None)
     followed: TableUpdate | None = None
@@ -67,9 +63,9 @@ def test_source_has_a_large_table_soon_while_it_changes_all_the_time(tmp_path: P
             followed = update if followed is None else followed.then(update)
         return followed is not None and followed.problem is None and followed.revision >= revision
 
-    with churned(table):
-        source.start()
-        eventually(lambda: is_followed(CONNECTIONS + 1), "the first table")
+    source.start()
+    eventually(lambda: is_followed(CONNECTIONS + 1), "the first table")
+    changing.quiet = True
     eventually(lambda: is_followed(table.position()["revision"]), "the last change")
     source.stop()
     table.close()
