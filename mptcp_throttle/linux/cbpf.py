@@ -55,6 +55,9 @@ RET_A: Final = _BPF_RET | _BPF_A  # return A
 SKF_AD_MARK: Final = 0xFFFF_F000 + 20
 """Load offset of the packet's mark (SKF_AD_OFF + SKF_AD_MARK)."""
 
+SKF_AD_NLATTR: Final = 0xFFFF_F000 + 12
+"""Load offset (SKF_AD_OFF + SKF_AD_NLATTR): A = offset of the netlink attribute of type X in those from A on, or 0."""
+
 SKF_NET_OFF: Final = 0xFFF0_0000
 """Load offset of the network header, whatever the link layer."""
 

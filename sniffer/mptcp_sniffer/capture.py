@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
@@ -26,6 +28,12 @@ _ETH_P_ALL: Final = 3
 _PACKET_STATISTICS: Final = 6
 _SO_RCVBUFFORCE: Final = 33
 _TPACKET_STATS: Final = Struct("II")
+
+# 5000 frames are some 350 connections of two subflows. Between two counts the rate may change.
+_FAST_PER_SECOND: Final = 5000
+_COUNT_SECONDS: Final = 0.05
+_GATHER_SECONDS: Final = 0.004
+_MOST_FRAMES: Final = 1000
 
 _log = logging.getLogger("mptcp-sniffer")
 # Scapy warns that it cannot guess the link type from the protocol; we ask the interface.
@@ -74,13 +82,15 @@ class Capture:
     """
 
     def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int, poll_seconds: float) -> None:
+        self._readable = select.poll()
         try:
             # With protocol 0 a packet socket receives nothing (packet(7)), so no frame precedes the filter.
             self._socket = _ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
             with ExitStack() as on_failure:
                 on_failure.callback(self._socket.close)
                 self._set_buffer(buffer_bytes)
-                self._socket.ins.settimeout(poll_seconds)
+                self._socket.ins.setblocking(False)
+                self._readable.register(self._socket.ins, select.POLLIN)
                 self.parse = self._start(interface, ports)
                 on_failure.pop_all()
         except PermissionError as error:
@@ -90,8 +100,10 @@ class Capture:
         except (OSError, Scapy_Exception, ValueError) as error:
             kind = InterfaceAbsent if _is_absent(interface, error) else UserError
             raise kind(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
+        self._poll_seconds = poll_seconds
         self._dropped = 0
         self._latest = time.monotonic()
+        self._count, self._counted_since, self._is_fast = 0, self._latest, False
 
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
         """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
@@ -121,11 +133,27 @@ class Capture:
                 buffer_bytes,
             )
 
-    def next_frame(self) -> CapturedFrame | None:
-        """The next frame; None if there was none for `poll_seconds`. Raises CaptureLost."""
+    def frames(self) -> Iterator[CapturedFrame]:
+        """The frames that are there, up to a thousand; waits up to `poll_seconds` for the first. Raises CaptureLost.
+
+        While frames come fast, it lets some gather first: to be woken for each takes longer than to look at it.
+        """
+        if self._is_fast:
+            time.sleep(_GATHER_SECONDS)
+        else:
+            self._readable.poll(self._poll_seconds * 1000)
+        frames = list(islice(iter(self._next_frame, None), _MOST_FRAMES))
+        self._count += len(frames)
+        seconds = time.monotonic() - self._counted_since
+        if seconds > _COUNT_SECONDS:
+            self._is_fast = self._count > _FAST_PER_SECOND * seconds
+            self._count, self._counted_since = 0, time.monotonic()
+        return iter(frames)
+
+    def _next_frame(self) -> CapturedFrame | None:
         try:
             data, stamp, outgoing = self._socket.receive()
-        except TimeoutError:
+        except BlockingIOError:
             return None
         except OSError as error:
             raise CaptureLost(error.strerror) from error

@@ -6,7 +6,7 @@ Unlike segments they cannot be forged. The kernel reports when it had to drop so
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -16,7 +16,20 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.cbpf import JEQ, LDB_ABS, RET, Instruction, Line, assemble
+from mptcp_throttle.linux.cbpf import (
+    JEQ,
+    LD,
+    LD_IMM,
+    LDB_ABS,
+    LDH,
+    LDX_IMM,
+    RET,
+    SKF_AD_NLATTR,
+    TAX,
+    Instruction,
+    Line,
+    assemble,
+)
 from mptcp_throttle.linux.inet_diag import unmapped
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
@@ -25,6 +38,7 @@ from mptcp_throttle.model import Token
 
 _COMMAND_OFFSET: Final = 16  # struct genlmsghdr begins with the command and follows struct nlmsghdr
 _GENLMSGHDR_BYTES: Final = 4
+_NLA_HDRLEN: Final = 4
 # include/uapi/linux/mptcp_pm.h (before Linux 6.7 mptcp.h): MPTCP_ATTR_...
 _TOKEN, _SADDR4, _SADDR6, _DADDR4, _DADDR6, _SPORT, _DPORT, _BACKUP = 1, 5, 6, 7, 8, 9, 10, 11
 _WANTED: Final = frozenset({_TOKEN, _SADDR4, _SADDR6, _DADDR4, _DADDR6, _SPORT, _DPORT, _BACKUP})
@@ -48,14 +62,14 @@ class KernelEvent(NamedTuple):
 
 
 class KernelEvents(NetlinkSocket):
-    """A subscription to the events of the present network namespace.
+    """A subscription to the events of the present network namespace; without new subflows on `ports`.
 
     Raises KernelError if there is no such family (before Linux 5.12), or the capability CAP_NET_ADMIN is missing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ports: Iterable[int]) -> None:
         group = _group()
-        super().__init__(NETLINK_GENERIC, program=_PROGRAM)
+        super().__init__(NETLINK_GENERIC, program=_event_filter(ports))
         try:
             self.join(group)
         except KernelError:
@@ -76,20 +90,29 @@ def _group() -> int:
         raise KernelError("look for mptcp_pm_events", getattr(error, "code", 0) or 2, str(error)) from error
 
 
-def _only(kinds: type[KernelEventKind]) -> tuple[Instruction, ...]:
-    """A socket filter that passes these events. Each connection has others too, which would wake the process."""
+def _event_filter(ports: Iterable[int]) -> tuple[Instruction, ...]:
+    """A socket filter, since most events would wake the process for nothing: each connection has several.
+
+    New subflows on these ports of the proxy are captured, and are therefore dropped here.
+    """
     return assemble(
         (
             Line(LDB_ABS, _COMMAND_OFFSET),
-            *(Line(JEQ, kind, then="wanted") for kind in kinds),
-            Line(RET, 0),
+            Line(JEQ, KernelEventKind.CLOSED, then="wanted"),
+            Line(JEQ, KernelEventKind.PRIORITY, then="wanted"),
+            Line(JEQ, KernelEventKind.ESTABLISHED, otherwise="other"),
+            Line(LD_IMM, _COMMAND_OFFSET + _GENLMSGHDR_BYTES),
+            Line(LDX_IMM, _SPORT),
+            Line(LD, SKF_AD_NLATTR),
+            Line(TAX),
+            Line(LDH, _NLA_HDRLEN),
+            *(Line(JEQ, port, then="other") for port in ports),
             "wanted",
             Line(RET, 0xFFFF_FFFF),
+            "other",
+            Line(RET, 0),
         )
     )
-
-
-_PROGRAM: Final = _only(KernelEventKind)
 
 
 def _decode(payload: bytes) -> KernelEvent | None:

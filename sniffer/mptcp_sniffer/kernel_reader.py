@@ -134,7 +134,7 @@ class KernelReader:
 
     def _watch_events(self) -> None:
         try:
-            with KernelEvents() as events:
+            with KernelEvents(self._ports) as events:
                 self._receives_events = True
                 self.request()  # what happened before the subscription
                 while not self._stop.is_set():

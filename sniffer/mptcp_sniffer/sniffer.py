@@ -129,8 +129,7 @@ class Sniffer:
         try:
             while not stop.is_set():
                 self._watchdog.alive()
-                frame = capture.next_frame()
-                if frame is not None:
+                for frame in capture.frames():
                     self._observe(capture, frame)
         except CaptureLost as lost:
             # FINs may be missed from now on, and a subflow that has ended must not keep another one capped.

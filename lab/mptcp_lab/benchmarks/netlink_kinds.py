@@ -313,7 +313,9 @@ def _sockets(count: int) -> Iterator[Case]:
         lambda: [parse_socket(payload, wanted) for payload in payloads],
     )
     yield Case(name, ROUND_TRIP, QUICK, theirs, lambda: list_subflows((_PORT,)))
-    yield Case("subscribe to MPTCP events", ROUND_TRIP, "restart", lambda: KernelEvents().close(), None, PYROUTE2)
+    yield Case(
+        "subscribe to MPTCP events", ROUND_TRIP, "restart", lambda: KernelEvents((_PORT,)).close(), None, PYROUTE2
+    )
 
 
 def _connection(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
