@@ -88,6 +88,11 @@ def on_stop_signal(stop: Callable[[], None]) -> None:
         signal.signal(number, lambda *_: stop())
 
 
+def on_hand_over_signal(hand_over: Callable[[], None]) -> None:
+    """Call `hand_over` at SIGUSR1 (`RestartKillSignal=` of the unit), as `on_stop_signal` does."""
+    signal.signal(signal.SIGUSR1, lambda *_: hand_over())
+
+
 def on_reload_signal(reload: Callable[[], None]) -> None:
     """Call `reload` in a separate thread after SIGHUP; several signals in quick succession may cause one call."""
     # SimpleQueue.put is reentrant: the signal handler may interrupt itself.

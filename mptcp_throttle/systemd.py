@@ -1,4 +1,4 @@
-"""Notifications to systemd: ready, stopping, and watchdog keep-alives (sd_notify(3))."""
+"""Notifications to systemd: ready, stopping, watchdog keep-alives, file descriptors to keep (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 _SEND_SECONDS: Final = 1.0
+_FIRST_PASSED: Final = 3  # SD_LISTEN_FDS_START
 
 
-def notify(state: str) -> None:
+def notify(state: str, descriptors: Sequence[int] = ()) -> None:
     """Send `READY=1`, `STOPPING=1` or `WATCHDOG=1`; without systemd nothing happens."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -23,7 +24,25 @@ def notify(state: str) -> None:
         sock.settimeout(_SEND_SECONDS)
         # A leading @ stands for the zero byte of an abstract socket address (unix(7)).
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
-        sock.send(state.encode())
+        socket.send_fds(sock, [state.encode()], list(descriptors))
+
+
+def keep(name: str, descriptor: int | None) -> None:
+    """Let systemd keep a copy of a file descriptor, in the place of the last one of this name; None: none.
+
+    It has it until the service has ended and no start follows. The unit needs FileDescriptorStoreMax=.
+    """
+    notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
+    if descriptor is not None:
+        notify(f"FDSTORE=1\nFDNAME={name}", [descriptor])
+
+
+def take_kept(name: str) -> tuple[int, ...]:
+    """The file descriptors of this name that systemd has kept since an earlier process (sd_listen_fds(3)), once."""
+    names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    if os.environ.pop("LISTEN_PID", None) != str(os.getpid()):
+        return ()
+    return tuple(descriptor for descriptor, kept in enumerate(names, _FIRST_PASSED) if kept == name)
 
 
 def watchdog_interval(environment: Mapping[str, str]) -> float | None:

@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED
+from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.reconcile.reconciler import Reconciler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 
 _log = logging.getLogger("mptcp-throttled")
 
 
-def release_sockets(kernel: LinuxKernel) -> None:
-    """Free the sockets of their paces; log it if one keeps its pace, or if that cannot be told."""
+def release_sockets(release: Callable[[], int]) -> None:
+    """Free the sockets of their paces and classes; log it if one keeps its pace, or if that cannot be told.
+
+    `release` does it, and returns how many keep their pace. It raises KernelError.
+    """
     try:
-        paced = kernel.release_sockets()
+        paced = release()
     except KernelError as error:
         _log.warning("sockets of the proxy may keep their pace: %s", error)
         return
@@ -29,6 +35,12 @@ def release_sockets(kernel: LinuxKernel) -> None:
         )
 
 
+def release_ports(ports: Iterable[int]) -> None:
+    """Free all sockets on these ports, as `release_sockets` does."""
+    for port in ports:
+        release_sockets(PacedSockets((port,)).release)
+
+
 def clean_up(kernel: LinuxKernel) -> None:
     """Leave nothing of ours on this host. Raises UserError naming what could not be removed or restored."""
     outcome = Reconciler(kernel).full(UNTOUCHED)
@@ -36,7 +48,7 @@ def clean_up(kernel: LinuxKernel) -> None:
         _log.info("cleanup: %s", operation)
     if outcome.failures:
         raise UserError("\n".join(outcome.failures))
-    release_sockets(kernel)
+    release_sockets(kernel.release_sockets)
     try:
         kernel.forget_stale()
     except KernelError as error:

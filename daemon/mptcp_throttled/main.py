@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,18 +23,20 @@ from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import eventlog
 from mptcp_throttled.api import Api
-from mptcp_throttled.cleanup import clean_up, release_sockets
+from mptcp_throttled.cleanup import clean_up, release_ports, release_sockets
 from mptcp_throttled.inbox import Inbox, Request
 from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.kept_link import KeptLink
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.marking.choice import MarkingChoice, choose_marking
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.port_record import PortRecord
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.observer import Observer
 from mptcp_throttled.operator_state import OperatorStore
-from mptcp_throttled.running_config import RunningConfig
+from mptcp_throttled.running_config import RunningConfig, judge
 from mptcp_throttled.source import TableSource
 
 _log = logging.getLogger("mptcp-throttled")
@@ -52,14 +54,17 @@ _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 class Daemon:
     """The service: `run` is the thread of the control loop; RPC, SIGHUP and the table source leave it messages.
 
-    `load` reads the configuration files again; it raises ConfigError.
+    `load` reads the configuration files again; it raises ConfigError. `kept` is the link of `kernel`.
     """
 
-    def __init__(self, config: Config, load: Callable[[], Config], kernel: LinuxKernel) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config], kernel: LinuxKernel, kept: KeptLink) -> None:
         self._config = config
         self._kernel = kernel
+        self._kept = kept
+        self._load = load
         self._inbox = Inbox()
         self._stopping = False
+        self._restarting = False
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
         self._loop = Loop(running, operator, self._source, kernel, time)
@@ -72,17 +77,23 @@ class Daemon:
         self._stopping = True
         self._inbox.wake()
 
+    def hand_over(self) -> None:
+        """As `stop`, for a restart: the next instance goes on from what is in the kernel, if it can."""
+        self._restarting = True
+        self.stop()
+
     def run(self) -> None:
-        """Serve until `stop()`, then leave the kernel as it was found. Raises UserError if it cannot be restored."""
+        """Serve until the end, then restore the kernel or hand it over. Raises UserError if it cannot be restored."""
         config, loop = self._config, self._loop
         self._source.start()
         # The table may ask for what an earlier instance has left in the kernel.
         with suppress(KernelError):
-            loop.adopt(self._kernel.marks())
+            loop.adopt(self._kernel.adopt())
         requests = self._wait_for_table()
         server = None
         try:
             loop.step(requests)
+            self._kept.forget_earlier()
             eventlog.log_adopted(loop.snapshot.throttled.values())
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
             Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
@@ -101,13 +112,31 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             self._observer.stop()
-            errors = loop.release()
-            release_sockets(self._kernel)
+            errors = () if self._can_hand_over() else self._release()
             self._source.stop()
             if server is not None:
                 server.close()
         if errors:
             raise UserError("\n".join(errors))
+
+    def _can_hand_over(self) -> bool:
+        """Whether the next instance will act on the same objects of the kernel: it loads the configuration again."""
+        if not self._restarting:
+            return False
+        try:
+            loaded: Config | ConfigError = self._load()
+        except ConfigError as error:
+            loaded = error
+        problems = judge(self._config, loaded).problems
+        for problem in problems:
+            _log.warning("everybody is freed until the next start: %s", problem)
+        return not problems
+
+    def _release(self) -> tuple[str, ...]:
+        errors = self._loop.release()
+        self._kept.replace(None)
+        release_sockets(self._kernel.release_sockets)
+        return errors
 
     def _wait_for_table(self) -> list[Request[Any]]:
         """Wait for the sniffer's table, or for a second without a part of it; the requests that came meanwhile.
@@ -129,12 +158,12 @@ def _operator_store(config: Config) -> OperatorStore:
     return OperatorStore(config.state_directory / "overrides.json", config.networks, time)
 
 
-def _paced_sockets(config: Config) -> PacedSockets | None:
+def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:
     if not config.daemon.pacing:
         return None
     cgroup = config.daemon.cgroup
     decides = config.daemon.kernel_decides is KernelDecides.AUTO
-    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides)
+    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides, keep=keep)
 
 
 def _marks(config: Config, sockets: PacedSockets | None) -> MarkingChoice:
@@ -180,9 +209,23 @@ def _clean_up(path: Path) -> None:
         kernel = LinuxKernel("", Marking(1, ()), marks, directory)
     with service.single_instance(directory, "mptcp-throttled", group):
         clean_up(kernel)
+        _release_other_ports(PortRecord(directory), (), KeptLink())
+
+
+def _release_other_ports(record: PortRecord, ports: Collection[int], kept: KeptLink) -> None:
+    """Free the sockets that an earlier instance has throttled on other ports than these, and record these."""
+    try:
+        others = record.load() - {*ports}
+        if others:
+            kept.forget_earlier()  # its program would throttle them again
+            release_ports(others)
+        record.write(ports)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be used: {error.strerror}", os.EX_NOPERM) from error
 
 
 def _serve(path: Path) -> None:
+    kept = KeptLink()
     config = load_config(path)
     logs.set_level(config.log_level)
     service.prefer_latency()
@@ -193,12 +236,15 @@ def _serve(path: Path) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        sockets = _paced_sockets(config)
+        sockets = _paced_sockets(config, kept.replace)
         kernel = _kernel(config, _marks(config, sockets), sockets)
         service.require_writable(config.state_directory)
         _check_kernel(kernel)
-        daemon = Daemon(config, lambda: load_config(path), kernel)
+        ports = config.proxy.ports if config.daemon.pacing else ()
+        _release_other_ports(PortRecord(config.sockets.daemon.parent), ports, kept)
+        daemon = Daemon(config, lambda: load_config(path), kernel, kept)
         service.on_stop_signal(daemon.stop)
+        service.on_hand_over_signal(daemon.hand_over)
         service.on_reload_signal(daemon.api.reload_on_signal)
         daemon.run()
 

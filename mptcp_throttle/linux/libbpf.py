@@ -52,6 +52,8 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_program__attach_iter": (_POINTER, _POINTER, _POINTER),
     "bpf_program__attach_cgroup": (_POINTER, _POINTER, _INT),
     "bpf_link__destroy": (_INT, _POINTER),
+    "bpf_link__detach": (_INT, _POINTER),
+    "bpf_link_detach": (_INT, _INT),
     "bpf_link__fd": (_INT, _POINTER),
     "bpf_iter_create": (_INT, _INT),
     "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
@@ -216,8 +218,11 @@ class BpfObject:
         descriptor = _checked(f"map {name}", self._library.bpf_map__fd(found))
         return BpfMap(descriptor, self._library.bpf_map__key_size(found))
 
-    def attach_cgroup(self, program: str, cgroup: Path) -> None:
-        """Attach a program to a cgroup, beside those of others, until `close`. Raises KernelError."""
+    def attach_cgroup(self, program: str, cgroup: Path) -> int:
+        """Attach a program to a cgroup, beside those of others, until `close`. Raises KernelError.
+
+        Returns the file descriptor of the link. A copy of it keeps the program attached when this process has ended.
+        """
         fault_point("bpf link create")
         with os_errors(f"cgroup {cgroup}"):
             directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
@@ -226,6 +231,7 @@ class BpfObject:
             self._links[program] = _checked(f"attach {program}", link)
         finally:
             os.close(directory)
+        return int(self._library.bpf_link__fd(link))
 
     def iterate(self, program: str) -> bytes:
         """Run an iterator program over all its objects; what it has written. Raises KernelError."""
@@ -241,11 +247,17 @@ class BpfObject:
     def close(self) -> None:
         """Detach the programs, and drop them and the maps."""
         for link in self._links.values():
+            self._library.bpf_link__detach(link)  # somebody may have a copy of the link
             self._library.bpf_link__destroy(link)
         self._links = {}
         if self._object:
             self._library.bpf_object__close(self._object)
         self._object = 0
+
+
+def detach_link(link: int) -> None:
+    """Detach the program of a link, by its file descriptor, whoever has copies. Raises KernelError."""
+    _checked("bpf link detach", _libbpf().bpf_link_detach(link))
 
 
 def _last_line(log: bytes) -> str:

@@ -21,6 +21,7 @@ from mptcp_throttle.units import Rate
 CAP = 1e6
 TOS_OF_BULK = 0x08
 PRIORITY_OF_BULK = 2  # net/ipv4/route.c, ip_tos2prio
+OUR_CLASS = 0x4D50_0002
 
 
 @pytest.fixture
@@ -97,11 +98,25 @@ def test_free_subflow_gets_into_no_class_by_a_foreign_mark(world: ProxyWorld) ->
         world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *mark)
 
 
+def test_free_subflow_gets_into_no_class_by_a_foreign_priority(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    for pid in squid_pids(world):
+        for found in sockets_of(pid, PORT):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, OUR_CLASS)
+    eventually(lambda: priorities(world) == [0, OUR_CLASS], "only the capped subflow in a class")
+    world.daemon.kill()
+    world.start_daemon()
+    world.wait_capped()
+    eventually(lambda: priorities(world) == [0, OUR_CLASS], "only the capped subflow in a class")
+    assert receive_rates(world.lab.client, 3)["wlan0"] > 20 * CAP
+
+
 def test_class_survives_a_type_of_service_and_leaves_the_priority_of_that(world: ProxyWorld) -> None:
     world.download()
     wait_classed(world)
     set_type_of_service(world)
-    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, 0x4D50_0002], "the class set again")
+    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, OUR_CLASS], "the class set again")
     world.services.ask("pause", None)
     eventually(lambda: priorities(world) == [PRIORITY_OF_BULK] * 2, "the priority restored")
 
@@ -161,7 +176,7 @@ def test_clean_up_takes_sockets_out_of_their_classes(world: ProxyWorld) -> None:
     world.download()
     wait_classed(world)
     set_type_of_service(world)
-    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, 0x4D50_0002], "the class set again")
+    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, OUR_CLASS], "the class set again")
     world.daemon.kill()
     world.services.clean_up()
     assert priorities(world) == [PRIORITY_OF_BULK] * 2

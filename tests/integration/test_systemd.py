@@ -28,8 +28,22 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_units_are_two() -> None:
-    assert UNITS == ["mptcp-sniffer.service", "mptcp-throttled.service"]
+def test_units_are_two_services_and_a_clean_up() -> None:
+    assert UNITS == ["mptcp-sniffer.service", "mptcp-throttled-cleanup.service", "mptcp-throttled.service"]
+
+
+def test_clean_up_has_the_rights_of_the_daemon() -> None:
+    daemon, cleanup = (rights(f"mptcp-throttled{name}.service") for name in ("", "-cleanup"))
+    assert len(daemon) > 30
+    # It writes no operator state.
+    assert daemon - cleanup == {"StateDirectory=mptcp-throttle", "StateDirectoryMode=0750"}
+    assert cleanup - daemon == set()
+
+
+def rights(unit: str) -> set[str]:
+    """The settings from `User=` on."""
+    lines = (SYSTEMD / unit).read_text().partition("\nUser=")[2].partition("[Install]")[0].splitlines()
+    return {line for line in lines if "=" in line and not line.startswith("#")}
 
 
 @pytest.mark.parametrize("unit", [*UNITS, "squid.service"])

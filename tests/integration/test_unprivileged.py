@@ -55,8 +55,10 @@ def directives(name: str) -> dict[str, list[str]]:
     return {key: value.split() for key, _, value in settings}
 
 
-UNITS: Final = {name: directives(name) for name in ("mptcp-sniffer", "mptcp-throttled")}
-GRANTED: Final = [(name, capability) for name, unit in UNITS.items() for capability in unit["AmbientCapabilities"]]
+SERVICES: Final = ("mptcp-sniffer", "mptcp-throttled")
+CLEAN_UP: Final = "mptcp-throttled-cleanup"
+UNITS: Final = {name: directives(name) for name in (*SERVICES, CLEAN_UP)}
+GRANTED: Final = [(name, capability) for name in SERVICES for capability in UNITS[name]["AmbientCapabilities"]]
 
 
 class InUnits(Services):
@@ -89,9 +91,11 @@ class InUnits(Services):
         (identifier,) = (entry[2] for entry in entries if entry[0] == name)
         return int(identifier)
 
-    def command(self, name: str, *arguments: str, without: str | None = None) -> list[str | Path]:
-        """The command line that starts service `name` with its unit's rights, but `without` one capability."""
-        unit = UNITS[name]
+    def command(
+        self, name: str, *arguments: str, without: str | None = None, unit_name: str | None = None
+    ) -> list[str | Path]:
+        """The command line that starts a program with the rights of its unit, but `without` one capability."""
+        unit = UNITS[unit_name or name]
         granted = _setpriv_names(unit["AmbientCapabilities"], without)
         bounding = _setpriv_names(unit["CapabilityBoundingSet"], without)
         assert unit["NoNewPrivileges"] == ["yes"]
@@ -231,7 +235,7 @@ def test_cleanup_after_kill_9_works_as_the_units_user(world: ProxyWorld, service
     world.daemon.kill()
     assert kernel_state(world.lab.proxy) != before
     assert world.paced() == 1
-    world.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup"), machine_files=True)
+    world.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup", unit_name=CLEAN_UP), machine_files=True)
     assert kernel_state(world.lab.proxy) == before
     assert world.paced() == 0
 

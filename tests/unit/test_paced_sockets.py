@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -28,16 +29,22 @@ class Program:
 
     refused: frozenset[ProgramKind] = frozenset()
     attached: list[Program]
+    links = itertools.count(1)
 
-    def __init__(self, kind: ProgramKind, _cgroup: Path, _ports: object) -> None:
+    def __init__(self, kind: ProgramKind, _ports: object) -> None:
         if kind in self.refused:
             raise KernelError(f"load {kind}.bpf.o", errno.EPERM)
+        self.link: int | None = None
         self.kind = kind
         self.networks: tuple[AccessNetwork, ...] = ()
         self.paces: dict[FourTuple, int] = {}
         self.classes: dict[FourTuple, int] = {}
         self.full = self.fails = False
         self.decided = 0
+
+    def attach(self, _cgroup: Path) -> None:
+        self.had_when_attached = (self.networks, dict(self.paces), dict(self.classes))
+        self.link = next(self.links)
         self.attached.append(self)
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
@@ -129,6 +136,7 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     assert sockets.read().paces == {ONE: 1000}
     (program,) = Program.attached
     assert (program.paces, program.classes) == ({ONE: 1000}, {ONE: 2})
+    assert program.had_when_attached == ((), {ONE: 1000}, {ONE: 2})
     found = tmp_path / "squid"
     sockets.read()
     assert Program.attached == [program]
@@ -147,6 +155,26 @@ def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets
     sockets.read()
     (program,) = Program.attached
     assert (program.kind, program.networks, sockets.deciding_problem) == (ProgramKind.THROTTLE, (WIFI, ETHERNET), None)
+
+
+def test_program_has_adopted_classes_before_it_is_attached(sockets: PacedSockets) -> None:
+    sockets.set_networks((WIFI,))
+    sockets.adopt_classes({ONE: 2})
+    sockets.read()
+    (program,) = Program.attached
+    assert program.had_when_attached == ((WIFI,), {}, {ONE: 2})
+    assert dict(sockets.classes) == {ONE: 2}
+
+
+def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path, sockets: PacedSockets) -> None:  # noqa: ARG001
+    kept: list[int | None] = []
+    keeping = PacedSockets((8080,), tmp_path, keep=kept.append)
+    keeping.read()
+    (program,) = Program.attached
+    assert kept == [program.link]
+    keeping.close()
+    keeping.read()
+    assert kept == [program.link, None, Program.attached[0].link]
 
 
 def test_kernel_without_the_deciding_program_still_paces(

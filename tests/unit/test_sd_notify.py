@@ -47,6 +47,27 @@ def test_notify_does_nothing_without_systemd(monkeypatch: pytest.MonkeyPatch) ->
     systemd.notify("READY=1")
 
 
+def test_descriptor_replaces_the_one_that_was_kept_before(notified: socket.socket) -> None:
+    with open(os.devnull, encoding="ascii") as file:
+        systemd.keep("link", file.fileno())
+        received = [socket.recv_fds(notified, 100, 2)[:2] for _ in range(2)]
+        assert [message for message, _ in received] == [b"FDSTOREREMOVE=1\nFDNAME=link", b"FDSTORE=1\nFDNAME=link"]
+        (copy,) = (descriptor for _, descriptors in received for descriptor in descriptors)
+        assert os.path.sameopenfile(copy, file.fileno())
+        os.close(copy)
+    systemd.keep("link", None)
+    assert messages(notified) == [b"FDSTOREREMOVE=1\nFDNAME=link"]
+
+
+def test_descriptors_of_that_name_are_taken_once_and_by_this_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert systemd.take_kept("link") == ()
+    for pid, taken in ((os.getpid(), (4, 5)), (1, ())):
+        monkeypatch.setenv("LISTEN_PID", str(pid))
+        monkeypatch.setenv("LISTEN_FDNAMES", "socket:link:link")
+        assert systemd.take_kept("link") == taken
+        assert systemd.take_kept("link") == ()
+
+
 @pytest.mark.parametrize(
     ("environment", "interval"),
     [

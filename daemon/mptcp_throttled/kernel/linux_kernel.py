@@ -39,7 +39,6 @@ class LinuxKernel:
         self._qdisc = RootQdisc(
             interface, marking, run_directory, needs_filter=lambda: marks.present.needs_filter, force=force
         )
-        self._ports = marking.ports
         self._marks = marks
         self._sockets = sockets
 
@@ -92,10 +91,12 @@ class LinuxKernel:
         """What the kernel program has counted since it was attached. Raises KernelError."""
         return ProgramCounters() if self._sockets is None else self._sockets.counters()
 
-    def marks(self) -> dict[FourTuple, int]:
-        """The class minors of subflows now, also those that an earlier daemon has left. Raises KernelError."""
+    def adopt(self) -> dict[FourTuple, int]:
+        """The class minors of subflows that an earlier daemon has left, to begin with. Raises KernelError."""
         chains = self._marks.present.read().values()
-        return {**classes_of_sockets(self._ports), **{e: minor for chain in chains for e, minor in chain.marks.items()}}
+        classes = classes_of_sockets()
+        self._marks.adopt(classes)
+        return {**classes, **{ends: minor for chain in chains for ends, minor in chain.marks.items()}}
 
     def release_sockets(self) -> int:
         """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""

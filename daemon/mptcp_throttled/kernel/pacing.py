@@ -44,11 +44,20 @@ class PacedSockets:
     """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
 
     `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `decides`: the kernel program
-    is to decide, where it can.
+    is to decide, where it can. `keep` is called with each new file descriptor that keeps the program attached; with
+    None when there is none any more.
     """
 
-    def __init__(self, ports: Sequence[int], cgroup: Path | None = None, *, decides: bool = True) -> None:
+    def __init__(
+        self,
+        ports: Sequence[int],
+        cgroup: Path | None = None,
+        *,
+        decides: bool = True,
+        keep: Callable[[int | None], None] = lambda _: None,
+    ) -> None:
         self._ports = ports
+        self._keep = keep
         self._configured = cgroup
         self._proxy = ProxyCgroup(ports)
         self._decides = decides
@@ -94,26 +103,19 @@ class PacedSockets:
         try:
             cgroup = self._configured or self._proxy.find()
             if self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
-                self._replace(self._attach(cgroup))
+                self._replace(self._attached_program(cgroup))
                 self._attached_to = cgroup, _identity(cgroup)
         except KernelError as error:
             self._problem = str(error)
 
     def _replace(self, program: SocketProgram) -> None:
-        """Put a program in the place of the present one, which until then goes on: no socket is free meanwhile."""
-        try:
-            program.set_paces(self._paces)
-            if program.kind is ProgramKind.THROTTLE:
-                program.set_classes(self._classes)
-                program.decide_now()
-        except KernelError:
-            program.close()
-            raise
+        """Put an attached program in the place of the present one, which until then goes on."""
         if program.kind is not ProgramKind.THROTTLE:
             self._classes = {}
         if self._program is not None:
             self._program.detach()
         self._program = program
+        self._keep(program.link)
         self._snapshot = None
 
     def _covers(self, cgroup: Path) -> bool:
@@ -129,22 +131,30 @@ class PacedSockets:
             return cgroup.is_relative_to(path) and _identity(path) == identity
         return False
 
-    def _attach(self, cgroup: Path) -> SocketProgram:
+    def _attached_program(self, cgroup: Path) -> SocketProgram:
         self._retry_at = math.inf
         if self._decides:
-            program = None
             try:
-                program = SocketProgram(ProgramKind.THROTTLE, cgroup, self._ports)
-                program.set_networks(self._networks)
+                return self._attach(ProgramKind.THROTTLE, cgroup)
             except KernelError as error:
                 self._deciding_problem = str(error)
                 if error.number not in _LASTING:
                     self._retry_at = time.monotonic() + _RETRY_SECONDS
-                if program is not None:
-                    program.close()
-            else:
-                return program
-        return SocketProgram(ProgramKind.PACE, cgroup, self._ports)
+        return self._attach(ProgramKind.PACE, cgroup)
+
+    def _attach(self, kind: ProgramKind, cgroup: Path) -> SocketProgram:
+        """A program that has all that it acts by before it is attached, so that it frees no socket meanwhile."""
+        program = SocketProgram(kind, self._ports)
+        try:
+            program.set_paces(self._paces)
+            if kind is ProgramKind.THROTTLE:
+                program.set_classes(self._classes)
+                program.set_networks(self._networks)
+            program.attach(cgroup)
+        except KernelError:
+            program.detach()
+            raise
+        return program
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Let the kernel program decide by these from now on; if it refuses, `read` soon attaches it again."""
@@ -154,6 +164,7 @@ class PacedSockets:
         if self._program is not None:
             try:
                 self._program.set_networks(networks)
+                self._program.decide_now()
             except KernelError as error:
                 self.close()
                 self._problem = str(error)
@@ -170,6 +181,10 @@ class PacedSockets:
         """The class minors that the program has for subflows."""
         return MappingProxyType(self._classes)
 
+    def adopt_classes(self, minors: Mapping[FourTuple, int]) -> None:
+        """Before the program is attached: begin with these classes, in which an earlier daemon has put subflows."""
+        self._classes = dict(minors)
+
     def change_classes(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
         """Take subflows out of their classes, and put others into the classes with these minors. Raises KernelError."""
         program = self._attached("set the class of sockets")
@@ -178,7 +193,7 @@ class PacedSockets:
 
     def require_deciding(self) -> None:
         """Raise KernelError if the kernel does not load the program that decides."""
-        SocketProgram(ProgramKind.THROTTLE, None, self._ports).detach()
+        SocketProgram(ProgramKind.THROTTLE, self._ports).detach()
 
     def _attached(self, purpose: str) -> SocketProgram:
         if self._program is None:
@@ -212,10 +227,10 @@ class PacedSockets:
         deadline = time.monotonic() + _RELEASE_SECONDS
         if self._program is not None:
             self._program.release()
-        elif count_paced(self._ports):
+        else:
             # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
             with suppress(KernelError):
-                SocketProgram(ProgramKind.THROTTLE, None, self._ports).close()
+                SocketProgram(ProgramKind.THROTTLE, self._ports).close()
         while paced := count_paced(self._ports):
             if self._program is None or time.monotonic() > deadline:
                 return paced
@@ -226,6 +241,7 @@ class PacedSockets:
         """Detach the program and drop its maps."""
         if self._program is not None:
             self._program.close()
+            self._keep(None)
         self._program = None
         self._paces, self._classes = {}, {}
         self._snapshot = None

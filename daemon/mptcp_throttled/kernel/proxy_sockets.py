@@ -134,9 +134,9 @@ class SocketReader:
         return found
 
 
-def classes_of_sockets(ports: Sequence[int]) -> dict[FourTuple, int]:
-    """The minors of our classes in which sockets on these ports are (SO_PRIORITY). Raises KernelError."""
-    return {ends: state.minor for ends, state in SocketReader(ports).read().items() if state.minor}
+def classes_of_sockets() -> dict[FourTuple, int]:
+    """The minors of our classes in which sockets of this host are (SO_PRIORITY). Raises KernelError."""
+    return {ends: state.minor for ends, state in SocketReader((ANY_PORT,)).read().items() if state.minor}
 
 
 def _ends(payload: bytes) -> FourTuple:

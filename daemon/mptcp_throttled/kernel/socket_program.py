@@ -59,13 +59,15 @@ _FUNCTIONS: Final = {ProgramKind.THROTTLE: "throttle", ProgramKind.PACE: "apply_
 
 
 class SocketProgram:
-    """One of the programs, attached to a cgroup; to none, it can only free sockets. Raises KernelError.
+    """One of the programs; before `attach`, it can only free sockets. Raises KernelError.
 
+    `link` is the file descriptor that keeps it attached; None before.
     There is room for 65 536 paces, and as many classes (`bpf/socket.h`).
     """
 
-    def __init__(self, kind: ProgramKind, cgroup: Path | None, ports: Sequence[int]) -> None:
+    def __init__(self, kind: ProgramKind, ports: Sequence[int]) -> None:
         self.kind = kind
+        self.link: int | None = None
         self._prefixes: dict[bytes, bytes] = {}
         self._networks: BpfMap | None = None
         self._classes: BpfMap | None = None
@@ -80,14 +82,20 @@ class SocketProgram:
                 self._networks, self._classes = self._object.map("networks"), self._object.map("classes")
                 self._counters = self._object.map("counters")
                 self._totals = RingBuffer(self._object.map("totals"))
-            if cgroup is not None:
-                self._object.attach_cgroup(_FUNCTIONS[kind], cgroup)
         except KernelError:
-            self.close()
+            self.detach()
             raise
 
+    def attach(self, cgroup: Path) -> None:
+        """Let it act on the sockets in this cgroup, by the networks, paces and classes that it has.
+
+        Raises KernelError.
+        """
+        self.link = self._object.attach_cgroup(_FUNCTIONS[self.kind], cgroup)
+        self.decide_now()
+
     def set_networks(self, networks: Iterable[AccessNetwork]) -> None:
-        """Decide by these networks; by none, nobody is capped. Raises KernelError."""
+        """Decide by these networks at each socket's next ACK; by none, nobody is capped. Raises KernelError."""
         if self._networks is None:
             return
         wanted = {_prefix(subnet): _network(network) for network in networks for subnet in network.subnets}
@@ -100,7 +108,6 @@ class SocketProgram:
         for key in self._prefixes.keys() - wanted:
             self._networks.delete(key)
             del self._prefixes[key]
-        self.decide_now()
 
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway.
@@ -136,6 +143,7 @@ class SocketProgram:
         if self._classes is not None:
             self._classes.clear()
             self.set_networks(())
+            self.decide_now()
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
         """The subflows that have closed since the last call. Raises KernelError."""

@@ -129,7 +129,7 @@ class Event:
 class Scenario:
     """What happens in one run; `recovery` seconds after the last event the services are recovered.
 
-    A daemon that has ended is followed by `--cleanup` (as ExecStopPost= does it), by a restart, or by both.
+    A daemon that has ended is followed by `--cleanup` (as the clean-up unit does it), by a restart, or by both.
     """
 
     marks: MarkMethod

@@ -131,12 +131,18 @@ static __always_inline __u32 priority_of(struct tcp_sock *tp)
 	return BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_priority);
 }
 
+/* What a socket outside our classes may have: whoever else gives it one of ours puts it into none. */
+static __always_inline __u32 foreign_priority(__u32 priority)
+{
+	return is_our_class(priority) ? 0 : priority;
+}
+
 /* MPTCP sets the options of a connection, IP_TOS and SO_PRIORITY among them, on all its subflows. */
 static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
 {
 	struct sock *msk = BPF_CORE_READ(subflow_context(tp), conn);
 
-	return msk ? BPF_CORE_READ(msk, sk_priority) : 0;
+	return msk ? foreign_priority(BPF_CORE_READ(msk, sk_priority)) : 0;
 }
 
 static __always_inline bool joined(struct tcp_sock *tp)
@@ -310,7 +316,7 @@ static __always_inline void set_class(void *target, struct tcp_sock *tp, struct 
 
 	/* IP_TOS and SO_PRIORITY of the proxy change it, too, at any time. */
 	if (!subflow->class_id || present != subflow->class_id)
-		subflow->priority_before = present;
+		subflow->priority_before = foreign_priority(present);
 	wanted = class_id ?: subflow->priority_before;
 	if (wanted != present && set_priority(target, wanted)) {
 		count(SOCKETS_REFUSED);

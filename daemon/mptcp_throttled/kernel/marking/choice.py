@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import FourTuple, MarkMethod
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.marking.rules import RuleMarking
@@ -30,6 +31,11 @@ class MarkingChoice:
         if self._by_socket is not None and self._by_socket.usable:
             return self._by_socket
         return self._otherwise
+
+    def adopt(self, classes: Mapping[FourTuple, int]) -> None:
+        """Before the first use: begin with the classes in which an earlier daemon has put sockets."""
+        if self._by_socket is not None:
+            self._by_socket.adopt(classes)
 
     def require(self) -> None:
         """Raise KernelError if the kernel lacks what the back ends need: all of them, if there is a choice."""

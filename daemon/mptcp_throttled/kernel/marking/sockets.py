@@ -48,6 +48,11 @@ class SocketMarking:
         classes = self._sockets.classes
         return {version: ChainState(of_version(classes, version), version in left) for version in self._made | left}
 
+    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+        """Begin with the classes in which an earlier daemon has put subflows: none leaves its class meanwhile."""
+        self._sockets.adopt_classes(marks)
+        self._made.update(ends.client.address.version for ends in marks)
+
     def count(self) -> dict[int, int | None]:
         """The number of classes by IP version, as far as the program has them."""
         classes = self._sockets.classes

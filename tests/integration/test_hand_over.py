@@ -1,0 +1,340 @@
+"""Our units under a real systemd: in a restart, throttled subflows stay as they are; any other end restores everything.
+
+systemd runs as the first process of a PID namespace, in the proxy's network namespace, with mounts of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from polling import eventually
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended
+
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.process import run
+from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.services import Services
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import WIFI
+from mptcp_throttle.config.schema import Sockets
+
+if TYPE_CHECKING:
+    from mptcp_lab.host import Host
+
+CAP_MBPS: Final = 1.0
+SERIAL: Final = itertools.count()
+REPOSITORY: Final = Path(__file__).parents[2]
+SYSTEMD: Final = REPOSITORY / "systemd"
+DAEMON: Final = "mptcp-throttled"
+CLEAN_UP: Final = "mptcp-throttled-cleanup"
+TARGETS: Final = ("basic.target", "sysinit.target", "shutdown.target")
+
+# $1: the directory with users and units; $2: a name for the cgroup.
+BOOT: Final = """\
+set -e
+cgroup2=$(findmnt --noheadings --output TARGET --types cgroup2 | head -n 1)
+mkdir -p "$cgroup2/$2"
+echo $$ >"$cgroup2/$2/cgroup.procs"
+exec unshare --mount --pid --fork --kill-child=SIGKILL --mount-proc --uts --ipc sh -ec '
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib
+umount --recursive --lazy /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+for file in /etc/passwd /etc/group; do mount --bind "$1$file" "$file"; done
+systemd-tmpfiles --create "$1/tmpfiles.conf"
+export container=lab SYSTEMD_UNIT_PATH="$1/units"
+exec /lib/systemd/systemd --unit=basic.target --log-target=console --show-status=no
+' sh "$1"
+"""
+
+
+class Booted(Services):
+    """Our units in a systemd of their own. The services log to `mptcp-*.log` of the host."""
+
+    def __init__(self, proxy: Host, name: str, daemon: Mapping[str, object] | None = None) -> None:
+        super().__init__(proxy, name=name, daemon=daemon)
+        self.root = self.directory / "root"
+        self._name = f"{proxy.namespace}-{name}"
+        (self.root / "etc").mkdir(parents=True)
+        run(["systemd-sysusers", f"--root={self.root}", SYSTEMD / "sysusers.d" / "mptcp-throttle.conf"])
+        (self.root / "tmpfiles.conf").write_text((SYSTEMD / "tmpfiles.d" / "mptcp-throttle.conf").read_text())
+        text = self.config.read_text().replace("socket_group: root", "socket_group: mptcp-throttle")
+        text = text.replace(str(self.directory / "run"), "/run/mptcp-throttle")
+        self.config.write_text(text.replace(str(self.directory / "state"), "/var/lib/mptcp-throttle"))
+        units = self.root / "units"
+        units.mkdir()
+        for target in TARGETS:
+            (units / target).write_text("[Unit]\n")
+        for unit in SYSTEMD.glob("*.service"):
+            (units / unit.name).write_text(self._adapted(unit))
+        self._systemd = proxy.start("systemd", "sh", "-c", BOOT, "sh", self.root, self._name, machine_files=True)
+        self._systemd.wait_until(self._is_running, "running")
+
+    def _adapted(self, unit: Path) -> str:
+        """A unit with the programs, files and logs of this test, which are below directories that ours hide."""
+        log = self.proxy.directory / f"{unit.name.removesuffix('.service')}.log"
+        text = re.sub(r"/opt/mptcp-throttle/bin/(\S+)", rf"{EXECUTABLES}/\1 --config {self.config}", unit.read_text())
+        more = (
+            f"StandardError=append:{log}",
+            f"Environment=PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
+            f"BindReadOnlyPaths={self.directory} {REPOSITORY} {EXECUTABLES.parent}",
+        )
+        text = text.replace("ProtectHome=yes", "ProtectHome=no")
+        return text.replace("[Service]\n", "\n".join(("[Service]", *more, "")), 1)
+
+    @property
+    def _init(self) -> int:
+        """The process id of systemd."""
+        children = Path(f"/proc/{self._systemd.pid}/task/{self._systemd.pid}/children")
+        return int(children.read_text(encoding="ascii").split()[0])
+
+    @property
+    def sockets(self) -> Sockets:
+        return Sockets.below(Path(f"/proc/{self._init}/root/run/mptcp-throttle"))
+
+    def systemctl(self, *arguments: str) -> str:
+        """What systemctl(1) prints."""
+        enter = ("nsenter", f"--target={self._init}", "--mount", "--pid")
+        return run([*enter, "systemctl", *arguments], check=False).stdout.strip()
+
+    def _is_running(self) -> bool:
+        with suppress(IndexError, FileNotFoundError):
+            return self.systemctl("is-system-running") == "running"
+        return False
+
+    def stop(self) -> None:
+        self.systemctl("stop", CLEAN_UP, "mptcp-sniffer")
+        self._systemd.kill()
+        eventually(self._is_cgroup_removed, "the cgroup removed")
+
+    def _is_cgroup_removed(self) -> bool:
+        mounts = run(["findmnt", "--noheadings", "--output", "TARGET", "--types", "cgroup2"]).stdout.splitlines()
+        cgroup = Path(mounts[0]) / self._name
+        for directory, _, _ in os.walk(cgroup, topdown=False):
+            with suppress(OSError):  # processes take a moment to end
+                os.rmdir(directory)
+        return not cgroup.exists()
+
+    def configure_unit(self, name: str, line: str) -> None:
+        """Add a line to the section [Service] of a unit."""
+        directory = self.root / "units" / f"{name}.service.d"
+        directory.mkdir()
+        (directory / "test.conf").write_text(f"[Service]\n{line}\n")
+        self.systemctl("daemon-reload")
+
+    def runs_again(self, before: str) -> bool:
+        """Whether the daemon serves, as another process than `before`."""
+        return self.shown("MainPID") not in {"0", before} and self.answers(self.sockets.daemon)
+
+    def remove_units(self) -> None:
+        """As an operator who deletes the services before stopping them."""
+        for unit in SYSTEMD.glob("*.service"):
+            (self.root / "units" / unit.name).unlink()
+        self.systemctl("daemon-reload")
+
+    def shown(self, name: str) -> str:
+        """A property of the daemon's unit."""
+        return self.systemctl("show", f"--property={name}", "--value", DAEMON)
+
+    @property
+    def kept_links(self) -> int:
+        """How many programs systemd keeps attached."""
+        descriptors = Path(f"/proc/{self._init}/fd")
+        return [os.readlink(descriptor) for descriptor in descriptors.iterdir()].count("anon_inode:bpf_link")
+
+    def log_of(self, name: str) -> str:
+        return (self.proxy.directory / f"{name}.log").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def services(request: pytest.FixtureRequest, hosts: Hosts) -> Booted:
+    """An indirect parameter is the daemon's section of the configuration."""
+    return Booted(hosts.lab.proxy, f"booted-{next(SERIAL)}", getattr(request, "param", {"marks": "socket"}))
+
+
+@pytest.fixture
+def world(hosts: Hosts, services: Booted) -> Iterator[ProxyWorld]:
+    with attended(hosts, services) as running:
+        services.systemctl("start", "mptcp-sniffer", DAEMON)
+        yield running
+
+
+def restart(services: Booted) -> None:
+    services.systemctl("restart", DAEMON)
+
+
+def restart_both(services: Booted) -> None:
+    services.systemctl("restart", "mptcp-sniffer", DAEMON)
+
+
+def kill(services: Booted) -> None:
+    services.systemctl("kill", "--signal=KILL", DAEMON)
+
+
+def kill_for_good(services: Booted) -> None:
+    """Kill the daemon, whose next start is far away."""
+    services.configure_unit(DAEMON, "RestartSec=1h")
+    kill(services)
+    eventually(lambda: services.shown("SubState") == "auto-restart", "killed")
+
+
+@pytest.mark.parametrize(
+    ("services", "end"),
+    [
+        ({"marks": "socket"}, restart),
+        ({"marks": "socket"}, restart_both),
+        ({"marks": "socket"}, kill),
+        ({"marks": "ipset", "kernel_decides": "off"}, restart),
+    ],
+    indirect=["services"],
+    ids=["daemon", "both", "kill -9", "daemon that decides itself"],
+)
+def test_restart_lets_nothing_pass_above_the_cap(
+    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
+) -> None:
+    world.download()
+    world.wait_settled()
+    before = services.shown("MainPID")
+    with PathMeter(world.lab.client, ("eth0", "wlan0")) as meter:
+        began = time.monotonic()
+        eventually(lambda: meter.interfaces[-1].at > began + 1, "a second before")
+        end(services)
+        eventually(lambda: services.runs_again(before), "started again")
+        world.wait_capped()
+        ready = time.monotonic()
+        eventually(lambda: meter.interfaces[-1].at > ready + 2, "two seconds after")
+        ended = time.monotonic()
+        capped, free = (meter.received(interface) for interface in ("eth0", "wlan0"))
+    seconds = [began + 0.1 * step for step in range(int((ended - began - 1) * 10))]
+    # Of the 83 packets of a second, samples and queues move some to the next. Free, it would have 9.5 Mb/s.
+    assert max(capped.mbps(at, at + 1) for at in seconds) < 1.25 * CAP_MBPS
+    assert free.mbps(began, ended) > 20
+    assert "1 throttled subflows adopted, 0 added" in services.log_of(DAEMON)
+    assert services.kept_links == 1
+
+
+def test_kernel_program_decides_while_no_daemon_runs(world: ProxyWorld, services: Booted) -> None:
+    wifi = str(world.lab.client.address(WIFI, 4))
+    world.download()
+    world.wait_settled()
+    kill_for_good(services)
+    world.download()
+    eventually(lambda: world.paced() == 2, "a new subflow paced, too")
+    world.lab.proxy.run("ss", "-K", "-t", "dst", wifi)
+    eventually(lambda: (world.paced(), world.marks()) == (0, []), "freed by the kernel", within=2)
+    restart(services)
+    eventually(lambda: services.answers(services.sockets.daemon), "started again")
+
+
+def stop(services: Booted) -> None:
+    services.systemctl("stop", DAEMON)
+
+
+def stop_clean_up(services: Booted) -> None:
+    services.systemctl("stop", CLEAN_UP)
+
+
+def remove_and_stop(services: Booted) -> None:
+    services.remove_units()
+    services.systemctl("stop", DAEMON, CLEAN_UP)
+
+
+@pytest.mark.parametrize("end", [stop, stop_clean_up, remove_and_stop])
+def test_stop_has_restored_everything_when_it_returns(
+    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
+) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_settled()
+    end(services)
+    assert kernel_state(world.lab.proxy) == before
+    assert (world.paced(), world.marks()) == (0, [])
+    eventually(lambda: services.kept_links == 0, "no program kept")
+    assert services.systemctl("is-active", DAEMON) == "inactive"
+
+
+def test_start_after_a_stop_caps_again(world: ProxyWorld, services: Booted) -> None:
+    world.download()
+    world.wait_settled()
+    stop(services)
+    services.systemctl("start", DAEMON)
+    world.wait_settled()
+
+
+def kill_and_stop(services: Booted) -> None:
+    kill_for_good(services)
+    stop(services)
+
+
+def give_up(services: Booted) -> None:
+    services.configure_unit(DAEMON, "ExecStartPre=/bin/false")
+    kill(services)
+
+
+def invalidate(services: Booted) -> None:
+    services.config.write_text(services.config.read_text() + "no_such_key: 1\n")
+    restart(services)
+
+
+def kill_and_invalidate(services: Booted) -> None:
+    services.config.write_text(services.config.read_text() + "no_such_key: 1\n")
+    kill(services)
+
+
+@pytest.mark.parametrize("end", [kill_and_stop, give_up, invalidate, kill_and_invalidate])
+def test_everything_is_restored_if_no_start_succeeds(
+    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
+) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_settled()
+    end(services)
+    eventually(lambda: services.systemctl("is-active", CLEAN_UP) in {"inactive", "failed"}, "cleaned up")
+    assert kernel_state(world.lab.proxy) == before
+    assert (world.paced(), world.marks()) == (0, [])
+    assert services.kept_links == 0
+    assert services.systemctl("is-active", DAEMON) == ("inactive" if end is kill_and_stop else "failed")
+
+
+@pytest.mark.parametrize("end", [restart, kill])
+@pytest.mark.parametrize("settings", [{"marks": "rules", "kernel_decides": "off"}, {"marks": "auto", "pacing": False}])
+def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
+    world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]
+) -> None:
+    world.download()
+    world.wait_settled()
+    before = services.shown("MainPID")
+    services.configure_daemon(**settings)
+    end(services)
+    eventually(lambda: services.runs_again(before), "started again")
+    eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
+    world.wait_paced(0 if "pacing" in settings else 1)
+    assert services.kept_links == (0 if "pacing" in settings else 1)
+    freed = "everybody is freed until the next start: daemon.marks"
+    assert (freed in services.log_of(DAEMON)) == (end is restart)
+
+
+def kill_and_restart_both(services: Booted) -> None:
+    kill_for_good(services)
+    restart_both(services)
+
+
+@pytest.mark.parametrize("end", [restart_both, kill_and_restart_both])
+def test_restart_with_another_port_frees_the_sockets_of_the_old_one(
+    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
+) -> None:
+    world.download()
+    world.wait_settled()
+    before = services.shown("MainPID")
+    services.config.write_text(services.config.read_text().replace(f"- {PORT}\n", "- 9999\n"))
+    end(services)
+    eventually(lambda: services.runs_again(before), "started again")
+    assert (world.paced(), world.marks(), services.kept_links) == (0, [], 0)
