@@ -34,11 +34,13 @@ class _TooLong(Exception):
 class _BoundedSocket(socket.socket):
     """A Unix socket for one call after another: `expect_answer` before each.
 
-    Blocking calls raise TimeoutError at the deadline (time.monotonic), _TooLong after `bytes_left` received bytes.
+    Blocking calls raise TimeoutError at the deadline (time.monotonic), or up to a tenth of the time that was left when
+    they began later; _TooLong after `bytes_left` received bytes.
     """
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._timeout_set = 0.0
         self.expect_answer(0.0, 0)
 
     def expect_answer(self, deadline: float, bytes_left: int) -> None:
@@ -51,6 +53,14 @@ class _BoundedSocket(socket.socket):
             raise TimeoutError
         return left
 
+    def _bound_by_deadline(self) -> None:
+        # settimeout() releases the interpreter's lock, and waits for it again while another thread computes. Once per
+        # read and write, it made the 99th of a hundred JOINs wait 402 ms for its mark, not 81.
+        left = self._left()
+        if not 0.9 * left <= self._timeout_set <= 1.1 * left:
+            self._timeout_set = left
+            self.settimeout(left)
+
     def connect(self, address: str) -> None:  # type: ignore[override]
         # With Python's timeout the socket is non-blocking, and connect fails with EAGAIN if the server's queue is full.
         microseconds = int(self._left() * 1e6) + 1
@@ -59,13 +69,13 @@ class _BoundedSocket(socket.socket):
         super().connect(address)
 
     def sendall(self, *arguments: Any) -> None:  # noqa: ANN401
-        self.settimeout(self._left())
+        self._bound_by_deadline()
         # A server that refuses a request need not have read it; its answer can still be read.
         with contextlib.suppress(BrokenPipeError):
             super().sendall(*arguments)
 
     def recv_into(self, *arguments: Any) -> int:  # noqa: ANN401
-        self.settimeout(self._left())
+        self._bound_by_deadline()
         received = super().recv_into(*arguments)
         self.bytes_left -= received
         if self.bytes_left < 0:
