@@ -355,10 +355,11 @@ class Tracker:
 
     def _fast_close(self, entry: _Tracked, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
         expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
-        if expected is None and by_client and self._is_left_to_kernel():
-            return
         if expected is not None and key != expected:
             self.counters["wrong_key"] += 1
+            return
+        if by_client and self._is_left_to_kernel():
+            # The client knows the key, and can send it in a segment that the kernel drops.
             return
         self._unconfirmed = self._unconfirmed or expected is None
         yield from self._close_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")

@@ -863,6 +863,7 @@ def confirmed_wire() -> Wire:
         WIFI.ack(prio(backup=True)),
         WIFI.ack(remove_addr(2)),
         WIFI.ack(fail()),
+        WIFI.ack(fastclose(KEY)),
     ],
 )
 def test_what_a_client_seems_to_end_is_left_to_the_kernel_list(forged: Segment) -> None:
