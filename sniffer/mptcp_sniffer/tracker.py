@@ -510,6 +510,9 @@ class Tracker:
             )
         else:
             live = _live(joined, at)
+            if live.backup != listed.backup:
+                live.backup_by_client, live.backup_by_proxy = listed.backup, False
+        live.stalled = listed.stalled
         self.counters["learned_from_kernel"] += 1
         self._add(entry, ends, live, at, "in the kernel list")
         yield token

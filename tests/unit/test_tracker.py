@@ -790,6 +790,21 @@ def test_stalled_subflow_is_published_as_stalled_until_it_recovers() -> None:
     assert [event.kind for event in wire.events[-2:]] == [EventKind.STALLED, EventKind.RECOVERED]
 
 
+@pytest.mark.parametrize("is_join_captured", [False, True])
+def test_subflow_learned_from_the_kernel_list_is_as_that_says(is_join_captured: bool) -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    if is_join_captured:
+        wire.send(WIFI.syn(join_syn(token())))
+    listed = {
+        ETHERNET.ends: ListedSubflow(token(), 0, backup=False),
+        WIFI.ends: ListedSubflow(token(), 2, backup=True, stalled=True),
+    }
+    wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, listed)))
+    learned = wire.table[token()].subflows[1]
+    assert (learned.backup, learned.stalled) == (True, True)
+
+
 def test_idle_subflows_expire_without_a_kernel_list() -> None:
     wire = Wire()
     wire.open(ETHERNET)
