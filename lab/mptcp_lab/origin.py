@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
+ENDLESS: Final = 10**11
+"""Bytes of a document that nobody receives to its end: 3 hours at the rate of both access links."""
+
 _PORT: Final = 80
 _CHUNK: Final = 2**20
 
@@ -72,6 +75,11 @@ class Origin:
         with (self.documents / name).open("wb") as file:
             file.truncate(size)
         return name
+
+
+def endless(origin: Origin) -> Document:
+    """A new document that nobody receives to its end; its digest is not known."""
+    return Document(origin.add_zeros(ENDLESS), ENDLESS, "")
 
 
 def start_origin(host: Host) -> Origin:

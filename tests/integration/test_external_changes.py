@@ -14,10 +14,11 @@ from typing import Final
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import ENDLESS, EXECUTABLES, MEGABYTE, Hosts, ProxyWorld
+from proxy_world import EXECUTABLES, MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.benchmarks.measure import cpu_seconds
 from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.origin import endless
 from mptcp_lab.topology import Topology
 
 WITHIN: Final = 2.0
@@ -289,7 +290,7 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
         ]
     )
     own_world.abort()
-    url = f"http://{own_world.lab.origin_address(4)}/{own_world.origin.add_zeros(ENDLESS)}"
+    url = f"http://{own_world.lab.origin_address(4)}/{endless(own_world.origin).name}"
     curl = client.start("curl", "mptcpize", "run", "curl", "-so", "/dev/null", "--proxy", "http://10.3.0.9:8080", url)
     eventually(lambda: any(mark.proxy == "10.3.0.9" for mark in own_world.marks()), "capped at the new address")
     eventually(

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 from polling import eventually
-from proxy_world import ENDLESS, MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, receive_rates, serving
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, serving
 
+from mptcp_lab.origin import endless
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
@@ -119,20 +120,6 @@ def test_kernel_paces_although_all_subflows_are_backups(own_world: ProxyWorld) -
     own_world.wait_capped()
 
 
-def test_client_that_changes_priorities_all_the_time_has_its_cap(own_world: ProxyWorld) -> None:
-    client = own_world.lab.client
-    own_world.download()
-    own_world.wait_settled()
-    own_world.wait_paced()
-    change = f"ip mptcp endpoint change {client.address(WIFI, 4)}"
-    toggling = client.start(
-        "toggling", "sh", "-c", f"while :; do {change} backup; sleep .1; {change} nobackup; sleep .1; done"
-    )
-    eventually(lambda: any(subflow.backup for subflow in own_world.services.subflows()), "priorities change")
-    assert receive_rates(client, 5)["eth0"] < 1.1e6
-    toggling.stop()
-
-
 def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) -> None:
     with configured(hosts) as world:
         world.services.start_sniffer()
@@ -147,7 +134,7 @@ def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) 
 def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: ProxyWorld) -> None:
     lab, client = own_world.lab, own_world.lab.client
     client.run("ip", "mptcp", "endpoint", "add", str(client.address(ETHERNET, 4)), "dev", "eth0", "subflow")
-    document = f"http://{lab.origin_address(4)}/{own_world.origin.add_zeros(ENDLESS)}"
+    document = f"http://{lab.origin_address(4)}/{endless(own_world.origin).name}"
     begin_over_wifi = ("--from", str(client.address(WIFI, 4)))
     fetch = (sys.executable, "-m", "mptcp_lab.fetch", str(lab.proxy_address(4)), str(PORT), *begin_over_wifi, document)
     client.start("wifi-first", *fetch)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from polling import eventually
 
 from mptcp_lab import oracle
-from mptcp_lab.download import Download
+from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, Mark, parse_marks
-from mptcp_lab.origin import Document, Origin, start_origin
+from mptcp_lab.origin import Origin, endless, start_origin
 from mptcp_lab.scenario.recording import MEGA
 from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from mptcp_throttle.units import Rate
 
 MEGABYTE: Final = 10**6
-ENDLESS: Final = 10**11
-"""Bytes of a document that no test receives to its end: 3 hours at the rate of both access links."""
 
 BACK_ENDS: Final = ("ipset", "rules")
 """Those that mark packets."""
@@ -84,22 +82,18 @@ class ProxyWorld:
 
         With `rate_limit` the client reads no faster than that.
         """
-        document = Document(self.origin.add_zeros(ENDLESS), ENDLESS, "") if size is None else self.origin.add(size)
+        document = endless(self.origin) if size is None else self.origin.add(size)
         client = client or self.lab.client
         download = Download(self.lab, client, document, mptcp=mptcp, family=family, rate_limit=rate_limit)
         self._downloads[download] = client
         return download
 
     def abort(self, *downloads: Download) -> None:
-        """End these downloads, all if none is named, by resetting all subflows of their clients.
-
-        Ending curl alone would leave them established for a minute: the kernel keeps them for data not yet
-        acknowledged.
-        """
+        """End these downloads, all if none is named, by resetting all subflows of their clients."""
         ended = downloads or tuple(self._downloads)
         clients = {self._downloads[download] for download in downloads} or set(self.lab.clients.values())
         for client in clients:
-            client.run("ss", "-K", "-t", "dport", "=", f":{PORT}")
+            reset_subflows(client)
         for download in ended:
             download.stop()
             del self._downloads[download]
@@ -211,9 +205,10 @@ def configured(
     on: Hosts,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
+    ports: Sequence[int] = (PORT,),
 ) -> Iterator[ProxyWorld]:
     """A world whose services have not been started; `daemon` is that section of their configuration."""
-    services = Services(on.lab.proxy, networks, name=f"throttle-{next(_serial)}", daemon=daemon)
+    services = Services(on.lab.proxy, networks, name=f"throttle-{next(_serial)}", daemon=daemon, ports=ports)
     with attended(on, services) as world:
         yield world
 
@@ -223,9 +218,10 @@ def serving(
     on: Hosts,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
+    ports: Sequence[int] = (PORT,),
 ) -> Iterator[ProxyWorld]:
     """As `configured`, with both services running and connected."""
-    with configured(on, networks, daemon) as world:
+    with configured(on, networks, daemon, ports) as world:
         world.services.start_sniffer()
         world.start_daemon()
         yield world

@@ -63,13 +63,13 @@ def test_readme_install_commands_install_every_file(tmp_path: Path) -> None:
 def test_invariants_name_tests_that_exist() -> None:
     document = (REPOSITORY / "docs/invariants.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", document, flags=re.MULTILINE)[1:]
-    assert [section.partition(":")[0] for section in sections] == [f"I{number}" for number in range(1, 9)]
+    assert [section.partition(":")[0] for section in sections] == [f"I{number}" for number in range(1, 10)]
     for section in sections:
-        named = re.findall(r"`([IU])/(test_\w+\.py)::(test_\w+)`", section)
+        named = re.findall(r"`([AIU])/(test_\w+\.py)::(test_\w+)`", section)
         assert named
         assert len(named) == section.count(".py::")
         for kind, file, test in named:
-            path = REPOSITORY / "tests" / {"I": "integration", "U": "unit"}[kind] / file
+            path = REPOSITORY / "tests" / {"A": "adversary", "I": "integration", "U": "unit"}[kind] / file
             assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
 
 

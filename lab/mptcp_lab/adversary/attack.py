@@ -1,0 +1,104 @@
+"""What an attack is: who sends what, beside which traffic, and what must hold meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.download import Download, reset_subflows
+from mptcp_lab.origin import Origin, endless
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET, ClientSpec, Lab, Topology
+from mptcp_lab.traffic import start_pour
+from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLIENTS: Final = Topology(
+    clients=(
+        ClientSpec("victim"),
+        ClientSpec("reserve", families=(4,), wifi="backup"),
+        ClientSpec("raw", families=(4,)),
+        ClientSpec("forger", families=(4,), wifi=None),
+    )
+)
+"""Two usual clients, one of which has Wi-Fi as a backup; one with a TCP of its own; a host off the path of all."""
+
+POUR_PORT: Final = PORT + 1
+"""A proxy port whose server sends zeros to every client, as long as the client receives."""
+
+PORTS: Final = (PORT, POUR_PORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The hosts `CLIENTS`, prepared (`prepare`), with our services running on the proxy for `PORTS`."""
+
+    lab: Lab
+    origin: Origin
+    services: Services
+
+
+Act = Callable[[], AbstractContextManager[None]]
+"""The attack lasts for as long as this block."""
+
+Begin = Callable[[Site], AbstractContextManager[Act]]
+"""The traffic that an attack is about flows for as long as this block."""
+
+
+class Adversary(StrEnum):
+    """Who attacks."""
+
+    OFF_PATH = "off path"
+    CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """An attack on the Ethernet path of a client, or by that client.
+
+    Without it that path has the `rate`. Meanwhile the path must be `throttled` to that rate, or else keep it and be
+    free. What is `lasting` cannot be undone.
+    """
+
+    name: str
+    does: str
+    by: Adversary
+    client: str
+    begin: Begin
+    throttled: bool
+    rate: Rate
+    networks: tuple[AccessNetwork, ...] = WIFI_FIRST
+    lasting: bool = False
+
+
+def prepare(lab: Lab) -> None:
+    """Start what attacks need beside Squid; and no kernel answers what the adversaries' own programs receive."""
+    start_pour(lab.proxy, POUR_PORT)
+    for name, port in (("forger", PORT), ("raw", POUR_PORT)):
+        reset = ("-p", "tcp", "--dport", str(port), "--tcp-flags", "RST", "RST", "-j", "DROP")
+        lab.clients[name].run("iptables-legacy", "-A", "OUTPUT", *reset)
+
+
+@contextmanager
+def downloading(site: Site, name: str) -> Iterator[None]:
+    """While a client downloads through Squid."""
+    client = site.lab.clients[name]
+    download = Download(site.lab, client, endless(site.origin))
+    try:
+        yield
+    finally:
+        reset_subflows(client)
+        download.stop()
+
+
+CAPPED: Final = Rate(1_000_000)
+"""What `WIFI_FIRST` leaves to Ethernet beside Wi-Fi."""
+
+FREE: Final = ETHERNET.rate

@@ -1,0 +1,12 @@
+"""All attacks: the tests in tests/adversary send each, `benchmarks/run adversary` measures each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mptcp_lab.adversary.escapes import ALL_BACKUPS, FAST_CLOSE, HALF_CLOSED, TOGGLING
+from mptcp_lab.adversary.off_path import FABRICATED, IMPOSED, LIFTED, LIFTED_LIMIT
+
+OFF_PATH: Final = (IMPOSED, *LIFTED, LIFTED_LIMIT, FABRICATED)
+BY_CLIENTS: Final = (ALL_BACKUPS, *TOGGLING, *HALF_CLOSED, FAST_CLOSE)
+ATTACKS: Final = (*OFF_PATH, *BY_CLIENTS)

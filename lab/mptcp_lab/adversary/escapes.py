@@ -1,0 +1,158 @@
+"""Attacks by a client that wants more than its cap or limit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.adversary.attack import CAPPED, POUR_PORT, Act, Adversary, Attack, Begin, Site, downloading
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.topology import ETHERNET, WIFI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mptcp_lab.topology import AccessLink
+
+_ENDPOINT_ID: Final = 99
+_serial: Final = itertools.count(1)
+_wifi, _ethernet = WIFI_FIRST
+_LIMITED: Final = (_wifi, replace(_ethernet, cap=None, limit=CAPPED))
+
+
+@contextmanager
+def _all_backups(site: Site) -> Iterator[Act]:
+    client = site.lab.clients["victim"]
+    addresses = [client.address(link, 4) for link in (WIFI, ETHERNET)]
+
+    @contextmanager
+    def act() -> Iterator[None]:
+        client.ip(f"mptcp endpoint change {address} backup" for address in addresses)
+        try:
+            yield
+        finally:
+            client.ip(f"mptcp endpoint change {address} nobackup" for address in addresses)
+
+    # The address with which a connection begins has a priority only if it is an endpoint.
+    client.ip([f"mptcp endpoint add {addresses[-1]} id {_ENDPOINT_ID} dev {ETHERNET.interface}"])
+    try:
+        with downloading(site, "victim"):
+            yield act
+    finally:
+        client.ip([f"mptcp endpoint delete id {_ENDPOINT_ID}"])
+
+
+def _toggling(seconds: float) -> Begin:
+    """The priority of Wi-Fi changes that often."""
+
+    @contextmanager
+    def begin(site: Site) -> Iterator[Act]:
+        client = site.lab.clients["victim"]
+        change = f"mptcp endpoint change {client.address(WIFI, 4)}"
+
+        @contextmanager
+        def act() -> Iterator[None]:
+            lines = f"ip {change} backup; sleep {seconds}; ip {change} nobackup; sleep {seconds}"
+            toggling = client.start(f"toggling-{next(_serial)}", "sh", "-c", f"while :; do {lines}; done")
+            try:
+                yield
+            finally:
+                toggling.stop()
+                client.ip([f"{change} nobackup"])
+
+        with downloading(site, "victim"):
+            yield act
+
+    return begin
+
+
+def _raw(attack: str, links: Sequence[AccessLink]) -> Begin:
+    """An attack of `raw_client` on a connection that begins over the first of these links."""
+
+    @contextmanager
+    def begin(site: Site) -> Iterator[Act]:
+        lab, host = site.lab, site.lab.clients["raw"]
+        addresses = (str(host.address(link, 4)) for link in links)
+        program = ("mptcp_lab.adversary.raw_client", attack, str(lab.proxy_address(4)), str(POUR_PORT), *addresses)
+        client = host.start(f"raw-client-{next(_serial)}", sys.executable, "-m", *program)
+
+        @contextmanager
+        def act() -> Iterator[None]:
+            os.kill(client.pid, signal.SIGUSR1)
+            client.wait_until(lambda: "attacking" in client.log_text(), "attacking")
+            yield
+
+        try:
+            client.wait_until(lambda: "receiving" in client.log_text(), "receiving")
+            yield act
+        finally:
+            client.stop()
+            # The client would not answer to it.
+            lab.proxy.run("ss", "-K", "-t", "sport", "=", f":{POUR_PORT}")
+
+    return begin
+
+
+ALL_BACKUPS: Final = Attack(
+    "all-backups",
+    "MP_PRIO(B=1) on both subflows",
+    Adversary.CLIENT,
+    "victim",
+    _all_backups,
+    throttled=True,
+    rate=CAPPED,
+)
+
+TOGGLING: Final = tuple(
+    Attack(
+        f"toggling-{milliseconds}-ms",
+        f"MP_PRIO on Wi-Fi, B changed every {milliseconds} ms",
+        Adversary.CLIENT,
+        "victim",
+        _toggling(milliseconds / 1000),
+        throttled=True,
+        rate=CAPPED,
+    )
+    for milliseconds in (20, 50, 100)
+)
+
+HALF_CLOSED: Final = (
+    Attack(
+        "half-closed-limited",
+        "DATA_FIN and FIN, then it goes on receiving",
+        Adversary.CLIENT,
+        "raw",
+        _raw("half-close", [ETHERNET]),
+        throttled=True,
+        rate=CAPPED,
+        networks=_LIMITED,
+        lasting=True,
+    ),
+    Attack(
+        "half-closed-capped",
+        "DATA_FIN, and FIN on the capped path, then it goes on receiving over both",
+        Adversary.CLIENT,
+        "raw",
+        _raw("half-close", [ETHERNET, WIFI]),
+        throttled=True,
+        rate=CAPPED,
+        lasting=True,
+    ),
+)
+
+FAST_CLOSE: Final = Attack(
+    "fast-close-outside-window",
+    "10 MP_FASTCLOSE per second with the right key, which the proxy's kernel drops",
+    Adversary.CLIENT,
+    "raw",
+    _raw("fast-close", [ETHERNET]),
+    throttled=True,
+    rate=CAPPED,
+    networks=_LIMITED,
+    lasting=True,
+)

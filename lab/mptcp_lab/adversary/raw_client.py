@@ -1,0 +1,284 @@
+"""An MPTCP client with a TCP of its own, on raw sockets: it can send what no kernel would.
+
+`python -m mptcp_lab.adversary.raw_client ATTACK PROXY PORT ADDRESS...` opens a connection from the first address, joins
+it from the others, and receives what the proxy sends. It begins the ATTACK at SIGUSR1:
+
+    half-close   DATA_FIN, and FIN on the first subflow; it goes on receiving
+    fast-close   ten MP_FASTCLOSE per second with the proxy's key, far outside the window
+
+IPv4 only. The kernel there must not reset what it knows nothing of: see `attack.prepare`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from ipaddress import IPv4Address
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mptcp_sniffer.authentication import token_of
+from mptcp_sniffer.options import mptcp_options
+from mptcp_sniffer.segment import Flag, parse_ip
+
+_WORD: Final = 0xFFFF_FFFF
+_LONG: Final = 0xFFFF_FFFF_FFFF_FFFF
+_RETRY_SECONDS: Final = 0.2
+_WINDOW_SHIFT: Final = 7
+_WINDOW: Final = 0xFFFF  # 8 MB
+_BUFFER_BYTES: Final = 2**23
+_SO_RCVBUFFORCE: Final = 33  # include/uapi/asm-generic/socket.h
+_OUTSIDE: Final = 2**30
+_MSS: Final = bytes((2, 4)) + (1460).to_bytes(2)
+_SCALE: Final = bytes((3, 3, _WINDOW_SHIFT))
+_TCP: Final = Struct("!HHIIBBHHH")
+_PSEUDO: Final = Struct("!4s4sBBH")
+_IPV4_TOTAL_LENGTH: Final = slice(2, 4)
+
+# RFC 8684, section 3: subtypes in the upper four bits of the first byte; flags of MP_CAPABLE and of DSS.
+_CAPABLE_V1: Final = 0x01
+_JOIN: Final = 0x10
+_DSS: Final = 0x20
+_FASTCLOSE: Final = 0x70
+_HMAC_SHA256: Final = 0x01
+_DATA_ACK, _DATA_ACK_8, _MAPPING, _MAPPING_8, _DATA_FIN = 1, 2, 4, 8, 16
+
+
+class _Dss(NamedTuple):
+    """DSS of the proxy: `subflow_sequence` counts from 1 with the first byte of the subflow."""
+
+    data_ack: int | None
+    data_sequence: int | None
+    subflow_sequence: int
+
+
+class _Received(NamedTuple):
+    """A segment of the proxy, with the length of its payload in bytes."""
+
+    flags: int
+    sequence: int
+    acknowledgment: int
+    length: int
+    bodies: tuple[bytes, ...]
+
+
+class _Intervals:
+    """Which bytes of a stream have arrived, from 0; `next` is the first that has not."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self._ahead: dict[int, int] = {}
+
+    def add(self, begin: int, end: int) -> None:
+        self._ahead[begin] = max(end, self._ahead.get(begin, 0))
+        for start in sorted(self._ahead):
+            if start > self.next:
+                return
+            self.next = max(self.next, self._ahead.pop(start))
+
+
+class _Subflow:
+    """A TCP connection from `address`; `first` is its initial sequence number, `next` the one to be sent."""
+
+    def __init__(self, address: str, proxy: str, port: int) -> None:
+        self.address = address
+        self._ends = IPv4Address(address).packed, IPv4Address(proxy).packed
+        self._ports = random.randrange(20_000, 60_000), port  # noqa: S311
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+        self._socket.bind((address, 0))
+        self._socket.connect((proxy, 0))
+        self._socket.setblocking(False)
+        self.first = self.next = random.getrandbits(32)
+        self.acknowledged = self.first
+        self._proxys_first = 0
+        self._arrived = _Intervals()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, flags: int, *bodies: bytes, others: bytes = b"", sequence: int | None = None) -> None:
+        """A segment without payload; `others` are encoded options, `bodies` those of MPTCP options."""
+        options = others + b"".join(bytes((30, len(body) + 2)) + body for body in bodies)
+        options += bytes([1]) * (-len(options) % 4)
+        expected = self._proxys_first + 1 + self._arrived.next  # of a SYN, without ACK, it does not count
+        words = ((_TCP.size + len(options)) // 4) << 4
+        at = self.next if sequence is None else sequence
+        header = (*self._ports, at & _WORD, expected & _WORD, words, flags, _WINDOW, 0, 0)
+        segment = _TCP.pack(*header) + options
+        checksum = _checksum(_PSEUDO.pack(*self._ends, 0, socket.IPPROTO_TCP, len(segment)) + segment)
+        self._socket.send(segment[:16] + checksum.to_bytes(2) + segment[18:])
+
+    def receive(self) -> _Received | None:
+        """A segment for this subflow, if one has arrived."""
+        try:
+            packet = self._socket.recv(2**17)
+        except BlockingIOError:
+            return None
+        segment = parse_ip(packet)
+        if segment is None or (segment.destination.port, segment.source.port) != self._ports:
+            return None
+        headers = (packet[0] & 0xF) * 4 + _TCP.size + len(segment.options)
+        length = int.from_bytes(packet[_IPV4_TOTAL_LENGTH]) - headers
+        if segment.flags & Flag.SYN:
+            self._proxys_first, self.next = segment.sequence, (self.first + 1) & _WORD
+        if segment.flags & Flag.ACK:
+            self.acknowledged = segment.acknowledgment
+        bodies = tuple(mptcp_options(segment.options))
+        return _Received(segment.flags, segment.sequence, segment.acknowledgment, length, bodies)
+
+    def offset(self, sequence: int) -> int:
+        """The place in the subflow's stream, from 0, of a sequence number of the proxy."""
+        return (sequence - self._proxys_first - 1) & _WORD
+
+    def note(self, received: _Received) -> None:
+        """Take what a segment brings."""
+        begin = self.offset(received.sequence)
+        self._arrived.add(begin, begin + received.length + bool(received.flags & Flag.FIN))
+
+
+class RawClient:
+    """A connection to the proxy, from `addresses`."""
+
+    def __init__(self, proxy: str, port: int, addresses: list[str]) -> None:
+        self._key = random.randbytes(8)  # noqa: S311
+        self._proxys_key = b""
+        self._data = _Intervals()
+        self._data_acked = 0
+        self._subflows = [_Subflow(address, proxy, port) for address in addresses]
+        self._open()
+        for number, subflow in enumerate(self._subflows[1:], 1):
+            self._join(subflow, number)
+
+    def _open(self) -> None:
+        first = self._subflows[0]
+        hello = bytes((_CAPABLE_V1, _HMAC_SHA256))
+        answer = self._exchange(first, hello)
+        (self._proxys_key,) = (body[2:10] for body in answer.bodies if body[0] == _CAPABLE_V1)
+        first.send(Flag.ACK, hello + self._key + self._proxys_key)
+        # A connection can be joined once the proxy knows that the client has its keys: at the first DSS.
+        while not self._data.next:
+            self.receive(_RETRY_SECONDS)
+
+    def _join(self, subflow: _Subflow, address_id: int) -> None:
+        nonce = random.randbytes(4)  # noqa: S311
+        token = token_of(1, self._proxys_key)
+        answer = self._exchange(subflow, bytes((_JOIN, address_id)) + token.to_bytes(4) + nonce)
+        (theirs,) = (body[10:14] for body in answer.bodies if body[0] >> 4 == _JOIN >> 4)
+        proof = hmac.digest(self._key + self._proxys_key, nonce + theirs, "sha256")[:20]
+        subflow.send(Flag.ACK, bytes((_JOIN, 0)) + proof)
+
+    def _exchange(self, subflow: _Subflow, body: bytes) -> _Received:
+        """Send a SYN until it is answered."""
+        while True:
+            subflow.send(Flag.SYN, body, others=_MSS + _SCALE)
+            until = time.monotonic() + _RETRY_SECONDS
+            while time.monotonic() < until:
+                answer = subflow.receive()
+                if answer is not None and answer.flags & Flag.SYN:
+                    return answer
+                select.select([subflow], [], [], _RETRY_SECONDS)
+
+    def receive(self, seconds: float) -> None:
+        """Receive and acknowledge for so long, or less."""
+        for subflow in select.select(self._subflows, [], [], seconds)[0]:
+            while (received := subflow.receive()) is not None:
+                self._take(subflow, received)
+
+    def _take(self, subflow: _Subflow, received: _Received) -> None:
+        for dss in map(_dss, (body for body in received.bodies if body[0] == _DSS)):
+            if dss.data_ack is not None:
+                self._data_acked = (dss.data_ack - self._first_data(self._key)) & _WORD
+            if dss.data_sequence is not None and received.length:
+                within = subflow.offset(received.sequence) - (dss.subflow_sequence - 1)
+                begin = (dss.data_sequence + within - self._first_data(self._proxys_key)) & _WORD
+                self._data.add(begin, begin + received.length)
+        if received.length or received.flags & Flag.FIN:
+            subflow.note(received)
+            subflow.send(Flag.ACK, self._dss())
+
+    @staticmethod
+    def _first_data(key: bytes) -> int:
+        return int.from_bytes(hashlib.sha256(key).digest()[-8:]) + 1
+
+    def _dss(self, *, fin: bool = False) -> bytes:
+        data_ack = (self._first_data(self._proxys_key) + self._data.next) & _LONG
+        flags = _DATA_ACK | _DATA_ACK_8
+        if not fin:
+            return bytes((_DSS, flags)) + data_ack.to_bytes(8)
+        flags |= _MAPPING | _MAPPING_8 | _DATA_FIN
+        # A DATA_FIN without data: subflow sequence 0, length 1 (RFC 8684, section 3.3.3).
+        mapping = (self._first_data(self._key) & _LONG).to_bytes(8) + bytes(4) + (1).to_bytes(2)
+        return bytes((_DSS, flags)) + data_ack.to_bytes(8) + mapping
+
+    def close_half(self) -> None:
+        """Close this side: the connection's, and the first subflow's."""
+        first = self._subflows[0]
+        while not self._data_acked:
+            first.send(Flag.ACK, self._dss(fin=True))
+            self._receive_for(_RETRY_SECONDS)
+        closing, first.next = first.next, (first.next + 1) & _WORD
+        while first.acknowledged != first.next:
+            first.send(Flag.FIN | Flag.ACK, self._dss(), sequence=closing)
+            self._receive_for(_RETRY_SECONDS)
+
+    def fast_close(self) -> None:
+        """MP_FASTCLOSE as the proxy's kernel ignores it."""
+        first = self._subflows[0]
+        first.send(Flag.ACK, bytes((_FASTCLOSE, 0)) + self._proxys_key, sequence=first.next + _OUTSIDE)
+
+    def _receive_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.receive(left)
+
+
+def _dss(body: bytes) -> _Dss:
+    flags, rest = body[1], body[2:]
+    data_ack = data_sequence = None
+    subflow_sequence = 0
+    if flags & _DATA_ACK:
+        size = 8 if flags & _DATA_ACK_8 else 4
+        data_ack, rest = int.from_bytes(rest[:size]), rest[size:]
+    if flags & _MAPPING:
+        size = 8 if flags & _MAPPING_8 else 4
+        data_sequence, subflow_sequence = int.from_bytes(rest[:size]), int.from_bytes(rest[size : size + 4])
+    return _Dss(data_ack, data_sequence, subflow_sequence)
+
+
+def _checksum(data: bytes) -> int:
+    total: int = sum(Struct(f"!{len(data) // 2}H").unpack(data))
+    while total > 0xFFFF:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
+    """Receive until the end; attack from SIGUSR1 on."""
+    begin: list[bool] = []
+    signal.signal(signal.SIGUSR1, lambda *_: begin.append(True))
+    client = RawClient(proxy, port, addresses)
+    print("receiving", flush=True)
+    while not begin:
+        client.receive(_RETRY_SECONDS)
+    if attack == "half-close":
+        client.close_half()
+    print("attacking", flush=True)
+    due = 0.0
+    while True:
+        if attack == "fast-close" and time.monotonic() >= due:
+            client.fast_close()
+            due = time.monotonic() + 0.1
+        client.receive(0.1)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["half-close" | "fast-close" as attack, proxy, port, *addresses]:
+            main(attack, proxy, int(port), addresses)

@@ -1,0 +1,126 @@
+"""Carries out an attack, and measures what it achieves: before, during and after it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.adversary.attack import Adversary
+from mptcp_lab.process import wait_until
+from mptcp_lab.scenario.recording import MEGA
+from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.topology import ETHERNET
+
+if TYPE_CHECKING:
+    from mptcp_lab.adversary.attack import Attack, Site
+
+PEAK_SECONDS: Final = 5.0
+MOST_OF_RATE: Final = 1.05
+"""Of its rate, what a throttled path may carry over any `PEAK_SECONDS`."""
+
+LEAST_OF_RATE: Final = 0.98
+"""Of its rate before the attack, what a free path must still carry."""
+
+_POLL_SECONDS: Final = 0.05
+_SETTLED_SECONDS: Final = 3
+_SETTLED: Final = 0.15
+_PATIENCE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What the client received over Ethernet, in Mb/s: the mean, and the most over any `PEAK_SECONDS`.
+
+    Of `polls` of the daemon, how many showed a subflow over Ethernet `throttled`, and how many showed other subflows
+    than at the beginning (`changed`).
+    """
+
+    rate: float
+    peak: float
+    polls: int
+    throttled: int
+    changed: int
+
+    @property
+    def share(self) -> float:
+        """The share of polls that showed it throttled."""
+        return self.throttled / self.polls
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was measured; `before` and `after` are None where it was not."""
+
+    attack: Attack
+    before: Window | None
+    during: Window
+    after: Window | None
+
+    @property
+    def held_off(self) -> bool:
+        """Whether the path kept to its rate, or kept its rate; and whether others' connections were shown as before."""
+        during = self.during
+        if self.attack.by is Adversary.OFF_PATH and (during.changed or during.share != self.attack.throttled):
+            return False
+        if self.attack.throttled:
+            return during.peak <= MOST_OF_RATE * self.attack.rate.bits_per_second / MEGA
+        return self.before is not None and during.rate >= LEAST_OF_RATE * self.before.rate
+
+
+def carry_out(attack: Attack, site: Site, seconds: float, *, around: bool = True) -> Outcome:
+    """Measure for `seconds` each, `PEAK_SECONDS` or more: before, during and after; not `around`: only what is needed.
+
+    Raises LabError if the path does not have its rate before the attack.
+    """
+    client = site.lab.clients[attack.client]
+    with attack.begin(site) as act, PathMeter(client, (ETHERNET.interface,)) as meter:
+        trial = _Trial(site, meter)
+        trial.wait_settled(attack.rate.bits_per_second / MEGA)
+        before = trial.window(seconds) if around or not attack.throttled else None
+        with act():
+            during = trial.window(seconds)
+        after = trial.window(seconds) if around and not attack.lasting else None
+    return Outcome(attack, before, during, after)
+
+
+class _Trial:
+    def __init__(self, site: Site, meter: PathMeter) -> None:
+        self._site = site
+        self._meter = meter
+
+    def wait_settled(self, rate: float) -> None:
+        """Wait until the path has had this rate, in Mb/s, for some seconds: TCP has found it, and queues have left."""
+
+        def settled() -> bool:
+            now, curve = self._meter.interfaces[-1].at, self._meter.received(ETHERNET.interface)
+            seconds = (curve.mbps(now - ago - 1, now - ago) for ago in range(_SETTLED_SECONDS))
+            return all(math.isclose(found, rate, rel_tol=_SETTLED) for found in seconds)
+
+        wait_until(settled, f"{rate:g} Mb/s over Ethernet before the attack", _PATIENCE_SECONDS)
+
+    def window(self, seconds: float) -> Window:
+        """What happens in the next seconds."""
+        polls = throttled = changed = 0
+        began, known = time.monotonic(), self._shown()
+        while (now := time.monotonic()) < began + seconds:
+            shown = self._shown()
+            polls += 1
+            throttled += any(shown.values())
+            changed += shown.keys() != known.keys()
+            time.sleep(max(now + _POLL_SECONDS - time.monotonic(), 0.0))
+        wait_until(lambda: self._meter.interfaces[-1].at >= now, "sampled")
+        curve = self._meter.received(ETHERNET.interface)
+        steps = int((now - began - PEAK_SECONDS) / _POLL_SECONDS)
+        starts = (began + step * _POLL_SECONDS for step in range(steps + 1))
+        peak = max(curve.mbps(start, start + PEAK_SECONDS) for start in starts)
+        return Window(curve.mbps(began, now), peak, polls, throttled, changed)
+
+    def _shown(self) -> dict[tuple[str, str, int], bool]:
+        """The subflows that the daemon shows, and whether they are throttled over Ethernet."""
+        return {
+            (subflow.token, subflow.client, subflow.client_port): subflow.network == "ethernet"
+            and subflow.rule is not None
+            for subflow in self._site.services.subflows()
+        }

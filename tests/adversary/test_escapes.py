@@ -1,0 +1,62 @@
+"""What a client can do to get more than its cap or limit, with MPTCP alone."""
+
+from __future__ import annotations
+
+import re
+from operator import attrgetter
+from typing import Final
+
+import pytest
+from polling import eventually
+from proxy_world import ProxyWorld
+
+from mptcp_lab.adversary.attack import POUR_PORT, Attack, Site
+from mptcp_lab.adversary.catalogue import BY_CLIENTS
+from mptcp_lab.adversary.escapes import HALF_CLOSED
+from mptcp_lab.adversary.trial import carry_out
+from mptcp_lab.topology import WIFI
+
+SECONDS: Final = 6.0
+STILL_FLOWS: Final = 0.8
+"""Of the rate: what a client that goes on receiving receives at least."""
+
+SUPPRESSED = re.compile(r"WARNING (\d+) log lines of the last 10 s were not written: (\d+) about token=(\w+)")
+
+
+@pytest.mark.parametrize("attack", BY_CLIENTS, ids=attrgetter("name"))
+def test_client_does_not_escape_its_rate(attack: Attack, site: Site) -> None:
+    outcome = carry_out(attack, site, SECONDS, around=False)
+    assert outcome.held_off, outcome
+    if attack in HALF_CLOSED:
+        assert outcome.during.rate > STILL_FLOWS * attack.rate.bits_per_second / 1e6
+
+
+@pytest.mark.parametrize("attack", HALF_CLOSED, ids=attrgetter("name"))
+def test_half_closed_subflow_stays_in_the_table_until_the_proxy_ends_it(attack: Attack, site: Site) -> None:
+    proxy = site.lab.proxy
+    closed_by_client = ("ss", "-tnH", "state", "close-wait", "sport", "=", f":{POUR_PORT}")
+    with attack.begin(site) as act, act():
+        eventually(lambda: len(proxy.run(*closed_by_client).stdout.splitlines()) == 1, "the FIN has arrived")
+        (limited,) = [subflow for subflow in site.services.subflows() if subflow.network == "ethernet"]
+        assert limited.rule is not None
+        proxy.run("ss", "-K", "-t", "sport", "=", f":{POUR_PORT}")
+        eventually(lambda: not site.services.subflows(), "gone", within=1)
+
+
+def test_log_of_a_client_that_toggles_its_priority_is_bounded(world: ProxyWorld) -> None:
+    victim = world.lab.client
+    world.download()
+    (capped,) = world.wait_capped()
+    lines = len(world.daemon.log_text().splitlines())
+    change = f"ip mptcp endpoint change {victim.address(WIFI, 4)}"
+    toggle = f"while true; do {change} backup; sleep 0.06; {change} nobackup; sleep 0.06; done"
+    toggling = victim.start("toggle", "sh", "-c", toggle)
+    seconds = eventually(lambda: SUPPRESSED.search(world.daemon.log_text()) is not None, "a summary", within=60)
+    toggling.stop()
+    log = world.daemon.log_text().splitlines()[lines:]
+    assert len(log) <= 21 * (seconds // 10 + 2)
+    summary = SUPPRESSED.search("\n".join(log))
+    assert summary is not None
+    assert summary[3] == capped.token
+    assert int(summary[1]) == int(summary[2]) > 20
+    victim.run("ip", "mptcp", "endpoint", "change", str(victim.address(WIFI, 4)), "nobackup")

@@ -1,0 +1,52 @@
+"""What a host off the path can do to others, who knows their addresses and ports: nothing."""
+
+from __future__ import annotations
+
+import random
+import sys
+from operator import attrgetter
+from typing import Final
+
+import pytest
+from polling import eventually
+from proxy_world import ProxyWorld
+
+from mptcp_lab.adversary.attack import Attack, Site
+from mptcp_lab.adversary.catalogue import OFF_PATH
+from mptcp_lab.adversary.off_path import FABRICATED
+from mptcp_lab.adversary.trial import carry_out
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import WIFI
+
+SECONDS: Final = 6.0
+
+
+@pytest.mark.parametrize("attack", OFF_PATH, ids=attrgetter("name"))
+def test_attack_from_off_the_path_is_held_off(attack: Attack, site: Site) -> None:
+    outcome = carry_out(attack, site, SECONDS, around=False)
+    assert outcome.held_off, outcome
+    if attack is FABRICATED:
+        assert site.services.ask_sniffer("status")["counters"]["wrong_direction"] > SECONDS
+
+
+def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    connections, marks = world.services.ask_sniffer("snapshot")["connections"], world.marks()
+    (victim,) = {subflow.token for subflow in world.services.subflows()}
+    guesses = [f"{random.randrange(2**32):08x}" for _ in range(5)]  # noqa: S311
+    forger = (sys.executable, "-m", "mptcp_lab.adversary.forger", "joins", str(world.lab.proxy_address(4)), str(PORT))
+    assert world.lab.clients["forger"].run(*forger, *guesses, victim).stdout == "answered\n"
+    counters = world.services.ask_sniffer("status")["counters"]
+    assert (counters["unknown_token"], counters["wrong_hmac"]) == (5, 1)
+    assert world.services.ask_sniffer("snapshot")["connections"] == connections
+    assert world.marks() == marks
+
+
+def test_end_of_the_preferred_path_by_a_reset_lifts_the_cap_at_once(world: ProxyWorld) -> None:
+    """Only the kernel list tells: the proxy sends nothing when a client resets a subflow."""
+    victim = world.lab.client
+    world.download()
+    world.wait_settled()
+    victim.run("ss", "-K", "-t", "src", str(victim.address(WIFI, 4)))
+    eventually(lambda: world.capped() == [], "the cap lifted", within=0.5)
