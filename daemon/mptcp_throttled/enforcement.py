@@ -31,11 +31,11 @@ _PACED: Final = "its socket is paced, though nothing is applied for it"
 
 @dataclass(frozen=True, slots=True)
 class SocketState:
-    """An established socket of the proxy: the minor of its class (0: none), whether it is paced, and bytes of payload
-    sent, retransmissions included."""
+    """An established socket of the proxy: the minor of its class (0: none), its pace (bytes/s; None: not paced), and
+    bytes of payload sent, retransmissions included."""
 
     minor: int
-    paced: bool
+    pace: int | None
     sent: int
 
 
@@ -92,7 +92,7 @@ class Enforcement:
 
 def _rates(before: Observation, now: Observation) -> dict[FourTuple, float]:
     seconds = now.at - before.at
-    nothing = SocketState(0, paced=False, sent=0)
+    nothing = SocketState(0, None, 0)
     return {
         ends: (state.sent - before.sockets.get(ends, nothing).sent) / seconds for ends, state in now.sockets.items()
     }
@@ -113,7 +113,7 @@ def _differences(before: Observation, now: Observation, snapshot: Snapshot) -> I
             yield ends, _STARVED
         elif by_socket and state.minor != minor:
             yield ends, _NOT_IN_CLASS if minor else _IN_CLASS
-        elif snapshot.deciding_problem is None and state.paced != (ends in applied.paces):
+        elif snapshot.deciding_problem is None and (state.pace is not None) != (ends in applied.paces):
             yield ends, _NOT_PACED if ends in applied.paces else _PACED
 
 

@@ -15,6 +15,7 @@ from mptcp_throttled.state import Snapshot
 
 CAPPED, FREE, STRANGER = ends("10.1.0.2"), ends("10.2.0.2"), ends("192.0.2.1")
 CAP = Rate.parse("1mbit")
+PACE = 117_500
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def snapshot() -> Snapshot:
     table = DecisionTable()
     table.reconfigure((WIFI, ETHERNET), paused=False)
     table.replace({Token(1): connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))})
-    plan = kernel_plan({2: CAP}, {CAPPED: 2}, {CAPPED: 117_500})
+    plan = kernel_plan({2: CAP}, {CAPPED: 2}, {CAPPED: PACE})
     return Snapshot(decisions=table.decisions, applied=plan, marks="socket")
 
 
@@ -39,7 +40,7 @@ def observe(
     enforcement = Enforcement()
     for second in range(round(GRACE_SECONDS) + 2):
         sockets = {
-            end: SocketState(minor if end == CAPPED else 0, paced and end == CAPPED, sent * second)
+            end: SocketState(minor if end == CAPPED else 0, PACE if paced and end == CAPPED else None, sent * second)
             for end, sent in sent_per_second.items()
         }
         classes = {2: round(counted * sent_per_second.get(CAPPED, 0) * second)}
@@ -87,7 +88,7 @@ def test_difference_of_an_idle_subflow_is_not_reported(snapshot: Snapshot) -> No
 def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) -> None:
     enforcement = observe(snapshot, {CAPPED: 100_000})
     assert enforcement.latest is not None
-    later = Observation(5.0, {CAPPED: SocketState(0, paced=True, sent=600_000)}, {2: 600_000})
+    later = Observation(5.0, {CAPPED: SocketState(0, PACE, 600_000)}, {2: 600_000})
     enforcement = enforcement.after(later, snapshot)
     assert CAPPED in enforcement.differences
     assert enforcement.not_enforced == {}
@@ -96,7 +97,7 @@ def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) 
 def test_sockets_that_are_no_subflows_of_the_table_do_not_matter(snapshot: Snapshot) -> None:
     enforcement = Enforcement()
     for second in range(6):
-        sockets = {STRANGER: SocketState(9, paced=True, sent=100_000 * second)}
+        sockets = {STRANGER: SocketState(9, PACE, 100_000 * second)}
         enforcement = enforcement.after(Observation(float(second), sockets, {}), snapshot)
     assert enforcement.not_enforced == {}
 
@@ -109,7 +110,7 @@ def test_long_rates_cover_the_last_ten_to_twenty_seconds(snapshot: Snapshot) -> 
     enforcement = Enforcement()
     for second in range(31):
         sent = 1000 * second if second <= 10 else 10_000
-        observation = Observation(float(second), {FREE: SocketState(0, paced=False, sent=sent)}, {})
+        observation = Observation(float(second), {FREE: SocketState(0, None, sent)}, {})
         enforcement = enforcement.after(observation, snapshot)
         if second == 10:
             assert enforcement.long_rates[FREE] == 1000

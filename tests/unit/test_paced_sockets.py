@@ -52,7 +52,8 @@ class Program:
             raise KernelError("bpf map update", errno.ENOMEM)
         self.networks = networks
 
-    def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
+    def set_paces(self, paces: Mapping[FourTuple, int], *, present: bool = False) -> None:
+        assert present == (self.link is None)
         if self.full and paces:
             raise KernelError("bpf map update", errno.ENOMEM)
         self.paces.update(paces)
@@ -157,12 +158,13 @@ def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets
     assert (program.kind, program.networks, sockets.deciding_problem) == (ProgramKind.THROTTLE, (WIFI, ETHERNET), None)
 
 
-def test_program_has_adopted_classes_before_it_is_attached(sockets: PacedSockets) -> None:
+def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSockets) -> None:
     sockets.set_networks((WIFI,))
+    sockets.adopt_paces({ONE: 1000})
     sockets.adopt_classes({ONE: 2})
-    sockets.read()
+    assert sockets.read().paces == {ONE: 1000}
     (program,) = Program.attached
-    assert program.had_when_attached == ((WIFI,), {}, {ONE: 2})
+    assert program.had_when_attached == ((WIFI,), {ONE: 1000}, {ONE: 2})
     assert dict(sockets.classes) == {ONE: 2}
 
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.kernel.proxy_sockets import classes_of_sockets
+from mptcp_throttled.kernel.proxy_sockets import SocketReader
 from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttled.reconcile import operations as op
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
@@ -93,10 +94,16 @@ class LinuxKernel:
 
     def adopt(self) -> dict[FourTuple, int]:
         """The class minors of subflows that an earlier daemon has left, to begin with. Raises KernelError."""
+        sockets = SocketReader((ANY_PORT,)).read()  # the proxy may have opened subflows itself
+        classes = {ends: state.minor for ends, state in sockets.items() if state.minor}
         chains = self._marks.present.read().values()
-        classes = classes_of_sockets()
+        marks = {**classes, **{ends: minor for chain in chains for ends, minor in chain.marks.items()}}
         self._marks.adopt(classes)
-        return {**classes, **{ends: minor for chain in chains for ends, minor in chain.marks.items()}}
+        if self._sockets is not None:
+            # The proxy may pace its sockets, too: only those that are marked have their pace from us.
+            paces = {ends: state.pace for ends, state in sockets.items() if ends in marks and state.pace is not None}
+            self._sockets.adopt_paces(paces)
+        return marks
 
     def release_sockets(self) -> int:
         """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""

@@ -146,7 +146,7 @@ class PacedSockets:
         """A program that has all that it acts by before it is attached, so that it frees no socket meanwhile."""
         program = SocketProgram(kind, self._ports)
         try:
-            program.set_paces(self._paces)
+            program.set_paces(self._paces, present=True)
             if kind is ProgramKind.THROTTLE:
                 program.set_classes(self._classes)
                 program.set_networks(self._networks)
@@ -180,6 +180,10 @@ class PacedSockets:
     def classes(self) -> Mapping[FourTuple, int]:
         """The class minors that the program has for subflows."""
         return MappingProxyType(self._classes)
+
+    def adopt_paces(self, paces: Mapping[FourTuple, int]) -> None:
+        """Before the program is attached: begin with these paces, in bytes/s, which an earlier daemon has set."""
+        self._paces = dict(paces)
 
     def adopt_classes(self, minors: Mapping[FourTuple, int]) -> None:
         """Before the program is attached: begin with these classes, in which an earlier daemon has put subflows."""

@@ -104,12 +104,7 @@ def _listeners(ports: Sequence[int]) -> Iterator[tuple[Address, int]]:
 
 def count_paced(ports: Sequence[int]) -> int:
     """How many sockets on these ports have a maximum pacing rate. Raises KernelError."""
-    return sum(state.paced for state in SocketReader(ports).read().values())
-
-
-def _is_paced(tcp_info: bytes) -> bool:
-    (rate,) = _MAX_PACING_RATE.unpack_from(tcp_info)
-    return bool(rate < _UNLIMITED)
+    return sum(state.pace is not None for state in SocketReader(ports).read().values())
 
 
 class SocketReader:
@@ -134,11 +129,6 @@ class SocketReader:
         return found
 
 
-def classes_of_sockets() -> dict[FourTuple, int]:
-    """The minors of our classes in which sockets of this host are (SO_PRIORITY). Raises KernelError."""
-    return {ends: state.minor for ends, state in SocketReader((ANY_PORT,)).read().items() if state.minor}
-
-
 def _ends(payload: bytes) -> FourTuple:
     found = parse_socket(payload, ())
     client = Endpoint(ip_address(found.remote), found.remote_port)
@@ -148,5 +138,6 @@ def _ends(payload: bytes) -> FourTuple:
 def _state(attributes: Mapping[int, bytes]) -> SocketState:
     (priority,) = _CLASS_ID.unpack(attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
     tcp_info = attributes[INET_DIAG_INFO]
-    (sent,) = _BYTES_SENT.unpack_from(tcp_info)
-    return SocketState(priority & ~_MAJOR if priority & _MAJOR == HANDLE else 0, _is_paced(tcp_info), sent)
+    (pace,), (sent,) = _MAX_PACING_RATE.unpack_from(tcp_info), _BYTES_SENT.unpack_from(tcp_info)
+    minor = priority & ~_MAJOR if priority & _MAJOR == HANDLE else 0
+    return SocketState(minor, pace if pace < _UNLIMITED else None, sent)

@@ -39,6 +39,8 @@ _IPV4_MAPPED_BITS: Final = 96
 _SETTINGS: Final = Struct("=Q16II4x")
 _ENDS: Final = Struct("=16s16s4sI")
 _PACE: Final = Struct("=IIQ")
+_RAMP_TO_BEGIN: Final = 0
+_LONG_AGO: Final = 1
 _PREFIX: Final = Struct("=I16s")
 _NETWORK: Final = Struct("=IIQ")
 _NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0)
@@ -117,9 +119,13 @@ class SocketProgram:
         if self._networks is not None:
             self._object.iterate("adopt")
 
-    def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
-        """Give subflows their paces, in bytes/s. Raises KernelError, and has changed all, some or none of them."""
-        elements = {_ends(ends): _PACE.pack(min(pace, _UNLIMITED - 1), 0, 0) for ends, pace in paces.items()}
+    def set_paces(self, paces: Mapping[FourTuple, int], *, present: bool = False) -> None:
+        """Give subflows their paces, in bytes/s; `present`: they have them already, so that `pace` begins no ramp.
+
+        Raises KernelError, and has changed all, some or none of them.
+        """
+        began = _LONG_AGO if present else _RAMP_TO_BEGIN
+        elements = {_ends(ends): _PACE.pack(min(pace, _UNLIMITED - 1), 0, began) for ends, pace in paces.items()}
         self._paces.update(elements)
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:

@@ -25,7 +25,7 @@ struct ends {
 };
 
 /* The pace that the daemon has decided, in bytes/s; and the rate (bytes/s) and the time (ns) at which the ramp to it
- * began, which pace.bpf.c writes. */
+ * began, which pace.bpf.c writes; 0: it has not begun. */
 struct pace {
 	__u32 bytes_per_second;
 	__u32 ramp_from;
