@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -173,6 +174,10 @@ class Loop:
         # The kernel program must not pace whom the daemon cannot throttle.
         is_deciding = operator.pause is None and sniffer.problem is None and not self._htb_refused
         self._kernel.set_networks(networks if is_deciding else ())
+        if self._adopted:
+            # This attaches the kernel program. The plan, and so what is adopted, depends on the back end.
+            with suppress(KernelError):
+                self._kernel.quick_check()
         delta = self._plan(update, networks, settings, paused=operator.pause is not None)
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)

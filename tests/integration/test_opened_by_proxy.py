@@ -47,6 +47,15 @@ def test_subflow_that_the_proxy_opens_has_the_cap() -> None:
         assert world.marks() == []
 
 
+def test_next_daemon_adopts_the_subflow_that_the_proxy_has_opened() -> None:
+    with announcing("socket") as world:
+        world.wait_settled()
+        world.daemon.kill()
+        world.start_daemon()
+        world.wait_capped()
+        assert "1 throttled subflows adopted, 0 added" in world.daemon.log_text()
+
+
 def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> None:
     with announcing("ipset") as world:
         eventually(lambda: len(world.services.subflows()) == 2, "known by its token")
