@@ -6,6 +6,8 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from pyroute2.netlink.exceptions import NetlinkError
+
 _inject: Callable[[Sequence[str]], Sequence[OSError | None]] | None = None
 
 
@@ -51,3 +53,15 @@ def os_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise KernelError(what, error.errno or errno.EIO) from error
+
+
+@contextmanager
+def netlink_call(what: str) -> Iterator[None]:
+    """Turn pyroute2's NetlinkError and OSError into KernelError, which names the attempted operation `what`."""
+    try:
+        with os_errors(what):
+            fault_point(what)
+            yield
+    except NetlinkError as error:
+        detail = error.args[1] if len(error.args) > 1 and isinstance(error.args[1], str) else ""
+        raise KernelError(what, error.code, detail) from error

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import if_nameindex, if_nametoindex
 from struct import Struct
@@ -21,10 +20,9 @@ from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
 from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
-from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
@@ -77,18 +75,6 @@ class HtbClass(NamedTuple):
 
     classid: int
     options: bytes
-
-
-@contextmanager
-def netlink_call(what: str) -> Iterator[None]:
-    """Turn pyroute2's NetlinkError and OSError into KernelError, which names the attempted operation `what`."""
-    try:
-        with os_errors(what):
-            fault_point(what)
-            yield
-    except NetlinkError as error:
-        detail = error.args[1] if len(error.args) > 1 and isinstance(error.args[1], str) else ""
-        raise KernelError(what, error.code, detail) from error
 
 
 @dataclass(frozen=True, slots=True)

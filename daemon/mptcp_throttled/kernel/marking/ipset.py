@@ -21,10 +21,9 @@ from pyroute2.netlink import NETLINK_NETFILTER, NLA_F_NESTED, NLA_F_NET_BYTEORDE
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
-from mptcp_throttled.kernel.tc import netlink_call
 
 MAX_MARKS: Final = 2**20
 """Most elements that one set may have: 32 bytes of kernel memory each (IPv6: 56), twice that while the hash grows."""
