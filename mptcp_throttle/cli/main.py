@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import doctor, tables
+from mptcp_throttle.cli import tables
 from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
@@ -151,7 +151,10 @@ def _accepted(answer: Json) -> Json:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    findings = doctor.examine(load_config(options.config), _TIMEOUT_SECONDS)
+    # pyroute2 takes as long to import as everything else, and no other command needs it.
+    from mptcp_throttle.cli.doctor import examine
+
+    findings = examine(options.config, load_config(options.config), _TIMEOUT_SECONDS)
     _print(options, [finding._asdict() for finding in findings], tables.show_findings)
     harms = sum(finding.problem is not None and finding.harm for finding in findings)
     if harms:

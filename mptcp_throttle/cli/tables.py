@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mptcp_throttle.rpc import Json
+
+_LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
 class _Console(Console):
@@ -92,12 +95,18 @@ def show_findings(data: Json) -> None:
     """The findings of `doctor`."""
     console = _console()
     for finding in data:
-        if finding["problem"] is None:
-            console.print(f"ok       {finding['subject']}", style="green", markup=False)
-        elif finding["harm"]:
-            console.print(f"problem  {finding['subject']}: {finding['problem']}", style="red", markup=False)
-        else:
-            console.print(f"note     {finding['subject']}: {finding['problem']}", style="yellow", markup=False)
+        level, text = _judgement(finding)
+        line = f"{level:7}  {finding['subject']}" + (f": {text}" if text else "")
+        console.print(line, style=_LEVELS[level], markup=False)
+
+
+def _judgement(finding: Json) -> tuple[str, str]:
+    if finding["unchecked"]:
+        return "unknown", f"not checked: {finding['unchecked']}"
+    if finding["problem"] is None:
+        return "ok", ""
+    level = "problem" if finding["harm"] else "note"
+    return level, "; ".join(text for text in (finding["problem"], finding["remedy"]) if text)
 
 
 def show_network(data: Json) -> None:

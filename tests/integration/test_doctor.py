@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from proxy_world import ProxyWorld
 
 from mptcp_lab.services import Services
 from mptcp_lab.topology import Topology, build
 
+if TYPE_CHECKING:
+    from mptcp_throttle.rpc import Json
+
+
+def findings(services: Services) -> tuple[int, list[Json]]:
+    """Its exit status, and what it has found."""
+    done = services.cli("doctor", "--json", check=False)
+    return done.returncode, json.loads(done.stdout)
+
 
 def problems(services: Services) -> tuple[int, dict[str, str]]:
     """Its exit status, and the problems by subject."""
-    done = services.cli("doctor", "--json", check=False)
-    findings = {finding["subject"]: finding["problem"] for finding in json.loads(done.stdout)}
-    return done.returncode, {subject: problem for subject, problem in findings.items() if problem is not None}
+    status, found = findings(services)
+    return status, {one["subject"]: one["problem"] for one in found if one["problem"] is not None}
 
 
 def test_doctor_finds_no_problem_on_a_healthy_host(world: ProxyWorld) -> None:
-    assert problems(world.services) == (0, {})
+    status, found = findings(world.services)
+    assert (status, [one for one in found if one["problem"] or one["unchecked"]]) == (0, [])
     assert "ok       proxy port 8080" in world.services.cli("doctor").stdout
 
 
 def test_doctor_finds_a_pause_and_a_missing_sniffer(world: ProxyWorld) -> None:
     world.services.ask("pause", None)
-    assert problems(world.services)[1] == {"mptcp-throttled": "is paused; `mptcp-throttle resume`"}
+    assert problems(world.services)[1] == {"mptcp-throttled": "is paused"}
+    shown = world.services.cli("doctor", check=False).stdout
+    assert "problem  mptcp-throttled: is paused; `mptcp-throttle resume`" in shown
     world.sniffer.stop()
     status, found = problems(world.services)
     assert status == 1
@@ -39,7 +51,7 @@ def test_doctor_finds_missing_mptcp_and_a_missing_interface() -> None:
         listener.wait_until(lambda: lab.proxy.listens(8080), "listening")
         status, found = problems(services)
     assert status == 1
-    assert found["kernel"] == "MPTCP is off; `sysctl net.mptcp.enabled=1`"
+    assert found["kernel"] == "MPTCP is off"
     assert found["interface"].startswith("eth7 does not exist; allowed: one of eth0, lo")
-    assert found["proxy port 8080"] == "is listened on without MPTCP; start the proxy with `mptcpize run`"
+    assert found["proxy port 8080"] == "is listened on without MPTCP"
     assert {"mptcp-sniffer", "mptcp-throttled"} <= set(found)

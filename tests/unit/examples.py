@@ -1,12 +1,15 @@
-"""Short ways to write down connections and access networks."""
+"""Short ways to write down connections, access networks, and what `doctor` examines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 
 from immutables import Map
 
+from mptcp_throttle.cli.doctor.finding import Host
+from mptcp_throttle.config.load import load_config
 from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, Subflow, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import KernelPlan
@@ -48,3 +51,9 @@ def kernel_plan(
 
 ETHERNET = network("ethernet", 1, 2, cap="1mbit")
 WIFI = network("wifi", 2, 1)
+
+
+def examined_host() -> Host:
+    """With the configuration that we install, and no service that answers."""
+    file = Path(__file__).parents[2] / "config/mptcp-throttle.yaml"
+    return Host(file, load_config(file), sniffer="no answer", daemon="no answer")

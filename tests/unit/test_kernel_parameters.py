@@ -1,4 +1,4 @@
-"""How `mptcp-throttle doctor` judges kernel parameters, which depends on the kernel version."""
+"""How `mptcp-throttle doctor` judges kernel parameters, some of which depend on the kernel version."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import platform
 from pathlib import Path
 
 import pytest
+from examples import examined_host
 
-from mptcp_throttle.cli import doctor
+from mptcp_throttle.cli.doctor import kernel_checks
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,7 @@ def test_tcp_notsent_lowat_is_used_from_kernel_6_9_on(
     monkeypatch: pytest.MonkeyPatch, release: str, heeds: bool
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
-    assert doctor.heeds_notsent_lowat() == heeds
+    assert kernel_checks.heeds_notsent_lowat() == heeds
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def test_unsent_data_is_judged_by_the_parameter_of_this_kernel(
     for name, text in (("_UNSENT", unsent), ("_SINGLE_PAGES", single_pages)):
         if text is not None:
             (tmp_path / name).write_text(text + "\n")
-        monkeypatch.setattr(doctor, name, tmp_path / name)
-    finding = doctor._unsent()
-    assert (finding.subject, finding.harm) == ("unsent data", False)
-    assert (finding.problem or "").endswith(remedy or "")
-    assert (finding.problem is None) == (remedy is None)
+        monkeypatch.setattr(kernel_checks, name, tmp_path / name)
+    (finding,) = kernel_checks.unsent_data(examined_host())
+    assert finding.subject == "unsent data"
+    assert finding.remedy == remedy
+    assert (finding.problem is None, finding.harm) == (remedy is None, remedy is None)

@@ -1,0 +1,35 @@
+"""All checks of `doctor`, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from mptcp_throttle.cli.doctor import kernel_checks, proxy_checks, service_checks
+from mptcp_throttle.cli.doctor.finding import Check, Finding, Host
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.rpc import Json, RpcClient, RpcError
+
+CHECKS: Final[tuple[Check, ...]] = (
+    kernel_checks.mptcp,
+    kernel_checks.send_buffers,
+    kernel_checks.unsent_data,
+    proxy_checks.interface,
+    proxy_checks.listeners,
+    service_checks.sniffer,
+    service_checks.daemon,
+)
+
+
+def examine(config_file: Path, config: Config, timeout: float) -> list[Finding]:
+    """Check this host and both services, each of which has `timeout` seconds to answer. Raises UserError."""
+    sockets = config.sockets
+    host = Host(config_file, config, _ask(sockets.sniffer, timeout), _ask(sockets.daemon, timeout))
+    return [finding for check in CHECKS for finding in check(host)]
+
+
+def _ask(socket: Path, timeout: float) -> Json | str:
+    try:
+        return RpcClient(socket, timeout).call("status")
+    except RpcError as error:
+        return str(error)

@@ -1,0 +1,39 @@
+"""What each check of `doctor` is given, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.rpc import Json
+
+
+class Finding(NamedTuple):
+    """About one `subject`: the `problem` in one line, None if there is none, and what to do about it.
+
+    `harm`: the problem prevents caps. `unchecked`: why this could not be checked.
+    """
+
+    subject: str
+    problem: str | None = None
+    remedy: str | None = None
+    harm: bool = True
+    unchecked: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What is examined: this host with its configuration, and what each service answers to `status`, or why it does
+    not."""
+
+    config_file: Path
+    config: Config
+    sniffer: Json | str
+    daemon: Json | str
+
+
+Check = Callable[[Host], Iterable[Finding]]
+"""It changes nothing, takes no longer than seconds, and says what it could not check."""
