@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from proxy_world import ProxyWorld
+import pytest
+from proxy_world import Hosts, ProxyWorld
 
 from mptcp_lab.services import Services
 from mptcp_lab.topology import Topology, build
 
 if TYPE_CHECKING:
+    from mptcp_lab.host import Host
     from mptcp_throttle.rpc import Json
+
+SERIAL: Final = itertools.count()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def recommended_limits(hosts: Hosts) -> None:
+    """The lab's proxy opens JOINs to addresses that clients announce, for other tests."""
+    hosts.lab.proxy.run("ip", "mptcp", "limits", "set", "add_addr_accepted", "0")
 
 
 def findings(services: Services) -> tuple[int, list[Json]]:
@@ -55,3 +66,55 @@ def test_doctor_finds_missing_mptcp_and_a_missing_interface() -> None:
     assert found["interface"].startswith("eth7 does not exist; allowed: one of eth0, lo")
     assert found["proxy port 8080"] == "is listened on without MPTCP"
     assert {"mptcp-sniffer", "mptcp-throttled"} <= set(found)
+
+
+@pytest.fixture
+def proxy(hosts: Hosts) -> Host:
+    return hosts.lab.proxy
+
+
+@pytest.fixture
+def services(proxy: Host) -> Services:
+    """Configured, not started."""
+    return Services(proxy, name=f"doctor-{next(SERIAL)}")
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        ("subflows 0 add_addr_accepted 0", "are refused"),
+        ("subflows 0 add_addr_accepted 8", "are refused"),
+        (
+            "subflows 2 add_addr_accepted 8",
+            "are opened by the proxy itself, to up to 8 addresses that a client announces",
+        ),
+        ("subflows 2 add_addr_accepted 0", None),
+    ],
+)
+def test_doctor_reads_the_limits_of_the_path_manager(
+    proxy: Host, services: Services, limits: str, problem: str | None
+) -> None:
+    before = proxy.run("ip", "mptcp", "limits").stdout.split()
+    proxy.run("ip", "mptcp", "limits", "set", *limits.split())
+    try:
+        assert problems(services)[1].get("JOINs") == problem
+    finally:
+        proxy.run("ip", "mptcp", "limits", "set", *before)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "bad", "good", "problem"),
+    [
+        ("allow_join_initial_addr_port", "0", "1", "are refused at the address of the first subflow"),
+        ("pm_type", "1", "0", "are decided by the path manager 'userspace', which may refuse them or open some"),
+    ],
+)
+def test_doctor_reads_who_decides_about_joins(
+    proxy: Host, services: Services, parameter: str, bad: str, good: str, problem: str
+) -> None:
+    proxy.sysctl({f"net/mptcp/{parameter}": bad})
+    try:
+        assert problems(services)[1]["JOINs"] == problem
+    finally:
+        proxy.sysctl({f"net/mptcp/{parameter}": good})
+    assert "JOINs" not in problems(services)[1]

@@ -9,6 +9,8 @@ import pytest
 from examples import examined_host
 
 from mptcp_throttle.cli.doctor import kernel_checks
+from mptcp_throttle.cli.doctor.kernel_checks import judge_limits
+from mptcp_throttle.linux.path_manager import Limits
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,45 @@ def test_unsent_data_is_judged_by_the_parameter_of_this_kernel(
     assert finding.subject == "unsent data"
     assert finding.remedy == remedy
     assert (finding.problem is None, finding.harm) == (remedy is None, remedy is None)
+
+
+@pytest.mark.parametrize(
+    ("subflows", "add_addr_accepted", "networks", "found"),
+    [
+        (1, 0, 2, []),
+        (0, 0, 1, []),
+        (0, 0, 2, [("are refused", True)]),
+        (0, 8, 2, [("are refused", True)]),
+        (2, 0, 4, [("are refused after the first 2 of a connection", False)]),
+        (2, 1, 2, [("are opened by the proxy itself, to up to 1 addresses that a client announces", False)]),
+    ],
+)
+def test_limits_are_judged_by_the_number_of_access_networks(
+    subflows: int, add_addr_accepted: int, networks: int, found: list[tuple[str, bool]]
+) -> None:
+    findings = judge_limits(Limits(subflows, add_addr_accepted), networks)
+    assert [(finding.problem, finding.harm) for finding in findings] == found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "others"),
+    [
+        ({"path_manager": "kernel", "pm_type": "0"}, []),
+        ({"path_manager": "userspace", "pm_type": "1"}, ["userspace"]),
+        ({"path_manager": "loaded", "pm_type": "0"}, ["loaded"]),
+        ({"pm_type": "0"}, []),
+        ({"pm_type": "1"}, ["userspace"]),
+        ({}, []),
+    ],
+)
+def test_path_manager_is_known_by_the_parameter_of_this_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parameters: dict[str, str], others: list[str]
+) -> None:
+    for name, value in parameters.items():
+        (tmp_path / name).write_text(value + "\n")
+    monkeypatch.setattr(kernel_checks, "_MPTCP", tmp_path)
+    monkeypatch.setattr(kernel_checks, "read_limits", lambda: Limits(2, 0))
+    problems = [finding.problem for finding in kernel_checks._path_manager(networks=2)]
+    assert problems == [
+        f"are decided by the path manager {name!r}, which may refuse them or open some" for name in others
+    ]

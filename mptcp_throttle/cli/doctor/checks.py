@@ -12,6 +12,7 @@ from mptcp_throttle.rpc import Json, RpcClient, RpcError
 
 CHECKS: Final[tuple[Check, ...]] = (
     kernel_checks.mptcp,
+    kernel_checks.joins,
     kernel_checks.send_buffers,
     kernel_checks.unsent_data,
     proxy_checks.interface,

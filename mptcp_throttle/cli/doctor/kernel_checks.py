@@ -1,4 +1,4 @@
-"""Checks of kernel parameters: MPTCP itself, and how much is given to a capped subflow."""
+"""Checks of kernel parameters: MPTCP itself, who may open JOINs, and how much is given to a capped subflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Finding, Host
+from mptcp_throttle.cli.doctor.finding import Finding, Host, or_ok
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.path_manager import Limits, read_limits
 
 _MPTCP: Final = Path("/proc/sys/net/mptcp")
 _SEND_BUFFERS: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
@@ -29,6 +31,50 @@ def mptcp(_: Host) -> Iterator[Finding]:
     else:
         problem = None if enabled == "1" else "MPTCP is off"
         yield Finding("kernel", problem, problem and "`sysctl net.mptcp.enabled=1`")
+
+
+def joins(host: Host) -> list[Finding]:
+    """Whether clients can JOIN, and the proxy opens no JOINs itself."""
+    if not _MPTCP.exists():
+        return []
+    try:
+        return or_ok("JOINs", [*_initial_address(), *_path_manager(len(host.config.networks))])
+    except KernelError as error:
+        return [Finding("JOINs", unchecked=str(error))]
+
+
+def _initial_address() -> Iterator[Finding]:
+    if _parameter("allow_join_initial_addr_port") == "0":
+        problem = "are refused at the address of the first subflow"
+        remedy = "`sysctl net.mptcp.allow_join_initial_addr_port=1`, unless the proxy announces another address"
+        yield Finding("JOINs", problem, remedy, harm=False)
+
+
+def _path_manager(networks: int) -> Iterator[Finding]:
+    # `path_manager` replaced `pm_type` in Linux 6.15; Linux before 5.19 has neither.
+    manager = _parameter("path_manager") or ("kernel" if _parameter("pm_type") in {None, "0"} else "userspace")
+    if manager == "kernel":
+        yield from judge_limits(read_limits(), networks)
+        return
+    problem = f"are decided by the path manager {manager!r}, which may refuse them or open some"
+    # mptcp_pm_allow_new_subflow (net/mptcp/pm.c) refuses JOINs while nobody receives the events.
+    remedy = "`sysctl net.mptcp.path_manager=kernel` (`pm_type=0` before Linux 6.15), or a program such as mptcpd"
+    yield Finding("JOINs", problem, remedy, harm=False)
+
+
+def judge_limits(limits: Limits, networks: int) -> Iterator[Finding]:
+    """What is wrong with limits of the kernel's path manager, for clients with that number of access networks."""
+    needed = networks - 1
+    if limits.subflows < needed:
+        problem = f"are refused after the first {limits.subflows} of a connection" if limits.subflows else "are refused"
+        remedy = f"`ip mptcp limits set subflows {needed}` or more, for connections that begin after that"
+        yield Finding("JOINs", problem, remedy, harm=limits.subflows == 0)
+    if limits.subflows and limits.add_addr_accepted:
+        problem = (
+            f"are opened by the proxy itself, to up to {limits.add_addr_accepted} addresses that a client announces"
+        )
+        remedy = "`ip mptcp limits set add_addr_accepted 0`; only with daemon.marks: socket are these throttled"
+        yield Finding("JOINs", problem, remedy, harm=False)
 
 
 def send_buffers(_: Host) -> Iterator[Finding]:
