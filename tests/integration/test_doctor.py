@@ -10,7 +10,7 @@ import pytest
 from proxy_world import Hosts, ProxyWorld
 
 from mptcp_lab.services import Services
-from mptcp_lab.topology import Topology, build
+from mptcp_lab.topology import ETHERNET, Topology, build
 
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
@@ -118,3 +118,13 @@ def test_doctor_reads_who_decides_about_joins(
     finally:
         proxy.sysctl({f"net/mptcp/{parameter}": good})
     assert "JOINs" not in problems(services)[1]
+
+
+def test_doctor_looks_up_routes_from_the_address_that_clients_connect_to(proxy: Host, services: Services) -> None:
+    # The lab routes by source address (ip-rule(8)): what the main table says does not matter.
+    for table, used in (("main", None), ("1", "lo")):
+        proxy.ip([f"route add {ETHERNET.v4} dev lo table {table}"])
+        found = problems(services)[1].get("routes to clients of ethernet")
+        proxy.ip([f"route delete {ETHERNET.v4} dev lo table {table}"])
+        assert (found is None) == (used is None)
+    assert found == f"to {ETHERNET.v4} leave through lo, where neither HTB nor mptcp-sniffer sees packets"

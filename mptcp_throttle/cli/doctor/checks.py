@@ -17,6 +17,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     kernel_checks.unsent_data,
     proxy_checks.interface,
     proxy_checks.listeners,
+    proxy_checks.routes,
     service_checks.sniffer,
     service_checks.daemon,
 )
