@@ -10,6 +10,7 @@ import pytest
 from proxy_world import Hosts, ProxyWorld
 
 from mptcp_lab.services import Services
+from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, Topology, build
 
 if TYPE_CHECKING:
@@ -118,6 +119,75 @@ def test_doctor_reads_who_decides_about_joins(
     finally:
         proxy.sysctl({f"net/mptcp/{parameter}": good})
     assert "JOINs" not in problems(services)[1]
+
+
+MASK: Final = 0xFFFF0000
+POSTROUTING: Final = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j")
+
+
+@pytest.mark.parametrize("tool", ["iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"])
+def test_doctor_finds_chains_of_iptables_that_change_marks(proxy: Host, services: Services, tool: str) -> None:
+    mangle = (tool, "-t", "mangle")
+    proxy.run(*mangle, "-A", *POSTROUTING, "MARK", "--set-xmark", "0x1/0xffff")
+    assert "marks of others" not in problems(services)[1]
+    proxy.run(*mangle, "-A", *POSTROUTING, "CONNMARK", "--restore-mark")
+    found = problems(services)[1]["marks of others"]
+    proxy.run(*mangle, "-F", "POSTROUTING")
+    assert found.startswith(f"chain POSTROUTING of table mangle ({tool}) changes marks under {MASK:#x} after ours")
+    assert "marks of others" not in problems(services)[1]
+
+
+NFT_TABLE: Final = """\
+table {family} others {{
+    chain marking {{ meta mark set {value}; }}
+    chain post {{
+        type filter hook {hook};
+        tcp sport vmap {{ 8080 : jump marking }}
+    }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "hook", "value", "is_found"),
+    [
+        ("inet", "postrouting priority -140", "0x20000", True),
+        ("inet", "postrouting priority -140", "meta mark & 0xfff0ffff | 0x20000", True),
+        ("inet", "postrouting priority -140", "ct mark", True),
+        ("inet", "postrouting priority -140", "meta mark & 0xffff0000 | 0x7", False),
+        ("inet", "postrouting priority -160", "0x20000", False),
+        ("inet", "output priority 0", "0x20000", False),
+        ("netdev", 'egress device "eth0" priority 0', "0x20000", True),
+    ],
+)
+def test_doctor_finds_chains_of_nftables_that_change_marks(
+    proxy: Host, services: Services, family: str, hook: str, value: str, is_found: bool
+) -> None:
+    file = services.directory / "others.nft"
+    file.write_text(NFT_TABLE.format(family=family, hook=hook, value=value))
+    proxy.run("nft", "-f", file)
+    found = problems(services)[1].get("marks of others")
+    proxy.run("nft", "delete", "table", family, "others")
+    assert (found is not None) == is_found
+    if found is not None:
+        assert found.startswith(
+            f"chain marking of table {family} others (nft) changes marks under {MASK:#x} after ours"
+        )
+
+
+def test_doctor_heeds_chains_of_others_only_where_marks_are_used(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
+    try:
+        assert world.services.status()["daemon"]["marks"] == "socket"
+        assert problems(world.services) == (0, {})
+        world.daemon.stop()
+        world.services.configure_daemon(marks="ipset")
+        world.start_daemon()
+        status, found = problems(world.services)
+        assert (status, set(found)) == (0, {"marks of others"})
+    finally:
+        proxy.run("iptables-legacy", "-t", "mangle", "-F", "POSTROUTING")
 
 
 def test_doctor_looks_up_routes_from_the_address_that_clients_connect_to(proxy: Host, services: Services) -> None:

@@ -1,0 +1,154 @@
+"""Which chains of others change bits of packets' marks after ours: pure functions of what the tools list.
+
+Ours is in the hook POSTROUTING with the priority of `mangle`, in front of what iptables-legacy(8) has there. Which of
+several tables with one priority is first depends on which was made first: those of others count as later.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import and_, or_, xor
+from typing import Final
+
+from mptcp_throttle.rpc import Json
+
+OWN_CHAIN: Final = "MPTCP-THROTTLE"
+_HOOK: Final = "POSTROUTING"
+_ALL: Final = 0xFFFF_FFFF
+_PRIORITY: Final = -150  # NF_IP_PRI_MANGLE, include/uapi/linux/netfilter_ipv4.h
+_MARK: Final = {"meta": {"key": "mark"}}
+_OPERATORS: Final = {"&": and_, "|": or_, "^": xor}
+
+
+def iptables_chains(saved: str, mask: int) -> list[str]:
+    """The chains of the mangle table that change bits under `mask`, from what iptables-save(8) prints."""
+    rules = _mangle_rules(saved)
+    targets = [_option(rule, "-j") for rule in rules[_HOOK]]
+    if OWN_CHAIN in targets:
+        rules[_HOOK] = rules[_HOOK][targets.index(OWN_CHAIN) + 1 :]
+    jumps = {chain: [_option(rule, "-j") or _option(rule, "-g") for rule in of] for chain, of in rules.items()}
+    reached = _reached([_HOOK], jumps)
+    return [chain for chain, of in rules.items() if chain in reached and any(_iptables_bits(r) & mask for r in of)]
+
+
+def _mangle_rules(saved: str) -> defaultdict[str, list[list[str]]]:
+    """The words of the rules of each chain."""
+    rules, table = defaultdict(list), ""
+    for line in saved.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith("-A ") and table == "mangle":
+            _, chain, *words = shlex.split(line)
+            rules[chain].append(words)
+    return rules
+
+
+def _option(rule: list[str], name: str) -> str:
+    return rule[rule.index(name) + 1] if name in rule[:-1] else ""
+
+
+def _iptables_bits(rule: list[str]) -> int:
+    """The bits of the mark that a rule's target may change (iptables-extensions(8))."""
+    match _option(rule, "-j"):
+        case "MARK":
+            value, _, mask = _option(rule, "--set-xmark").partition("/")
+            return int(value, 0) | int(mask or str(_ALL), 0) if value else _ALL
+        case "CONNMARK" if "--restore-mark" in rule:
+            masks = _option(rule, "--nfmask"), _option(rule, "--ctmask")
+            return reduce(or_, (int(mask or str(_ALL), 0) for mask in masks))
+        case "SET" if "--map-mark" in rule:
+            return _ALL
+        case "HMARK":
+            return _ALL
+    return 0
+
+
+def nft_chains(ruleset: Json, mask: int) -> list[str]:
+    """The chains that change bits under `mask`, from what `nft -j list ruleset` prints (libnftables-json(5)).
+
+    What iptables-nft(8) has made is there without its targets: iptables-nft-save prints it for `iptables_chains`.
+    """
+    tables: dict[tuple[str, str], list[Json]] = defaultdict(list)
+    for item in ruleset["nftables"]:
+        for kind, one in item.items():
+            if kind in {"chain", "rule", "map"}:
+                tables[one["family"], one["table"]].append(item)
+    return [
+        f"{chain} of table {family} {table}"
+        for (family, table), items in tables.items()
+        for chain in _chains_of_table(items, mask)
+    ]
+
+
+def _chains_of_table(items: Iterable[Json], mask: int) -> Iterator[str]:
+    rules: dict[str, list[Json]] = defaultdict(list)
+    maps: dict[str, Json] = {}
+    hooked = []
+    for item in items:
+        match item:
+            case {"chain": chain} if _is_later(chain):
+                hooked.append(chain["name"])
+            case {"rule": rule}:
+                rules[rule["chain"]].append(rule["expr"])
+            case {"map": found}:
+                maps[f"@{found['name']}"] = found.get("elem")
+    reached = _reached(hooked, {chain: list(_targets(of, maps)) for chain, of in rules.items()})
+    return (chain for chain, of in rules.items() if chain in reached and any(_nft_bits(rule) & mask for rule in of))
+
+
+def _is_later(chain: Json) -> bool:
+    hook, kind, priority = (chain.get(key) for key in ("hook", "type", "prio"))
+    # A chain of type nat sees only the first packet of a connection.
+    return kind != "nat" and (hook == "egress" or (hook == "postrouting" and int(priority) >= _PRIORITY))
+
+
+def _targets(part: Json, maps: Mapping[str, Json]) -> Iterator[str]:
+    """The chains to which a part of a rule leads, by itself or by a map of verdicts."""
+    if isinstance(part, str):
+        part = maps.get(part)
+    if isinstance(part, dict):
+        if "target" in part:
+            yield part["target"]
+        part = list(part.values())
+    for inner in part if isinstance(part, list) else ():
+        yield from _targets(inner, maps)
+
+
+def _nft_bits(rule: Iterable[Json]) -> int:
+    """The bits of the mark that a rule may change."""
+    values = [one["mangle"]["value"] for one in rule if "mangle" in one and one["mangle"]["key"] == _MARK]
+    return reduce(or_, map(_changed_bits, values), 0)
+
+
+def _changed_bits(value: Json) -> int:
+    """The bits in which `value` may differ from the mark: each of its bits follows from the same bit of the mark."""
+    of_zeros, of_ones = _evaluate(value, 0), _evaluate(value, _ALL)
+    return _ALL if of_zeros is None or of_ones is None else of_zeros | (of_ones ^ _ALL)
+
+
+def _evaluate(value: Json, mark: int) -> int | None:
+    """An expression; None for one that depends on something besides the mark."""
+    if isinstance(value, int):
+        return value
+    if value == _MARK:
+        return mark
+    for name, operator in _OPERATORS.items():
+        if isinstance(value, dict) and name in value:
+            operands = [_evaluate(operand, mark) for operand in value[name]]
+            return None if None in operands else reduce(operator, operands)
+    return None
+
+
+def _reached(start: Iterable[str], jumps: Mapping[str, Iterable[str]]) -> set[str]:
+    """The chains that packets get to from these."""
+    reached: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        chain = waiting.pop()
+        if chain not in reached:
+            reached.add(chain)
+            waiting += jumps.get(chain, ())
+    return reached
