@@ -21,6 +21,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     mark_checks.foreign_marks,
     service_checks.sniffer,
     service_checks.daemon,
+    service_checks.units,
 )
 
 

@@ -1,10 +1,16 @@
-"""Checks of both services: what they answer."""
+"""Checks of both services: what they answer, and what systemd says of those that fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from mptcp_throttle.cli.doctor.finding import Finding, Host
+from mptcp_throttle.cli.doctor.programs import ProgramFailed
+from mptcp_throttle.cli.doctor.systemd_unit import Unit, last_line, read_unit
+
+SERVICES: Final = ("mptcp-sniffer", "mptcp-throttled")
+_CLEAN_UP: Final = "mptcp-throttled-cleanup"
 
 
 def sniffer(host: Host) -> Iterator[Finding]:
@@ -46,3 +52,38 @@ def daemon(host: Host) -> Iterator[Finding]:
     if unpaced is None:
         cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
         yield Finding("kernel program", cost, harm=False)
+
+
+def units(_: Host) -> Iterator[Finding]:
+    """Why systemd's services have failed, with the reason from their last exit."""
+    for name in (*SERVICES, _CLEAN_UP):
+        try:
+            unit = read_unit(name)
+        except ProgramFailed as error:
+            yield Finding(f"{name}.service", unchecked=str(error))
+            continue
+        if unit is not None and (name in SERVICES or unit.failing):
+            yield _judge(unit, harm=name in SERVICES)
+
+
+def _judge(unit: Unit, *, harm: bool) -> Finding:
+    remedy = f"`systemctl status {unit.Id}` and `journalctl -u {unit.Id}`"
+    if unit.failing:
+        return Finding(unit.Id, f"has failed: {unit.last_exit}; {_reason(unit)}", remedy, harm)
+    if unit.LoadState != "loaded":
+        return Finding(unit.Id, f"cannot be started: {unit.LoadState}", remedy, harm=False)
+    if unit.ActiveState == "inactive":
+        return Finding(unit.Id, "is not started", f"`systemctl enable --now {unit.Id}`", harm=False)
+    if unit.ActiveState not in {"active", "reloading"}:
+        return Finding(unit.Id, f"is {unit.ActiveState}", remedy, harm=False)
+    if int(unit.NRestarts):
+        return Finding(unit.Id, f"has failed before; restarts since then: {unit.NRestarts}", remedy, harm=False)
+    return Finding(unit.Id)
+
+
+def _reason(unit: Unit) -> str:
+    try:
+        line = last_line(unit)
+    except ProgramFailed as error:
+        return f"its last line cannot be read: {error}"
+    return "the journal has no line of it" if line is None else f"its last line: {line}"
