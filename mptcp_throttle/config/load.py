@@ -56,6 +56,12 @@ def load_config(path: Path) -> Config:
     )
 
 
+def config_paths(path: Path) -> tuple[Path, ...]:
+    """What `load_config` reads: `path`, the directory of the network files, and these. Raises ConfigError."""
+    files = _network_files(read_yaml(path))
+    return path, files[0].parent, *files
+
+
 def find_sockets(path: Path) -> Sockets:
     """The sockets according to `path`, whatever else is wrong with it or with the network files.
 
@@ -90,7 +96,7 @@ def _socket_marks(service: ServiceFile, file: YamlFile) -> list[str]:
     return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, ipset, rules, or these too"]
 
 
-def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
+def _network_files(service_file: YamlFile) -> list[Path]:
     name = service_file.data.get("networks_directory", NETWORKS_DIRECTORY)
     if not is_text(name):
         raise ConfigError([])  # the validation of ServiceFile reports it
@@ -102,8 +108,12 @@ def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
         raise ConfigError([f"{prefix} cannot be read: {error.strerror}"]) from error
     if not paths:
         raise ConfigError([f"{prefix} has no access network; allowed: one NAME.yaml per access network"])
+    return paths
+
+
+def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
     problems: list[str] = []
-    read = [_attempt(problems, _network, path) for path in paths]
+    read = [_attempt(problems, _network, path) for path in _network_files(service_file)]
     networks = [item for item in read if item is not None]
     if not problems:
         problems += _idle_caps(networks)

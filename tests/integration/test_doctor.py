@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from proxy_world import Hosts, ProxyWorld
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld
 
 from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, Topology, build
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
 
 SERIAL: Final = itertools.count()
+# Both are part of every Debian, and neither is related to the other.
+USER: Final = "games"
+GROUP: Final = "mail"
+AS_USER: Final = ("setpriv", "--reuid", USER, "--regid", USER)
+SNIFFERS_RIGHTS: Final = (
+    *("--groups", GROUP, "--inh-caps", "-all,+net_raw,+net_admin", "--ambient-caps", "-all,+net_raw,+net_admin"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,6 +130,86 @@ def test_doctor_reads_who_decides_about_joins(
     finally:
         proxy.sysctl({f"net/mptcp/{parameter}": good})
     assert "JOINs" not in problems(services)[1]
+
+
+class SnifferOfUser(Services):
+    """The sniffer runs as a user without rights to files, in one more group."""
+
+    def __init__(self, proxy: Host, name: str) -> None:
+        super().__init__(proxy, name=name)
+        self.config.write_text(self.config.read_text().replace("socket_group: root", f"socket_group: {GROUP}"))
+        directory = self.sockets.sniffer.parent
+        directory.mkdir(parents=True)
+        shutil.chown(directory, USER, GROUP)
+
+    def _start(self, name: str) -> Process:
+        command = (self._executables / name, "--config", self.config)
+        return self.proxy.start(name, *AS_USER, *SNIFFERS_RIGHTS, *command, machine_files=True)
+
+    def can_read_all(self) -> bool:
+        """Whether the sniffer can read its configuration: what a start of it says."""
+        read = (*AS_USER, "--groups", GROUP, self._executables / "mptcp-throttle", "--config", self.config)
+        return self.proxy.run(*read, "check-config", check=False).returncode == 0
+
+
+@pytest.fixture
+def running_sniffer(proxy: Host) -> Iterator[SnifferOfUser]:
+    services = SnifferOfUser(proxy, name=f"doctor-{next(SERIAL)}")
+    sniffer = services.start_sniffer()
+    sniffer.wait_until(lambda: services.answers(services.sockets.sniffer), "answering")
+    yield services
+    sniffer.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "group", "shown"),
+    [
+        ("mptcp-throttle.yaml", 0o640, "root", "-rw-r----- root:root"),
+        ("networks.d/ethernet.yaml", 0o600, "root", "-rw------- root:root"),
+        ("networks.d", 0o711, "root", "drwx--x--x root:root"),
+        ("networks.d", 0o744, "root", "drwxr--r-- root:root"),
+        (".", 0o700, "root", "drwx------ root:root"),
+        ("networks.d/ethernet.yaml", 0o640, GROUP, None),
+        ("networks.d", 0o750, GROUP, None),
+    ],
+)
+def test_doctor_finds_files_that_a_service_cannot_read(
+    running_sniffer: SnifferOfUser, path: str, mode: int, group: str, shown: str | None
+) -> None:
+    services = running_sniffer
+    assert "configuration for mptcp-sniffer" not in problems(services)[1]
+    file = services.directory / path
+    shutil.chown(file, group=group)
+    file.chmod(mode)
+    assert services.can_read_all() == (shown is None)
+    expected = None if shown is None else f"user {USER} cannot read {file.resolve()} ({shown})"
+    found = problems(services)[1].get("configuration for mptcp-sniffer")
+    assert found == expected
+
+
+def test_doctor_finds_an_unknown_socket_group(services: Services) -> None:
+    assert "socket group" not in problems(services)[1]
+    services.config.write_text(services.config.read_text().replace("socket_group: root", "socket_group: nobody-has-it"))
+    status, found = problems(services)
+    assert status == 1
+    assert "socket_group: 'nobody-has-it': no such group" in found["socket group"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"), [("root", f"{USER} is not a member of the group {GROUP}"), (GROUP, None)]
+)
+def test_doctor_finds_that_its_user_is_no_member_of_the_socket_group(
+    services: Services, groups: str, problem: str | None
+) -> None:
+    services.config.write_text(services.config.read_text().replace("socket_group: root", f"socket_group: {GROUP}"))
+    user = (*AS_USER, "--groups", groups)
+    done = services.proxy.run(
+        *user, EXECUTABLES / "mptcp-throttle", "--config", services.config, "doctor", "--json", check=False
+    )
+    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert (found["CLI user"]["problem"], found["CLI user"]["harm"]) == (problem, problem is None)
+    assert found["JOINs"]["problem"] is None
+    assert found["marks of others"]["unchecked"] == "only root may list the rules of iptables and nftables"
 
 
 MASK: Final = 0xFFFF0000

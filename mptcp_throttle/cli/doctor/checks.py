@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor import kernel_checks, mark_checks, proxy_checks, service_checks
+from mptcp_throttle.cli.doctor import file_checks, kernel_checks, mark_checks, proxy_checks, service_checks
 from mptcp_throttle.cli.doctor.finding import Check, Finding, Host
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
@@ -19,6 +19,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     proxy_checks.listeners,
     proxy_checks.routes,
     mark_checks.foreign_marks,
+    file_checks.configuration_files,
+    file_checks.socket_group,
+    file_checks.cli_user,
     service_checks.sniffer,
     service_checks.daemon,
     service_checks.units,
