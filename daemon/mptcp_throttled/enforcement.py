@@ -19,10 +19,11 @@ from mptcp_throttled.state import Snapshot
 
 GRACE_SECONDS: Final = 3.0
 _LONG_SECONDS: Final = 10.0
-# What a class has not counted yet: the queues of its sockets below TCP (tcp_limit_output_bytes), and our burst.
-_CLASS_LAG_BYTES: Final = 65536
+# A few packets may have been sent between the readings of classes and sockets; the slowest caps pass little more.
+_CLASS_LAG_BYTES: Final = 3000
 
 _STARVED: Final = "its packets do not reach its class"
+_STARVED_BUT_PACED: Final = f"{_STARVED}, only its pace limits it"
 _NOT_IN_CLASS: Final = "its socket is not in its class"
 _IN_CLASS: Final = "its socket is in a class, though nothing is applied for it"
 _NOT_PACED: Final = "its socket is not paced"
@@ -41,7 +42,7 @@ class SocketState:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Sockets, and bytes on the wire by class minor, at `at` (monotonic seconds)."""
+    """Sockets, and bytes that classes were given by minor, headers included, at `at` (monotonic seconds)."""
 
     at: float
     sockets: Mapping[FourTuple, SocketState]
@@ -110,7 +111,7 @@ def _differences(before: Observation, now: Observation, snapshot: Snapshot) -> I
             continue
         minor = applied.marks.get(ends, 0)
         if minor in starved:
-            yield ends, _STARVED
+            yield ends, _STARVED if state.pace is None else _STARVED_BUT_PACED
         elif by_socket and state.minor != minor:
             yield ends, _NOT_IN_CLASS if minor else _IN_CLASS
         elif snapshot.deciding_problem is None and (state.pace is not None) != (ends in applied.paces):

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 from polling import eventually
-from proxy_world import BACK_ENDS, ProxyWorld, receive_rates
+from proxy_world import BACK_ENDS, EXECUTABLES, Hosts, ProxyWorld, receive_rates, serving
 
+from mptcp_lab.process import run
+from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WITHIN = 5.0
 
 
-def capped_subflow(world: ProxyWorld) -> Json:
+def ethernet_subflow(world: ProxyWorld) -> Json:
     connections = world.services.ask("connections")["connections"]
     return next(one for connection in connections for one in connection["subflows"] if one["network"] == "ethernet")
 
@@ -21,21 +33,21 @@ def capped_subflow(world: ProxyWorld) -> Json:
 def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> None:
     world.download()
     world.wait_settled()
-    assert capped_subflow(world)["not_enforced"] is None
+    assert ethernet_subflow(world)["not_enforced"] is None
     overwrite = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", "0")
     world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *overwrite)
     try:
-        eventually(lambda: capped_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
+        eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
         (line,) = world.services.status()["daemon"]["not_enforced"]
         assert line.startswith("client 10.1.0.2:")
-        assert line.endswith("its packets do not reach its class")
+        assert line.endswith("its packets do not reach its class, only its pace limits it")
         assert f"not enforced: {line}" in world.services.cli("status").stdout
         assert "1mbit (not enforced)" in world.services.cli("connections").stdout
         assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
         assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
     finally:
         world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *overwrite)
-    eventually(lambda: capped_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
+    eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
     assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
 
 
@@ -47,7 +59,100 @@ def test_rates_shown_are_those_that_the_client_receives(world: ProxyWorld) -> No
     networks = {network["name"]: network["sent_bps"] for network in world.services.status()["networks"]}
     assert 0.5 < networks["ethernet"] / received["eth0"] < 1.5
     assert 0.5 < networks["wifi"] / received["wlan0"] < 1.5
-    shown = capped_subflow(world)
+    shown = ethernet_subflow(world)
     assert 0.5 < shown["sent_bps"] / received["eth0"] < 1.5
     assert shown["sent_bps_10s"] > 0
     assert (world.services.status()["daemon"]["not_enforced"], shown["not_enforced"]) == ([], None)
+
+
+# The lab's hosts have a routing table for each of their addresses (ip-rule(8)): that of the proxy's.
+FROM_OWN_ADDRESS = 1
+
+
+@contextmanager
+def second_interface(world: ProxyWorld) -> Iterator[None]:
+    """From the proxy to the router, beside `eth0`; the proxy sends what is for Ethernet addresses through it."""
+    proxy, router = world.lab.proxy, world.lab.router
+    proxy.ip([f"link add eth1 type veth peer name proxy1 netns {router.namespace}"])
+    try:
+        router.ip(["address add 192.0.2.1/24 dev proxy1", "link set proxy1 up"])
+        proxy.ip(["address add 192.0.2.2/24 dev eth1", "link set eth1 up"])
+        proxy.ip([f"route add {ETHERNET.v4} via 192.0.2.1 table {FROM_OWN_ADDRESS}"])
+        yield
+    finally:
+        proxy.ip(["link delete eth1"])
+
+
+@pytest.mark.parametrize(
+    ("marks", "cap", "limit", "why"),
+    [
+        ("socket", Rate.parse("1mbit"), None, "its packets do not reach its class, only its pace limits it"),
+        ("socket", Rate.parse("100kbit"), None, "its packets do not reach its class, only its pace limits it"),
+        ("socket", None, Rate.parse("2mbit"), "its packets do not reach its class"),
+        ("ipset", None, Rate.parse("2mbit"), "its packets do not reach its class"),
+    ],
+)
+def test_packets_that_leave_through_a_second_interface_are_reported(
+    hosts: Hosts, marks: str, cap: Rate | None, limit: Rate | None, why: str
+) -> None:
+    wifi, ethernet = WIFI_FIRST
+    with serving(hosts, (wifi, replace(ethernet, cap=cap, limit=limit)), daemon={"marks": marks}) as world:
+        world.download()
+        eventually(lambda: any(subflow.rule for subflow in world.services.subflows()), "throttled")
+        eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
+        eventually(lambda: "rate 10Gbit" not in world.classes(), "the proxy's queue drained")
+        assert ethernet_subflow(world)["not_enforced"] is None
+        with second_interface(world):
+            eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
+            (line,) = world.services.status()["daemon"]["not_enforced"]
+            assert line.startswith("client 10.1.0.2:")
+            assert line.endswith(f": {why}")
+            assert f"not enforced: {line}" in world.services.cli("status").stdout
+            assert f"{cap or limit} (not enforced)" in world.services.cli("connections").stdout
+            assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
+            way = "to 10.1.0.2 leave through eth1, where neither HTB nor mptcp-sniffer sees packets"
+            assert harms(world) == {
+                "mptcp-throttled": f"a rate is not enforced: {line}",
+                "routes to clients of ethernet": way,
+            }
+            received = receive_rates(world.lab.client, 3)["eth0"]
+            if cap is not None:
+                assert received < 1.1 * cap.bits_per_second
+            if limit is not None:
+                assert received > 2 * limit.bits_per_second
+        eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
+        assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
+
+
+def harms(world: ProxyWorld) -> dict[str, str]:
+    """The problems that prevent caps, as doctor finds them."""
+    found = json.loads(world.services.cli("doctor", "--json", check=False).stdout)
+    return {one["subject"]: one["problem"] for one in found if one["problem"] is not None and one["harm"]}
+
+
+SLOW_CLASS = """
+import socket, subprocess
+from mptcp_throttled.kernel.tc import read_class_bytes
+for command in (
+    "ip link add ours type veth peer name theirs",
+    "ip address add 192.0.2.1/24 dev ours",
+    "ip link set ours up",
+    "ip link set theirs up",
+    "ip neighbour add 192.0.2.2 lladdr 02:00:00:00:00:01 dev ours",
+    "tc qdisc add dev ours root handle 4d50: htb",
+    "tc class add dev ours parent 4d50: classid 4d50:2 htb rate 8kbit",
+    "tc qdisc add dev ours parent 4d50:2 pfifo limit 1000",
+):
+    subprocess.run(command.split(), check=True)
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 0x4D50_0002)
+for _ in range(20):
+    sender.sendto(bytes(1000), ("192.0.2.2", 9))
+print(read_class_bytes("ours")[0x4D50_0002])
+"""
+
+
+def test_bytes_of_a_class_include_those_in_its_queue() -> None:
+    headers = 14 + 20 + 8
+    done = run(["unshare", "--net", EXECUTABLES / "python", "-c", SLOW_CLASS])
+    assert int(done.stdout) == 20 * (1000 + headers)

@@ -35,7 +35,10 @@ _TCA_STAB: Final = 8
 _TCA_STATS2: Final = 7
 _STATISTICS: Final = frozenset({3, 4, _TCA_STATS2})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last
 _TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats_basic
+_TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
+_OF_CLASS: Final = frozenset({_TCA_STATS_BASIC, _TCA_STATS_QUEUE})
 _BYTES: Final = Struct("=Q")
+_BACKLOG: Final = Struct("=4xI")
 
 
 class TcMessage(NamedTuple):
@@ -179,7 +182,7 @@ class TrafficControl:
 
 
 def read_class_bytes(interface: str) -> dict[int, int]:
-    """The bytes that each class of an interface has sent, by class id. Raises KernelError."""
+    """The bytes that each class of an interface has sent, or has in its queue, by class id. Raises KernelError."""
     with os_errors(f"tc -s class show dev {interface}"):
         index = if_nametoindex(interface)
     request = tc_request(f"tc -s class show dev {interface}", rtnl.RTM_GETTCLASS, 0, index, 0, 0)
@@ -190,8 +193,10 @@ def read_class_bytes(interface: str) -> dict[int, int]:
 def _class_bytes(payload: bytes) -> tuple[int, int]:
     _, _, handle, _, _ = _TCMSG.unpack_from(payload)
     statistics = attributes(payload, _TCMSG.size, only={_TCA_STATS2}).get(_TCA_STATS2, b"")
-    basic = attributes(statistics, only={_TCA_STATS_BASIC}).get(_TCA_STATS_BASIC, bytes(_BYTES.size))
-    return handle, _BYTES.unpack_from(basic)[0]
+    found = attributes(statistics, only=_OF_CLASS)
+    (sent,) = _BYTES.unpack_from(found.get(_TCA_STATS_BASIC, bytes(_BYTES.size)))
+    (queued,) = _BACKLOG.unpack_from(found.get(_TCA_STATS_QUEUE, bytes(_BACKLOG.size)))
+    return handle, sent + queued
 
 
 def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:
