@@ -10,7 +10,7 @@ from polling import eventually
 from proxy_world import ProxyWorld, proxy_world, receive_rates
 
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_lab.topology import ETHERNET, WIFI, AccessLink, Client, ClientSpec, Topology
 
 ANNOUNCED_PORT: Final = 9999
 
@@ -21,12 +21,25 @@ def announcing(marks: str) -> Iterator[ProxyWorld]:
     with proxy_world(Topology((ClientSpec(wifi=None),)), daemon={"marks": marks}) as world:
         client = world.lab.client
         client.ip([f"route replace {world.lab.proxy_address(4)} via {WIFI.v4[1]} dev {WIFI.interface}"])
-        address = str(client.address(ETHERNET, 4))
-        announce = ("dev", ETHERNET.interface, "signal", "port", str(ANNOUNCED_PORT))
-        client.run("ip", "mptcp", "endpoint", "add", address, *announce)
         world.download()
+        wait_served(client)
+        announce(client, ETHERNET)
         eventually(lambda: len(opened(world)) == 1, "the proxy has opened a subflow")
         yield world
+
+
+def announce(client: Client, link: AccessLink) -> None:
+    """The client announces its address on `link` with a port, on its connections and on later ones."""
+    address = ("ip", "mptcp", "endpoint", "add", str(client.address(link, 4)))
+    client.run(*address, "dev", link.interface, "signal", "port", str(ANNOUNCED_PORT))
+
+
+def wait_served(client: Client) -> None:
+    """Wait until Squid answers: the kernel opens no subflow before the connection is accepted, and tries only once.
+
+    net/mptcp/subflow.c, mptcp_subflow_create_socket; counted as MPTcpExtMPJoinSynTxCreatSkErr.
+    """
+    eventually(lambda: "bytes_received:" in client.run("ss", "-tinH", "state", "established").stdout, "served")
 
 
 def opened(world: ProxyWorld) -> list[str]:
@@ -68,9 +81,9 @@ def test_preferred_path_that_the_proxy_opens_lifts_the_cap_when_it_ends() -> Non
     topology = Topology((ClientSpec(wifi=None),))
     with proxy_world(topology) as world:
         client = world.lab.client
-        wifi = str(client.address(WIFI, 4))
-        client.run("ip", "mptcp", "endpoint", "add", wifi, "dev", WIFI.interface, "signal", "port", str(ANNOUNCED_PORT))
         world.download()
+        wait_served(client)
+        announce(client, WIFI)
         world.wait_capped()
         client.leave(WIFI)
         eventually(lambda: world.capped() == [], "free", within=2)
