@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -25,21 +26,27 @@ def one(number: int, *, backup: bool = False) -> Connection:
 
 
 class ChangingTable:
-    """A table that changes before each request for it is answered, until `quiet`."""
+    """A table that changes before each request for it is answered, until `settle`."""
 
     def __init__(self) -> None:
         self.published = PublishedTable(HISTORY)
         self.published.publish(TableChange(Token(number), one(number)) for number in range(CONNECTIONS))
-        self.quiet = False
+        self._changing, self._settled = threading.Lock(), False
         self._priorities, self._ends = itertools.cycle([True, False]), itertools.count()
 
     def answering(self, method: Callable[..., Json]) -> Callable[..., Json]:
         def answer(*arguments: Json) -> Json:
-            if not self.quiet:
-                self._change()
+            with self._changing:
+                if not self._settled:
+                    self._change()
             return method(*arguments)
 
         return answer
+
+    def settle(self) -> None:
+        """Change no more. A change in progress is complete when this returns."""
+        with self._changing:
+            self._settled = True
 
     def _change(self) -> None:
         """More changes than the history has room for; one of them is the end of a connection."""
@@ -65,7 +72,7 @@ def test_source_has_a_large_table_while_it_changes_all_the_time(tmp_path: Path) 
 
     source.start()
     eventually(lambda: is_followed(CONNECTIONS + 1), "the first table")
-    changing.quiet = True
+    changing.settle()
     eventually(lambda: is_followed(table.position()["revision"]), "the last change")
     source.stop()
     table.close()
