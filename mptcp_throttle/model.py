@@ -154,9 +154,9 @@ class ClientPrefix:
 class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
-    `preference` 1 is the most preferred. `cap` applies while the same connection has a live non-backup subflow on a
-    more preferred network; `limit` applies always. None means unlimited. For `provisional` seconds the first subflow of
-    a connection has the cap's pace, too.
+    `preference` 1 is the most preferred. `cap` applies while the same connection has, on a more preferred network, a
+    live subflow that is neither backup nor stalled; `limit` applies otherwise, and bounds the cap. None means
+    unlimited. For `provisional` seconds the first subflow of a connection has the cap's pace, too.
     """
 
     name: str

@@ -15,7 +15,7 @@ _FIRST_PASSED: Final = 3  # SD_LISTEN_FDS_START
 
 
 def notify(state: str, descriptors: Sequence[int] = ()) -> None:
-    """Send `READY=1`, `STOPPING=1` or `WATCHDOG=1`; without systemd nothing happens."""
+    """Send a state, such as `READY=1`, with file descriptors to store; without systemd nothing happens."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

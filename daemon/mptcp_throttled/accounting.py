@@ -19,8 +19,8 @@ MAX_CLIENTS: Final = 65536
 class ClosedSubflow:
     """A subflow at its end. Bytes are TCP payload: acknowledged by the client, and received from it.
 
-    `bytes_acknowledged` is one or two more than the payload, since the kernel counts SYN and FIN. The RTT is in
-    microseconds.
+    Both count a FIN as one byte (net/ipv4/tcp_input.c, tcp_snd_una_update, tcp_rcv_nxt_update); `bytes_acknowledged`
+    also counts the SYN of a subflow that the proxy's kernel has opened. The RTT is in microseconds.
     """
 
     token: Token
@@ -60,8 +60,8 @@ class Totals:
 class ProgramCounters:
     """What the kernel program has counted since it was attached.
 
-    `totals_lost` subflows closed while the ring buffer was full; for `sockets_refused` decisions the kernel refused to
-    set the pace.
+    `totals_lost` subflows closed while the ring buffer was full. `sockets_refused`: how often the kernel refused to set
+    an option of a socket, or to store its state.
     """
 
     totals_lost: int = 0

@@ -1,8 +1,9 @@
 """Which subflow is throttled to which rate, and why: a pure function of a connection and the access networks.
 
-Invariant I2: a subflow is capped only while the same connection has a live, non-backup subflow on a more preferred
-network. So the most preferred live path of a connection is never capped, and neither is its only path. When all its
-live subflows are backups, MPTCP uses them (net/mptcp/protocol.c, mptcp_subflow_get_send): they count as if none were.
+Invariant I2: a subflow is capped only while the same connection has, on a more preferred network, a live subflow that
+is neither backup nor stalled. So the most preferred live path of a connection is never capped, and neither is its only
+path. When all its live subflows are backups, MPTCP uses them (net/mptcp/protocol.c, mptcp_subflow_get_send): they count
+as if none were.
 """
 
 from __future__ import annotations
