@@ -11,7 +11,7 @@ from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.policy.decide import Decision
-from mptcp_throttled.state import Snapshot, Throttled, Transition
+from mptcp_throttled.state import Snapshot, Throttled, Transition, why_free
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -68,7 +68,7 @@ def _log_transition(transition: Transition) -> None:
             extra=_about(after.decision),
         )
     elif decision is not None:
-        _log.info("free %s reason=%r", _identify(decision), decision.reason, extra=_about(decision))
+        _log.info("free %s reason=%r", _identify(decision), why_free(decision), extra=_about(decision))
     elif before is not None:
         # Nobody has decided that.
         _log.debug("free %s reason='subflow ended'", _identify(before.decision), extra=_about(before.decision))

@@ -71,6 +71,11 @@ class Transition:
     decision: Decision | None
 
 
+def why_free(decision: Decision) -> str:
+    """Why a subflow is free: it has no rate, or the kernel does not have its rate."""
+    return decision.reason if decision.throttle is None else "not applied; see status"
+
+
 def update_throttled(
     throttled: Map[FourTuple, Throttled],
     concerned: Mapping[FourTuple, Decision | None],

@@ -19,7 +19,7 @@ from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.operator_state import Pause
 from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
-from mptcp_throttled.state import Snapshot
+from mptcp_throttled.state import Snapshot, why_free
 
 _MAX_LINES: Final = 20
 
@@ -121,7 +121,7 @@ def _opened_at(connection: Connection) -> float:
 
 
 def _network_status(
-    configured: AccessNetwork, present: AccessNetwork, snapshot: Snapshot, live: int, held: int, now: Now
+    configured: AccessNetwork, present: AccessNetwork, snapshot: Snapshot, live: int, throttled: int, now: Now
 ) -> Json:
     return {
         "name": present.name,
@@ -136,14 +136,13 @@ def _network_status(
         "overrides": [encode_override(o, now) for o in snapshot.operator.overrides if o.network == present.name],
         "closed": asdict(snapshot.accounts.networks.get(present.name, Totals())),
         "subflows": live,
-        "held_subflows": held,
+        "held_subflows": throttled,
     }
 
 
 def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
     throttled = snapshot.throttled.get(decision.subflow.ends)
     throttle = None if throttled is None else throttled.decision.throttle
-    refused = decision.throttle is not None and throttle is None
     latency = None if throttled is None else throttled.latency
     return {
         **encode_subflow(decision.subflow),
@@ -153,7 +152,7 @@ def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
         "rate": None if throttle is None else str(throttle.rate),
         "rate_bps": None if throttle is None else throttle.rate.bits_per_second,
         "class": None if throttled is None else format_classid(classid(throttled.minor)),
-        "reason": "not applied; see status" if refused else decision.reason,
+        "reason": why_free(decision) if throttle is None else decision.reason,
         "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
     }
 

@@ -504,6 +504,18 @@ def test_pacing_that_becomes_unavailable_is_reported_once(world: World, caplog: 
     assert sum("no cgroup2" in record.message for record in caplog.records) == 1
 
 
+def test_subflow_freed_by_a_refusal_is_logged_as_not_applied(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    world.step(client(1))
+    world.kernel.state = KernelState(pacing=PacingState({}))
+    world.kernel.refuse = (InstallHtb,)
+    world.loop.note_kernel_change()
+    world.settle()
+    assert world.throttled == set()
+    (line,) = [message for message in caplog.messages if message.startswith("free ")]
+    assert line.endswith(" network=ethernet reason='not applied; see status'")
+
+
 def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World) -> None:
     world.kernel.state = replace(world.kernel.state, qdisc=QdiscState(pending_elsewhere=("wan0",)))
     world.kernel.refuse = (RestoreQdisc("wan0"),)
