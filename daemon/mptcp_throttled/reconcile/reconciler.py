@@ -180,7 +180,7 @@ class Reconciler:
         state = self._read(plan)
         if all_done:
             for operation in diff(state, reachable):
-                progress.refuse(operation, f"not applied though the kernel acknowledged it: {operation}")
+                progress.refuse(operation, f"{type(operation).__name__}: acknowledged by the kernel, but not applied")
         return state, reachable
 
     def _apply_diff(
