@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mptcp_throttle.rpc import Json
 
+_REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
@@ -66,7 +67,7 @@ def _who_decides(deciding_problem: str | None) -> str:
 
 def _capture(capture: Json) -> str:
     counters, view = capture["counters"], capture["kernel_view"]
-    refused = sum(counters.get(name, 0) for name in ("unknown_token", "wrong_hmac", "wrong_key", "malformed"))
+    refused = sum(counters.get(name, 0) for name in _REFUSED)
     kernel = view["problem"] or (
         f"{view['subflows']} subflows in the kernel's list" if view["enabled"] else "kernel's list not in use"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttle.cli import main
+from mptcp_throttle.cli import main, tables
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = str(REPOSITORY / "config/mptcp-throttle.yaml")
@@ -45,6 +45,13 @@ def test_doctor_without_ss_is_one_line(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["--config", CONFIG, "doctor"]) == os.EX_UNAVAILABLE
     assert capsys.readouterr().err == "ss: not found; it is part of iproute2\n"
+
+
+@pytest.mark.parametrize("counter", ["unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed"])
+def test_status_counts_all_that_the_sniffer_refuses(counter: str) -> None:
+    view = {"enabled": True, "problem": None, "subflows": 2}
+    line = tables._capture({"capturing": True, "dropped": 0, "counters": {counter: 3, "seen": 9}, "kernel_view": view})
+    assert "3 segments refused" in line
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
