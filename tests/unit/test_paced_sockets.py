@@ -15,13 +15,24 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, Endpoint, FourTuple
 from mptcp_throttled.kernel import pacing
+from mptcp_throttled.kernel.marking.rules import RuleMarking
+from mptcp_throttled.kernel.marking.sockets import SocketMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup
 from mptcp_throttled.kernel.socket_program import ProgramKind
+from mptcp_throttled.reconcile.kernel_state import ChainState
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
 ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)
 TWO: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40001), PROXY)
+SIX: Final = FourTuple(Endpoint(ip_address("fd00:1::2"), 40000), Endpoint(ip_address("fd00:3::2"), 8080))
+
+
+class NothingLeft(RuleMarking):
+    """An iptables back end of which the kernel has nothing."""
+
+    def read(self) -> dict[int, ChainState]:
+        return {}
 
 
 class Program:
@@ -113,11 +124,32 @@ def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSocket
 def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSockets) -> None:
     sockets.read()
     (program,) = Program.attached
-    sockets.change_classes({ONE: 2}, ())
+    sockets.change_classes(4, {ONE: 2}, ())
     program.full = True
     with pytest.raises(KernelError):
-        sockets.change_classes({ONE: 3, TWO: 3}, ())
-    assert (dict(sockets.classes), program.classes) == ({}, {})
+        sockets.change_classes(4, {ONE: 3, TWO: 3}, ())
+    assert (dict(sockets.classes(4)), program.classes) == ({}, {})
+
+
+class Watched(FourTuple):
+    """A four-tuple that counts how often somebody has looked at it."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Watched.looks += 1
+        return super().__getattribute__(name)
+
+
+def test_classes_are_counted_without_looking_at_a_subflow(sockets: PacedSockets) -> None:
+    sockets.read()
+    marking = SocketMarking(sockets, NothingLeft(0xFFFF_0000))
+    marking.make(4, {Watched(one.client, one.proxy): 2 for one in (ONE, TWO)})
+    marking.make(6, {Watched(SIX.client, SIX.proxy): 3})
+    Watched.looks = 0
+    assert (marking.count(), Watched.looks) == ({4: 2, 6: 1}, 0)
+    marking.remove(4)
+    assert marking.count() == {6: 1}
 
 
 def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
@@ -132,7 +164,7 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     sockets = PacedSockets((8080,))
     sockets.read()
     sockets.change({ONE: 1000}, ())
-    sockets.change_classes({ONE: 2}, ())
+    sockets.change_classes(4, {ONE: 2}, ())
     found = tmp_path
     assert sockets.read().paces == {ONE: 1000}
     (program,) = Program.attached
@@ -145,10 +177,10 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
 
 def test_program_that_is_attached_again_has_no_classes(sockets: PacedSockets) -> None:
     sockets.read()
-    sockets.change_classes({ONE: 2}, ())
+    sockets.change_classes(4, {ONE: 2}, ())
     sockets.close()
     sockets.read()
-    assert dict(sockets.classes) == {}
+    assert dict(sockets.classes(4)) == {}
 
 
 def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets: PacedSockets) -> None:
@@ -165,7 +197,7 @@ def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSocket
     assert sockets.read().paces == {ONE: 1000}
     (program,) = Program.attached
     assert program.had_when_attached == ((WIFI,), {ONE: 1000}, {ONE: 2})
-    assert dict(sockets.classes) == {ONE: 2}
+    assert dict(sockets.classes(4)) == {ONE: 2}
 
 
 def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path, sockets: PacedSockets) -> None:  # noqa: ARG001

@@ -26,7 +26,7 @@ from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.kernel.socket_program import ProgramKind, SocketProgram
-from mptcp_throttled.reconcile.kernel_state import PacingState
+from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, PacingState, of_version
 
 # Finding the proxy's cgroup lists sockets and may list directories: too slow to do for every subflow.
 _FIND_SECONDS: Final = 1.0
@@ -65,7 +65,7 @@ class PacedSockets:
         self._attached_to: tuple[Path, tuple[int, int]] | None = None
         self._networks: tuple[AccessNetwork, ...] = ()
         self._paces: dict[FourTuple, int] = {}
-        self._classes: dict[FourTuple, int] = {}
+        self._classes = _by_version({})
         self._snapshot: PacingState | None = None
         self._find_at = -math.inf
         self._decide_at = -math.inf
@@ -111,7 +111,7 @@ class PacedSockets:
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
         if program.kind is not ProgramKind.THROTTLE:
-            self._classes = {}
+            self._classes = _by_version({})
         if self._program is not None:
             self._program.detach()
         self._program = program
@@ -148,7 +148,8 @@ class PacedSockets:
         try:
             program.set_paces(self._paces, present=True)
             if kind is ProgramKind.THROTTLE:
-                program.set_classes(self._classes)
+                for minors in self._classes.values():
+                    program.set_classes(minors)
                 program.set_networks(self._networks)
             program.attach(cgroup)
         except KernelError:
@@ -176,10 +177,9 @@ class PacedSockets:
         _change(self._paces, program.set_paces, program.remove_paces, add, remove)
         self._decide_now()
 
-    @property
-    def classes(self) -> Mapping[FourTuple, int]:
-        """The class minors that the program has for subflows."""
-        return MappingProxyType(self._classes)
+    def classes(self, ip_version: int) -> Mapping[FourTuple, int]:
+        """The class minors that the program has now for the subflows of one IP version."""
+        return MappingProxyType(self._classes[ip_version])
 
     def adopt_paces(self, paces: Mapping[FourTuple, int]) -> None:
         """Before the program is attached: begin with these paces, in bytes/s, which an earlier daemon has set."""
@@ -187,12 +187,15 @@ class PacedSockets:
 
     def adopt_classes(self, minors: Mapping[FourTuple, int]) -> None:
         """Before the program is attached: begin with these classes, in which an earlier daemon has put subflows."""
-        self._classes = dict(minors)
+        self._classes = _by_version(minors)
 
-    def change_classes(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
-        """Take subflows out of their classes, and put others into the classes with these minors. Raises KernelError."""
+    def change_classes(self, ip_version: int, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
+        """Take subflows of one IP version out of their classes, and put others into the classes with these minors.
+
+        Raises KernelError.
+        """
         program = self._attached("set the class of sockets")
-        _change(self._classes, program.set_classes, program.remove_classes, add, remove)
+        _change(self._classes[ip_version], program.set_classes, program.remove_classes, add, remove)
         self._decide_now()
 
     def require_deciding(self) -> None:
@@ -247,8 +250,12 @@ class PacedSockets:
             self._program.close()
             self._keep(None)
         self._program = None
-        self._paces, self._classes = {}, {}
+        self._paces, self._classes = {}, _by_version({})
         self._snapshot = None
+
+
+def _by_version(minors: Mapping[FourTuple, int]) -> dict[int, dict[FourTuple, int]]:
+    return {version: of_version(minors, version) for version in IP_VERSIONS}
 
 
 def _change(

@@ -148,8 +148,9 @@ class Reconciler:
         )
 
     def quick_check(self, applied: KernelPlan) -> bool:
-        """Whether what was applied seems to be there still, in a time that does not grow with the number of subflows.
+        """Whether what was applied seems to be there still.
 
+        The time does not grow with the number of subflows, except with the back end `rules`, which reads every rule.
         tc is left out: the kernel notifies us of its changes (kernel/watch.py). A mark that was changed in place does
         not change the count; a full reconcile finds it.
         """

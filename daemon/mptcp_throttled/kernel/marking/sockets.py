@@ -12,7 +12,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.reconcile.kernel_state import ChainState, of_version
+from mptcp_throttled.reconcile.kernel_state import ChainState
 
 
 class SocketMarking:
@@ -45,8 +45,7 @@ class SocketMarking:
     def read(self) -> dict[int, ChainState]:
         """The classes that the program has, by IP version; altered if an iptables back end has left something."""
         left = self._left()
-        classes = self._sockets.classes
-        return {version: ChainState(of_version(classes, version), version in left) for version in self._made | left}
+        return {v: ChainState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
     def adopt(self, marks: Mapping[FourTuple, int]) -> None:
         """Begin with the classes in which an earlier daemon has put subflows: none leaves its class meanwhile."""
@@ -55,26 +54,24 @@ class SocketMarking:
 
     def count(self) -> dict[int, int | None]:
         """The number of classes by IP version, as far as the program has them."""
-        classes = self._sockets.classes
-        return {version: len(of_version(classes, version)) for version in self._made}
+        return {version: len(self._sockets.classes(version)) for version in self._made}
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Give the program exactly these classes."""
         if ip_version in self._left():
             self._by_packet.remove(ip_version)
-        present = of_version(self._sockets.classes, ip_version)
-        self._sockets.change_classes(marks, present.keys() - marks.keys())
+        self._sockets.change_classes(ip_version, marks, self._sockets.classes(ip_version).keys() - marks.keys())
         self._made.add(ip_version)
 
-    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:  # noqa: ARG002
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
         """Remove and add classes."""
-        self._sockets.change_classes(add, remove.keys() - add.keys())
+        self._sockets.change_classes(ip_version, add, remove.keys() - add.keys())
 
     def remove(self, ip_version: int) -> None:
         """Remove all classes, and what an iptables back end has left."""
         if ip_version in self._left():
             self._by_packet.remove(ip_version)
-        self._sockets.change_classes({}, of_version(self._sockets.classes, ip_version))
+        self._sockets.change_classes(ip_version, {}, tuple(self._sockets.classes(ip_version)))
         self._made.discard(ip_version)
 
     def _left(self) -> set[int]:
