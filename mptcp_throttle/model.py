@@ -1,6 +1,7 @@
 """The data model: connections, subflows and access networks.
 
-All values are frozen. Addresses are never IPv4-mapped IPv6 (`::ffff:a.b.c.d`), because packets never have such ones.
+All values are frozen. Addresses are never IPv4-mapped IPv6 (`::ffff:a.b.c.d`), because packets never carry such
+addresses.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class MarkMethod(StrEnum):
 
 
 class KernelDecides(StrEnum):
-    """Whether a program in the kernel decides which subflows are capped: where it can be had, or never."""
+    """Whether a program in the kernel decides which subflows are capped: where it is available, or never."""
 
     AUTO = "auto"
     OFF = "off"

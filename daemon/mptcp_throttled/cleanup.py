@@ -20,7 +20,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 
 def release_sockets(release: Callable[[], int]) -> None:
-    """Free the sockets of their paces and classes; log it if one keeps its pace, or if that cannot be told.
+    """Free the sockets of their paces and classes; log it if one keeps its pace, or if that cannot be determined.
 
     `release` does it, and returns how many keep their pace. It raises KernelError.
     """

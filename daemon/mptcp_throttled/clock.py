@@ -52,7 +52,9 @@ def encode_end(end: float | None, now: Now) -> dict[str, Json]:
 
 
 def decode_end(data: Json, now: Now) -> float | None:
-    """The end of JSON that was written before: at the latest `seconds_left` from now, if it was set back meanwhile.
+    """The end, in monotonic seconds, that `encode_end` wrote.
+
+    It is at most `seconds_left` from now, in case the wall clock was set back meanwhile.
 
     Raises ValueError, KeyError or TypeError if it is none.
     """

@@ -2,7 +2,7 @@
 
 The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed about once a
 second. A difference must last for `GRACE_SECONDS`, during which the subflow sends: the kernel program may decide
-before the daemon, and a socket gets its class when its queue has left.
+before the daemon, and a socket gets its class when its queue has drained.
 """
 
 from __future__ import annotations

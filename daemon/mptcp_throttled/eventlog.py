@@ -103,7 +103,7 @@ def _log_sniffer(snapshot: Snapshot) -> None:
     if snapshot.sniffer.problem is None:
         _log.info("following the sniffer: %d connections", len(snapshot.connections))
     else:
-        _log.warning("sniffer lost, no subflow stays capped: %s", snapshot.sniffer.problem)
+        _log.warning("the sniffer does not answer; all subflows are free: %s", snapshot.sniffer.problem)
 
 
 def _about(decision: Decision) -> Mapping[str, object]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.running_config import RunningConfig
     from mptcp_throttled.source import TableUpdate
 
-# How long only the pace holds a new class: the ramp of `pace.bpf.c`; what `throttle.bpf.c` lets a queue take to leave.
+# How long only the pace slows a new class: the ramp of `pace.bpf.c`, or the longest drain of `throttle.bpf.c`.
 _RAMP_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.5
 # Between the portions of `DecisionTable`: the rest of the time is for others.
@@ -335,7 +335,7 @@ class Loop:
 
 
 def _settle_seconds(before: Snapshot) -> float:
-    # A socket whose class the kernel program sets is put into it when its queue has left.
+    # A socket whose class the kernel program sets is put into it when its queue has drained.
     if before.pacing_problem is not None or before.marks == MarkMethod.SOCKET:
         return 0.0
     return _DRAIN_SECONDS if before.deciding_problem is None else _RAMP_SECONDS

@@ -194,7 +194,7 @@ def _require_capabilities() -> None:
 
 
 def _clean_up(path: Path) -> None:
-    """Restore everything even if the configuration is invalid: what is ours can be told without it."""
+    """Restore everything even if the configuration is invalid: our kernel objects are recognised without it."""
     _require_capabilities()
     group = None
     marks = MarkingChoice(RuleMarking(1))  # removes the sets, too, and needs no kernel with ipset

@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_duration(set_rate, "reset-rate")
     reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
     reset_rate.add_argument("network", metavar="NETWORK")
-    _add_duration(add("pause", _pause, "release all subflows, for now"), "resume")
+    _add_duration(add("pause", _pause, "free all subflows until `resume`"), "resume")
     add("resume", _resume, "end a pause")
     add("reload", _reload, "apply changes of the configuration files")
     return parser
@@ -158,7 +158,7 @@ def _doctor(options: argparse.Namespace) -> None:
     _print(options, [finding._asdict() for finding in findings], tables.show_findings)
     harms = sum(finding.problem is not None and finding.harm for finding in findings)
     if harms:
-        raise UserError(f"{harms} of {len(findings)} checks found a problem that prevents caps")
+        raise UserError(f"{harms} of {len(findings)} findings are problems that prevent caps")
 
 
 def _check_config(options: argparse.Namespace) -> None:

@@ -69,7 +69,7 @@ def _capture(capture: Json) -> str:
     counters, view = capture["counters"], capture["kernel_view"]
     refused = sum(counters.get(name, 0) for name in _REFUSED)
     kernel = view["problem"] or (
-        f"{view['subflows']} subflows in the kernel's list" if view["enabled"] else "kernel's list not in use"
+        f"{view['subflows']} subflows in the kernel list" if view["enabled"] else "kernel list not in use"
     )
     if not capture["capturing"]:
         return "capture: none: the interface is missing or down"

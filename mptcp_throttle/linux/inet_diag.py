@@ -106,5 +106,8 @@ def _address(family: int, data: bytes) -> bytes:
 
 
 def unmapped(address: bytes) -> bytes:
-    """A packed address, as IPv4 if it is IPv4-mapped: so has a socket that listens for both families its IPv4 peers."""
+    """A packed address, as IPv4 if it is IPv4-mapped.
+
+    A socket that listens for both families shows its IPv4 peers that way.
+    """
     return address[12:] if address.startswith(_IPV4_MAPPED) else address

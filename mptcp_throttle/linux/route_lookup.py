@@ -17,7 +17,8 @@ _FAMILIES: Final = {4: AF_INET, 6: AF_INET6}
 _RTN_UNICAST: Final = 1  # include/uapi/linux/rtnetlink.h
 _RTN_LOCAL: Final = 2
 _NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
-"""What a route of type unreachable, prohibit or blackhole gives, or none (fib_props, net/ipv4/fib_semantics.c)."""
+"""The errors for a route of type unreachable, prohibit or blackhole, and for no route (fib_props,
+net/ipv4/fib_semantics.c)."""
 
 
 class RouteLookup:

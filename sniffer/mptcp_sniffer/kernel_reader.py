@@ -121,7 +121,7 @@ class KernelReader:
             kernel_list = list_subflows((ANY_PORT,) if is_for_all else self._ports)
         except KernelListUnavailable as error:
             self._last = None
-            self._set_problem(f"the kernel's list of subflows cannot be read ({error})")
+            self._set_problem(f"the kernel list cannot be read ({error})")
             return
         self._set_problem(None)
         self._last = len(kernel_list.subflows), kernel_list.at

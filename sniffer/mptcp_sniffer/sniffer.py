@@ -74,7 +74,7 @@ class Sniffer:
         try:
             capture = self._open_capture()
         except InterfaceAbsent as error:
-            _log.error("%s: nobody is capped until it can", error)
+            _log.error("%s; no subflow is throttled until it can be captured", error)
             capture, self._capture_lost = None, True
         with capture or nullcontext(), self._kernel_reader.running():
             server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
@@ -134,7 +134,7 @@ class Sniffer:
         except CaptureLost as lost:
             # FINs may be missed from now on, and a subflow that has ended must not keep another one capped.
             _log.error(
-                "capture on %s lost (%s): the table is cleared, so that nothing stays capped",
+                "capture on %s lost (%s): the table is cleared, so that no subflow stays throttled",
                 self._config.proxy.interface,
                 lost,
             )

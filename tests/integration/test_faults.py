@@ -74,7 +74,7 @@ class FaultyWorld(ProxyWorld):
     def transfer(self) -> Download:
         """A download of the first client that takes a second, however fast the paths are: the client reads slowly.
 
-        Sockets get their class when their queue has left, with such a client after 1.5 s: then it takes three seconds.
+        Sockets get their class when their queue has drained, with such a client after 1.5 s: then it takes 3 s.
         """
         seconds = 3 if self.services.status()["daemon"]["marks"] == "socket" else 1
         return self.download(seconds * MEGABYTE, rate_limit=Rate(8 * MEGABYTE))

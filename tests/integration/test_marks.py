@@ -261,7 +261,7 @@ def test_auto_means_rules_where_the_kernel_lacks_ipset(use: Use, caplog: pytest.
         with pytest.raises(KernelError, match=call):
             use(choose_marking(MarkMethod.IPSET, MARKING, None).present).require()
     (line,) = caplog.messages
-    assert line.startswith("marks: one iptables rule per subflow, because ipset cannot be used: ")
+    assert line.startswith("ipset is not available: where packets are marked, there is one iptables rule per subflow: ")
 
 
 def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: PacedSockets) -> None:

@@ -73,7 +73,7 @@ def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> 
     with announcing("ipset") as world:
         eventually(lambda: len(world.services.subflows()) == 2, "known by its token")
         (free,) = (subflow for subflow in world.services.subflows() if subflow.network == "ethernet")
-        assert "needs daemon.marks: socket" in free.reason
+        assert "throttled only with daemon.marks: socket" in free.reason
         assert world.errors() == []
 
 

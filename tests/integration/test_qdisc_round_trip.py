@@ -156,7 +156,7 @@ def test_qdisc_that_cannot_be_restored_is_not_replaced(
     before = show(proxy)
     refusal, nothing_left = swap(tmp_path)
     assert refusal.startswith(f"many0: root {problem}")
-    assert "that cannot be put back as it is; remove it, replace it by" in refusal
+    assert "that cannot be restored exactly; remove it, replace it by" in refusal
     assert (nothing_left, show(proxy)) == ("[] []", before)
 
 

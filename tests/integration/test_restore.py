@@ -153,7 +153,7 @@ def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld
     download = world.download(3 * MEGABYTE)
     eventually(lambda: bool(world.errors()), "the error reported")
     (error,) = world.errors()
-    assert error.startswith(f"eth0: root qdisc {what} cannot be put back as it is; remove it, replace it by")
+    assert error.startswith(f"eth0: root qdisc {what} cannot be restored exactly; remove it, replace it by")
     assert (world.capped(), world.marks(), world.qdisc_kinds()) == ([], [], before)
     assert download.wait().intact
     world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])

@@ -255,7 +255,7 @@ def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, servi
     assert capabilities(process_status(sniffer)["CapEff"]) == {"CAP_NET_RAW"}
     status = services.ask_sniffer("status")
     assert status["capturing"]
-    assert status["kernel_view"]["problem"] == "the kernel's list of subflows cannot be read (needs CAP_NET_ADMIN)"
+    assert status["kernel_view"]["problem"] == "the kernel list cannot be read (needs CAP_NET_ADMIN)"
     assert sniffer.stop() == 0
 
 

@@ -60,7 +60,7 @@ def test_commands_that_free_and_those_for_ipv6() -> None:
         "ip6tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
-        "tc qdisc del dev eth0 root  # then the recorded one, if any",
+        "tc qdisc del dev eth0 root  # then the saved qdisc, if any",
     ]
 
 

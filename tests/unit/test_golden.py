@@ -198,7 +198,7 @@ def _class(htb: HtbState, minor: str, rate: Rate | None) -> HtbState:
 
 
 def _foreign(kernel: KernelState, kind: str) -> KernelState:
-    obstacle = f"eth0: root qdisc {kind} 9: cannot be put back as it is"
+    obstacle = f"eth0: root qdisc {kind} 9: cannot be restored exactly"
     return replace(kernel, qdisc=replace(kernel.qdisc, htb=None, obstacle=obstacle))
 
 

@@ -93,7 +93,7 @@ class LinuxKernel:
         return ProgramCounters() if self._sockets is None else self._sockets.counters()
 
     def adopt(self) -> dict[FourTuple, int]:
-        """The class minors of subflows that an earlier daemon has left, to begin with. Raises KernelError."""
+        """Adopt what an earlier instance has left in the kernel; returns its marks, as minors. Raises KernelError."""
         sockets = SocketReader((ANY_PORT,)).read()  # the proxy may have opened subflows itself
         classes = {ends: state.minor for ends, state in sockets.items() if state.minor}
         chains = self._marks.present.read().values()

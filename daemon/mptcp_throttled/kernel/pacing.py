@@ -6,8 +6,8 @@ still appears to offer hundreds, is given hundreds of kilobytes, and the whole c
 equal to its part of the cap, the scheduler gives it only what it can deliver.
 
 The sockets belong to the proxy, so a program on the proxy's cgroup sets their pace (`socket_program`). The program
-`throttle` also decides which of them are capped, and sets their class; where it cannot be had, `pace` does what the
-daemon decides.
+`throttle` also decides which of them are capped, and sets their class; where it is not available, `pace` does what
+the daemon decides.
 """
 
 from __future__ import annotations
@@ -182,11 +182,11 @@ class PacedSockets:
         return MappingProxyType(self._classes[ip_version])
 
     def adopt_paces(self, paces: Mapping[FourTuple, int]) -> None:
-        """Before the program is attached: begin with these paces, in bytes/s, which an earlier daemon has set."""
+        """Before the program is attached: begin with these paces, in bytes/s, which an earlier instance has set."""
         self._paces = dict(paces)
 
     def adopt_classes(self, minors: Mapping[FourTuple, int]) -> None:
-        """Before the program is attached: begin with these classes, in which an earlier daemon has put subflows."""
+        """Before the program is attached: begin with these classes, in which an earlier instance has put subflows."""
         self._classes = _by_version(minors)
 
     def change_classes(self, ip_version: int, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:

@@ -1,6 +1,6 @@
 """On which ports sockets may have paces and classes from us: recorded for whoever frees them after a daemon was killed.
 
-The configuration does not tell: it may have got other ports since that daemon was started, or have become invalid.
+The configuration does not say which: its ports may have changed since that daemon was started, or it is invalid now.
 """
 
 from __future__ import annotations

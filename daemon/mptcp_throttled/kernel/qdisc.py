@@ -172,7 +172,7 @@ class RootQdisc:
         if problem is None:
             return None
         return (
-            f"{interface.name}: root {problem} that cannot be put back as it is; remove it, replace it by fq_codel or"
+            f"{interface.name}: root {problem} that cannot be restored exactly; remove it, replace it by fq_codel or"
             " pfifo, or set daemon.replace_any_qdisc"
         )
 

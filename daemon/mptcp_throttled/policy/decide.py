@@ -18,7 +18,7 @@ from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflo
 from mptcp_throttle.units import Rate
 
 _CACHE_ENTRIES: Final = 65536
-_OTHER_PORT: Final = "opened by the proxy, which needs daemon.marks: socket"
+_OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.marks: socket"
 
 
 class RateKind(StrEnum):
@@ -160,7 +160,7 @@ def _why_free(network: AccessNetwork, *, is_used: bool) -> str:
     if network.cap is None:
         return "network has no cap"
     if not is_used:
-        return "backup subflow carries nothing to relieve"
+        return "backup subflow, which MPTCP does not use now"
     return "no live subflow on a more preferred network"
 
 

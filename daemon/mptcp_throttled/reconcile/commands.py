@@ -69,7 +69,7 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, m
                 for port in marking.ports:
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
         case op.RestoreQdisc(other):
-            yield f"tc qdisc del dev {other or interface} root  # then the recorded one, if any"
+            yield f"tc qdisc del dev {other or interface} root  # then the saved qdisc, if any"
 
 
 def _by_client(item: tuple[FourTuple, int]) -> tuple[int, int]:

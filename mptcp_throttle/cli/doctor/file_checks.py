@@ -33,7 +33,9 @@ def configuration_files(host: Host) -> Iterator[Finding]:
         subject = f"configuration for {name}"
         try:
             user = of_listener(path) or _of_unit(name)
-            unknown = "its user is not known: it does not run, or this user may not ask it"
+            unknown = (
+                "the user of the service is not known: the service does not run, or you may not connect to its socket"
+            )
             yield Finding(subject, unchecked=unknown) if user is None else _judge(subject, user, paths)
         except (OSError, UnknownUser, ProgramFailed) as error:
             yield Finding(subject, unchecked=str(error))

@@ -21,13 +21,14 @@ def sniffer(host: Host) -> Iterator[Finding]:
         return
     yield Finding("mptcp-sniffer")
     if not status["capturing"]:
-        yield Finding("capture", "none: the interface is missing or down", "set the interface up, or proxy.interface")
+        remedy = "set the interface up, or correct proxy.interface"
+        yield Finding("capture", "none: the interface is missing or down", remedy)
     dropped, view = status["dropped"], status["kernel_view"]
     if dropped:
         problem = f"{dropped} frames dropped since its start: it cannot keep up"
         yield Finding("capture", problem, "a larger sniffer.capture_buffer", harm=False)
     if view["enabled"] and view["problem"]:
-        yield Finding("kernel's list", view["problem"], harm=False)
+        yield Finding("kernel list", view["problem"], harm=False)
 
 
 def daemon(host: Host) -> Iterator[Finding]:

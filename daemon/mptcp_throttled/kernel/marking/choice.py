@@ -33,12 +33,12 @@ class MarkingChoice:
         return self._otherwise
 
     def adopt(self, classes: Mapping[FourTuple, int]) -> None:
-        """Before the first use: begin with the classes in which an earlier daemon has put sockets."""
+        """Before the first use: begin with the classes in which an earlier instance has put sockets."""
         if self._by_socket is not None:
             self._by_socket.adopt(classes)
 
     def require(self) -> None:
-        """Raise KernelError if the kernel lacks what the back ends need: all of them, if there is a choice."""
+        """Raise KernelError if no back end can be used."""
         if self._by_socket is not None:
             with suppress(KernelError):
                 return self._by_socket.require()
@@ -66,7 +66,9 @@ def _by_packet(marking: Marking) -> MarkingBackEnd:
     try:
         sets.require()
     except KernelError as error:
-        _log.warning("marks: one iptables rule per subflow, because ipset cannot be used: %s", error)
+        _log.warning(
+            "ipset is not available: where packets are marked, there is one iptables rule per subflow: %s", error
+        )
         sets.close()
         return RuleMarking(marking.mask)
     return sets

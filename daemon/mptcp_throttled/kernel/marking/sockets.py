@@ -48,7 +48,7 @@ class SocketMarking:
         return {v: ChainState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
     def adopt(self, marks: Mapping[FourTuple, int]) -> None:
-        """Begin with the classes in which an earlier daemon has put subflows: none leaves its class meanwhile."""
+        """Begin with the classes in which an earlier instance has put subflows: none leaves its class meanwhile."""
         self._sockets.adopt_classes(marks)
         self._made.update(ends.client.address.version for ends in marks)
 
