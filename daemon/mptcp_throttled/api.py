@@ -91,7 +91,7 @@ class Api:
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interface, marking, snapshot.marks)),
+                    "commands": list(as_commands(operation, config.proxy.interface, marking, snapshot.mark_back_end)),
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],

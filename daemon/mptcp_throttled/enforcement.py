@@ -104,7 +104,7 @@ def _differences(before: Observation, now: Observation, snapshot: Snapshot) -> I
     applied = snapshot.applied
     subflows = {decision.subflow.ends for decisions in snapshot.decisions.values() for decision in decisions}
     starved = set(_classes_without_traffic(before, now, applied.marks))
-    by_socket = snapshot.marks == MarkMethod.SOCKET
+    by_socket = snapshot.mark_back_end == MarkMethod.SOCKET
     for ends, state in now.sockets.items():
         earlier = before.sockets.get(ends)
         if earlier is None or state.sent == earlier.sent or ends not in subflows:

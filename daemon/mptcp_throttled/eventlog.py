@@ -25,8 +25,8 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
     decided = before.deciding_problem, before.pacing_problem
     if after.pacing_problem is None and decided != (after.deciding_problem, None):
         _log_deciding(after.deciding_problem)
-    if after.marks != before.marks:
-        _log.info("subflows are led to their classes by: %s", after.marks)
+    if after.mark_back_end != before.mark_back_end:
+        _log.info("subflows are led to their classes by: %s", after.mark_back_end)
     if after.sniffer.problem != before.sniffer.problem:
         _log_sniffer(after)
     _log_errors(before.errors, after.errors)

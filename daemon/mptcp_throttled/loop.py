@@ -63,7 +63,7 @@ class DecidingKernel(Kernel, Protocol):
 
     @property
     def mark_back_end(self) -> str:
-        """The marking back end in use: `socket`, `ipset` or `rules`."""
+        """The mark back end in use: `socket`, `ipset` or `rules`."""
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Decide by these from now on; by none, nobody is capped."""
@@ -96,7 +96,10 @@ class _Step:
 
 
 class Loop:
-    """The control loop as a value. `snapshot` and `note_kernel_change` are for any thread, all else for one."""
+    """The control loop without its thread: `step` is called from outside.
+
+    `snapshot` and `note_kernel_change` are for any thread, all else for one.
+    """
 
     def __init__(
         self, config: RunningConfig, operator: OperatorStore, source: Source, kernel: DecidingKernel, clock: Clock
@@ -336,7 +339,7 @@ class Loop:
 
 def _settle_seconds(before: Snapshot) -> float:
     # A socket whose class the kernel program sets is put into it when its queue has drained.
-    if before.pacing_problem is not None or before.marks == MarkMethod.SOCKET:
+    if before.pacing_problem is not None or before.mark_back_end == MarkMethod.SOCKET:
         return 0.0
     return _DRAIN_SECONDS if before.deciding_problem is None else _RAMP_SECONDS
 

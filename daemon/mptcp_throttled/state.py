@@ -42,7 +42,7 @@ class Snapshot:
 
     `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
     sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
-    `marks` is the marking back end in use.
+    `mark_back_end` is the one in use.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
@@ -57,7 +57,7 @@ class Snapshot:
     errors: tuple[str, ...] = ()
     pacing_problem: str | None = None
     deciding_problem: str | None = None
-    marks: str = ""
+    mark_back_end: str = ""
     accounts: Accounts = field(default_factory=Accounts)
     counters: ProgramCounters = field(default_factory=ProgramCounters)
 

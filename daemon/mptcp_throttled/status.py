@@ -36,7 +36,7 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
             "interface": interface,
             "config": config,
             "pause": pause_status(snapshot.operator.pause, now),
-            "marks": snapshot.marks,
+            "marks": snapshot.mark_back_end,
             "qdisc": "htb" if snapshot.applied.htb else "original",
             "classes": len(snapshot.applied.classes),
             "capped_subflows": kinds[RateKind.CAP],

@@ -19,7 +19,7 @@ from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import Tracker
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.reconcile.operations import AddClass, ChangeMarks, ChangePaces, MakeChain
+from mptcp_throttled.reconcile.operations import AddClass, ChangeMarks, ChangePaces, MakeMarks
 from mptcp_throttled.source import TableSource, TableUpdate
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _time_daemon() -> None:
         apply(kernel, operation)
         now = time.monotonic()
         match operation:
-            case MakeChain(marks=add) | ChangeMarks(add=add):
+            case MakeMarks(marks=add) | ChangeMarks(add=add):
                 _notes.extend(("marked", f"{ends} {minor}", now) for ends, minor in add.items())
             case ChangePaces(add=add):
                 _note("paced", add, now)

@@ -1,4 +1,4 @@
-"""All marking back ends do the same, and each replaces what the others left."""
+"""All mark back ends do the same, and each replaces what the others left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.kernel.marking.sockets import SocketMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 AnyMarks = TypeVar("AnyMarks", bound=MarkingBackEnd)
 
@@ -140,19 +140,19 @@ def test_back_end_reads_back_what_it_made_and_changed(marks: MarkingBackEnd, hos
 
     marks.make(4, {ONE: 2, OTHER_PORT: 255})
     marks.make(6, {SIX: 3})
-    assert marks.read() == {4: ChainState({ONE: 2, OTHER_PORT: 255}), 6: ChainState({SIX: 3})}
+    assert marks.read() == {4: MarkState({ONE: 2, OTHER_PORT: 255}), 6: MarkState({SIX: 3})}
     assert marks.count() == {4: 2, 6: 1}
     assert is_in_kernel(marks, host, {ONE: 2, OTHER_PORT: 255, SIX: 3})
 
     marks.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
-    assert marks.read()[4] == ChainState({TWO: 4, ONE: 5})
+    assert marks.read()[4] == MarkState({TWO: 4, ONE: 5})
     assert is_in_kernel(marks, host, {TWO: 4, ONE: 5, SIX: 3})
 
     marks.change(4, {}, {TWO: 4, ONE: 5})
-    assert marks.read()[4] == ChainState({})
+    assert marks.read()[4] == MarkState({})
 
     marks.remove(4)
-    assert marks.read() == {6: ChainState({SIX: 3})}
+    assert marks.read() == {6: MarkState({SIX: 3})}
     assert marks.count() == {6: 1}
 
 
@@ -164,7 +164,7 @@ def test_make_replaces_an_altered_chain_and_its_marks(packet_marks: MarkingBackE
     assert marks.read()[4].altered
     assert marks.count() == {4: None}
     marks.make(4, {TWO: 4})
-    assert marks.read() == {4: ChainState({TWO: 4})}
+    assert marks.read() == {4: MarkState({TWO: 4})}
     assert in_kernel(host) == {TWO: 4}
 
 
@@ -174,10 +174,10 @@ def test_back_end_changes_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
     more = {end: minor for end, minor in many.items() if end not in some}
     marks.make(4, some)
     marks.change(4, more, {})
-    assert marks.read() == {4: ChainState(many)}
+    assert marks.read() == {4: MarkState(many)}
     assert marks.count() == {4: 1500}
     marks.change(4, {}, more)
-    assert marks.read() == {4: ChainState(some)}
+    assert marks.read() == {4: MarkState(some)}
 
 
 def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: Host, use: Use) -> None:
@@ -187,7 +187,7 @@ def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: H
     assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
     marks.make(4, {TWO: 3})
     marks.remove(6)
-    assert marks.read() == {4: ChainState({TWO: 3})}
+    assert marks.read() == {4: MarkState({TWO: 3})}
     assert is_in_kernel(marks, host, {TWO: 3})
     assert ("create mptcp-throttle-4-8080 " in left(host)) == (marks.kind == "ipset")
 
@@ -205,7 +205,7 @@ def test_ipset_of_another_configuration_is_replaced(host: Host, use: Use, markin
     marks = use(IpsetMarking(MARKING))
     assert marks.read()[4].altered
     marks.make(4, {ONE: 2})
-    assert marks.read() == {4: ChainState({ONE: 2})}
+    assert marks.read() == {4: MarkState({ONE: 2})}
     assert in_kernel(host) == {ONE: 2}
     marks.remove(4)
 
@@ -216,11 +216,11 @@ def test_full_ipset_refuses_a_change_as_a_whole(use: Use) -> None:
     many = {ends("10.1.0.9", port): 2 for port in range(1, 9)}
     with pytest.raises(KernelError, match=r"^ipset add mptcp-throttle-4-8080: 9 marks: ENOSPC \(a set holds at most "):
         marks.change(4, {ONE: 5, **many}, {ONE: 2, TWO: 3})
-    assert marks.read() == {4: ChainState({ONE: 2, TWO: 3})}
+    assert marks.read() == {4: MarkState({ONE: 2, TWO: 3})}
     with pytest.raises(KernelError, match="ENOSPC"):
         marks.make(4, many)
     marks.make(4, {ONE: 2})
-    assert marks.read() == {4: ChainState({ONE: 2})}
+    assert marks.read() == {4: MarkState({ONE: 2})}
     marks.remove(4)
 
 
@@ -238,7 +238,7 @@ def test_remove_names_an_ipset_used_by_a_foreign_rule(host: Host, use: Use) -> N
     rule = ("OUTPUT", "-m", "set", "--match-set", "mptcp-throttle-4-8080", "dst,dst,src")
     host.run("iptables-legacy", "-A", *rule)
     marks.make(4, {TWO: 2})
-    assert marks.read() == {4: ChainState({TWO: 2})}
+    assert marks.read() == {4: MarkState({TWO: 2})}
     with pytest.raises(KernelError, match=r"^ipset destroy mptcp-throttle-4-8080: EBUSY \(somebody else's rule"):
         marks.remove(4)
     assert in_kernel(host) == {}
@@ -276,6 +276,6 @@ def test_classes_of_a_detached_program_are_gone(use: Use, sockets: PacedSockets)
     marks = use(SocketMarking(sockets, RuleMarking(MASK)))
     marks.make(4, {ONE: 2})
     sockets.close()
-    assert marks.read() == {4: ChainState({})}
+    assert marks.read() == {4: MarkState({})}
     with pytest.raises(KernelError, match="the program is not attached"):
         marks.make(4, {ONE: 2})

@@ -178,7 +178,7 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
     plan = world.services.cli_json("plan")
     assert plan["in_force"]
     operations = [operation["operation"] for operation in plan["operations"]]
-    assert operations == ["ChangePaces", "InstallHtb", "AddClass", "MakeChain"]
+    assert operations == ["ChangePaces", "InstallHtb", "AddClass", "MakeMarks"]
     assert cli("plan").stdout.endswith("# applied\n")
     for arguments, line in (
         (("set-rate", "dsl", "1mbit"), "dsl: no such access network; allowed: wifi, ethernet"),

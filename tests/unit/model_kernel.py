@@ -53,8 +53,8 @@ def _problem(state: KernelState, operation: Operation) -> str | None:
         case ChangeClass(minor) | DeleteClass(minor):
             is_possible = minor in classes
         case ChangeMarks(ip_version, _, remove):
-            chain = state.chains.get(ip_version)
-            is_possible = chain is not None and remove.keys() <= chain.marks.keys()
+            made = state.marks.get(ip_version)
+            is_possible = made is not None and remove.keys() <= made.marks.keys()
         case ChangePaces():
             is_possible = state.pacing.paces is not None
         case _:
@@ -77,7 +77,7 @@ def _classes(state: KernelState) -> Mapping[int, Rate | None]:
 
 
 def _marks(state: KernelState) -> Iterator[tuple[FourTuple, int]]:
-    return (mark for chain in state.chains.values() for mark in chain.marks.items())
+    return (mark for of in state.marks.values() for mark in of.marks.items())
 
 
 class ModelKernel:
@@ -104,7 +104,7 @@ class ModelKernel:
     def read(self) -> KernelState:
         self._fail_read()
         self.reads += 1
-        return replace(self.state, chains=dict(sorted(self.state.chains.items())))
+        return replace(self.state, marks=dict(sorted(self.state.marks.items())))
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         self.networks = networks
@@ -119,8 +119,8 @@ class ModelKernel:
     def quick_check(self) -> QuickCheck:
         self._fail_read()
         self.quick_checks += 1
-        chains = self.state.chains.items()
-        counts = {version: None if chain.altered else len(chain.marks) for version, chain in chains}
+        found = self.state.marks.items()
+        counts = {version: None if of.altered else len(of.marks) for version, of in found}
         return QuickCheck(counts, self.state.pacing)
 
     def fail_open(self) -> None:

@@ -13,9 +13,9 @@ from mptcp_throttled.reconcile.operations import (
     ChangeMarks,
     DeleteClass,
     InstallHtb,
-    MakeChain,
+    MakeMarks,
     Operation,
-    RemoveChain,
+    RemoveMarks,
     RestoreQdisc,
 )
 
@@ -49,7 +49,7 @@ def test_commands_that_free_and_those_for_ipv6() -> None:
     operations: list[Operation] = [
         ChangeMarks(6, {}, {ends("fd00:1::2"): 3}),
         DeleteClass(3),
-        RemoveChain(6),
+        RemoveMarks(6),
         RestoreQdisc(),
     ]
     commands = commands_of(operations, "rules")
@@ -66,9 +66,9 @@ def test_commands_that_free_and_those_for_ipv6() -> None:
 
 def test_commands_of_marks_in_sets() -> None:
     operations: list[Operation] = [
-        MakeChain(4, {ends("10.1.0.2"): 2}),
+        MakeMarks(4, {ends("10.1.0.2"): 2}),
         ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
-        RemoveChain(6),
+        RemoveMarks(6),
     ]
     assert commands_of(operations, "ipset") == [
         "iptables-legacy -t mangle -N MPTCP-THROTTLE  # or -F, if it exists",
@@ -89,9 +89,9 @@ def test_commands_of_marks_in_sets() -> None:
 def test_commands_of_sockets_are_comments_and_need_no_filter() -> None:
     operations: list[Operation] = [
         InstallHtb(0),
-        MakeChain(4, {ends("10.1.0.2"): 2}),
+        MakeMarks(4, {ends("10.1.0.2"): 2}),
         ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
-        RemoveChain(4),
+        RemoveMarks(4),
     ]
     assert commands_of(operations, "socket") == [
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",

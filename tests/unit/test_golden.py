@@ -38,7 +38,7 @@ from mptcp_throttled.kernel.htb import Marking, filter_bytecode
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.reconcile.commands import as_commands
-from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
+from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
 from mptcp_throttled.reconcile.operations import Operation
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.source import TableUpdate
@@ -185,10 +185,10 @@ def _htb(change: Callable[..., HtbState | None]) -> Callable[..., KernelState]:
     )
 
 
-def _chain(change: Callable[[ChainState], ChainState]) -> Callable[..., KernelState]:
+def _chain(change: Callable[[MarkState], MarkState]) -> Callable[..., KernelState]:
     def effect(kernel: KernelState, v6: str) -> KernelState:
         version = 6 if v6 else 4
-        return replace(kernel, chains={**kernel.chains, version: change(kernel.chains[version])})
+        return replace(kernel, marks={**kernel.marks, version: change(kernel.marks[version])})
 
     return effect
 
@@ -208,7 +208,7 @@ def _renamed(kernel: KernelState, name: str) -> KernelState:
 
 BY_HAND: Final[dict[str, Callable[..., KernelState]]] = {
     r"tc qdisc del dev eth0 root": _htb(lambda _: None),
-    r"tc filter del dev eth0 parent 4d50:": _htb(lambda htb: replace(htb, filtered=False)),
+    r"tc filter del dev eth0 parent 4d50:": _htb(lambda htb: replace(htb, classifies=False)),
     r"tc qdisc del dev eth0 parent 4d50:(\w+)": _htb(lambda htb, minor: _class(htb, minor, None)),
     r"tc class change dev eth0 classid 4d50:(\w+) htb rate (\w+)": _htb(
         lambda htb, minor, rate: _class(htb, minor, Rate.parse(rate))
@@ -218,8 +218,8 @@ BY_HAND: Final[dict[str, Callable[..., KernelState]]] = {
     ),
     r"tc qdisc replace dev eth0 root handle 9: (\w+)": _foreign,
     r"ip link set eth0 name (\w+); ip link add eth0 type dummy": _renamed,
-    r"ip(6?)tables-legacy -t mangle -F": _chain(lambda _: ChainState({}, altered=True)),
-    r"ip(6?)tables-legacy -t mangle -F MPTCP-THROTTLE": _chain(lambda _: ChainState({})),
+    r"ip(6?)tables-legacy -t mangle -F": _chain(lambda _: MarkState({}, altered=True)),
+    r"ip(6?)tables-legacy -t mangle -F MPTCP-THROTTLE": _chain(lambda _: MarkState({})),
     r"ip(6?)tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE": _chain(
         lambda chain: replace(chain, altered=True)
     ),

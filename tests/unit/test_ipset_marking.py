@@ -12,7 +12,7 @@ from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.ipset import OwnSet, OwnSets, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 SET: Final = OwnSet(4, 8080)
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
@@ -31,7 +31,7 @@ def elements(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     present = [RAW_ONE]
     monkeypatch.setattr(OwnSets, "present", lambda _: {SET: SetHeader(True, len(present))})
     monkeypatch.setattr(OwnSets, "elements", lambda _sets, _own: iter(present))
-    monkeypatch.setattr(OwnChain, "read", lambda chain, _: ChainState({}) if chain._ip_version == 4 else None)
+    monkeypatch.setattr(OwnChain, "read", lambda chain, _: MarkState({}) if chain._ip_version == 4 else None)
     return present
 
 
@@ -39,7 +39,7 @@ def test_ipset_marks_that_were_read_stay_when_the_set_changes(elements: list[byt
     marking = IpsetMarking(Marking(0xFFFF_0000, (8080,)))
     before = marking.read()[4]
     elements[:] = [RAW_TWO]
-    assert (before, marking.read()[4]) == (ChainState({ONE: 0xD32}), ChainState({TWO: 0xD32}))
+    assert (before, marking.read()[4]) == (MarkState({ONE: 0xD32}), MarkState({TWO: 0xD32}))
 
 
 @pytest.mark.usefixtures("elements")
@@ -47,4 +47,4 @@ def test_ipset_marks_cannot_be_changed_by_their_reader() -> None:
     marking = IpsetMarking(Marking(0xFFFF_0000, (8080,)))
     with pytest.raises(TypeError):
         cast("dict[Any, int]", marking.read()[4].marks)[TWO] = 9
-    assert marking.read() == {4: ChainState({ONE: 0xD32})}
+    assert marking.read() == {4: MarkState({ONE: 0xD32})}

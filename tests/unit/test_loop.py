@@ -29,7 +29,7 @@ from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.policy.decide import RateKind
 from mptcp_throttled.policy.overrides import Override
-from mptcp_throttled.reconcile.kernel_state import ChainState, KernelState, PacingState, QdiscState
+from mptcp_throttled.reconcile.kernel_state import KernelState, MarkState, PacingState, QdiscState
 from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
@@ -37,7 +37,7 @@ from mptcp_throttled.reconcile.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeChain,
+    MakeMarks,
     Operation,
     RestoreQdisc,
 )
@@ -127,7 +127,7 @@ def test_loop_touches_nothing_while_nobody_is_throttled(world: World) -> None:
 
 def test_loop_installs_htb_at_the_first_cap(world: World) -> None:
     tried = world.step(client(1))
-    assert [type(operation) for operation in tried] == [ChangePaces, InstallHtb, AddClass, MakeChain]
+    assert [type(operation) for operation in tried] == [ChangePaces, InstallHtb, AddClass, MakeMarks]
     assert world.throttled == {capped(1)}
     assert world.loop.snapshot.applied == world.loop.snapshot.plan
 
@@ -154,7 +154,7 @@ def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) 
     world.clock.now += 5.1
     world.wait_until_due()
     assert world.kernel.state.qdisc.htb is None
-    assert not world.kernel.state.chains
+    assert not world.kernel.state.marks
 
 
 def test_loop_frees_everybody_without_the_sniffer(world: World) -> None:
@@ -177,7 +177,7 @@ def test_loop_adopts_the_classes_of_an_earlier_instance(tmp_path: Path) -> None:
     first.settle()
     second = World(tmp_path, kernel=first.kernel)
     second.loop.adopt({capped(2): 2, capped(1): 3})
-    second.kernel.state = replace(second.kernel.state, chains={4: ChainState({capped(2): 2, capped(1): 3})})
+    second.kernel.state = replace(second.kernel.state, marks={4: MarkState({capped(2): 2, capped(1): 3})})
     second.step(client(1), client(2))
     assert {one.latency for one in second.loop.snapshot.throttled.values()} == {None}
     assert dict(second.loop.snapshot.applied.marks) == {capped(2): 2, capped(1): 3}
@@ -385,8 +385,8 @@ def test_quick_check_that_fails_is_followed_by_a_full_reconcile(world: World) ->
     world.step(client(1))
     world.settle()
     checks = world.kernel.quick_checks
-    world.kernel.state = replace(world.kernel.state, chains={})
-    assert MakeChain in map(type, world.wait_until_due())
+    world.kernel.state = replace(world.kernel.state, marks={})
+    assert MakeMarks in map(type, world.wait_until_due())
     assert world.kernel.quick_checks > checks
     assert world.kernel.throttled == {capped(1): SLOW}
 
@@ -397,7 +397,7 @@ def test_quick_check_goes_on_beside_a_refused_class(world: World) -> None:
     world.kernel.refuse = (AddClass,)
     world.step(client(2))
     world.settle()
-    world.kernel.state = replace(world.kernel.state, chains={})
+    world.kernel.state = replace(world.kernel.state, marks={})
     for _ in range(12):
         world.step(after=0.1)
     assert world.kernel.throttled.keys() == {capped(1)}

@@ -17,7 +17,7 @@ from worlds import ManualClock, ManualSource, configuration
 from mptcp_throttle.model import Connection, Token
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore
-from mptcp_throttled.reconcile.kernel_state import ChainState, KernelState, PacingState
+from mptcp_throttled.reconcile.kernel_state import KernelState, MarkState, PacingState
 from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
@@ -25,8 +25,8 @@ from mptcp_throttled.reconcile.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeChain,
-    RemoveChain,
+    MakeMarks,
+    RemoveMarks,
     RestoreQdisc,
 )
 from mptcp_throttled.running_config import RunningConfig
@@ -35,7 +35,7 @@ from mptcp_throttled.source import TableUpdate
 NUMBERS = st.integers(1, 4)
 REFUSALS = st.sets(
     st.sampled_from(
-        [AddClass, ChangeClass, DeleteClass, MakeChain, ChangeMarks, RemoveChain, ChangePaces, InstallHtb, RestoreQdisc]
+        [AddClass, ChangeClass, DeleteClass, MakeMarks, ChangeMarks, RemoveMarks, ChangePaces, InstallHtb, RestoreQdisc]
     ),
     max_size=3,
 )
@@ -45,7 +45,7 @@ STEPS = st.lists(
         st.tuples(st.just("lone"), NUMBERS, st.booleans()),
         st.tuples(st.just("end"), NUMBERS, st.booleans()),
         st.tuples(st.just("refuse"), REFUSALS, st.booleans()),
-        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "chains"]), st.booleans()),
+        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "marks"]), st.booleans()),
         st.tuples(st.just("wait"), st.sampled_from([0.01, 0.15, 1.1, 6.0]), st.booleans()),
     ),
     max_size=25,
@@ -78,7 +78,7 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
                     loop.note_kernel_change()
                 case "undo", _:
                     kernel.state = KernelState(
-                        kernel.state.qdisc, {4: ChainState({}, altered=True)}, kernel.state.pacing
+                        kernel.state.qdisc, {4: MarkState({}, altered=True)}, kernel.state.pacing
                     )
                 case "wait", float(seconds):
                     clock.now += seconds
@@ -101,5 +101,5 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
         assert loop.snapshot.applied == (plan if paced else replace(plan, paces=Map()))
         assert loop.release() == ()
         assert kernel.state.qdisc.htb is None
-        assert not kernel.state.chains
+        assert not kernel.state.marks
         assert not kernel.state.pacing.paces

@@ -20,7 +20,7 @@ from mptcp_throttled.kernel.marking.sockets import SocketMarking
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup
 from mptcp_throttled.kernel.socket_program import ProgramKind
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
 ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)
@@ -31,7 +31,7 @@ SIX: Final = FourTuple(Endpoint(ip_address("fd00:1::2"), 40000), Endpoint(ip_add
 class NothingLeft(RuleMarking):
     """An iptables back end of which the kernel has nothing."""
 
-    def read(self) -> dict[int, ChainState]:
+    def read(self) -> dict[int, MarkState]:
         return {}
 
 

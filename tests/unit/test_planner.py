@@ -19,7 +19,7 @@ from mptcp_throttled.desired.planner import Planner
 from mptcp_throttled.policy.decide import Share
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.reconcile.diff import diff
-from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
+from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
 _LIMIT = Rate(9_000_000)
@@ -97,12 +97,12 @@ def without_ports_of_others(
 
 
 def in_kernel(plan: KernelPlan) -> KernelState:
-    chains = {
-        version: ChainState({e: m for e, m in plan.marks.items() if e.client.address.version == version})
+    marks = {
+        version: MarkState({e: m for e, m in plan.marks.items() if e.client.address.version == version})
         for version in (4, 6)
     }
     htb = HtbState(plan.default_minor, True, dict(plan.classes)) if plan.htb else None
-    return KernelState(QdiscState(htb), chains if plan.htb else {}, PacingState(dict(plan.paces)))
+    return KernelState(QdiscState(htb), marks if plan.htb else {}, PacingState(dict(plan.paces)))
 
 
 @given(steps())

@@ -14,7 +14,7 @@ from model_kernel import ModelKernel
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.reconcile.diff import diff
-from mptcp_throttled.reconcile.kernel_state import ChainState, HtbState, KernelState, PacingState, QdiscState
+from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
 from mptcp_throttled.reconcile.operations import (
     AddClass,
     ChangeClass,
@@ -22,9 +22,9 @@ from mptcp_throttled.reconcile.operations import (
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeChain,
+    MakeMarks,
     Operation,
-    RemoveChain,
+    RemoveMarks,
     RestoreQdisc,
 )
 from mptcp_throttled.reconcile.reconciler import Reconciler
@@ -33,7 +33,7 @@ from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("5mbit")
 V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")
 ONE = kernel_plan({2: SLOW}, {V4: 2})
-ONE_MARK = {4: ChainState({V4: 2})}
+ONE_MARK = {4: MarkState({V4: 2})}
 ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
 
 
@@ -42,13 +42,13 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
     [
         (KernelState(), UNTOUCHED, ()),
         (ONE_IN_KERNEL, ONE, ()),
-        (KernelState(), ONE, (InstallHtb(0), AddClass(2, SLOW), MakeChain(4, {V4: 2}))),
-        (ONE_IN_KERNEL, UNTOUCHED, (RemoveChain(4), RestoreQdisc())),
+        (KernelState(), ONE, (InstallHtb(0), AddClass(2, SLOW), MakeMarks(4, {V4: 2}))),
+        (ONE_IN_KERNEL, UNTOUCHED, (RemoveMarks(4), RestoreQdisc())),
         (ONE_IN_KERNEL, kernel_plan({2: FAST}, {V4: 2}), (ChangeClass(2, FAST),)),
         (
             ONE_IN_KERNEL,
             kernel_plan({2: SLOW, 3: SLOW}, {V4: 2, V6: 3}),
-            (AddClass(3, SLOW), MakeChain(6, {V6: 3})),
+            (AddClass(3, SLOW), MakeMarks(6, {V6: 3})),
         ),
         (
             ONE_IN_KERNEL,
@@ -71,14 +71,14 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
             (ChangeClass(2, SLOW, replace_leaf=True),),
         ),
         (
-            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}),
+            replace(ONE_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}),
             ONE,
-            (MakeChain(4, {V4: 2}),),
+            (MakeMarks(4, {V4: 2}),),
         ),
         (
-            replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}),
+            replace(ONE_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}),
             kernel_plan({2: SLOW}),
-            (RemoveChain(4),),
+            (RemoveMarks(4),),
         ),
         (ONE_IN_KERNEL, kernel_plan({2: SLOW}, {V4: 2, V4B: 2}), (ChangeMarks(4, {V4B: 2}, {}),)),
     ],
@@ -123,11 +123,11 @@ def test_diff_paces_before_capping_and_unpaces_after_freeing() -> None:
         ChangePaces({V4: 1000}, {}),
         InstallHtb(0),
         AddClass(2, SLOW),
-        MakeChain(4, {V4: 2}),
+        MakeMarks(4, {V4: 2}),
     )
     paced = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 1000}))
     assert diff(paced, PACED) == ()
-    assert diff(paced, UNTOUCHED) == (RemoveChain(4), ChangePaces({}, {V4: 1000}), RestoreQdisc())
+    assert diff(paced, UNTOUCHED) == (RemoveMarks(4), ChangePaces({}, {V4: 1000}), RestoreQdisc())
 
 
 def test_reconcile_throttles_by_htb_alone_if_pacing_is_unavailable() -> None:
@@ -142,7 +142,7 @@ def test_reconcile_reports_a_refused_pace_and_keeps_the_cap() -> None:
     assert (outcome.failures, outcome.applied) == (("ChangePaces: ENOMEM",), ONE)
 
 
-@pytest.mark.parametrize("refused", [InstallHtb, AddClass, MakeChain])
+@pytest.mark.parametrize("refused", [InstallHtb, AddClass, MakeMarks])
 def test_reconcile_frees_and_reports_what_the_kernel_refuses(refused: type[Operation]) -> None:
     kernel = ModelKernel(None, refused)
     outcome = Reconciler(kernel).full(kernel_plan({2: SLOW}, {V4: 2, V6: 2}))
@@ -153,7 +153,7 @@ def test_reconcile_frees_and_reports_what_the_kernel_refuses(refused: type[Opera
     assert Reconciler(kernel).full(ONE).applied == ONE
 
 
-@pytest.mark.parametrize("refused", [ChangeClass, RemoveChain, ChangeMarks, DeleteClass])
+@pytest.mark.parametrize("refused", [ChangeClass, RemoveMarks, ChangeMarks, DeleteClass])
 @pytest.mark.parametrize(
     "plan",
     [
@@ -187,11 +187,11 @@ def test_reconcile_adds_other_classes_beside_a_refused_one() -> None:
     outcome = Reconciler(kernel).full(kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
     assert outcome.failures == ("AddClass: ENOMEM",)
     assert dict(outcome.applied.marks) == {V4B: 3}
-    assert kernel.state.chains == {4: ChainState({V4B: 3})}
+    assert kernel.state.marks == {4: MarkState({V4B: 3})}
 
 
 def test_reconcile_does_not_pace_a_subflow_without_mark() -> None:
-    kernel = ModelKernel(KernelState(pacing=PacingState({})), MakeChain)
+    kernel = ModelKernel(KernelState(pacing=PacingState({})), MakeMarks)
     outcome = Reconciler(kernel).full(PACED)
     assert (dict(outcome.applied.marks), kernel.state.pacing.paces) == ({}, {})
 
@@ -204,10 +204,10 @@ def test_reconcile_keeps_other_caps_beside_a_refused_mark() -> None:
 
 
 def test_reconcile_removes_an_altered_chain_it_cannot_remake() -> None:
-    kernel = ModelKernel(replace(ONE_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}), MakeChain)
+    kernel = ModelKernel(replace(ONE_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}), MakeMarks)
     outcome = Reconciler(kernel).full(ONE)
-    assert kernel.state.chains == {}
-    assert (kernel.throttled, outcome.failures, dict(outcome.applied.marks)) == ({}, ("MakeChain: ENOMEM",), {})
+    assert kernel.state.marks == {}
+    assert (kernel.throttled, outcome.failures, dict(outcome.applied.marks)) == ({}, ("MakeMarks: ENOMEM",), {})
 
 
 def test_reconcile_tolerates_an_empty_class_it_cannot_delete() -> None:
@@ -231,7 +231,7 @@ def test_reconcile_reports_an_operation_without_effect() -> None:
 def test_error_of_an_operation_without_effect_is_short() -> None:
     class Deaf(ModelKernel):
         def _apply(self, operation: Operation) -> None:
-            if not isinstance(operation, MakeChain):
+            if not isinstance(operation, MakeMarks):
                 super()._apply(operation)
 
     many = {ends(f"10.1.{number // 250}.{number % 250}"): 2 for number in range(1000)}
@@ -245,7 +245,7 @@ def test_obstacle_is_reported_whether_or_not_anybody_is_throttled() -> None:
     for plan in (ONE, UNTOUCHED):
         outcome = Reconciler(kernel).full(plan)
         assert (outcome.obstacle, outcome.failures, outcome.applied) == ("cake", (), UNTOUCHED)
-        assert kernel.state.chains == {}
+        assert kernel.state.marks == {}
 
 
 @pytest.mark.parametrize("plan", [ONE, UNTOUCHED])
@@ -259,7 +259,7 @@ def test_restore_of_another_interface_comes_first(plan: KernelPlan) -> None:
 def test_htb_replaces_at_once_where_a_restore_is_pending() -> None:
     restore_pending = KernelState(QdiscState(restore_pending=True))
     assert diff(restore_pending, UNTOUCHED) == (RestoreQdisc(),)
-    assert diff(restore_pending, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeChain(4, {V4: 2}))
+    assert diff(restore_pending, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeMarks(4, {V4: 2}))
 
 
 def test_pending_restore_does_not_displace_a_foreign_qdisc() -> None:
@@ -320,7 +320,7 @@ def test_incremental_frees_wholly_what_is_refused_and_only_that(
     outcome = reconciler.incremental(NOTHING, SECOND_PACED)
     assert (set(outcome.refused) == objects, outcome.errors, outcome.certain) == (True, (), True)
     assert (dict(outcome.applied.marks), dict(outcome.applied.paces)) == ({}, {})
-    assert (kernel.state.chains, kernel.state.pacing) == (ONE_MARK, PacingState({}))
+    assert (kernel.state.marks, kernel.state.pacing) == (ONE_MARK, PacingState({}))
     assert kernel.state.qdisc.htb is not None
     assert dict(kernel.state.qdisc.htb.classes) == {2: SLOW}
     assert not kernel.dangling
@@ -363,11 +363,11 @@ PACED_IN_KERNEL: Final = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 100}))
     ("after", "intact"),
     [
         (PACED_IN_KERNEL, True),
-        (replace(PACED_IN_KERNEL, chains={}), False),
-        (replace(PACED_IN_KERNEL, chains={4: ChainState({})}), False),
-        (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2, V4B: 2})}), False),
-        (replace(PACED_IN_KERNEL, chains={4: ChainState({V4: 2}, altered=True)}), False),
-        (replace(PACED_IN_KERNEL, chains={**PACED_IN_KERNEL.chains, 6: ChainState({})}), False),
+        (replace(PACED_IN_KERNEL, marks={}), False),
+        (replace(PACED_IN_KERNEL, marks={4: MarkState({})}), False),
+        (replace(PACED_IN_KERNEL, marks={4: MarkState({V4: 2, V4B: 2})}), False),
+        (replace(PACED_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}), False),
+        (replace(PACED_IN_KERNEL, marks={**PACED_IN_KERNEL.marks, 6: MarkState({})}), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState({})), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState(None, "nobody listens")), False),
     ],
@@ -394,7 +394,7 @@ def test_quick_check_expects_nothing_if_nothing_is_applied() -> None:
     reconciler = Reconciler(kernel)
     reconciler.full(UNTOUCHED)
     assert reconciler.quick_check(UNTOUCHED)
-    kernel.state = KernelState(chains={4: ChainState({})})
+    kernel.state = KernelState(marks={4: MarkState({})})
     assert not reconciler.quick_check(UNTOUCHED)
 
 

@@ -45,7 +45,7 @@ class LinuxKernel:
 
     @property
     def mark_back_end(self) -> str:
-        """The marking back end in use: `socket`, `ipset` or `rules`."""
+        """The mark back end in use: `socket`, `ipset` or `rules`."""
         return self._marks.present.kind
 
     @property
@@ -54,13 +54,13 @@ class LinuxKernel:
         return self._qdisc.ports
 
     def check(self) -> None:
-        """Raise KernelError if HTB or what the marking back ends need is missing."""
+        """Raise KernelError if HTB or what the mark back ends need is missing."""
         self._qdisc.require_htb()
         self._marks.require()
 
     def read(self) -> KernelState:
         """The observed state. Raises KernelError."""
-        pacing = self._pacing()  # first: it may attach the program, and so change the marking back end
+        pacing = self._pacing()  # first: it may attach the program, and so change the mark back end
         return KernelState(self._qdisc.read(), self._marks.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
@@ -96,8 +96,8 @@ class LinuxKernel:
         """Adopt what an earlier instance has left in the kernel; returns its marks, as minors. Raises KernelError."""
         sockets = SocketReader((ANY_PORT,)).read()  # the proxy may have opened subflows itself
         classes = {ends: state.minor for ends, state in sockets.items() if state.minor}
-        chains = self._marks.present.read().values()
-        marks = {**classes, **{ends: minor for chain in chains for ends, minor in chain.marks.items()}}
+        found = self._marks.present.read().values()
+        marks = {**classes, **{ends: minor for of in found for ends, minor in of.marks.items()}}
         self._marks.adopt(classes)
         if self._sockets is not None:
             # The proxy may pace its sockets, too: only those that are marked have their pace from us.
@@ -128,13 +128,13 @@ class LinuxKernel:
         match operation:
             case op.InstallHtb(default_minor):
                 self._qdisc.install(default_minor)
-            case op.MakeChain(ip_version, marks):
+            case op.MakeMarks(ip_version, marks):
                 self._marks.present.make(ip_version, marks)
             case op.ChangeMarks(ip_version, add, remove):
                 self._marks.present.change(ip_version, add, remove)
             case op.ChangePaces(add, remove) if self._sockets is not None:
                 self._sockets.change(add, remove)
-            case op.RemoveChain(ip_version):
+            case op.RemoveMarks(ip_version):
                 self._marks.present.remove(ip_version)
             case op.RestoreQdisc(interface):
                 self._qdisc.restore(interface)

@@ -17,7 +17,7 @@ _ROOT = format_handle(htb.HANDLE)
 
 
 def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
-    """The commands of one operation, in order; `marks` is the marking back end: `socket`, `ipset` or `rules`.
+    """The commands of one operation, in order; `marks` is the mark back end: `socket`, `ipset` or `rules`.
 
     What no command can do is a comment.
     """
@@ -37,13 +37,13 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, m
             yield _class_command("change", interface, minor, rate)
         case op.DeleteClass(minor):
             yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
-        case op.MakeChain(_, add) if marks == MarkMethod.SOCKET:
+        case op.MakeMarks(_, add) if marks == MarkMethod.SOCKET:
             yield from _socket_comments(add, {})
         case op.ChangeMarks(_, add, remove) if marks == MarkMethod.SOCKET:
             yield from _socket_comments(add, remove)
-        case op.RemoveChain() if marks == MarkMethod.SOCKET:
+        case op.RemoveMarks() if marks == MarkMethod.SOCKET:
             yield "# SO_PRIORITY of all sockets: as before"
-        case op.MakeChain(ip_version, made):
+        case op.MakeMarks(ip_version, made):
             yield f"{TOOLS[ip_version]} -t mangle -N {CHAIN}  # or -F, if it exists"
             yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
             if marks == MarkMethod.IPSET:
@@ -61,7 +61,7 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, m
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
             for ends, _ in sorted(remove.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
-        case op.RemoveChain(ip_version):
+        case op.RemoveMarks(ip_version):
             yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -F {CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -X {CHAIN}"

@@ -11,7 +11,7 @@ from immutables import Map
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import KernelPlan
 from mptcp_throttled.reconcile import operations as op
-from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, ChainState, HtbState, KernelState, of_version
+from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, HtbState, KernelState, MarkState, of_version
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,8 +33,8 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
     htb, paces = observed.qdisc.htb, observed.pacing.paces or {}
     unwanted_paces = {ends: pace for ends, pace in paces.items() if ends not in plan.paces}
     if not plan.htb:
-        for version in observed.chains:
-            yield op.RemoveChain(version)
+        for version in observed.marks:
+            yield op.RemoveMarks(version)
         if unwanted_paces:
             yield op.ChangePaces({}, unwanted_paces)
         if htb is not None or observed.qdisc.restore_pending:
@@ -44,11 +44,11 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
     if missing_paces and observed.pacing.paces is not None:
         yield op.ChangePaces(missing_paces, {})
     marks = {version: of_version(plan.marks, version) for version in IP_VERSIONS}
-    for version, chain in observed.chains.items():
-        if chain.altered and not marks[version]:
-            yield op.RemoveChain(version)
-    chains = {version: chain for version, chain in observed.chains.items() if not chain.altered}
-    if htb is not None and (htb.default_minor != plan.default_minor or not htb.filtered):
+    for version, state in observed.marks.items():
+        if state.altered and not marks[version]:
+            yield op.RemoveMarks(version)
+    intact = {version: state.marks for version, state in observed.marks.items() if not state.altered}
+    if htb is not None and (htb.default_minor != plan.default_minor or not htb.classifies):
         yield op.RestoreQdisc()
         htb = None
     classes: Mapping[int, Rate | None] = {} if htb is None else htb.classes
@@ -60,11 +60,11 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
         else:
             yield op.AddClass(minor, rate)
     for version, wanted in marks.items():
-        if version not in chains:
+        if version not in intact:
             if wanted:
-                yield op.MakeChain(version, wanted)
+                yield op.MakeMarks(version, wanted)
             continue
-        present = chains[version].marks
+        present = intact[version]
         add, remove = _missing(wanted, present), _missing(present, wanted)
         if add or remove:
             yield op.ChangeMarks(version, add, remove)
@@ -98,15 +98,15 @@ def after(state: KernelState, operation: op.Operation) -> KernelState:
             return _with_classes(state, _classes(state).set(minor, rate))
         case op.DeleteClass(minor):
             return _with_classes(state, _classes(state).delete(minor))
-        case op.MakeChain(ip_version, marks):
-            return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
+        case op.MakeMarks(ip_version, marks):
+            return replace(state, marks={**state.marks, ip_version: MarkState(marks)})
         case op.ChangeMarks(ip_version, add, remove):
-            marks = _changed(state.chains[ip_version].marks, add, remove)
-            return replace(state, chains={**state.chains, ip_version: ChainState(marks)})
+            marks = _changed(state.marks[ip_version].marks, add, remove)
+            return replace(state, marks={**state.marks, ip_version: MarkState(marks)})
         case op.ChangePaces(add, remove):
             return replace(state, pacing=replace(state.pacing, paces=_changed(state.pacing.paces or {}, add, remove)))
-        case op.RemoveChain(ip_version):
-            return replace(state, chains={v: chain for v, chain in state.chains.items() if v != ip_version})
+        case op.RemoveMarks(ip_version):
+            return replace(state, marks={v: of for v, of in state.marks.items() if v != ip_version})
 
 
 def _classes(state: KernelState) -> Map[int, Rate | None]:

@@ -18,21 +18,22 @@ IP_VERSIONS: Final = (4, 6)
 
 @dataclass(frozen=True, slots=True)
 class HtbState:
-    """Our HTB; `filtered`: its filter from mark to class is there.
+    """Our HTB; `classifies`: the filter from mark to class is there exactly if the mark back end needs it.
 
     A class that is not as we make them (no leaf qdisc, another ceil) has rate None.
     """
 
     default_minor: int
-    filtered: bool
+    classifies: bool
     classes: Mapping[int, Rate | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ChainState:
-    """The marks of one IP version: our iptables chain, with its sets if there are any.
+class MarkState:
+    """The marks of one IP version: in our iptables chain and sets, or as priorities of sockets.
 
-    `altered`: chain or sets are not as we made them, or not exactly one rule jumps to the chain.
+    `altered`: chain or sets are not as we made them, not exactly one rule jumps to the chain, or another back end has
+    left something.
     """
 
     marks: Mapping[FourTuple, int]
@@ -64,7 +65,7 @@ class PacingState:
 
 @dataclass(frozen=True, slots=True)
 class QuickCheck:
-    """How much of ours is in the kernel, tc excluded: `marks` by IP version of the chain, None for an altered chain."""
+    """How much of ours is in the kernel, tc excluded: the number of `marks` by IP version; None if they are altered."""
 
     marks: Mapping[int, int | None]
     pacing: PacingState
@@ -72,10 +73,10 @@ class QuickCheck:
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """All of ours in the kernel; `chains` by IP version."""
+    """All of ours in the kernel; `marks` by IP version."""
 
     qdisc: QdiscState = field(default_factory=QdiscState)
-    chains: Mapping[int, ChainState] = field(default_factory=dict)
+    marks: Mapping[int, MarkState] = field(default_factory=dict)
     pacing: PacingState = field(default_factory=PacingState)
 
 
@@ -84,9 +85,12 @@ def of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, 
     return {ends: minor for ends, minor in marks.items() if ends.client.address.version == version}
 
 
-def state_of(plan: KernelPlan, pacing: PacingState, chains: Collection[int]) -> KernelState:
-    """The kernel state in which `plan` is applied. `pacing` says whether sockets can be paced; `chains` are present."""
+def state_of(plan: KernelPlan, pacing: PacingState, made: Collection[int]) -> KernelState:
+    """The kernel state in which `plan` is applied.
+
+    `pacing` says whether sockets can be paced; `made` are the IP versions whose marks have been made.
+    """
     if pacing.paces is not None:
         pacing = PacingState(plan.paces)
-    present = {version: ChainState(of_version(plan.marks, version)) for version in chains}
+    present = {version: MarkState(of_version(plan.marks, version)) for version in made}
     return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), present, pacing)

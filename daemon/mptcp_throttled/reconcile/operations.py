@@ -14,7 +14,7 @@ from mptcp_throttle.units import Rate
 
 @dataclass(frozen=True, slots=True)
 class InstallHtb:
-    """Save the root qdisc and replace it by HTB with its filter from mark to class."""
+    """Save the root qdisc and replace it by HTB, with its filter from mark to class if the mark back end needs one."""
 
     default_minor: int
 
@@ -44,8 +44,8 @@ class DeleteClass:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeChain:
-    """Make our chain of one IP version, with exactly these marks, whatever is there now."""
+class MakeMarks:
+    """Make exactly these marks of one IP version, with our chain and sets if there are to be any, whatever is there."""
 
     ip_version: int
     marks: Mapping[FourTuple, int]
@@ -53,7 +53,7 @@ class MakeChain:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMarks:
-    """Remove and add marks of one IP version in the chain that is there."""
+    """Remove and add marks of one IP version, which have been made."""
 
     ip_version: int
     add: Mapping[FourTuple, int]
@@ -69,8 +69,8 @@ class ChangePaces:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveChain:
-    """Remove our chain, the jumps to it, and its sets."""
+class RemoveMarks:
+    """Remove all marks of one IP version, with our chain, the jumps to it, and our sets."""
 
     ip_version: int
 
@@ -85,5 +85,5 @@ class RestoreQdisc:
 ClassOperation = AddClass | ChangeClass | DeleteClass
 """Those that are applied many at a time."""
 
-OtherOperation = InstallHtb | MakeChain | ChangeMarks | ChangePaces | RemoveChain | RestoreQdisc
+OtherOperation = InstallHtb | MakeMarks | ChangeMarks | ChangePaces | RemoveMarks | RestoreQdisc
 Operation = ClassOperation | OtherOperation

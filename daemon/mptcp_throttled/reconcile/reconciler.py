@@ -99,7 +99,7 @@ class Reconciler:
         self._kernel = kernel
         # Of what was read last, what no plan tells.
         self._pacing = PacingState()
-        self._chains: frozenset[int] = frozenset()
+        self._made: frozenset[int] = frozenset()
 
     def full(self, plan: KernelPlan) -> Outcome:
         """Bring the whole kernel to `plan` as far as it lets us; what fails leaves its subflows free.
@@ -125,7 +125,7 @@ class Reconciler:
         except KernelError as error:
             progress.errors.update({str(error): None, **self._fail_open()})
             return Outcome(tuple(progress.done), UNTOUCHED, Map(progress.refused), tuple(progress.errors))
-        self._pacing, self._chains = state.pacing, frozenset(state.chains)
+        self._pacing, self._made = state.pacing, frozenset(state.marks)
         applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
         return _outcome(progress, applied, obstacle, state.pacing.problem)
 
@@ -137,11 +137,11 @@ class Reconciler:
         if self._pacing.paces is None:
             wanted = replace(wanted, paces=Map())
         progress = _Progress()
-        state, reachable = self._apply_diff(state_of(applied, self._pacing, self._chains), wanted, progress)
+        state, reachable = self._apply_diff(state_of(applied, self._pacing, self._made), wanted, progress)
         if progress.failed:
             # Remove what was applied for a subflow before one of its operations was refused.
             state, reachable = self._apply_diff(state, reachable, progress)
-        self._chains = frozenset(state.chains)
+        self._made = frozenset(state.marks)
         return replace(
             _outcome(progress, wanted if not progress.failed else _applied(state, wanted), None, self._pacing.problem),
             certain=not _wrongly_throttled(state, reachable),
@@ -162,7 +162,7 @@ class Reconciler:
         expected = None if self._pacing.paces is None else len(applied.paces)
         counts = seen.marks.values()
         return (
-            seen.marks.keys() == self._chains
+            seen.marks.keys() == self._made
             and None not in counts
             and sum(filter(None, counts)) == len(applied.marks)
             and (paced, seen.pacing.problem) == (expected, self._pacing.problem)
@@ -272,7 +272,7 @@ def _groups(operations: Sequence[op.Operation]) -> Iterator[tuple[op.Operation, 
 def _reachable(operation: op.Operation, plan: KernelPlan) -> op.Operation | None:
     """The operation without the marks that are not in the plan any more; None if nothing is left of it."""
     match operation:
-        case op.MakeChain(marks=marks):
+        case op.MakeMarks(marks=marks):
             kept = {ends: minor for ends, minor in marks.items() if ends in plan.marks}
             return replace(operation, marks=kept) if kept else None
         case op.ChangeMarks(add=add, remove=remove):
@@ -284,10 +284,10 @@ def _reachable(operation: op.Operation, plan: KernelPlan) -> op.Operation | None
 
 def _wrongly_throttled(state: KernelState, wanted: KernelPlan) -> bool:
     """Whether a mark leads to a class that is not the planned one, or has not the planned rate."""
-    if state.qdisc.htb is None or not state.qdisc.htb.filtered:
+    if state.qdisc.htb is None or not state.qdisc.htb.classifies:
         return False
     classes = state.qdisc.htb.classes
-    marks = (mark for chain in state.chains.values() for mark in chain.marks.items())
+    marks = (mark for of in state.marks.values() for mark in of.marks.items())
     return any(
         minor in classes and (wanted.marks.get(ends) != minor or classes[minor] != wanted.classes.get(minor))
         for ends, minor in marks
@@ -297,10 +297,10 @@ def _wrongly_throttled(state: KernelState, wanted: KernelPlan) -> bool:
 def _applied(state: KernelState, plan: KernelPlan) -> KernelPlan:
     """The part of the plan that is in the kernel."""
     htb = state.qdisc.htb
-    if htb is None or not htb.filtered or not plan.htb:
+    if htb is None or not htb.classifies or not plan.htb:
         return UNTOUCHED
     classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
-    present = {ends: m for chain in state.chains.values() if not chain.altered for ends, m in chain.marks.items()}
+    present = {ends: m for of in state.marks.values() if not of.altered for ends, m in of.marks.items()}
     marks = {ends: m for ends, m in plan.marks.items() if m in classes and present.get(ends) == m}
     known = state.pacing.paces or {}
     paces = {ends: pace for ends, pace in plan.paces.items() if ends in marks and known.get(ends) == pace}

@@ -31,7 +31,7 @@ def objects_of(operation: op.Operation) -> set[KernelObject]:
     match operation:
         case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
             return {KernelObject(ObjectKind.CLASS, minor)}
-        case op.MakeChain(marks=add) | op.ChangeMarks(add=add):
+        case op.MakeMarks(marks=add) | op.ChangeMarks(add=add):
             return {KernelObject(ObjectKind.MARK, ends) for ends in add}
         case op.ChangePaces(add=add):
             return {KernelObject(ObjectKind.PACE, ends) for ends in add}

@@ -24,7 +24,7 @@ from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import Marking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.reconcile.commands import as_commands
-from mptcp_throttled.reconcile.operations import MakeChain
+from mptcp_throttled.reconcile.operations import MakeMarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -140,7 +140,7 @@ def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
         IpsetMarking(_MARKING).make(4, marks)
     elif variant == "rules":
         # The rules of our back end, made faster.
-        commands = as_commands(MakeChain(4, marks), "eth0", _MARKING, "rules")
+        commands = as_commands(MakeMarks(4, marks), "eth0", _MARKING, "rules")
         rules = [command.partition(" -t mangle ")[2] for command in commands if " -N " not in command]
         _restore([":MPTCP-THROTTLE -", *rules])
     elif variant == "seed":

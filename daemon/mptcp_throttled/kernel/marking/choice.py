@@ -1,4 +1,4 @@
-"""The choice between the marking back ends."""
+"""The choice between the mark back ends."""
 
 from __future__ import annotations
 

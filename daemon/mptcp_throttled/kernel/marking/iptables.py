@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 import iptc
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 CHAIN: Final = "MPTCP-THROTTLE"
 TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
@@ -76,7 +76,7 @@ class OwnChain:
         rule.protocol = "tcp"
         return rule
 
-    def read(self, parse: Callable[[Sequence[Any]], ChainState]) -> ChainState | None:
+    def read(self, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState | None:
         """What `parse` returns for our chain's rules; None if there is neither chain nor jump to it, or no table."""
         try:
             with _iptables_errors(f"{self._tool} -t mangle -S {CHAIN}"):
@@ -130,7 +130,7 @@ class OwnChain:
                 table.delete_chain(CHAIN)
 
         # Reading needs no lock, which we may lack the permission to take.
-        if self.read(lambda _: ChainState({})) is None:
+        if self.read(lambda _: MarkState({})) is None:
             return
         self._commit(f"{self._tool} -t mangle -F {CHAIN}", empty)
         self._commit(f"{self._tool} -t mangle -X {CHAIN}", delete)
@@ -161,14 +161,14 @@ def target_of(rule: Any) -> str | None:
     return None if rule.target is None else str(rule.target.name)
 
 
-def _read_chain(table: Any, parse: Callable[[Sequence[Any]], ChainState]) -> ChainState:
+def _read_chain(table: Any, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState:
     try:
         if not table.is_chain(CHAIN):
-            return ChainState({}, altered=True)
+            return MarkState({}, altered=True)
         found = parse(iptc.Chain(table, CHAIN).rules)
-        return found if _is_reached(table) else ChainState(found.marks, altered=True)
+        return found if _is_reached(table) else MarkState(found.marks, altered=True)
     except _NOT_UNDERSTOOD:
-        return ChainState({}, altered=True)
+        return MarkState({}, altered=True)
 
 
 def _append(table: Any, rules: Iterable[Any]) -> None:

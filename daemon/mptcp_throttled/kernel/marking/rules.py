@@ -13,7 +13,7 @@ from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import mark_shift
 from mptcp_throttled.kernel.marking.iptables import OwnChain, target_of
 from mptcp_throttled.kernel.marking.iptables_marking import IptablesMarking
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 
 class RuleMarking(IptablesMarking):
@@ -21,14 +21,14 @@ class RuleMarking(IptablesMarking):
 
     kind = "rules"
 
-    def read(self) -> dict[int, ChainState]:
+    def read(self) -> dict[int, MarkState]:
         """Our chains by IP version; a chain is altered if sets of the other back end are there."""
         found = {}
         with_sets = {our_set.ip_version for our_set in self._sets.present()}
         for version, chain in self._chains.items():
             state = chain.read(self._parse)
             if version in with_sets:
-                found[version] = ChainState({} if state is None else state.marks, altered=True)
+                found[version] = MarkState({} if state is None else state.marks, altered=True)
             elif state is not None:
                 found[version] = state
         return found
@@ -54,7 +54,7 @@ class RuleMarking(IptablesMarking):
             ),
         )
 
-    def _parse(self, rules: Sequence[Any]) -> ChainState:
+    def _parse(self, rules: Sequence[Any]) -> MarkState:
         marks: dict[FourTuple, int] = {}
         altered = False
         for rule in rules:
@@ -64,7 +64,7 @@ class RuleMarking(IptablesMarking):
                 altered = True
             else:
                 marks[ends] = minor
-        return ChainState(marks, altered)
+        return MarkState(marks, altered)
 
     def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
         rule = chain.new_rule()

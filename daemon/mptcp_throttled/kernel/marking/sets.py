@@ -20,7 +20,7 @@ from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, deco
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, OwnSet, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
 from mptcp_throttled.kernel.marking.iptables_marking import IptablesMarking
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 LOOKED_UP = "dst,dst,src"
 """The packet fields that the SET target looks up: client address, client port, proxy address."""
@@ -42,7 +42,7 @@ class IpsetMarking(IptablesMarking):
         self._sets.require()
         self._chains[4].require_target("SET")
 
-    def read(self) -> dict[int, ChainState]:
+    def read(self) -> dict[int, MarkState]:
         """Our chains by IP version, with the marks of their sets."""
         found = {}
         for version, present in self._present().items():
@@ -124,21 +124,21 @@ class IpsetMarking(IptablesMarking):
             for version in self._chains
         }
 
-    def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> ChainState | None:
+    def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> MarkState | None:
         """Our chain without its marks; None if there is neither chain nor set."""
         chain = self._chains[ip_version]
-        state = chain.read(lambda rules: ChainState({}, not self._are_ours(ip_version, rules, present)))
+        state = chain.read(lambda rules: MarkState({}, not self._are_ours(ip_version, rules, present)))
         if state is None:
-            return ChainState({}, altered=True) if present else None
+            return MarkState({}, altered=True) if present else None
         is_as_made = all(header.is_as_made for header in present.values())
-        return ChainState({}, state.altered or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
+        return MarkState({}, state.altered or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
 
-    def _with_marks(self, present: Iterable[OwnSet]) -> ChainState:
+    def _with_marks(self, present: Iterable[OwnSet]) -> MarkState:
         contents = [self._contents(own) for own in present]
         if len(contents) == 1:
             return contents[0].state
         marks = {ends: minor for one in contents for ends, minor in one.state.marks.items()}
-        return ChainState(marks, any(one.state.altered for one in contents))
+        return MarkState(marks, any(one.state.altered for one in contents))
 
     def _contents(self, own: OwnSet) -> _Contents:
         self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._mask)
@@ -188,7 +188,7 @@ class _Contents(NamedTuple):
     elements: frozenset[bytes]
     foreign: int
     marks: dict[FourTuple, int]
-    state: ChainState
+    state: MarkState
 
 
 def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: int) -> _Contents:
@@ -211,7 +211,7 @@ def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: in
             foreign += 1
         else:
             marks[mark[0]] = mark[1]
-    return _Contents(raw, foreign, marks, ChainState(MappingProxyType(marks), altered=foreign > 0))
+    return _Contents(raw, foreign, marks, MarkState(MappingProxyType(marks), altered=foreign > 0))
 
 
 def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:

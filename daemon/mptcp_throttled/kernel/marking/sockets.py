@@ -12,7 +12,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.reconcile.kernel_state import ChainState
+from mptcp_throttled.reconcile.kernel_state import MarkState
 
 
 class SocketMarking:
@@ -42,10 +42,10 @@ class SocketMarking:
         """Raise KernelError if the kernel does not load the program."""
         self._sockets.require_deciding()
 
-    def read(self) -> dict[int, ChainState]:
+    def read(self) -> dict[int, MarkState]:
         """The classes that the program has, by IP version; altered if an iptables back end has left something."""
         left = self._left()
-        return {v: ChainState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
+        return {v: MarkState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
     def adopt(self, marks: Mapping[FourTuple, int]) -> None:
         """Begin with the classes in which an earlier instance has put subflows: none leaves its class meanwhile."""
