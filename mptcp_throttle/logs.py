@@ -76,12 +76,12 @@ class LineBounds(logging.Filter):
             if now >= self._ends_at and not self._suppressed:
                 self._written.clear()
                 self._ends_at = now + INTERVAL_SECONDS
-            is_subjects_share_used = subject and self._written[level, subject] >= SUBJECT_LINES
-            if is_subjects_share_used or self._written[level, ""] >= LEVEL_LINES:
+            is_subject_full = subject and self._written[level, subject] >= SUBJECT_LINES
+            if is_subject_full or self._written[level, ""] >= LEVEL_LINES:
                 if not self._suppressed:
                     self._call_later(max(self._ends_at - now, 0.0), self.end_interval)
                 # Only subjects with a share of the lines that were written: they are few.
-                self._suppressed[subject if is_subjects_share_used else ""] += 1
+                self._suppressed[subject if is_subject_full else ""] += 1
                 return False
             self._written.update({(level, ""), (level, subject)})
             return True

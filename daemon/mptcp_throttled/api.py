@@ -17,7 +17,7 @@ from mptcp_throttled import status
 from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.policy.overrides import requested_end, requested_override
 from mptcp_throttled.reconcile.commands import as_commands
@@ -84,7 +84,7 @@ class Api:
     def plan(self) -> Json:
         """The operations that lead from an untouched interface to the plan, as commands, and whether it is applied."""
         snapshot, config = self._snapshot(), self._config.config
-        marking = Marking(config.daemon.mark_mask, config.proxy.ports)
+        marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
         plan, applied = snapshot.plan, snapshot.applied
         paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
         return {

@@ -25,7 +25,7 @@ from mptcp_throttled import eventlog
 from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, release_ports, release_sockets
 from mptcp_throttled.inbox import Inbox, Request
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.kept_link import KeptLink
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.marking.choice import MarkingChoice, choose_marking
@@ -176,8 +176,8 @@ def _kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None) 
     return LinuxKernel(config.proxy.interface, _marking(config), marks, directory, sockets, force=force)
 
 
-def _marking(config: Config) -> Marking:
-    return Marking(config.daemon.mark_mask, config.proxy.ports)
+def _marking(config: Config) -> MarkedTraffic:
+    return MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
 
 
 def _check_kernel(kernel: LinuxKernel) -> None:
@@ -206,7 +206,7 @@ def _clean_up(path: Path) -> None:
         for problem in error.problems:
             _log.warning("%s", problem)
         directory = find_daemon_directory(path)
-        kernel = LinuxKernel("", Marking(1, ()), marks, directory)
+        kernel = LinuxKernel("", MarkedTraffic(1, ()), marks, directory)
     with service.single_instance(directory, "mptcp-throttled", group):
         clean_up(kernel)
         _release_other_ports(PortRecord(directory), (), KeptLink())

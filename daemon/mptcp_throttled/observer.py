@@ -20,8 +20,8 @@ from mptcp_throttled.state import Snapshot
 _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = 1.0
-# With many subflows an observation takes long: it has this part of the time.
-_PART: Final = 1 / 50
+# Fraction of the time. With many subflows an observation takes long.
+_MAX_FRACTION: Final = 1 / 50
 
 
 class Observer(threading.Thread):
@@ -45,7 +45,7 @@ class Observer(threading.Thread):
                 self._observe()
             except KernelError as error:
                 _log.debug("what flows cannot be observed: %s", error)
-            pause = max(_INTERVAL_SECONDS, (time.thread_time() - used) / _PART)
+            pause = max(_INTERVAL_SECONDS, (time.thread_time() - used) / _MAX_FRACTION)
 
     def stop(self) -> None:
         """End the thread."""

@@ -1,4 +1,4 @@
-"""Follows the sniffer's table over JSON-RPC: a snapshot in parts, then changes by long poll.
+"""Follows the sniffer's table over JSON-RPC: the whole table in parts, then changes by long poll.
 
 Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2). So when a call fails, an
 empty table is delivered, which frees all subflows, and the connection is tried again. Under load an answer has all
@@ -53,7 +53,7 @@ class TableUpdate:
 class TableSource(threading.Thread):
     """Receives updates of the table in this thread until `stop()`, and calls `arrived` after each.
 
-    `parts` counts the parts of snapshots received so far: while it grows, a table is on its way. `spacing` is the
+    `parts` counts the parts of whole tables received so far: while it grows, a table is on its way. `spacing` is the
     time in seconds between deliveries while changes come faster; the first two after a silence are not delayed.
     """
 
@@ -104,7 +104,7 @@ class TableSource(threading.Thread):
         self._arrived()
 
     def _follow(self) -> None:
-        update, more = self._take_snapshot(), True
+        update, more = self._take_table(), True
         while more:
             answer = self._client.call("changes", update.epoch, update.revision, 0.0)
             if answer.get("resync"):
@@ -124,10 +124,10 @@ class TableSource(threading.Thread):
                 self._stopping.wait(max(next_at - now, 0.0))
                 next_at = max(next_at, now) + self.spacing
 
-    def _take_snapshot(self) -> TableUpdate:
+    def _take_table(self) -> TableUpdate:
         """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""
         connections: dict[Token, Connection | None] = {}
-        with ThreadPoolExecutor(1, "snapshot") as ahead:
+        with ThreadPoolExecutor(1, "table-part") as ahead:
             first = data = self._client.call("snapshot")
             while True:
                 self.parts += 1

@@ -23,8 +23,8 @@ _REQUEST_SECONDS: Final = (0.02, 0.1, 0.3, 0.7)
 """From a request to the readings: the kernel's worker closes a subflow later than its segment came; the last is longer
 than the time for which `tracker` prefers a segment to the list."""
 
-_MAX_SHARE: Final = 0.1
-"""The share of time that reading may take: the kernel walks all its TCP sockets for it."""
+_MAX_FRACTION: Final = 0.1
+"""The fraction of the time that reading may take: the kernel walks all its TCP sockets for it."""
 
 _HOUSEKEEPING_SECONDS: Final = 1.0
 
@@ -110,7 +110,7 @@ class KernelReader:
                 housekeeping_due = began + _HOUSEKEEPING_SECONDS
             if began >= max(due[0], earliest):
                 self._read()
-                earliest = began + (time.monotonic() - began) / _MAX_SHARE
+                earliest = began + (time.monotonic() - began) / _MAX_FRACTION
                 due = [later for later in due if later > began] or [began + self._settings.kernel_list_interval]
 
     def _read(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from mptcp_sniffer.capture_file import Damaged, read_frames
 from mptcp_sniffer.encapsulation import Undecoded, find_segment
-from mptcp_sniffer.history import History
+from mptcp_sniffer.offline_record import OfflineRecord
 from mptcp_sniffer.segment import Malformed, Segment
 from mptcp_sniffer.tracker import Bounds, Tracker
 from mptcp_throttle.errors import UserError
@@ -59,7 +59,7 @@ class _Reading:
 
 
 def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Json]:
-    """The history of all connections to `ports` in a pcap or pcapng file, the tracker's `counters`, and the `file`.
+    """All connections to `ports` in a pcap or pcapng file, with their events, the tracker's `counters`, and the `file`.
 
     `file` has the number of `frames`, the `undecoded` ones by reason, those `without_time`, which count as simultaneous
     with the one before, and the `damage` at which reading ended, or None. Raises UserError if nothing could be read.
@@ -83,8 +83,8 @@ def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bo
 
 
 def _read(path: Path, ports: Sequence[int], trust: Trust) -> tuple[dict[str, Json], _Reading]:
-    history, reading = History(), _Reading()
-    tracker = Tracker(ports, _UNBOUNDED, trust, history.record)
+    record, reading = OfflineRecord(), _Reading()
+    tracker = Tracker(ports, _UNBOUNDED, trust, record.add)
     try:
         for segment, at in _segments(path, reading):
             tracker.expire(at)
@@ -96,7 +96,7 @@ def _read(path: Path, ports: Sequence[int], trust: Trust) -> tuple[dict[str, Jso
         raise UserError(f"{path}: cannot be read: {error.strerror}", os.EX_NOINPUT) from error
     if reading.undecoded.total() == reading.frames and str(reading):
         raise UserError(f"{path}: {reading}", os.EX_DATAERR)
-    return {**history.as_json(), "counters": dict(tracker.counters), "file": reading.as_json()}, reading
+    return {**record.as_json(), "counters": dict(tracker.counters), "file": reading.as_json()}, reading
 
 
 def _segments(path: Path, reading: _Reading) -> Iterator[tuple[Segment | None, float]]:

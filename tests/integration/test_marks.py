@@ -19,7 +19,7 @@ from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.marking.choice import choose_marking
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
@@ -32,7 +32,7 @@ from mptcp_throttled.reconcile.kernel_state import MarkState
 AnyMarks = TypeVar("AnyMarks", bound=MarkingBackEnd)
 
 MASK: Final = 0x00FF_0000
-MARKING: Final = Marking(MASK, (8080, 3128))
+MARKING: Final = MarkedTraffic(MASK, (8080, 3128))
 PROXY: Final = {4: "10.3.0.2", 6: "fd00:3::2"}
 
 
@@ -200,7 +200,9 @@ def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: H
         (MARKING, 7),
     ],
 )
-def test_ipset_of_another_configuration_is_replaced(host: Host, use: Use, marking: Marking, max_marks: int) -> None:
+def test_ipset_of_another_configuration_is_replaced(
+    host: Host, use: Use, marking: MarkedTraffic, max_marks: int
+) -> None:
     use(IpsetMarking(marking, max_marks)).make(4, {ONE: 2})
     marks = use(IpsetMarking(MARKING))
     assert marks.read()[4].altered

@@ -17,12 +17,12 @@ from mptcp_lab.topology import Lab, Topology, build
 SWAPPER = """
 import json, sys
 from pathlib import Path
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttle.linux.kernel_error import KernelError
 for line in sys.stdin:
     directory, force = json.loads(line)
-    root = RootQdisc("many0", Marking(0xffff0000, (8080,)), Path(directory), force=force)
+    root = RootQdisc("many0", MarkedTraffic(0xffff0000, (8080,)), Path(directory), force=force)
     try:
         root.install(0)
         answer = str(root.read().htb is not None)

@@ -19,7 +19,7 @@ from mptcp_throttled.reconcile.operations import (
     RestoreQdisc,
 )
 
-MARKING = htb.Marking(0xFFFF0000, (8080,))
+MARKING = htb.MarkedTraffic(0xFFFF0000, (8080,))
 
 
 def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:

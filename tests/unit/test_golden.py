@@ -34,7 +34,7 @@ from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow
 from mptcp_throttle.units import Rate, parse_duration
-from mptcp_throttled.kernel.htb import Marking, filter_bytecode
+from mptcp_throttled.kernel.htb import MarkedTraffic, filter_bytecode
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.reconcile.commands import as_commands
@@ -62,8 +62,8 @@ class Story:
         self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.clock)
 
     @property
-    def marking(self) -> Marking:
-        return Marking(self.running.config.daemon.mark_mask, (8080,))
+    def marking(self) -> MarkedTraffic:
+        return MarkedTraffic(self.running.config.daemon.mark_mask, (8080,))
 
     def commands(self, operations: Sequence[Operation]) -> Iterator[str]:
         for operation in operations:

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import pytest
 
 from mptcp_throttle.model import Endpoint, FourTuple
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.ipset import OwnSet, OwnSets, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
@@ -36,7 +36,7 @@ def elements(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def test_ipset_marks_that_were_read_stay_when_the_set_changes(elements: list[bytes]) -> None:
-    marking = IpsetMarking(Marking(0xFFFF_0000, (8080,)))
+    marking = IpsetMarking(MarkedTraffic(0xFFFF_0000, (8080,)))
     before = marking.read()[4]
     elements[:] = [RAW_TWO]
     assert (before, marking.read()[4]) == (MarkState({ONE: 0xD32}), MarkState({TWO: 0xD32}))
@@ -44,7 +44,7 @@ def test_ipset_marks_that_were_read_stay_when_the_set_changes(elements: list[byt
 
 @pytest.mark.usefixtures("elements")
 def test_ipset_marks_cannot_be_changed_by_their_reader() -> None:
-    marking = IpsetMarking(Marking(0xFFFF_0000, (8080,)))
+    marking = IpsetMarking(MarkedTraffic(0xFFFF_0000, (8080,)))
     with pytest.raises(TypeError):
         cast("dict[Any, int]", marking.read()[4].marks)[TWO] = 9
     assert marking.read() == {4: MarkState({ONE: 0xD32})}

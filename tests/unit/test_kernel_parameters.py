@@ -14,14 +14,14 @@ from mptcp_throttle.linux.path_manager import Limits
 
 
 @pytest.mark.parametrize(
-    ("release", "heeds"),
+    ("release", "respects"),
     [("6.1.0-37-amd64", False), ("6.8.12", False), ("6.9.0", True), ("6.12.48+deb13-amd64", True), ("7.0-rc1", True)],
 )
 def test_tcp_notsent_lowat_is_used_from_kernel_6_9_on(
-    monkeypatch: pytest.MonkeyPatch, release: str, heeds: bool
+    monkeypatch: pytest.MonkeyPatch, release: str, respects: bool
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
-    assert kernel_checks.heeds_notsent_lowat() == heeds
+    assert kernel_checks.respects_notsent_lowat() == respects
 
 
 @pytest.mark.parametrize(

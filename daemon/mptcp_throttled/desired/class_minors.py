@@ -35,7 +35,7 @@ class ClassMinors(Iterator[int]):
         """Give a minor back. It rests for one update, since its marks may still be in the kernel."""
         self._resting.append(minor)
 
-    def end_of_rest(self, last: int) -> None:
+    def free_resting(self, last: int) -> None:
         """All minors given back so far are free; `last` is the largest minor there may be."""
         self._end = last + 1
         for minor in self._resting:

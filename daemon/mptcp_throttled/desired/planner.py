@@ -29,7 +29,7 @@ from mptcp_throttled.desired.kernel_plan import (
 from mptcp_throttled.policy.decide import Decision, Share
 from mptcp_throttled.policy.decisions import Previous
 
-_TOGETHER_SECONDS: Final = 0.02
+_EXPIRY_BATCH_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Planner:
         concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
         concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
         concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
-        self._minors.end_of_rest(settings.max_minor)
+        self._minors.free_resting(settings.max_minor)
         concerned.update(dict.fromkeys(islice(self.without_class, len(self._minors))))
 
         root = self._root
@@ -124,7 +124,7 @@ class Planner:
     @property
     def next_expiry(self) -> float | None:
         """The monotonic time of the next change that comes by itself, with those that follow soon; None: never."""
-        return self._timers[0][0] + _TOGETHER_SECONDS if self._timers else None
+        return self._timers[0][0] + _EXPIRY_BATCH_SECONDS if self._timers else None
 
     @property
     def _root(self) -> tuple[bool, int]:

@@ -49,7 +49,7 @@ _IPPROTO_TCP: Final = 6
 _IPV6_HEADER_BYTES: Final = 40
 
 
-class Marking(NamedTuple):
+class MarkedTraffic(NamedTuple):
     """Which packets the filter classifies: those from the proxy's TCP `ports`, by the mark bits under `mask`."""
 
     mask: int
@@ -119,7 +119,7 @@ def _leaf_options() -> bytes:
     return LEAF_PACKETS.to_bytes(4, "little")
 
 
-def mark_filter(marking: Marking) -> Filter:
+def mark_filter(marking: MarkedTraffic) -> Filter:
     """One classic BPF program maps every mark to its class: class id = our handle | (mark & mask) >> shift.
 
     Unlike `fw` filters it needs no cls_fw, respects the mask, and is one filter for all classes. It matches only
@@ -132,13 +132,13 @@ def mark_filter(marking: Marking) -> Filter:
     return Filter("bpf", 1, _FILTER_PRIORITY << 16 | _ETH_P_ALL_NETWORK_ORDER, options)
 
 
-def filter_bytecode(marking: Marking) -> str:
+def filter_bytecode(marking: MarkedTraffic) -> str:
     """The filter's program in the syntax of `tc filter ... bpf bytecode`."""
     program = _filter_program(marking)
     return ",".join([str(len(program)), *(" ".join(map(str, instruction)) for instruction in program)])
 
 
-def _filter_program(marking: Marking) -> tuple[Instruction, ...]:
+def _filter_program(marking: MarkedTraffic) -> tuple[Instruction, ...]:
     return assemble(
         (
             Line(cbpf.LD, cbpf.SKF_AD_MARK),
@@ -169,7 +169,7 @@ def _filter_program(marking: Marking) -> tuple[Instruction, ...]:
     )
 
 
-def is_mark_filter(filter_: Filter, marking: Marking) -> bool:
+def is_mark_filter(filter_: Filter, marking: MarkedTraffic) -> bool:
     """Whether a filter read from the kernel is ours; the kernel adds attributes to those that we set."""
     ours = mark_filter(marking)
     program = attributes(ours.options or b"")[_TCA_BPF_OPS]

@@ -10,7 +10,7 @@ from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
@@ -30,7 +30,7 @@ class LinuxKernel:
     def __init__(
         self,
         interface: str,
-        marking: Marking,
+        marking: MarkedTraffic,
         marks: MarkingChoice,
         run_directory: Path,
         sockets: PacedSockets | None = None,

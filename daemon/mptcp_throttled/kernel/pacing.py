@@ -30,9 +30,9 @@ from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, PacingState, of_
 
 # Finding the proxy's cgroup lists sockets and may list directories: too slow to do for every subflow.
 _FIND_SECONDS: Final = 1.0
-# Deciding for all sockets takes milliseconds; this part of the time at most. Only idle sockets need it, whose next ACK
-# the client may delay by 200 ms.
-_DECIDING_PART: Final = 1 / 10
+# Fraction of the time. Deciding for all sockets takes milliseconds. Only idle sockets need it, whose next ACK the
+# client may delay by 200 ms.
+_DECIDING_MAX_FRACTION: Final = 1 / 10
 # Missing capabilities and missing type information; ENOSYS, ENOTSUP: an old kernel.
 _LASTING: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
 _RETRY_SECONDS: Final = 30.0
@@ -215,7 +215,7 @@ class PacedSockets:
             with suppress(KernelError):
                 self._program.decide_now()
             ended = time.monotonic()
-            self._decide_at = ended + (ended - began) / _DECIDING_PART
+            self._decide_at = ended + (ended - began) / _DECIDING_MAX_FRACTION
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.

@@ -33,7 +33,7 @@ class RootQdisc:
     def __init__(
         self,
         interface: str,
-        marking: htb.Marking,
+        marking: htb.MarkedTraffic,
         run_directory: Path,
         *,
         needs_filter: Callable[[], bool] = lambda: True,

@@ -16,7 +16,7 @@ from mptcp_throttled.reconcile import operations as op
 _ROOT = format_handle(htb.HANDLE)
 
 
-def as_commands(operation: op.Operation, interface: str, marking: htb.Marking, marks: str) -> Iterator[str]:
+def as_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraffic, marks: str) -> Iterator[str]:
     """The commands of one operation, in order; `marks` is the mark back end: `socket`, `ipset` or `rules`.
 
     What no command can do is a comment.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from pyroute2 import IPRoute
 
 from mptcp_throttle.model import Endpoint, FourTuple
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.operations import MakeMarks
@@ -44,7 +44,7 @@ ip route add blackhole {_CLIENTS}
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 0 > /proc/sys/net/ipv4/tcp_early_demux
 """
-_MARKING: Final = Marking(0xFFFF0000, (_PORT,))
+_MARKING: Final = MarkedTraffic(0xFFFF0000, (_PORT,))
 _HEADER_BYTES: Final = 40
 _BATCH: Final = 1024  # UIO_MAXIOV (include/uapi/linux/uio.h): sendmmsg(2) takes no more
 

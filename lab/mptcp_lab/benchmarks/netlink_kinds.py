@@ -182,7 +182,7 @@ class _Tc:
         self._tc.carry_out([tc.delete_class(self._on, htb.classid(minor)) for minor in _MANY])
 
     def _add_filter(self) -> Request:
-        kind, handle, info, options = htb.mark_filter(htb.Marking(_MASK, (_PORT,)))
+        kind, handle, info, options = htb.mark_filter(htb.MarkedTraffic(_MASK, (_PORT,)))
         body = attribute(1, kind.encode() + b"\0") + attribute(2, options or b"")
         flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
         return tc.tc_request("add", rtnl.RTM_NEWTFILTER, flags, self._on.index, handle, htb.HANDLE, info, body)

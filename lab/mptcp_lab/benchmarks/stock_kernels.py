@@ -13,7 +13,7 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import run
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, native_has
 from mptcp_lab.topology import recommended_for_old_kernels
-from mptcp_throttle.cli.doctor.kernel_checks import heeds_notsent_lowat
+from mptcp_throttle.cli.doctor.kernel_checks import respects_notsent_lowat
 
 CONGESTION_CONTROLS: Final = ("bbr", "cubic", "reno")
 KERNELS: Final = ("native", "debian-6.1", "debian-6.12")
@@ -56,5 +56,5 @@ def set_up_guest(*, recommended: bool = True) -> None:
     if not guest.inside():
         return
     allow_congestion_controls(set(CONGESTION_CONTROLS))
-    for path, value in recommended_for_old_kernels().items() if recommended and not heeds_notsent_lowat() else ():
+    for path, value in recommended_for_old_kernels().items() if recommended and not respects_notsent_lowat() else ():
         Path("/proc/sys", path).write_text(value, encoding="ascii")

@@ -18,7 +18,7 @@ _SEND_BUFFER_BYTES: Final = 1 << 20
 _UNSENT: Final = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
 _UNSENT_BYTES: Final = 1 << 14
 _SINGLE_PAGES: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
-_HEEDS_NOTSENT_LOWAT: Final = (6, 9)
+_RESPECTS_NOTSENT_LOWAT: Final = (6, 9)
 _RECOMMENDED: Final = "in systemd/sysctl.d/mptcp-throttle.conf"
 _RECOMMENDED_BEFORE_6_9: Final = "in systemd/sysctl.d/mptcp-throttle-before-6.9.conf"
 
@@ -87,15 +87,15 @@ def send_buffers(_: Host) -> Iterator[Finding]:
     yield Finding("send buffers", problem, f"net.ipv4.tcp_wmem {_RECOMMENDED}", harm=False)
 
 
-def heeds_notsent_lowat() -> bool:
-    """Whether MPTCP on this kernel honours tcp_notsent_lowat: since Linux 6.9 (mptcp_send_limit)."""
+def respects_notsent_lowat() -> bool:
+    """Whether MPTCP on this kernel respects tcp_notsent_lowat: since Linux 6.9 (mptcp_send_limit)."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
-    return version is None or (int(version[1]), int(version[2])) >= _HEEDS_NOTSENT_LOWAT
+    return version is None or (int(version[1]), int(version[2])) >= _RESPECTS_NOTSENT_LOWAT
 
 
 def unsent_data(_: Host) -> Iterator[Finding]:
     """Whether a capped subflow is given little at a time."""
-    yield _unsent() if heeds_notsent_lowat() else _unsent_before_6_9()
+    yield _unsent() if respects_notsent_lowat() else _unsent_before_6_9()
 
 
 def _unsent() -> Finding:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, MarkMethod
-from mptcp_throttled.kernel.htb import Marking
+from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
@@ -45,7 +45,7 @@ class MarkingChoice:
         return self._otherwise.require()
 
 
-def choose_marking(wanted: MarkMethod, marking: Marking, sockets: PacedSockets | None) -> MarkingChoice:
+def choose_marking(wanted: MarkMethod, marking: MarkedTraffic, sockets: PacedSockets | None) -> MarkingChoice:
     """The back end that is `wanted`; for `auto`: sockets while the kernel program is attached, else ipset, else rules.
 
     `sockets` is None if no subflow ends at a socket of this host, or the program is not to decide.
@@ -61,7 +61,7 @@ def choose_marking(wanted: MarkMethod, marking: Marking, sockets: PacedSockets |
     return MarkingChoice(by_packet, None if sockets is None else SocketMarking(sockets, by_packet))
 
 
-def _by_packet(marking: Marking) -> MarkingBackEnd:
+def _by_packet(marking: MarkedTraffic) -> MarkingBackEnd:
     sets = IpsetMarking(marking)
     try:
         sets.require()

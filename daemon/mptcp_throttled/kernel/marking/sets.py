@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Address, Endpoint, FourTuple
-from mptcp_throttled.kernel.htb import Marking, mark_shift
+from mptcp_throttled.kernel.htb import MarkedTraffic, mark_shift
 from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, decode_element, encode_element
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, OwnSet, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
@@ -31,7 +31,7 @@ class IpsetMarking(IptablesMarking):
 
     kind = "ipset"
 
-    def __init__(self, marking: Marking, max_marks: int = MAX_MARKS) -> None:
+    def __init__(self, marking: MarkedTraffic, max_marks: int = MAX_MARKS) -> None:
         super().__init__(marking.mask, max_marks)
         self._ports = marking.ports
         self._last: dict[OwnSet, _Contents] = {}

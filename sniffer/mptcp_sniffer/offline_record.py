@@ -8,7 +8,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 
 
-class History:
+class OfflineRecord:
     """Records the events of a tracker. Its memory is not bounded: for capture files, not for services."""
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class History:
         self._subflows: dict[tuple[Token, FourTuple], dict[str, Json]] = {}
         self._events: list[Json] = []
 
-    def record(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Add one event; the `on_event` of a tracker."""
         self._events.append(_encode_event(event))
         match event:
