@@ -17,6 +17,9 @@ from mptcp_throttle.units import Rate
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+OWN_CHAIN = "MPTCP-THROTTLE"
+"""The name of our iptables chain."""
+
 Token = NewType("Token", int)
 """The proxy's 32-bit token of a connection (RFC 8684, section 3.2), which identifies the connection."""
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mptcp_throttle.config.schema import SocketGroup
 
 
+# include/uapi/linux/capability.h
+CAP_NET_ADMIN: Final = 12
+CAP_NET_RAW: Final = 13
+
 # Of standard output: a closed pipe and a full disk. The code that uses other files translates their errors itself.
 _OUTPUT_ERRORS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
@@ -179,4 +183,9 @@ def require_capabilities(**bits: int) -> None:
     """Raise UserError with the names of the capabilities (numbers as in linux/capability.h) that this process lacks."""
     missing = missing_capabilities(**bits)
     if missing:
-        raise UserError(f"missing capability: {', '.join(missing)}; run as root or grant it in the unit", os.EX_NOPERM)
+        raise lacks_capability(*missing)
+
+
+def lacks_capability(*names: str) -> UserError:
+    """The error of a program that lacks these capabilities."""
+    return UserError(f"missing capability: {', '.join(names)}; run as root or grant it in the unit", os.EX_NOPERM)

@@ -41,10 +41,6 @@ from mptcp_throttled.source import TableSource
 
 _log = logging.getLogger("mptcp-throttled")
 
-# include/uapi/linux/capability.h
-_CAP_NET_ADMIN: Final = 12
-_CAP_NET_RAW: Final = 13
-
 _BATCH_SECONDS: Final = 0.05
 _FIRST_TABLE_SECONDS: Final = 1.0
 # A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
@@ -190,7 +186,7 @@ def _check_kernel(kernel: LinuxKernel) -> None:
 
 
 def _require_capabilities() -> None:
-    service.require_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN, CAP_NET_RAW=_CAP_NET_RAW)
+    service.require_capabilities(CAP_NET_ADMIN=service.CAP_NET_ADMIN, CAP_NET_RAW=service.CAP_NET_RAW)
 
 
 def _clean_up(path: Path) -> None:

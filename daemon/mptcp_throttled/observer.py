@@ -12,7 +12,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
 from mptcp_throttled.enforcement import Enforcement, Observation
-from mptcp_throttled.kernel.htb import HANDLE
+from mptcp_throttled.kernel.htb import minor_of
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
 from mptcp_throttled.kernel.tc import read_class_bytes
 from mptcp_throttled.state import Snapshot
@@ -56,7 +56,7 @@ class Observer(threading.Thread):
         if snapshot.applied.htb:
             with suppress(KernelError):  # the interface may be gone, or HTB with it
                 sent = read_class_bytes(self._interface)
-                classes = {class_id & 0xFFFF: count for class_id, count in sent.items() if class_id & ~0xFFFF == HANDLE}
+                classes = {minor: count for id_, count in sent.items() if (minor := minor_of(id_)) is not None}
         before = self.enforcement
         decisions = (decision for of in snapshot.decisions.values() for decision in of)
         on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)

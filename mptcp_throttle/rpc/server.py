@@ -12,13 +12,13 @@ import threading
 import time
 from functools import wraps
 from http import HTTPStatus
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import jsonrpclib
 from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCRequestHandler, SimpleJSONRPCServer
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.linux.unix_peer import peer_of
 from mptcp_throttle.logs import about
 from mptcp_throttle.rpc.wire import JSON_RPC, Json
 
@@ -44,7 +44,6 @@ _MAX_QUOTED: Final = 200
 # JSON-RPC 2.0, section 5.1, reserves -32768 to -32000; any other code belongs to the application.
 _INVALID_REQUEST: Final = -32600
 _REFUSED: Final = 1
-_UCRED: Final = Struct("iII")  # include/linux/socket.h
 
 
 class _BoundedReader:
@@ -94,7 +93,7 @@ class _RequestHandler(SimpleJSONRPCRequestHandler):  # type: ignore[misc]
 
     def setup(self) -> None:
         super().setup()
-        _, _peer.uid, _ = _UCRED.unpack(self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        _peer.uid = peer_of(self.connection).uid
         self.rfile = _BoundedReader(self.rfile)  # type: ignore[arg-type]
 
     def handle_one_request(self) -> None:

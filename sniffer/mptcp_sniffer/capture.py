@@ -21,6 +21,7 @@ from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.cbpf import attach_filter
+from mptcp_throttle.service import lacks_capability
 
 # include/uapi/linux/if_packet.h, if_ether.h and asm-generic/socket.h; the socket module names none of these.
 _SOL_PACKET: Final = 263
@@ -94,9 +95,7 @@ class Capture:
                 self.parse = self._start(interface, ports)
                 on_failure.pop_all()
         except PermissionError as error:
-            raise UserError(
-                "missing capability: CAP_NET_RAW; run as root or grant it in the unit", os.EX_NOPERM
-            ) from error
+            raise lacks_capability("CAP_NET_RAW") from error
         except (OSError, Scapy_Exception, ValueError) as error:
             kind = InterfaceAbsent if _is_absent(interface, error) else UserError
             raise kind(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error

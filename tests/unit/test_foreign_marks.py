@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mptcp_throttle.cli.doctor.foreign_marks import OWN_CHAIN, iptables_chains, nft_chains
+from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
+from mptcp_throttle.model import OWN_CHAIN
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.kernel.marking.iptables import CHAIN
 
 MASK = 0xFFFF0000
-
-
-def test_own_chain_has_the_name_that_the_daemon_gives_it() -> None:
-    assert OWN_CHAIN == CHAIN
 
 
 def saved(*rules: str, table: str = "mangle") -> str:
@@ -44,12 +40,15 @@ def test_targets_of_iptables_change_these_bits(target: str, is_found: bool) -> N
 @pytest.mark.parametrize(
     ("rules", "found"),
     [
-        ([f"-A POSTROUTING -p tcp -j {CHAIN}", "-A POSTROUTING -j MARK --set-xmark 0x0/0xffffffff"], ["POSTROUTING"]),
-        (["-A POSTROUTING -j MARK --set-xmark 0x0/0xffffffff", f"-A POSTROUTING -p tcp -j {CHAIN}"], []),
+        (
+            [f"-A POSTROUTING -p tcp -j {OWN_CHAIN}", "-A POSTROUTING -j MARK --set-xmark 0x0/0xffffffff"],
+            ["POSTROUTING"],
+        ),
+        (["-A POSTROUTING -j MARK --set-xmark 0x0/0xffffffff", f"-A POSTROUTING -p tcp -j {OWN_CHAIN}"], []),
         (["-A OUTPUT -j MARK --set-xmark 0x0/0xffffffff"], []),
         (["-A others -j MARK --set-xmark 0x0/0xffffffff"], []),
         (["-A POSTROUTING -j first", "-A first -g second", "-A second -j MARK --set-xmark 0x0/0xffffffff"], ["second"]),
-        ([f"-A POSTROUTING -p tcp -j {CHAIN}", f"-A {CHAIN} -j MARK --set-xmark 0x20000/0xffff0000"], []),
+        ([f"-A POSTROUTING -p tcp -j {OWN_CHAIN}", f"-A {OWN_CHAIN} -j MARK --set-xmark 0x20000/0xffff0000"], []),
     ],
 )
 def test_chains_of_iptables_count_if_packets_get_there_after_ours(rules: list[str], found: list[str]) -> None:

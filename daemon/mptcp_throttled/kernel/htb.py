@@ -12,7 +12,7 @@ from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.tc import Filter, Qdisc
+from mptcp_throttled.kernel.tc import MAJOR, Filter, Qdisc
 
 HANDLE: Final = 0x4D50_0000
 """`4d50:` ("MP"): unlikely to be chosen by hand, and the kernel assigns handles from 8001: up (sch_api.c)."""
@@ -71,6 +71,11 @@ def classid(minor: int) -> int:
     return HANDLE | minor
 
 
+def minor_of(class_id: int) -> int | None:
+    """The minor of one of our classes; None if the class is not ours."""
+    return class_id & ~MAJOR if class_id & MAJOR == HANDLE else None
+
+
 def root_qdisc(default_minor: int) -> Qdisc:
     """Our HTB; unmarked packets go to class `default_minor`, or are sent unshaped if it is 0."""
     glob = _HTB_GLOB.pack(_HTB_VERSION, _HTB_RATE2QUANTUM, default_minor, 0, 0)
@@ -112,7 +117,7 @@ def leaf_qdisc(minor: int) -> Qdisc:
 
 def is_leaf(qdisc: Qdisc) -> bool:
     """Whether a qdisc read from the kernel is the leaf of one of our classes, unchanged."""
-    return qdisc.kind == _LEAF_KIND and qdisc.parent & ~0xFFFF == HANDLE and qdisc.options == _leaf_options()
+    return qdisc.kind == _LEAF_KIND and minor_of(qdisc.parent) is not None and qdisc.options == _leaf_options()
 
 
 def _leaf_options() -> bytes:

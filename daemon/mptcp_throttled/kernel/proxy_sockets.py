@@ -24,13 +24,12 @@ from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Address, Endpoint, FourTuple
 from mptcp_throttled.enforcement import SocketState
-from mptcp_throttled.kernel.htb import HANDLE
+from mptcp_throttled.kernel.htb import minor_of
 
 _INET_DIAG_CGROUP_ID: Final = 21  # include/uapi/linux/inet_diag.h
 _CGROUP_ID: Final = Struct("=Q")
 _CLASS_ID: Final = Struct("=I")
 _NO_CLASS: Final = _CLASS_ID.pack(0)
-_MAJOR: Final = 0xFFFF_0000
 _WANTED: Final = frozenset({INET_DIAG_INFO, INET_DIAG_CLASS_ID})
 _UNLIMITED: Final = 2**64 - 1
 # struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate; tcpi_bytes_sent
@@ -139,5 +138,4 @@ def _state(attributes: Mapping[int, bytes]) -> SocketState:
     (priority,) = _CLASS_ID.unpack(attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
     tcp_info = attributes[INET_DIAG_INFO]
     (pace,), (sent,) = _MAX_PACING_RATE.unpack_from(tcp_info), _BYTES_SENT.unpack_from(tcp_info)
-    minor = priority & ~_MAJOR if priority & _MAJOR == HANDLE else 0
-    return SocketState(minor, pace if pace < _UNLIMITED else None, sent)
+    return SocketState(minor_of(priority) or 0, pace if pace < _UNLIMITED else None, sent)

@@ -151,8 +151,9 @@ class RootQdisc:
             htb.default_minor_of(root),
             self._classifies(self._tc.filters(interface, htb.HANDLE)),
             {
-                c.classid & 0xFFFF: htb.rate_of(c.options) if c.classid in with_leaf else None
+                minor: htb.rate_of(c.options) if c.classid in with_leaf else None
                 for c in self._tc.htb_classes(interface)
+                if (minor := htb.minor_of(c.classid)) is not None
             },
         )
 

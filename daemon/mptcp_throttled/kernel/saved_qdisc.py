@@ -16,11 +16,10 @@ from typing import Final
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttled.durable_file import write_atomically
-from mptcp_throttled.kernel.tc import Qdisc, format_handle
+from mptcp_throttled.kernel.tc import MAJOR, Qdisc, format_handle
 
 _FORMAT_VERSION: Final = 1
 _FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")
-_MAJOR: Final = 0xFFFF_0000  # TC_H_MAJ_MASK, include/uapi/linux/pkt_sched.h
 _REPLAYABLE_KINDS: Final = frozenset(
     {
         *("noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"),
@@ -50,7 +49,7 @@ def tree_of(qdiscs: Sequence[Qdisc]) -> tuple[Qdisc, ...]:
 
 def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
     for qdisc in qdiscs:
-        if qdisc.handle and qdisc.parent & _MAJOR == parent.handle:
+        if qdisc.handle and qdisc.parent & MAJOR == parent.handle:
             yield qdisc
             yield from _below(qdisc, qdiscs)
 

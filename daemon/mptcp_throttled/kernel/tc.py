@@ -27,6 +27,9 @@ from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
 
+MAJOR: Final = 0xFFFF_0000
+"""The bits of a class id that are the handle of its qdisc (TC_H_MAJ_MASK, include/uapi/linux/pkt_sched.h)."""
+
 _TCMSG: Final = Struct("=BxxxiIII")
 # include/uapi/linux/rtnetlink.h
 _TCA_KIND: Final = 1
@@ -206,7 +209,7 @@ def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *,
     )
     flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
     body = _kind_and_options("htb", options)
-    return tc_request(what, rtnl.RTM_NEWTCLASS, flags, interface.index, classid, classid & 0xFFFF_0000, body=body)
+    return tc_request(what, rtnl.RTM_NEWTCLASS, flags, interface.index, classid, classid & MAJOR, body=body)
 
 
 def delete_class(interface: Interface, classid: int) -> Request:

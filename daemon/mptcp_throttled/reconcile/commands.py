@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mptcp_throttle.model import FourTuple, MarkMethod
+from mptcp_throttle.model import OWN_CHAIN, FourTuple, MarkMethod
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, SET_TYPE, OwnSet
-from mptcp_throttled.kernel.marking.iptables import CHAIN, TOOLS
+from mptcp_throttled.kernel.marking.iptables import TOOLS
 from mptcp_throttled.kernel.marking.sets import LOOKED_UP
 from mptcp_throttled.kernel.tc import format_classid, format_handle
 from mptcp_throttled.reconcile import operations as op
@@ -44,8 +44,8 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraf
         case op.RemoveMarks() if marks == MarkMethod.SOCKET:
             yield "# SO_PRIORITY of all sockets: as before"
         case op.MakeMarks(ip_version, made):
-            yield f"{TOOLS[ip_version]} -t mangle -N {CHAIN}  # or -F, if it exists"
-            yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {CHAIN}  # unless it exists"
+            yield f"{TOOLS[ip_version]} -t mangle -N {OWN_CHAIN}  # or -F, if it exists"
+            yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {OWN_CHAIN}  # unless it exists"
             if marks == MarkMethod.IPSET:
                 for port in marking.ports:
                     yield from _set_commands(OwnSet(ip_version, port))
@@ -62,9 +62,9 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraf
             for ends, _ in sorted(remove.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
         case op.RemoveMarks(ip_version):
-            yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {CHAIN}"
-            yield f"{TOOLS[ip_version]} -t mangle -F {CHAIN}"
-            yield f"{TOOLS[ip_version]} -t mangle -X {CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {OWN_CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -F {OWN_CHAIN}"
+            yield f"{TOOLS[ip_version]} -t mangle -X {OWN_CHAIN}"
             if marks == MarkMethod.IPSET:
                 for port in marking.ports:
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
@@ -96,7 +96,7 @@ def _set_commands(own: OwnSet) -> Iterator[str]:
     family = {4: "inet", 6: "inet6"}[own.ip_version]
     yield f"ipset create {own.name} {SET_TYPE} family {family} maxelem {MAX_MARKS} skbinfo"
     yield (
-        f"{TOOLS[own.ip_version]} -t mangle -A {CHAIN} -p tcp -m tcp --sport {own.port}"
+        f"{TOOLS[own.ip_version]} -t mangle -A {OWN_CHAIN} -p tcp -m tcp --sport {own.port}"
         f" -j SET --map-set {own.name} {LOOKED_UP} --map-mark"
     )
 
@@ -109,7 +109,7 @@ def _mark_command(marks: str, ends: FourTuple, minor: int, mask: int, *, add: bo
         element = f"{OwnSet(version, ends.proxy.port).name} {subflow}"
         return f"ipset add {element} skbmark {mark}" if add else f"ipset del {element}"
     return (
-        f"{TOOLS[version]} -t mangle {'-A' if add else '-D'} {CHAIN} -s {ends.proxy.address}"
+        f"{TOOLS[version]} -t mangle {'-A' if add else '-D'} {OWN_CHAIN} -s {ends.proxy.address}"
         f" -d {ends.client.address} -p tcp -m tcp --sport {ends.proxy.port} --dport {ends.client.port}"
         f" -j MARK --set-xmark {mark}"
     )

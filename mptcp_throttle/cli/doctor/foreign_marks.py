@@ -13,9 +13,9 @@ from functools import reduce
 from operator import and_, or_, xor
 from typing import Final
 
+from mptcp_throttle.model import OWN_CHAIN
 from mptcp_throttle.rpc import Json
 
-OWN_CHAIN: Final = "MPTCP-THROTTLE"
 _HOOK: Final = "POSTROUTING"
 _ALL: Final = 0xFFFF_FFFF
 _PRIORITY: Final = -150  # NF_IP_PRI_MANGLE, include/uapi/linux/netfilter_ipv4.h

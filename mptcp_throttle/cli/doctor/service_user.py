@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
+from mptcp_throttle.linux.unix_peer import peer_of
+
 _PROCESSES: Final = Path("/proc")
-_UCRED: Final = Struct("iII")  # struct ucred, include/linux/socket.h: process, user, group
 _ACL: Final = "system.posix_acl_access"
 
 
@@ -44,7 +44,7 @@ def of_listener(path: Path) -> ServiceUser | None:
     try:
         with socket.socket(socket.AF_UNIX) as one:
             one.connect(str(path))
-            pid, _, _ = _UCRED.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            pid = peer_of(one).pid
         lines = (_PROCESSES / str(pid) / "status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None

@@ -17,9 +17,9 @@ from typing import IO, Any, Final
 import iptc
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
+from mptcp_throttle.model import OWN_CHAIN
 from mptcp_throttled.reconcile.kernel_state import MarkState
 
-CHAIN: Final = "MPTCP-THROTTLE"
 TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 
 _HOOK: Final = "POSTROUTING"
@@ -79,7 +79,7 @@ class OwnChain:
     def read(self, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState | None:
         """What `parse` returns for our chain's rules; None if there is neither chain nor jump to it, or no table."""
         try:
-            with _iptables_errors(f"{self._tool} -t mangle -S {CHAIN}"):
+            with _iptables_errors(f"{self._tool} -t mangle -S {OWN_CHAIN}"):
                 table = self._fresh_table()
                 return _read_chain(table, parse) if _is_present(table) else None
         except KernelError as error:
@@ -93,24 +93,24 @@ class OwnChain:
         def edit(table: Any) -> None:
             rules = list(build())
             _remove_jumps(table)
-            if table.is_chain(CHAIN):
-                iptc.Chain(table, CHAIN).flush()
+            if table.is_chain(OWN_CHAIN):
+                iptc.Chain(table, OWN_CHAIN).flush()
             else:
-                table.create_chain(CHAIN)
+                table.create_chain(OWN_CHAIN)
             # First, because any rule before it may end the traversal.
             jump = self.new_rule()
-            jump.create_target(CHAIN)
+            jump.create_target(OWN_CHAIN)
             iptc.Chain(table, _HOOK).insert_rule(jump)
             _append(table, rules)
 
-        self._commit(f"{self._tool} -t mangle -A {CHAIN}", edit)
+        self._commit(f"{self._tool} -t mangle -A {OWN_CHAIN}", edit)
 
     def change(self, what: str, build: Callable[[], tuple[Iterable[Any], Iterable[Any]]]) -> None:
         """Add and remove the rules that `build` returns, in one commit; `what` describes the change in errors."""
 
         def edit(table: Any) -> None:
             add, remove = build()
-            chain = iptc.Chain(table, CHAIN)
+            chain = iptc.Chain(table, OWN_CHAIN)
             for rule in remove:
                 chain.delete_rule(rule)
             _append(table, add)
@@ -122,18 +122,18 @@ class OwnChain:
 
         def empty(table: Any) -> None:
             _remove_jumps(table)
-            if table.is_chain(CHAIN):
-                iptc.Chain(table, CHAIN).flush()
+            if table.is_chain(OWN_CHAIN):
+                iptc.Chain(table, OWN_CHAIN).flush()
 
         def delete(table: Any) -> None:
-            if table.is_chain(CHAIN):
-                table.delete_chain(CHAIN)
+            if table.is_chain(OWN_CHAIN):
+                table.delete_chain(OWN_CHAIN)
 
         # Reading needs no lock, which we may lack the permission to take.
         if self.read(lambda _: MarkState({})) is None:
             return
-        self._commit(f"{self._tool} -t mangle -F {CHAIN}", empty)
-        self._commit(f"{self._tool} -t mangle -X {CHAIN}", delete)
+        self._commit(f"{self._tool} -t mangle -F {OWN_CHAIN}", empty)
+        self._commit(f"{self._tool} -t mangle -X {OWN_CHAIN}", delete)
 
     def _fresh_table(self) -> Any:
         if self._table is None:
@@ -163,22 +163,22 @@ def target_of(rule: Any) -> str | None:
 
 def _read_chain(table: Any, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState:
     try:
-        if not table.is_chain(CHAIN):
+        if not table.is_chain(OWN_CHAIN):
             return MarkState({}, altered=True)
-        found = parse(iptc.Chain(table, CHAIN).rules)
+        found = parse(iptc.Chain(table, OWN_CHAIN).rules)
         return found if _is_reached(table) else MarkState(found.marks, altered=True)
     except _NOT_UNDERSTOOD:
         return MarkState({}, altered=True)
 
 
 def _append(table: Any, rules: Iterable[Any]) -> None:
-    chain = iptc.Chain(table, CHAIN)
+    chain = iptc.Chain(table, OWN_CHAIN)
     for rule in rules:
         chain.append_rule(rule)
 
 
 def _jumps(table: Any, hook: str) -> list[Any]:
-    return [rule for rule in iptc.Chain(table, hook).rules if target_of(rule) == CHAIN]
+    return [rule for rule in iptc.Chain(table, hook).rules if target_of(rule) == OWN_CHAIN]
 
 
 def _remove_jumps(table: Any) -> None:
@@ -188,14 +188,14 @@ def _remove_jumps(table: Any) -> None:
 
 
 def _is_present(table: Any) -> bool:
-    return bool(table.is_chain(CHAIN)) or any(_jumps(table, hook) for hook in _HOOKS)
+    return bool(table.is_chain(OWN_CHAIN)) or any(_jumps(table, hook) for hook in _HOOKS)
 
 
 def _is_reached(table: Any) -> bool:
     """Whether exactly one rule leads to our chain, and none before it ends the traversal."""
     targets = [target_of(rule) for rule in iptc.Chain(table, _HOOK).rules]
     jumps = sum(len(_jumps(table, hook)) for hook in _HOOKS)
-    return jumps == targets.count(CHAIN) == 1 and _TERMINATING.isdisjoint(targets[: targets.index(CHAIN)])
+    return jumps == targets.count(OWN_CHAIN) == 1 and _TERMINATING.isdisjoint(targets[: targets.index(OWN_CHAIN)])
 
 
 @contextmanager
