@@ -78,7 +78,8 @@ class Subflow:
     `address_id` is the client's. `backup`: to be used only if no other subflow is usable (RFC 8684, section 3.2);
     `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), and MP_PRIO changes `backup` later.
     `opened_at` is when the kernel received the SYN, in monotonic seconds (of a capture file, in seconds since the
-    epoch). `stalled`: the proxy's kernel retransmits on it without an answer.
+    epoch). `stalled`: the proxy's kernel retransmits on it without an answer, or has
+    closed it and only sends what is queued.
     """
 
     ends: FourTuple

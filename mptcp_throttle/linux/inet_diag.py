@@ -17,12 +17,18 @@ from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 
 ESTABLISHED: Final = 1 << 1
+FIN_WAIT1: Final = 1 << 4
 CLOSE_WAIT: Final = 1 << 8
+LAST_ACK: Final = 1 << 9
 LISTEN: Final = 1 << 10
+CLOSING: Final = 1 << 11
 """Sets of TCP states (include/net/tcp_states.h, TCPF_...)."""
 
 SENDING: Final = ESTABLISHED | CLOSE_WAIT
 """The states in which MPTCP gives a subflow data to send (net/mptcp/protocol.h, __mptcp_subflow_active)."""
+
+CLOSED_HERE: Final = FIN_WAIT1 | LAST_ACK | CLOSING
+"""The states in which this end has closed, and may still have to send what was queued before."""
 
 ANY_PORT: Final = 0
 INET_DIAG_INFO: Final = 2
@@ -35,12 +41,12 @@ _INET_DIAG_TCLASS: Final = 6
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
-_SOCKET: Final = Struct("!BxBBHH16s16s4x8s20x")  # struct inet_diag_msg
+_SOCKET: Final = Struct("!BBBBHH16s16s4x8s20x")  # struct inet_diag_msg
 _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 class TcpSocket(NamedTuple):
-    """A socket; addresses are packed, `timer` and `retransmits` are idiag_timer and idiag_retrans.
+    """A socket; addresses are packed, `timer` and `retransmits` are idiag_timer and idiag_retrans; `state` is a set.
 
     `cookie` identifies the socket for as long as it exists. `attributes` has the wanted types (INET_DIAG_...) only.
     """
@@ -49,6 +55,7 @@ class TcpSocket(NamedTuple):
     local_port: int
     remote: bytes
     remote_port: int
+    state: int
     timer: int
     retransmits: int
     cookie: bytes
@@ -83,12 +90,13 @@ def list_request(family: int, states: int, port: int) -> Request:
 
 def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:
     """A message of the listing: struct inet_diag_msg, and attributes."""
-    family, timer, retransmits, local_port, remote_port, local, remote, cookie = _SOCKET.unpack_from(payload)
+    family, state, timer, retransmits, local_port, remote_port, local, remote, cookie = _SOCKET.unpack_from(payload)
     return TcpSocket(
         _address(family, local),
         local_port,
         _address(family, remote),
         remote_port,
+        1 << state,
         timer,
         retransmits,
         cookie,

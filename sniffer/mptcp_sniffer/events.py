@@ -30,7 +30,7 @@ class EventKind(StrEnum):
     """ADD_ADDR on this subflow; `detail`: address id, address, port and sender."""
 
     STALLED = "stalled"
-    """The proxy's kernel retransmits again and again without an answer."""
+    """The proxy's kernel retransmits again and again without an answer, or has closed the subflow; `detail`: which."""
 
     RECOVERED = "recovered"
     """The subflow is no longer stalled."""

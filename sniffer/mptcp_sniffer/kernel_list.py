@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
 from typing import Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.inet_diag import SENDING, InetDiag, TcpSocket
+from mptcp_throttle.linux.inet_diag import CLOSED_HERE, INET_DIAG_INFO, SENDING, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -28,6 +29,9 @@ _ULP_INFO: Final = 19
 _ULP_INFO_MPTCP: Final = 3
 # include/uapi/linux/mptcp.h: MPTCP_SUBFLOW_ATTR_...
 _TOKEN_LOC, _FLAGS, _ID_REM = 2, 8, 9
+_WANTED: Final = frozenset({_ULP_INFO, INET_DIAG_INFO})
+_NOTSENT_BYTES: Final = Struct("=144xI")  # struct tcp_info (include/uapi/linux/tcp.h): tcpi_notsent_bytes
+_FIN: Final = 1
 _OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
 _OF_MPTCP: Final = frozenset({_TOKEN_LOC, _FLAGS, _ID_REM})
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
@@ -37,7 +41,8 @@ _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 class ListedSubflow(NamedTuple):
     """A subflow as the kernel lists it; `address_id` is the client's.
 
-    `stalled`: the retransmission timer has expired twice in a row. Once is normal on a lossy path.
+    `stalled`: the retransmission timer has expired twice in a row (once is normal on a lossy path), or the proxy has
+    closed the subflow.
     """
 
     token: Token
@@ -58,7 +63,10 @@ class KernelListUnavailable(Exception):
 
 
 def list_subflows(ports: Sequence[int]) -> KernelList:
-    """The MPTCP subflows of this host's sockets on `ports` that can send. Raises KernelListUnavailable."""
+    """The MPTCP subflows on which this host's sockets on `ports` can send, or still have something to send.
+
+    Raises KernelListUnavailable.
+    """
     if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
         # Without it the kernel lists the same sockets as if they were plain TCP.
         raise KernelListUnavailable("needs CAP_NET_ADMIN")
@@ -72,11 +80,14 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
 def _list(ports: Sequence[int]) -> KernelList:
     at = time.monotonic()
     with InetDiag() as diag:
-        return KernelList(at, dict(_subflows(diag.sockets(SENDING, {_ULP_INFO}, ports))))
+        return KernelList(at, dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports))))
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
     for one in sockets:
+        closed = bool(one.state & CLOSED_HERE)
+        if closed and _unsent(one) <= _FIN:
+            continue
         ulp = attributes(one.attributes.get(_ULP_INFO, b""), only=_OF_ULP)
         mptcp = attributes(ulp.get(_ULP_INFO_MPTCP, b""), only=_OF_MPTCP)
         flags = int.from_bytes(mptcp.get(_FLAGS, b""), sys.byteorder)
@@ -89,6 +100,12 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
                 Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder)),
                 int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder),
                 bool(flags & _FLAGS_BACKUP),
-                one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
+                closed or (one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS),
             ),
         )
+
+
+def _unsent(one: TcpSocket) -> int:
+    """Bytes that have never been sent; a FIN counts as one."""
+    info = one.attributes.get(INET_DIAG_INFO, b"")
+    return int(_NOTSENT_BYTES.unpack_from(info)[0]) if len(info) >= _NOTSENT_BYTES.size else 0

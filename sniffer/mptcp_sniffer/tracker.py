@@ -64,7 +64,7 @@ class Bounds(NamedTuple):
 class _LiveSubflow:
     """`sequence`, the client's initial sequence number, distinguishes it from a later subflow on the same ports; None
     if known from the kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
-    last captured segment."""
+    last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before."""
 
     ends: FourTuple
     address_id: int
@@ -77,6 +77,7 @@ class _LiveSubflow:
     idle_since: float
     sequence: int | None
     stalled: bool = False
+    closed_by_kernel: float | None = None
 
     @property
     def backup(self) -> bool:
@@ -84,7 +85,8 @@ class _LiveSubflow:
         return self.backup_by_client or self.backup_by_proxy
 
     def subflow(self) -> Subflow:
-        return Subflow(self.ends, self.address_id, self.backup, self.backup_at_join, self.opened_at, self.stalled)
+        stalled = self.stalled or self.closed_by_kernel is not None
+        return Subflow(self.ends, self.address_id, self.backup, self.backup_at_join, self.opened_at, stalled)
 
 
 @dataclass(slots=True)
@@ -436,7 +438,15 @@ class Tracker:
             return
         elif event.kind is KernelEventKind.CLOSED:
             self.counters["closed_by_event"] += 1
-            yield self._close(event.ends, at, "closed by the kernel")
+            if not self.kernel_confirms:
+                yield self._close(event.ends, at, "closed by the kernel")
+                return
+            # What is queued has its rate, too: a client can have its subflows closed and join again all the time.
+            entry = self._connections[event.token]
+            live = entry.subflows[event.ends]
+            live.closed_by_kernel, self._unconfirmed = at, True
+            self._report(EventKind.STALLED, at, entry, live, "closed by the kernel")
+            yield event.token
         else:
             entry = self._connections[event.token]
             yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
@@ -482,6 +492,10 @@ class Tracker:
     def _update_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
+        if live.closed_by_kernel is not None and live.closed_by_kernel < at and not listed.stalled:
+            # The event was of an earlier subflow on these ports.
+            live.closed_by_kernel = None
+            yield entry.token
         if live.stalled != listed.stalled:
             live.stalled = listed.stalled
             kind = EventKind.STALLED if listed.stalled else EventKind.RECOVERED

@@ -93,7 +93,9 @@ def _may_be_capped(key: Key, states: Mapping[Key, Sequence[State | None]]) -> bo
     if any(not state.backup for state in own) and any(not state.backup for state in preferred):
         return True
     only_backups = all(any(s is None or s.stalled or s.backup for s in found) for found in others.values())
-    return only_backups and any(s.backup or s.stalled for s in own) and any(state.backup for state in preferred)
+    # One that has ended is stalled for the tracker until the next list.
+    is_unused = any(s is None or s.backup or s.stalled for s in states.get(key, ()))
+    return only_backups and is_unused and any(state.backup for state in preferred)
 
 
 @cache
@@ -118,6 +120,7 @@ class Subflow:
     by_client: bool
     by_proxy: bool = False
     stalled: bool = False
+    closing: bool = False
 
     @property
     def backup(self) -> bool:
@@ -208,7 +211,8 @@ class HostileWire:
 
     def _state(self) -> dict[Key, State]:
         return {
-            (c.token, _four_tuple(s.client)): State(self._preference(s), s.backup, s.stalled) for c, s in self.live()
+            (c.token, _four_tuple(s.client)): State(self._preference(s), s.backup, s.stalled or s.closing)
+            for c, s in self.live()
         }
 
     def justified(self) -> set[Key]:
@@ -286,7 +290,9 @@ class HostileWire:
 
     def _read_list(self) -> None:
         listed = {
-            Ends(subflow.client, _PROXY): ListedSubflow(c.token, subflow.address_id, subflow.backup, subflow.stalled)
+            Ends(subflow.client, _PROXY): ListedSubflow(
+                c.token, subflow.address_id, subflow.backup, subflow.stalled or subflow.closing
+            )
             for c, subflow in self.live()
         }
         kernel_list = KernelList(self.now, listed)
@@ -386,16 +392,17 @@ class HostileWire:
         """A client joins; the proxy may refuse that after the third ACK."""
         subflow = Subflow(client, client.port, next(self._sequences), self.now, by_client=backup)
         frames = self._join_frames(connection, subflow)
+        # Until the next list, an event of an earlier subflow on these ports may seem to be of this one.
+        subflow.closing = client == self.last_ended
         with self._changing():
-            if accepted:
-                connection.subflows[client] = subflow
-            else:
-                frames.append(Frame(client, True, _RST, 901, 0))
+            connection.subflows[client] = subflow
+        with self._changing():
+            subflow.closing = False
         if not accepted:
             # Until the RST, or the next list, the proof counts.
-            connection.subflows[client] = subflow
             with self._changing():
                 del connection.subflows[client]
+            frames.append(Frame(client, True, _RST, 901, 0))
         self.capture(frames, fates)
 
     def _end(self, connection: Connection, clients: Sequence[PackedEndpoint]) -> None:
@@ -434,6 +441,18 @@ class HostileWire:
             self._end(connection, gone)
         self._report(connection, gone, KernelEventKind.CLOSED)
         self.capture(frames, fates)
+
+    def close_with_queue(self, connection: Connection, subflow: Subflow, seconds: float, fates: Fates) -> None:
+        """The proxy closes a subflow, and sends what is queued for so long, and its FIN in the end."""
+        with self._changing():
+            subflow.closing = True
+        self._report(connection, [subflow.client], KernelEventKind.CLOSED)
+
+        def drained() -> None:
+            if connection.subflows.get(subflow.client) is subflow:
+                self.end(connection, subflow, "fin of the proxy", fates)
+
+        self._schedule(seconds, drained)
 
     def close_half(self, subflow: Subflow, fates: Fates) -> None:
         """The client closes its side; the proxy goes on sending."""

@@ -155,6 +155,10 @@ class HostileEvents(RuleBasedStateMachine):
     def change_priority(self, which: int, fates: Fates, backup: bool, by_proxy: bool) -> None:
         self.wire.change_priority(*self.chosen(which), fates, backup=backup, by_proxy=by_proxy)
 
+    @rule(which=WHICH, seconds=PAUSE, fates=FATES)
+    def close_with_queue(self, which: int, seconds: float, fates: Fates) -> None:
+        self.wire.close_with_queue(*self.chosen(which), seconds, fates)
+
     @rule(which=WHICH, stalled=st.booleans())
     def stall(self, which: int, stalled: bool) -> None:
         self.wire.stall(self.chosen(which)[1], stalled=stalled)

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from struct import pack as pack_struct
+from struct import unpack
 from typing import Final, Self
 
 import pytest
@@ -20,6 +21,7 @@ from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, pack
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
 
+CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
 ENTRY: Final = 20  # the type of the messages in a dump
 DUMP: Final = Request("list", ENTRY, 0, b"")
 Reply = Callable[[Sequence[int]], list[bytes]]
@@ -279,10 +281,12 @@ def test_inet_diag_ignores_sockets_of_an_earlier_listing(answer: Answer) -> None
     assert list(InetDiag().sockets(ESTABLISHED, {2})) == []
 
 
-def subflow(port: int) -> bytes:
-    """SOCKET with another remote port, as an MPTCP subflow with token 7."""
+def subflow(port: int, state: int = 1, unsent: int = 0) -> bytes:
+    """SOCKET with another remote port and state, as an MPTCP subflow with token 7, and so many bytes unsent."""
     mptcp = attribute(2, pack_struct("=I", 7)) + attribute(8, pack_struct("=I", 1))
-    return SOCKET[:6] + port.to_bytes(2, "big") + SOCKET[8:] + attribute(19, attribute(3, mptcp))
+    tcp_info = attribute(2, bytes(144) + pack_struct("=I", unsent) + bytes(80))
+    ends = SOCKET[4:6] + port.to_bytes(2, "big") + SOCKET[8:]
+    return SOCKET[:1] + bytes([state]) + SOCKET[2:4] + ends + tcp_info + attribute(19, attribute(3, mptcp))
 
 
 @pytest.fixture
@@ -301,3 +305,14 @@ def test_list_subflows_gives_up_when_always_interrupted(answer: Answer) -> None:
     answer(*[listing(subflow(1), flags=NLM_F_DUMP_INTR)] * 9)
     with pytest.raises(KernelListUnavailable, match="EINTR"):
         list_subflows([8080])
+
+
+@pytest.mark.usefixtures("privileged")
+def test_list_subflows_has_what_was_closed_with_something_still_to_send(answer: Answer) -> None:
+    fake = answer(
+        listing(subflow(1), subflow(2, LAST_ACK, 1), subflow(3, LAST_ACK, 2), subflow(4, CLOSE_WAIT)), listing()
+    )
+    listed = list_subflows([8080]).subflows
+    assert {ends.client.port: found.stalled for ends, found in listed.items()} == {1: False, 3: True, 4: False}
+    # TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING
+    assert unpack("=4xI", fake.sent[0][0].payload[:8]) == (sum(1 << state for state in (1, 4, 8, 9, 11)),)

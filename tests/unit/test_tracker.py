@@ -713,15 +713,32 @@ def test_backup_flag_of_the_kernel_list_overrules_older_segments() -> None:
     assert not wire.table[token()].subflows[0].backup
 
 
+def closed_event(of: Token) -> KernelEvent:
+    return KernelEvent(KernelEventKind.CLOSED, of, WIFI.ends, backup=False)
+
+
 def test_kernel_event_ends_a_subflow_of_its_connection_only() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.join(WIFI)
     for of, left in ((token(OTHER_KEY), 2), (token(), 1)):
-        event = KernelEvent(KernelEventKind.CLOSED, of, WIFI.ends, backup=False)
-        wire.take(wire.tracker.apply_kernel_event(event, wire.now))
+        wire.take(wire.tracker.apply_kernel_event(closed_event(of), wire.now))
         assert len(wire.clients(token())) == left
     wire.listed(ETHERNET, WIFI, of=token())  # a list that was read just before
+    assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_subflow_that_the_kernel_has_closed_stays_while_something_is_queued() -> None:
+    wire = confirmed_wire()
+    wire.take(wire.tracker.apply_kernel_event(closed_event(token()), wire.now))
+    assert wire.tracker.needs_kernel_list()
+    wire.listed(ETHERNET, WIFI, of=token())  # a list that was read just before
+    assert [subflow.stalled for subflow in wire.table[token()].subflows] == [False, True]
+    wire.listed(ETHERNET, WIFI, of=token(), at=wire.now + 0.001)  # the event was of an earlier subflow on its ports
+    assert [subflow.stalled for subflow in wire.table[token()].subflows] == [False, False]
+    wire.take(wire.tracker.apply_kernel_event(closed_event(token()), wire.now))
+    wire.now += 1
+    wire.listed(ETHERNET, of=token())
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
