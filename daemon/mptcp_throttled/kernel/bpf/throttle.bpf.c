@@ -24,7 +24,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define CALLBACKS (BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG)
 #define TCP_BPF_SOCK_OPS_CB_FLAGS 1008 /* include/uapi/linux/bpf.h, since Linux 6.12 */
 
-/* MPTCP allows eight subflows besides the first (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX). */
+/* The kernel's path manager allows eight subflows besides the first (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX), one in user space
+ * any number. Where there are more, the daemon decides alone. */
 #define MAX_SUBFLOWS 9
 #define DEAD_RETRANSMITS 2
 #define ADDRESS_BITS 128
@@ -204,7 +205,7 @@ static __always_inline bool is_live(struct mptcp_subflow_context *context, struc
 	       BPF_CORE_READ(tp, inet_conn.icsk_retransmits) < DEAD_RETRANSMITS;
 }
 
-enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED };
+enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
 /* Whether the connection has, on a network that is more preferred, a live subflow, and whether MPTCP uses both that and this
  * one. A member of the list may go, and its memory become another socket, while it is read: then the answer may be wrong
@@ -240,6 +241,8 @@ static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u
 		}
 		at = BPF_CORE_READ(at, next);
 	}
+	if (at && at != head)
+		return TOO_MANY_SUBFLOWS;
 	if (!preferred_backup)
 		return NO_PREFERRED;
 	return backups_used ? PREFERRED_USED : PREFERRED_UNUSED;
@@ -330,7 +333,8 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 	return subflow->began && bpf_ktime_get_ns() - subflow->began < network->provisional_ns;
 }
 
-static __always_inline bool is_capped(struct tcp_sock *tp, struct subflow *subflow, struct network *network)
+static __always_inline bool is_capped(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
+				      bool by_daemon)
 {
 	__u64 now = bpf_ktime_get_ns();
 
@@ -340,6 +344,8 @@ static __always_inline bool is_capped(struct tcp_sock *tp, struct subflow *subfl
 		return true;
 	case PREFERRED_UNUSED:
 		return now - subflow->preferred_at < PRIORITY_NS;
+	case TOO_MANY_SUBFLOWS:
+		return by_daemon;
 	default:
 		return is_provisional(subflow, network);
 	}
@@ -351,7 +357,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
 	struct pace *pace = bpf_map_lookup_elem(&paces, ends);
 
-	if (network && network->pace && (pace || subflow->callbacks) && is_capped(tp, subflow, network)) {
+	if (network && network->pace && (pace || subflow->callbacks) &&
+	    is_capped(tp, subflow, network, pace)) {
 		begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
 	} else {
