@@ -12,7 +12,7 @@ from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.origin import Origin, endless
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import ETHERNET, ClientSpec, Lab, Topology
+from mptcp_lab.topology import ETHERNET, ClientSpec, Family, Lab, Topology
 from mptcp_lab.traffic import start_pour
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttle.units import Rate
@@ -63,8 +63,9 @@ class Adversary(StrEnum):
 class Attack:
     """An attack on the Ethernet path of a client, or by that client.
 
-    Without it that path has the `rate`. Meanwhile the path must be `throttled` to that rate, or else keep it and be
-    free. What is `lasting` cannot be undone.
+    Meanwhile the path must be `throttled` to the `rate`, or else keep that and be free; without the attack it has the
+    same rate, or `rate_before`. An attack that begins with honest JOINs and connections counts after `grace` seconds.
+    What is `lasting` cannot be undone.
     """
 
     name: str
@@ -76,6 +77,8 @@ class Attack:
     rate: Rate
     networks: tuple[AccessNetwork, ...] = WIFI_FIRST
     lasting: bool = False
+    rate_before: Rate | None = None
+    grace: float = 0.0
 
 
 def prepare(lab: Lab) -> None:
@@ -87,10 +90,10 @@ def prepare(lab: Lab) -> None:
 
 
 @contextmanager
-def downloading(site: Site, name: str) -> Iterator[None]:
+def downloading(site: Site, name: str, *, family: Family = 4) -> Iterator[None]:
     """While a client downloads through Squid."""
     client = site.lab.clients[name]
-    download = Download(site.lab, client, endless(site.origin))
+    download = Download(site.lab, client, endless(site.origin), family=family)
     try:
         yield
     finally:

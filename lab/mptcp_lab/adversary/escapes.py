@@ -10,16 +10,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.adversary.attack import CAPPED, POUR_PORT, Act, Adversary, Attack, Begin, Site, downloading
+from mptcp_lab.adversary.attack import CAPPED, FREE, POUR_PORT, Act, Adversary, Attack, Begin, Site, downloading
+from mptcp_lab.origin import endless
+from mptcp_lab.process import wait_until
+from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mptcp_lab.process import Process
     from mptcp_lab.topology import AccessLink
 
 _ENDPOINT_ID: Final = 99
+_ANNOUNCED_PORT: Final = 9999
+_PATH_MANAGER: Final = "net/mptcp/pm_type"
 _serial: Final = itertools.count(1)
 _wifi, _ethernet = WIFI_FIRST
 _LIMITED: Final = (_wifi, replace(_ethernet, cap=None, limit=CAPPED))
@@ -98,6 +105,70 @@ def _raw(attack: str, links: Sequence[AccessLink]) -> Begin:
     return begin
 
 
+@contextmanager
+def _crowding(site: Site) -> Iterator[Act]:
+    # In the kernel's own path manager a connection has nine subflows at most (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX).
+    proxy = site.lab.proxy
+    proxy.sysctl({_PATH_MANAGER: "1"})
+    try:
+        with _raw("crowd", [ETHERNET, WIFI])(site) as act:
+            yield act
+    finally:
+        proxy.sysctl({_PATH_MANAGER: "0"})
+
+
+@contextmanager
+def _from_six_addresses(site: Site) -> Iterator[Act]:
+    lab, client = site.lab, site.lab.clients["victim"]
+    first = client.address(ETHERNET, 6)
+    others = [str(first + 256 * number) for number in range(1, 6)]
+    url = f"http://{in_url(lab.origin_address(6))}/{endless(site.origin).name}"
+
+    def fetch(address: str) -> Process:
+        program = ("mptcp_lab.fetch", str(lab.proxy_address(6)), str(PORT), "--from", address, url)
+        return client.start(f"fetch-{next(_serial)}", sys.executable, "-m", *program)
+
+    def capped() -> bool:
+        return sum(subflow.rule is not None for subflow in site.services.subflows()) == len(others) + 1
+
+    @contextmanager
+    def act() -> Iterator[None]:
+        client.ip(f"address add {address}/64 dev {ETHERNET.interface} nodad" for address in others)
+        fetching = [fetch(address) for address in others]
+        try:
+            wait_until(capped, "all connections capped", 30)
+            yield
+        finally:
+            for address, process in zip(others, fetching, strict=True):
+                client.run("ss", "-K", "-t", "src", f"[{address}]")
+                process.stop()
+            client.ip(f"address delete {address}/64 dev {ETHERNET.interface}" for address in others)
+
+    with downloading(site, "victim", family=6):
+        yield act
+
+
+@contextmanager
+def _announcing(site: Site) -> Iterator[Act]:
+    client = site.lab.clients["victim"]
+    other = f"{client.address(ETHERNET, 4) + 100}"
+
+    @contextmanager
+    def act() -> Iterator[None]:
+        client.ip([f"address add {other}/24 dev {ETHERNET.interface}"])
+        signal = f"dev {ETHERNET.interface} signal port {_ANNOUNCED_PORT}"
+        client.ip([f"mptcp endpoint add {other} id {_ENDPOINT_ID} {signal}"])
+        try:
+            wait_until(lambda: len(site.services.subflows()) == 3, "the proxy has opened a subflow", 30)
+            yield
+        finally:
+            client.ip([f"mptcp endpoint delete id {_ENDPOINT_ID}"])
+            client.ip([f"address delete {other}/24 dev {ETHERNET.interface}"])
+
+    with downloading(site, "victim"):
+        yield act
+
+
 ALL_BACKUPS: Final = Attack(
     "all-backups",
     "MP_PRIO(B=1) on both subflows",
@@ -155,4 +226,51 @@ FAST_CLOSE: Final = Attack(
     rate=CAPPED,
     networks=_LIMITED,
     lasting=True,
+)
+
+REJOINING: Final = Attack(
+    "rejoining",
+    "a JOIN every half second, and FIN on that subflow when its socket is full",
+    Adversary.CLIENT,
+    "raw",
+    _raw("rejoin", [ETHERNET]),
+    throttled=True,
+    rate=CAPPED,
+    networks=_LIMITED,
+    lasting=True,
+)
+
+CROWDING: Final = Attack(
+    "crowding",
+    "ten JOINs over Ethernet before that over Wi-Fi, where a path manager in user space permits it",
+    Adversary.CLIENT,
+    "raw",
+    _crowding,
+    throttled=True,
+    rate=CAPPED,
+    lasting=True,
+    rate_before=FREE,
+    grace=3.0,
+)
+
+SIX_ADDRESSES: Final = Attack(
+    "six-addresses",
+    "six connections, each from another address of the same IPv6 prefix",
+    Adversary.CLIENT,
+    "victim",
+    _from_six_addresses,
+    throttled=True,
+    rate=CAPPED,
+    grace=3.0,
+)
+
+ANNOUNCING: Final = Attack(
+    "announcing",
+    "ADD_ADDR with a port, so that the proxy opens a subflow",
+    Adversary.CLIENT,
+    "victim",
+    _announcing,
+    throttled=True,
+    rate=CAPPED,
+    grace=3.0,
 )

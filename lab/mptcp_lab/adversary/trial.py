@@ -77,9 +77,10 @@ def carry_out(attack: Attack, site: Site, seconds: float, *, around: bool = True
     client = site.lab.clients[attack.client]
     with attack.begin(site) as act, PathMeter(client, (ETHERNET.interface,)) as meter:
         trial = _Trial(site, meter)
-        trial.wait_settled(attack.rate.bits_per_second / MEGA)
+        trial.wait_settled((attack.rate_before or attack.rate).bits_per_second / MEGA)
         before = trial.window(seconds) if around or not attack.throttled else None
         with act():
+            time.sleep(attack.grace)
             during = trial.window(seconds)
         after = trial.window(seconds) if around and not attack.lasting else None
     return Outcome(attack, before, during, after)
