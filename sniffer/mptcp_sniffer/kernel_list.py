@@ -41,14 +41,15 @@ _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 class ListedSubflow(NamedTuple):
     """A subflow as the kernel lists it; `address_id` is the client's.
 
-    `stalled`: the retransmission timer has expired twice in a row (once is normal on a lossy path), or the proxy has
-    closed the subflow.
+    `stalled`: the retransmission timer has expired twice in a row. Once is normal on a lossy path. `closing`: the proxy
+    has closed it, and some of what was queued before has not been sent.
     """
 
     token: Token
     address_id: int
     backup: bool
     stalled: bool = False
+    closing: bool = False
 
 
 class KernelList(NamedTuple):
@@ -100,7 +101,8 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
                 Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder)),
                 int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder),
                 bool(flags & _FLAGS_BACKUP),
-                closed or (one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS),
+                one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
+                closed,
             ),
         )
 

@@ -38,12 +38,12 @@ _ORPHAN_SECONDS: Final = 75.0
 _LINUX_VERSION: Final = 1
 """The MPTCP version of sockets in the kernel list: upstream Linux has no other."""
 
-_SETTLING_SECONDS: Final = 0.5
-"""The kernel list overrules segments only if they are this much older: the capture time stamp is taken before TCP
+_CLOSED_SECONDS: Final = 0.5
+"""How long a subflow that has been closed may still be in the kernel list: the capture time stamp is taken before TCP
 processes the segment, and some changes are made by a worker later."""
 
 _ESTABLISHED_SECONDS: Final = 0.1
-"""The same for a new subflow, which is in the list as soon as TCP has processed its third ACK."""
+"""How long a new subflow may be missing there: it is in the list as soon as TCP has processed its third ACK."""
 
 
 class TableChange(NamedTuple):
@@ -54,7 +54,7 @@ class TableChange(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The most entries: `connections`, and `half_open` handshakes, orphans and closed subflows each."""
+    """The most entries: `connections`, and `half_open` handshakes, orphans, closing and closed subflows each."""
 
     connections: int
     half_open: int
@@ -131,6 +131,7 @@ class Tracker:
         self._tokens: dict[Ends, Token] = {}
         self._unauthenticated: OrderedDict[Token, None] = OrderedDict()
         self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
+        self._closing: OrderedDict[Ends, None] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
         self._unconfirmed = False
         self.kernel_confirms = False
@@ -258,7 +259,9 @@ class Tracker:
             subflows = self._connections[known].subflows
             if known == joined.token and subflows[joined.ends].sequence in (None, joined.sequence):
                 # It was in the kernel list before its frames were captured.
-                subflows[joined.ends] = _live(joined, at)
+                live = _live(joined, at)
+                live.closed_by_kernel = subflows[joined.ends].closed_by_kernel
+                subflows[joined.ends] = live
                 yield known
                 return
             yield self._close(joined.ends, at, "ports reused")
@@ -394,6 +397,7 @@ class Tracker:
         token = self._tokens.pop(ends)
         entry = self._connections[token]
         live = entry.subflows.pop(ends)
+        self._closing.pop(ends, None)
         self._closed[ends] = at
         self._closed.move_to_end(ends)
         self.counters["subflows_closed"] += 1
@@ -410,7 +414,7 @@ class Tracker:
     def expire(self, now: float, idle_seconds: float | None = None) -> list[TableChange]:
         """Forget handshakes and orphans too old at `now`; close subflows that have been idle for `idle_seconds`."""
         self._handshakes.expire(now)
-        self._forget_oldest(self._closed, lambda closed_at: closed_at < now - _SETTLING_SECONDS)
+        self._forget_oldest(self._closed, lambda closed_at: closed_at < now - _CLOSED_SECONDS)
         self._forget_oldest(self._orphans, lambda orphan: orphan.orphaned_at < now - _ORPHAN_SECONDS)
         if idle_seconds is None:
             return []
@@ -441,15 +445,22 @@ class Tracker:
             if not self.kernel_confirms:
                 yield self._close(event.ends, at, "closed by the kernel")
                 return
-            # What is queued has its rate, too: a client can have its subflows closed and join again all the time.
-            entry = self._connections[event.token]
-            live = entry.subflows[event.ends]
-            live.closed_by_kernel, self._unconfirmed = at, True
-            self._report(EventKind.STALLED, at, entry, live, "closed by the kernel")
-            yield event.token
+            self._unconfirmed = True
+            yield from self._note_closing(event.ends, at)
         else:
             entry = self._connections[event.token]
             yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
+
+    def _note_closing(self, ends: Ends, at: float) -> Iterator[Token]:
+        """The kernel has closed a subflow, but what is queued on it has its rate, too."""
+        entry = self._connections[self._tokens[ends]]
+        live = entry.subflows[ends]
+        live.closed_by_kernel = at
+        self._closing[ends] = None
+        self._report(EventKind.STALLED, at, entry, live, "closed by the kernel")
+        yield entry.token
+        if len(self._closing) > self._bounds.half_open:
+            yield self._close(next(iter(self._closing)), at, "too many closed by the kernel")
 
     def apply_kernel_list(self, kernel_list: KernelList) -> list[TableChange]:
         """Correct the table by the kernel list, except where captured segments are newer."""
@@ -480,21 +491,23 @@ class Tracker:
     def _apply_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         if ends in self._tokens:
             yield from self._update_listed(ends, listed, at)
-        elif self._closed.get(ends, 0.0) < at - _SETTLING_SECONDS:
+        elif not listed.closing and self._closed.get(ends, 0.0) < at - _CLOSED_SECONDS:
             yield from self._add_listed(ends, listed, at)
 
     def _is_settled(self, live: _LiveSubflow, at: float) -> bool:
-        """Whether no segment that counts is so new that the kernel list read at `at` may not heed it yet."""
-        if self.kernel_confirms:
-            return live.established_at < at - _ESTABLISHED_SECONDS
-        return live.idle_since < at - _SETTLING_SECONDS
+        """Whether the subflow is so old that a kernel list read at `at` must show it as it is."""
+        return live.established_at < at - _ESTABLISHED_SECONDS
 
     def _update_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
-        if live.closed_by_kernel is not None and live.closed_by_kernel < at and not listed.stalled:
+        if listed.closing and live.closed_by_kernel is None:
+            yield from self._note_closing(ends, at)
+            return
+        if not listed.closing and live.closed_by_kernel is not None and live.closed_by_kernel < at:
             # The event was of an earlier subflow on these ports.
             live.closed_by_kernel = None
+            del self._closing[ends]
             yield entry.token
         if live.stalled != listed.stalled:
             live.stalled = listed.stalled

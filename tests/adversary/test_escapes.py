@@ -17,9 +17,6 @@ from mptcp_lab.adversary.trial import carry_out
 from mptcp_lab.topology import WIFI
 
 SECONDS: Final = 6.0
-STILL_FLOWS: Final = 0.8
-"""Of the rate: what a client that goes on receiving receives at least."""
-
 SUPPRESSED = re.compile(r"WARNING (\d+) log lines of the last 10 s were not written: (\d+) about token=(\w+)")
 
 
@@ -27,8 +24,6 @@ SUPPRESSED = re.compile(r"WARNING (\d+) log lines of the last 10 s were not writ
 def test_client_does_not_escape_its_rate(attack: Attack, site: Site) -> None:
     outcome = carry_out(attack, site, SECONDS, around=False)
     assert outcome.held_off, outcome
-    if attack in HALF_CLOSED:
-        assert outcome.during.rate > STILL_FLOWS * attack.rate.bits_per_second / 1e6
 
 
 @pytest.mark.parametrize("attack", HALF_CLOSED, ids=attrgetter("name"))

@@ -98,6 +98,14 @@ def _may_be_capped(key: Key, states: Mapping[Key, Sequence[State | None]]) -> bo
     return only_backups and is_unused and any(state.backup for state in preferred)
 
 
+def _mixed(states: Sequence[State | None]) -> list[State | None]:
+    """What the tracker may believe of a subflow: it knows a new priority at once, a stall from the next list on."""
+    known = [state for state in states if state is not None]
+    backups, stalls = {state.backup for state in known}, {state.stalled for state in known}
+    mixed = [State(known[0].preference, *both) for both in itertools.product(backups, stalls)]
+    return [*mixed, *([None] if None in states else [])]
+
+
 @cache
 def endpoint(address: str, port: int) -> PackedEndpoint:
     """The end of a client."""
@@ -179,8 +187,10 @@ class HostileWire:
         self._soon: dict[Key, float] = {}
         self._since: dict[Key, float] = {}
         self._steady: set[Key] = set()
+        self._unknown: set[Key] = set()
         self._past: list[tuple[float, dict[Key, State]]] = []
         self._used: dict[bytes, float] = {}
+        self._reported: dict[PackedEndpoint, float] = {}
         self.now = self._captured_from = 1000.0
         self._list_takes = list_takes
         self._event = event
@@ -194,6 +204,8 @@ class HostileWire:
         self.tracker = Tracker([_PROXY.port], self._bounds)
         self.tracker.kernel_confirms = True
         self._capturing = True
+        # What is closing already is not taken over: it is about to end.
+        self._unknown = {key_of(connection, subflow) for connection, subflow in self.live() if subflow.closing}
 
     # The kernel
 
@@ -210,10 +222,7 @@ class HostileWire:
         return next(preference for subnet, preference in self._preferences.items() if address in subnet)
 
     def _state(self) -> dict[Key, State]:
-        return {
-            (c.token, _four_tuple(s.client)): State(self._preference(s), s.backup, s.stalled or s.closing)
-            for c, s in self.live()
-        }
+        return {key_of(c, s): State(self._preference(s), s.backup, s.stalled or s.closing) for c, s in self.live()}
 
     def justified(self) -> set[Key]:
         """The subflows that the kernel's own state lets be capped: beside them a preferred path is in use."""
@@ -221,9 +230,12 @@ class HostileWire:
         return {key for key in state if _may_be_capped(key, {one: [state[one]] for one in state})}
 
     def _may_still_be_capped(self, key: Key) -> bool:
-        """Whether what the kernel had of each subflow, each at its own time of late, lets this one be capped."""
-        states = [state for until, state in self._past if until >= self.now - LATE] + [self._state()]
-        of_late = {one: [state.get(one) for state in states] for one in set[Key]().union(*states)}
+        """Whether what the kernel had of each subflow of late, attributes each at its own time, lets it be capped."""
+        present = self._state()
+        states = [state for until, state in self._past if until >= self.now - LATE] + [present]
+        of_late = {one: _mixed([state.get(one) for state in states]) for one in set[Key]().union(*states)}
+        if key in present:
+            of_late[key] = [state for state in of_late[key] if state is not None]
         return _may_be_capped(key, of_late)
 
     @contextmanager
@@ -281,6 +293,7 @@ class HostileWire:
             backup = kind is KernelEventKind.PRIORITY and connection.subflows[client].by_client
             event = KernelEvent(kind, connection.token, Ends(client, _PROXY), backup)
             self._schedule(self._event, partial(self._receive, event))
+            self._reported[client] = self.now + self._event
 
     def _receive(self, event: KernelEvent) -> None:
         if self._capturing:
@@ -291,7 +304,7 @@ class HostileWire:
     def _read_list(self) -> None:
         listed = {
             Ends(subflow.client, _PROXY): ListedSubflow(
-                c.token, subflow.address_id, subflow.backup, subflow.stalled or subflow.closing
+                c.token, subflow.address_id, subflow.backup, subflow.stalled, subflow.closing
             )
             for c, subflow in self.live()
         }
@@ -356,7 +369,7 @@ class HostileWire:
             assert self.now <= self._soon.get(key, math.inf) + _MARGIN, f"capped for too long: {key}"
         for key in justified - capped:
             assert key not in self._steady, f"talked out of its cap: {key}"
-            assert self.now <= self._since[key] + REGAINED, f"escaped: {key}"
+            assert key in self._unknown or self.now <= self._since[key] + REGAINED, f"escaped: {key}"
         # Nothing honest that is late can change these any more.
         self._steady |= {key for key in capped & justified if self.now > self._since[key] + LATE}
 
@@ -393,7 +406,7 @@ class HostileWire:
         subflow = Subflow(client, client.port, next(self._sequences), self.now, by_client=backup)
         frames = self._join_frames(connection, subflow)
         # Until the next list, an event of an earlier subflow on these ports may seem to be of this one.
-        subflow.closing = client == self.last_ended
+        subflow.closing = self._reported.get(client, 0.0) >= self.now
         with self._changing():
             connection.subflows[client] = subflow
         with self._changing():
@@ -444,8 +457,16 @@ class HostileWire:
 
     def close_with_queue(self, connection: Connection, subflow: Subflow, seconds: float, fates: Fates) -> None:
         """The proxy closes a subflow, and sends what is queued for so long, and its FIN in the end."""
+        key = key_of(connection, subflow)
+        is_steady = key in self._steady
+        tracked = self.decisions.connections.get(connection.token)
+        if tracked is None or key[1] not in {known.ends for known in tracked.subflows}:
+            self._unknown.add(key)
         with self._changing():
             subflow.closing = True
+        if is_steady and key in self.justified():
+            # Its own end is no reason to free it.
+            self._steady.add(key)
         self._report(connection, [subflow.client], KernelEventKind.CLOSED)
 
         def drained() -> None:
@@ -501,6 +522,11 @@ class HostileWire:
         subflow = Subflow(client, 9, next(self._sequences), self.now, by_client=False)
         frames = self._join_frames(connection, subflow, key=WRONG_KEY)
         self.capture([*frames, Frame(client, True, _RST, 901, 0)], fates)
+
+
+def key_of(connection: Connection, subflow: Subflow) -> Key:
+    """What identifies a subflow to the daemon."""
+    return connection.token, _four_tuple(subflow.client)
 
 
 def _with(frame: Frame, flags: int | None = None, body: bytes = b"") -> Frame:

@@ -24,6 +24,7 @@ from hostile_wire import (
     HostileWire,
     Subflow,
     endpoint,
+    key_of,
 )
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -155,9 +156,14 @@ class HostileEvents(RuleBasedStateMachine):
     def change_priority(self, which: int, fates: Fates, backup: bool, by_proxy: bool) -> None:
         self.wire.change_priority(*self.chosen(which), fates, backup=backup, by_proxy=by_proxy)
 
-    @rule(which=WHICH, seconds=PAUSE, fates=FATES)
-    def close_with_queue(self, which: int, seconds: float, fates: Fates) -> None:
-        self.wire.close_with_queue(*self.chosen(which), seconds, fates)
+    @rule(which=WHICH, seconds=PAUSE, fates=FATES, quiet=QUIET)
+    def close_with_queue(self, which: int, seconds: float, fates: Fates, quiet: float) -> None:
+        """A capped subflow, if there is one."""
+        self.wire.advance(quiet)
+        live = self.wire.live()
+        capped = [(c, subflow) for c, subflow in live if key_of(c, subflow) in self.wire.capped()]
+        chosen = capped[which % len(capped)] if capped else self.chosen(which)
+        self.wire.close_with_queue(*chosen, seconds, fates)
 
     @rule(which=WHICH, stalled=st.booleans())
     def stall(self, which: int, stalled: bool) -> None:

@@ -50,6 +50,16 @@ def test_subflows_of_a_share_divide_its_pace_in_bytes_of_payload() -> None:
     assert dict(plan.paces) == {ends("10.1.0.2", 4000 + n): int(125_000 * PAYLOAD_PART / 4) for n in range(4)}
 
 
+def test_stalled_subflows_take_no_part_of_the_pace_of_their_share() -> None:
+    stalled = [replace(subflow("10.1.0.2", 5000 + n), stalled=True) for n in range(3)]
+    paths = [subflow("10.1.0.2", 4000), subflow("10.1.0.2", 4001), *stalled]
+    for used, sharers in ((paths, 2), (stalled, 1)):
+        decisions = decide_all([connection(1, subflow("10.2.0.2"), *used)], [WIFI, ETHERNET])
+        (share,) = {t.throttle.share for t in decisions if t.throttle}
+        plan = plan_for(decisions, {share: Slot(2)}, RULES)
+        assert dict(plan.paces) == {one.ends: int(125_000 * PAYLOAD_PART / sharers) for one in used}
+
+
 def test_limited_subflow_is_not_paced_and_has_its_rate_at_once() -> None:
     decisions = decide_all([connection(1, subflow("10.2.0.2"))], [replace(WIFI, limit=ONE_MBIT), ETHERNET])
     rules = replace(RULES, settle=1.0)

@@ -313,6 +313,6 @@ def test_list_subflows_has_what_was_closed_with_something_still_to_send(answer: 
         listing(subflow(1), subflow(2, LAST_ACK, 1), subflow(3, LAST_ACK, 2), subflow(4, CLOSE_WAIT)), listing()
     )
     listed = list_subflows([8080]).subflows
-    assert {ends.client.port: found.stalled for ends, found in listed.items()} == {1: False, 3: True, 4: False}
+    assert {ends.client.port: found.closing for ends, found in listed.items()} == {1: False, 3: True, 4: False}
     # TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING
     assert unpack("=4xI", fake.sent[0][0].payload[:8]) == (sum(1 << state for state in (1, 4, 8, 9, 11)),)

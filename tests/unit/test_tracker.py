@@ -728,7 +728,7 @@ def test_kernel_event_ends_a_subflow_of_its_connection_only() -> None:
     assert wire.clients(token()) == ["10.1.0.2:40000"]
 
 
-def test_subflow_that_the_kernel_has_closed_stays_while_something_is_queued() -> None:
+def test_closed_subflow_stays_while_something_is_queued() -> None:
     wire = confirmed_wire()
     wire.take(wire.tracker.apply_kernel_event(closed_event(token()), wire.now))
     assert wire.tracker.needs_kernel_list()
@@ -740,6 +740,30 @@ def test_subflow_that_the_kernel_has_closed_stays_while_something_is_queued() ->
     wire.now += 1
     wire.listed(ETHERNET, of=token())
     assert wire.clients(token()) == ["10.1.0.2:40000"]
+
+
+def test_subflows_that_are_closing_are_bounded_and_none_is_added() -> None:
+    wire = confirmed_wire(max_half_open=64)
+    clients = [Client("10.2.0.2", port) for port in range(1, 101)]
+    for client in clients:
+        wire.join(client)
+    wire.now += 1
+    closing = ListedSubflow(token(), 2, backup=False, closing=True)
+    listed = {client.ends: closing for client in (*clients, Client("10.2.0.3", 1))}
+    wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, listed)))
+    assert wire.clients(token()) == [f"10.2.0.2:{port}" for port in range(37, 101)]
+    assert all(subflow.stalled for subflow in wire.table[token()].subflows)
+
+
+def test_retransmitted_handshake_does_not_revive_a_closed_subflow() -> None:
+    wire = confirmed_wire()
+    client = Client("10.2.0.2", 1)
+    wire.join(client)
+    wire.take(
+        wire.tracker.apply_kernel_event(KernelEvent(KernelEventKind.CLOSED, token(), client.ends, False), wire.now)
+    )
+    wire.join(client)
+    assert [subflow.stalled for subflow in wire.table[token()].subflows] == [False, False, True]
 
 
 def test_kernel_event_changes_the_backup_flag() -> None:
@@ -876,9 +900,9 @@ def test_table_stays_consistent_and_bounded_in_any_order_of_segments(
         assert max(sizes["half_open"], sizes["orphans"]) <= 2
 
 
-def confirmed_wire() -> Wire:
+def confirmed_wire(max_half_open: int = 100) -> Wire:
     """Two subflows, on a host whose kernel list can be read."""
-    wire = Wire()
+    wire = Wire(max_half_open=max_half_open)
     wire.tracker.kernel_confirms = True
     wire.open(ETHERNET)
     wire.join(WIFI)

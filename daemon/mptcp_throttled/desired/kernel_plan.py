@@ -163,11 +163,15 @@ def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings
     rates: dict[int, Rate] = {}
     capped = {slot.minor for share, slot in slots.items() if share.kind is RateKind.CAP}
     marks = {}
+    sharers: Counter[int] = Counter()
     for decision in decisions:
         if decision.throttle is not None and (slot := slots.get(decision.throttle.share)) is not None:
             rates[slot.minor] = decision.throttle.rate
             marks[decision.subflow.ends] = slot.minor
-    paces = _paces(rates, {ends: minor for ends, minor in marks.items() if minor in capped})
+            # A stalled subflow sends next to nothing, perhaps for minutes.
+            sharers[slot.minor] += not decision.subflow.stalled
+    each = {minor: payload_pace(rates[minor], max(sharers[minor], 1)) for minor in capped & rates.keys()}
+    paces = {ends: each[minor] for ends, minor in marks.items() if minor in each}
     classes = {
         slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
         for slot in slots.values()
@@ -177,11 +181,6 @@ def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings
         default_minor = OTHER_TRAFFIC_MINOR
         classes[default_minor] = settings.other_traffic
     return KernelPlan(True, default_minor, classes, marks, paces)
-
-
-def _paces(rates: Mapping[int, Rate], marks: Mapping[FourTuple, int]) -> dict[FourTuple, int]:
-    each = {minor: payload_pace(rates[minor], sharers) for minor, sharers in Counter(marks.values()).items()}
-    return {ends: each[minor] for ends, minor in marks.items()}
 
 
 def payload_pace(rate: Rate, sharers: int) -> int:

@@ -63,9 +63,9 @@ class Adversary(StrEnum):
 class Attack:
     """An attack on the Ethernet path of a client, or by that client.
 
-    Meanwhile the path must be `throttled` to the `rate`, or else keep that and be free; without the attack it has the
-    same rate, or `rate_before`. An attack that begins with honest JOINs and connections counts after `grace` seconds.
-    What is `lasting` cannot be undone.
+    Before the attack the path has the `rate`, or `rate_before`. During it, a `throttled` path must not exceed the
+    `rate`, and any other must keep it and stay free. An attack that begins with honest JOINs and connections counts
+    after `grace` seconds. A `lasting` attack cannot be undone.
     """
 
     name: str

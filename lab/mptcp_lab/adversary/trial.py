@@ -20,6 +20,9 @@ PEAK_SECONDS: Final = 5.0
 MOST_OF_RATE: Final = 1.05
 """Of its rate, what a throttled path may carry over any `PEAK_SECONDS`."""
 
+STILL_FLOWS: Final = 0.5
+"""Of its rate, what a throttled path of a client that attacks must carry: if it carries nothing, nothing was shown."""
+
 LEAST_OF_RATE: Final = 0.98
 """Of its rate before the attack, what a free path must still carry."""
 
@@ -60,12 +63,16 @@ class Outcome:
 
     @property
     def held_off(self) -> bool:
-        """Whether the path kept to its rate, or kept its rate; and whether others' connections were shown as before."""
+        """Whether a throttled path stayed within its rate, or a free path kept its rate.
+
+        If the attack is from off the path, also whether the daemon showed the same subflows throughout.
+        """
         during = self.during
         if self.attack.by is Adversary.OFF_PATH and (during.changed or during.share != self.attack.throttled):
             return False
         if self.attack.throttled:
-            return during.peak <= MOST_OF_RATE * self.attack.rate.bits_per_second / MEGA
+            rate = self.attack.rate.bits_per_second / MEGA
+            return STILL_FLOWS * rate <= during.rate and during.peak <= MOST_OF_RATE * rate
         return self.before is not None and during.rate >= LEAST_OF_RATE * self.before.rate
 
 
@@ -92,7 +99,7 @@ class _Trial:
         self._meter = meter
 
     def wait_settled(self, rate: float) -> None:
-        """Wait until the path has had this rate, in Mb/s, for some seconds: TCP has found it, and queues have left."""
+        """Wait until the path has had this rate, in Mb/s, for some seconds: TCP knows it, and queues have drained."""
 
         def settled() -> bool:
             now, curve = self._meter.interfaces[-1].at, self._meter.received(ETHERNET.interface)
