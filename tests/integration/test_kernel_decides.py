@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, serving
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, receive_rates, serving
 
 from mptcp_lab.origin import endless
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_throttle.units import Rate
 
 PROGRAMS = {"auto": "caps decided in the kernel", "off": "caps decided in the daemon: daemon.kernel_decides is off"}
 
@@ -187,6 +188,18 @@ def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
         world.wait_paced()
         eventually(lambda: world.paced() == 0, "no socket paced", within=5)
         assert world.capped() == []
+
+
+def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
+    wifi, ethernet = WIFI_FIRST
+    networks = [wifi, replace(ethernet, limit=Rate(2_000_000))]
+    with proxy_world(networks=networks, daemon={"marks": "socket"}) as world:
+        world.download()
+        world.wait_settled()
+        with world.daemon.suspended():
+            world.lab.client.leave(WIFI)
+            eventually(lambda: world.paced() == 0, "the cap has ended")
+            assert receive_rates(world.lab.client, 3)["eth0"] < 2.2e6
 
 
 def test_totals_of_closed_subflows_are_those_of_the_kernel(world: ProxyWorld) -> None:

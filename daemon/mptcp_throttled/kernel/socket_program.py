@@ -42,8 +42,8 @@ _PACE: Final = Struct("=IIQ")
 _RAMP_TO_BEGIN: Final = 0
 _LONG_AGO: Final = 1
 _PREFIX: Final = Struct("=I16s")
-_NETWORK: Final = Struct("=IIQ")
-_NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0)
+_NETWORK: Final = Struct("=IIQI4x")
+_NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0, 0)
 _CLOSED: Final = Struct("=16s16s4sIIIQQIII4x")
 _CLASS: Final = Struct("=I")
 _COUNTER: Final = Struct("=Q")
@@ -204,7 +204,8 @@ def _prefix(subnet: Network) -> bytes:
 
 def _network(network: AccessNetwork) -> bytes:
     pace = 0 if network.cap is None else payload_pace(network.cap, 1)
-    return _NETWORK.pack(network.preference, pace, round(network.provisional * 1e9))
+    provisional_ns = round(network.provisional * 1e9)
+    return _NETWORK.pack(network.preference, pace, provisional_ns, network.limit is not None)
 
 
 def _netns_cookie() -> int:

@@ -362,8 +362,12 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
 	} else {
+		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon gives it that of the limit, it
+		 * stays there. */
+		bool has_class = class_id && (!pace || (network && network->limited));
+
 		end_cap(target, subflow);
-		set_class(target, tp, subflow, class_id && !pace ? *class_id : 0);
+		set_class(target, tp, subflow, has_class ? *class_id : 0);
 	}
 }
 
