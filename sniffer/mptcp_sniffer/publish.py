@@ -98,12 +98,13 @@ class PublishedTable:
         for one that has ended; `more`: there are changes after this `revision`. Or `{resync: true}` if the reader must
         call `snapshot()`. Other readers do not keep those from waiting that ask `to_daemon`.
         """
+        # What is not a number raises an error here, before this reader counts as waiting. NaN gives 0.
+        timeout = min(max(0.0, float(timeout)), _MAX_WAIT_SECONDS)
         with self._changed:
             if self._waiting[to_daemon] < (_MAX_WAITING_DAEMONS if to_daemon else _MAX_WAITING):
                 self._waiting[to_daemon] += 1
                 self._changed.wait_for(
-                    lambda: self._closed or epoch != self._epoch or self._revision != revision,
-                    min(max(timeout, 0.0), _MAX_WAIT_SECONDS),
+                    lambda: self._closed or epoch != self._epoch or self._revision != revision, timeout
                 )
                 self._waiting[to_daemon] -= 1
             if epoch != self._epoch or not self._last_forgotten <= revision <= self._revision:

@@ -1,8 +1,12 @@
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ipaddress import ip_address
+from typing import Any
 
+import pytest
 from polling import eventually
 
 from mptcp_sniffer.publish import PublishedTable
@@ -140,6 +144,15 @@ def test_reader_beyond_the_bound_of_waiting_ones_is_answered_at_once() -> None:
         table.close()
         assert daemons.result()["changes"] == []
         assert all(reader.result()["changes"] == [] for reader in waiting)
+
+
+@pytest.mark.parametrize("timeout", ["soon", None, [], math.nan, -math.inf])
+def test_reader_with_a_wrong_timeout_takes_no_place(timeout: Any) -> None:  # noqa: ANN401
+    table = PublishedTable(history=16)
+    position = table.position()
+    with suppress(TypeError, ValueError):
+        table.changes(position["epoch"], position["revision"], timeout)
+    assert table._waiting == {False: 0, True: 0}
 
 
 def test_reader_that_waits_is_woken_by_a_change_and_by_close() -> None:
