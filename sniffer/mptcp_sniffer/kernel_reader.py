@@ -27,6 +27,7 @@ _MAX_FRACTION: Final = 0.1
 """The fraction of the time that reading may take: the kernel walks all its TCP sockets for it."""
 
 _HOUSEKEEPING_SECONDS: Final = 1.0
+_RESUBSCRIBE_SECONDS: Final = 5.0
 
 _log = logging.getLogger("mptcp-sniffer")
 
@@ -36,7 +37,7 @@ class KernelReader:
     `deliver_event` with each kernel event.
 
     The list has the subflows on `ports`. It has those on all ports while `expects_other_ports`, and while no events are
-    received, which would tell of them. If the kernel does not answer, it logs that once and goes on trying.
+    received, which would tell of them. If the kernel refuses either, it logs that once and goes on trying.
     """
 
     def __init__(
@@ -133,17 +134,25 @@ class KernelReader:
         self._problem = problem
 
     def _watch_events(self) -> None:
-        try:
-            with KernelEvents(self._ports) as events:
-                self._receives_events = True
-                self.request()  # what happened before the subscription
-                while not self._stop.is_set():
-                    if select.select([events], [], [], _HOUSEKEEPING_SECONDS)[0]:
-                        self._receive(events)
-        except KernelError as error:
-            _log.warning("kernel events are not available: %s", error)
-        finally:
-            self._receives_events = False
+        problem = ""
+        while not self._stop.is_set():
+            try:
+                self._follow_events()
+            except KernelError as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("kernel events are not available: %s", problem)
+            finally:
+                self._receives_events = False
+            self._stop.wait(_RESUBSCRIBE_SECONDS)
+
+    def _follow_events(self) -> None:
+        with KernelEvents(self._ports) as events:
+            self._receives_events = True
+            self.request()  # what happened before the subscription
+            while not self._stop.is_set():
+                if select.select([events], [], [], _HOUSEKEEPING_SECONDS)[0]:
+                    self._receive(events)
 
     def _receive(self, events: KernelEvents) -> None:
         try:
