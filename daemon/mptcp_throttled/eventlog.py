@@ -11,7 +11,7 @@ from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.policy.decide import Decision
-from mptcp_throttled.state import Snapshot, Throttled, Transition, why_free
+from mptcp_throttled.state import MAX_ERRORS, Snapshot, Throttled, Transition, why_free
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -29,7 +29,8 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log.info("subflows are led to their classes by: %s", after.mark_back_end)
     if after.sniffer.problem != before.sniffer.problem:
         _log_sniffer(after)
-    _log_errors(before.errors, after.errors)
+    # What follows counts the others, and would be another line for each of them.
+    _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
 
 
 def log_adopted(throttled: Iterable[Throttled]) -> None:
@@ -45,8 +46,8 @@ def log_repair(operations: int) -> None:
 
 
 def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
-    """Log for how many subflows what is applied is not enforced, when that changes."""
-    if len(before) == len(after):
+    """Log for how many subflows what is applied is not enforced, when it is the first, and when there is none left."""
+    if bool(before) == bool(after):
         return
     if not after:
         _log.info("resolved: the rates of all subflows are enforced")

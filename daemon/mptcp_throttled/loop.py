@@ -30,7 +30,7 @@ from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.reconcile.retries import Retries
 from mptcp_throttled.reconcile.schedule import Schedule
-from mptcp_throttled.state import Snapshot, SnifferState, update_throttled
+from mptcp_throttled.state import MAX_ERRORS, Snapshot, SnifferState, update_throttled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +51,6 @@ _DRAIN_SECONDS: Final = 1.5
 # Between the portions of `DecisionTable`: the rest of the time is for others.
 _PORTION_SECONDS: Final = 0.02
 _NO_MINOR: Final = 0
-_MAX_ERRORS: Final = 20
 
 
 class DecidingKernel(Kernel, Protocol):
@@ -346,5 +345,5 @@ def _settle_seconds(before: Snapshot) -> float:
 
 def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:
     """The errors for the operator: with thousands of refused classes, not a line each."""
-    more = len(errors) - _MAX_ERRORS
-    return errors if more <= 0 else (*errors[:_MAX_ERRORS], f"and {more} more errors")
+    more = len(errors) - MAX_ERRORS
+    return errors if more <= 0 else (*errors[:MAX_ERRORS], f"and {more} more errors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from immutables import Map
 
@@ -12,6 +13,9 @@ from mptcp_throttled.accounting import Accounts, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
 from mptcp_throttled.policy.decide import Decision
+
+MAX_ERRORS: Final = 20
+"""The errors of a snapshot; one more says how many others there are."""
 
 
 @dataclass(frozen=True, slots=True)
