@@ -503,8 +503,7 @@ class Tracker:
         live = entry.subflows[ends]
         if listed.closing and live.closed_by_kernel is None:
             yield from self._note_closing(ends, at)
-            return
-        if not listed.closing and live.closed_by_kernel is not None and live.closed_by_kernel < at:
+        elif not listed.closing and live.closed_by_kernel is not None and live.closed_by_kernel < at:
             # The event was of an earlier subflow on these ports.
             live.closed_by_kernel = None
             del self._closing[ends]

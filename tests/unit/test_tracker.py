@@ -755,6 +755,14 @@ def test_subflows_that_are_closing_are_bounded_and_none_is_added() -> None:
     assert all(subflow.stalled for subflow in wire.table[token()].subflows)
 
 
+def test_kernel_list_changes_the_priority_of_a_subflow_that_is_closing() -> None:
+    wire = confirmed_wire()
+    closing = ListedSubflow(token(), 2, backup=True, closing=True)
+    listed = {ETHERNET.ends: closing, WIFI.ends: ListedSubflow(token(), 2, backup=False)}
+    wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, listed)))
+    assert [(one.stalled, one.backup) for one in wire.table[token()].subflows] == [(True, True), (False, False)]
+
+
 def test_retransmitted_handshake_does_not_revive_a_closed_subflow() -> None:
     wire = confirmed_wire()
     client = Client("10.2.0.2", 1)
