@@ -80,7 +80,7 @@ def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
         return
     for error in after:
         if error not in before:
-            _log.error("%s; the subflows concerned are free", error)
+            _log.error("%s; the rates of the subflows concerned are not applied", error)
     for error in before:
         if error not in after:
             _log.info("resolved: %s", error)
