@@ -261,7 +261,7 @@ def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, servi
 
 def test_daemon_without_cap_bpf_throttles_with_htb_alone(lab: Lab, services: InUnits) -> None:
     daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
-    daemon.wait_until(services.sockets.daemon.exists, "answering")
+    daemon.wait_until(lambda: services.answers(services.sockets.daemon), "answering")
     assert services.status()["daemon"]["unpaced"] == "load pace.bpf.o: EPERM"
     assert "only HTB enforces the rates" in daemon.log_text()
     assert daemon.stop() == 0

@@ -32,7 +32,7 @@ def _row(outcome: Outcome) -> str:
     windows = (outcome.before, outcome.during, outcome.after)
     rates = "".join(f"{'-' if window is None else format(window.rate, '.2f'):>8}" for window in windows)
     during = outcome.during
-    verdict = "yes" if outcome.held_off else "NO"
+    verdict = "yes" if outcome.held_off() else "NO"
     return f"{outcome.attack.name:32}{rates}{during.peak:8.2f}{100 * during.share:7.0f} %  {verdict}"
 
 
@@ -47,7 +47,7 @@ def _json(outcome: Outcome) -> dict[str, object]:
         "before": window(outcome.before),
         "during": window(outcome.during),
         "after": window(outcome.after),
-        "held_off": outcome.held_off,
+        "held_off": outcome.held_off(),
     }
 
 
