@@ -6,11 +6,17 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from polling import eventually
+
+from mptcp_lab.guest import command, machine
+from mptcp_lab.guest.machine import Machine
+from mptcp_lab.lab_errors import LabError
 
 KERNEL = "debian-6.12"
 HANG = 300
@@ -92,6 +98,39 @@ def test_kernel_panic_is_reported_with_the_end_of_the_console() -> None:
     assert result.returncode == 125
     assert result.stderr.startswith("guest: the machine ended before the command did; its console ends:\n")
     assert "Kernel panic - not syncing: sysrq triggered crash" in result.stderr
+
+
+@pytest.fixture
+def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Machine]]:
+    """Let the next so many machines panic while they boot; the list of those that are started from now on."""
+
+    def let(number: int) -> list[Machine]:
+        started: list[Machine] = []
+
+        def start(of: Machine, *arguments: Any) -> Any:  # noqa: ANN401
+            started.append(of)
+            # Without an initramfs there is no root file system.
+            return start_machine(replace(of, initramfs=b"") if len(started) <= number else of, *arguments)
+
+        start_machine = machine._start
+        monkeypatch.setattr(machine, "_start", start)
+        monkeypatch.setattr(sys, "argv", guest("--timeout", str(HANG), "--", "sh", "-c", "exit 7")[2:])
+        return started
+
+    return let
+
+
+def test_kernel_that_panics_while_booting_is_started_again(panics: Callable[[int], list[Machine]]) -> None:
+    started = panics(1)
+    assert command.main("guest") == 7
+    assert len(started) == 2
+
+
+def test_kernel_that_panics_at_each_boot_is_reported(panics: Callable[[int], list[Machine]]) -> None:
+    started = panics(3)
+    with pytest.raises(LabError, match="Kernel panic - not syncing: "):
+        command.main("guest")
+    assert len(started) == 3
 
 
 def children(parent: int) -> list[int]:

@@ -44,6 +44,10 @@ _KERNEL_OPTIONS: Final = (
 )
 _CONSOLE_BYTES: Final = 3000
 
+_BOOTS: Final = 3
+"""Rarely, a guest's kernel panics before the command begins: in one processor, qemu executes an instruction that the
+kernel is replacing in another (a static key, in sched_clock_idle_wakeup_event)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -63,9 +67,19 @@ class Machine:
 def run(machine: Machine, output: Sink, errors: Sink, timeout: float) -> int:
     """Run the machine until its command ends; the command's exit status. `output` and `errors` receive its output.
 
+    A machine whose kernel panics before the command begins is started again, up to `_BOOTS` times in all.
     Raises LabError with status EX_TIME_LIMIT after `timeout` seconds, with EX_NO_STATUS if the machine ends first.
     """
-    deadline = time.monotonic() + timeout
+    deadline, boots = time.monotonic() + timeout, 1
+    while (status := _boot(machine, output, errors, timeout, deadline, is_last=boots == _BOOTS)) is None:
+        boots += 1
+    return status
+
+
+def _boot(
+    machine: Machine, output: Sink, errors: Sink, timeout: float, deadline: float, *, is_last: bool
+) -> int | None:
+    """As `run`, once; None if the kernel has panicked before the command began, unless this `is_last`."""
     with ExitStack() as stack:
         console = stack.enter_context(_memory_file("console"))
         processes: list[subprocess.Popen[bytes]] = []
@@ -80,15 +94,21 @@ def run(machine: Machine, output: Sink, errors: Sink, timeout: float) -> int:
         else:
             if report.complete:
                 return report.status
+            if not (report.begun or is_last) and b"Kernel panic" in _tail(console):
+                return None
             problem = _failure("the machine ended before the command did", EX_NO_STATUS, console)
         for port in outputs:
             port.break_off()
         raise problem
 
 
-def _failure(what: str, status: int, console: BinaryIO) -> LabError:
+def _tail(console: BinaryIO) -> bytes:
     console.seek(max(0, console.seek(0, os.SEEK_END) - _CONSOLE_BYTES))
-    tail = console.read().decode(errors="replace").strip()
+    return console.read()
+
+
+def _failure(what: str, status: int, console: BinaryIO) -> LabError:
+    tail = _tail(console).decode(errors="replace").strip()
     return LabError(f"{what}; its console ends:\n{tail}" if tail else f"{what}; its console is empty", status)
 
 

@@ -47,7 +47,7 @@ class Output:
 
 
 class Report:
-    """The command's exit status."""
+    """A line when the command begins, and another with its exit status when it has ended."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -57,14 +57,19 @@ class Report:
         self._data += data
 
     @property
+    def begun(self) -> bool:
+        """Whether the command has begun."""
+        return b"\n" in self._data
+
+    @property
     def complete(self) -> bool:
         """Whether the exit status has arrived."""
-        return self._data.endswith(b"\n")
+        return self._data.count(b"\n") == 2
 
     @property
     def status(self) -> int:
         """The exit status, once it is complete."""
-        return int(self._data)
+        return int(self._data.splitlines()[1])
 
 
 def relay(ports: Mapping[BinaryIO, Output | Report], deadline: float) -> None:

@@ -46,6 +46,7 @@ output_reader=$!
 cat </run/guest/errors >&4 &
 errors_reader=$!
 cd "$directory" || die "$directory: no such directory"
+echo begun >&5
 setsid sh /run/guest/command >/run/guest/output 2>/run/guest/errors 3>&- 4>&- 5>&- </dev/null
 status=$?
 # What the command left running could hold the pipes open.
