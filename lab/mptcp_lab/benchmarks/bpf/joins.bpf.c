@@ -73,8 +73,13 @@ struct mptcp_subflow_context {
 	__u32 token;
 	__u32 mp_join : 1;
 };
-struct pt_regs;
+/* arch/x86/include/asm/ptrace.h */
+struct pt_regs {
+	unsigned long orig_ax;
+};
 #pragma clang attribute pop
+
+#define READ 0 /* arch/x86/entry/syscalls/syscall_64.tbl */
 
 /* `netns` is the number of the proxy's network namespace, `daemon` a process id. `joiner`: the socket that is to be paced is
  * the joining one, not the first of its connection. */
@@ -105,7 +110,7 @@ struct join {
 	struct tcp_sock *socket;
 };
 
-/* By token: what is not paced yet. Each end of a system call of the daemon looks at all of them. */
+/* By token: what is not paced yet. Each end of a read(2) of the daemon that returns 0 looks at all of them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -215,8 +220,10 @@ int observe(struct bpf_sock_ops *ctx)
 SEC("tp_btf/sys_exit")
 int BPF_PROG(system_call_ends, struct pt_regs *registers, long result)
 {
-	/* An iterator's program writes nothing: its read(2) returns 0. */
-	if (result == 0 && bpf_get_current_pid_tgid() >> 32 == settings.daemon)
+	/* An iterator's program writes nothing: its read(2) returns 0. A look after each call, such as each futex(2) of Python's
+	 * threads, would slow the daemon down several times. */
+	if (result == 0 && registers->orig_ax == READ &&
+	    bpf_get_current_pid_tgid() >> 32 == settings.daemon)
 		bpf_for_each_map_elem(&joins, report_if_paced, 0, 0);
 	return 0;
 }
