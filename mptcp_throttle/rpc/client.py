@@ -54,8 +54,7 @@ class _BoundedSocket(socket.socket):
         return left
 
     def _bound_by_deadline(self) -> None:
-        # settimeout() releases the interpreter's lock, and waits for it again while another thread computes. Once per
-        # read and write, it made the 99th of a hundred JOINs wait 402 ms for its mark, not 81.
+        # settimeout() releases the interpreter's lock, and waits for it again while another thread computes.
         left = self._left()
         if not 0.9 * left <= self._timeout_set <= 1.1 * left:
             self._timeout_set = left
