@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +34,15 @@ POUR_PORT: Final = PORT + 1
 """A proxy port whose server sends zeros to every client, as long as the client receives."""
 
 PORTS: Final = (PORT, POUR_PORT)
+
+CAPPED: Final = Rate(1_000_000)
+"""What `WIFI_FIRST` leaves to Ethernet beside Wi-Fi."""
+
+FREE: Final = ETHERNET.rate
+
+_WIFI, _ETHERNET = WIFI_FIRST
+LIMITED: Final = (_WIFI, replace(_ETHERNET, cap=None, limit=CAPPED))
+"""As `WIFI_FIRST`, with a limit instead of the cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,16 @@ class Attack:
     by: Adversary
     client: str
     begin: Begin
-    throttled: bool
-    rate: Rate
+    throttled: bool = True
     networks: tuple[AccessNetwork, ...] = WIFI_FIRST
     lasting: bool = False
     rate_before: Rate | None = None
     grace: float = 0.0
+
+    @property
+    def rate(self) -> Rate:
+        """What the path must have."""
+        return CAPPED if self.throttled else FREE
 
 
 def prepare(lab: Lab) -> None:
@@ -99,9 +112,3 @@ def downloading(site: Site, name: str, *, family: Family = 4) -> Iterator[None]:
     finally:
         reset_subflows(client)
         download.stop()
-
-
-CAPPED: Final = Rate(1_000_000)
-"""What `WIFI_FIRST` leaves to Ethernet beside Wi-Fi."""
-
-FREE: Final = ETHERNET.rate

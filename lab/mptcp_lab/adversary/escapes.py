@@ -7,14 +7,12 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.adversary.attack import CAPPED, FREE, POUR_PORT, Act, Adversary, Attack, Begin, Site, downloading
+from mptcp_lab.adversary.attack import FREE, LIMITED, POUR_PORT, Act, Adversary, Attack, Begin, Site, downloading
 from mptcp_lab.origin import endless
 from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.plan import in_url
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 
@@ -28,8 +26,6 @@ _ENDPOINT_ID: Final = 99
 _ANNOUNCED_PORT: Final = 9999
 _PATH_MANAGER: Final = "net/mptcp/pm_type"
 _serial: Final = itertools.count(1)
-_wifi, _ethernet = WIFI_FIRST
-_LIMITED: Final = (_wifi, replace(_ethernet, cap=None, limit=CAPPED))
 
 
 @contextmanager
@@ -175,8 +171,6 @@ ALL_BACKUPS: Final = Attack(
     Adversary.CLIENT,
     "victim",
     _all_backups,
-    throttled=True,
-    rate=CAPPED,
 )
 
 TOGGLING: Final = tuple(
@@ -186,8 +180,6 @@ TOGGLING: Final = tuple(
         Adversary.CLIENT,
         "victim",
         _toggling(milliseconds / 1000),
-        throttled=True,
-        rate=CAPPED,
     )
     for milliseconds in (20, 50, 100)
 )
@@ -199,9 +191,7 @@ HALF_CLOSED: Final = (
         Adversary.CLIENT,
         "raw",
         _raw("half-close", [ETHERNET]),
-        throttled=True,
-        rate=CAPPED,
-        networks=_LIMITED,
+        networks=LIMITED,
         lasting=True,
     ),
     Attack(
@@ -210,8 +200,6 @@ HALF_CLOSED: Final = (
         Adversary.CLIENT,
         "raw",
         _raw("half-close", [ETHERNET, WIFI]),
-        throttled=True,
-        rate=CAPPED,
         lasting=True,
     ),
 )
@@ -222,9 +210,7 @@ FAST_CLOSE: Final = Attack(
     Adversary.CLIENT,
     "raw",
     _raw("fast-close", [ETHERNET]),
-    throttled=True,
-    rate=CAPPED,
-    networks=_LIMITED,
+    networks=LIMITED,
     lasting=True,
 )
 
@@ -234,9 +220,7 @@ REJOINING: Final = Attack(
     Adversary.CLIENT,
     "raw",
     _raw("rejoin", [ETHERNET]),
-    throttled=True,
-    rate=CAPPED,
-    networks=_LIMITED,
+    networks=LIMITED,
     lasting=True,
 )
 
@@ -246,8 +230,6 @@ CROWDING: Final = Attack(
     Adversary.CLIENT,
     "raw",
     _crowding,
-    throttled=True,
-    rate=CAPPED,
     lasting=True,
     rate_before=FREE,
     grace=3.0,
@@ -259,8 +241,6 @@ SIX_ADDRESSES: Final = Attack(
     Adversary.CLIENT,
     "victim",
     _from_six_addresses,
-    throttled=True,
-    rate=CAPPED,
     grace=3.0,
 )
 
@@ -270,7 +250,5 @@ ANNOUNCING: Final = Attack(
     Adversary.CLIENT,
     "victim",
     _announcing,
-    throttled=True,
-    rate=CAPPED,
     grace=3.0,
 )

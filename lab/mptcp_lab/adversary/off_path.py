@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.adversary.attack import CAPPED, FREE, Act, Adversary, Attack, Begin, Site, downloading
+from mptcp_lab.adversary.attack import LIMITED, Act, Adversary, Attack, Begin, Site, downloading
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
@@ -85,9 +83,6 @@ def _fabricating(site: Site) -> Iterator[Act]:
         yield act
 
 
-_wifi, _ethernet = WIFI_FIRST
-_LIMITED: Final = (_wifi, replace(_ethernet, cap=None, limit=CAPPED))
-
 IMPOSED: Final = Attack(
     "imposed-cap",
     "3.3 MP_PRIO(B=0) per second on a backup path over Wi-Fi",
@@ -95,7 +90,6 @@ IMPOSED: Final = Attack(
     "reserve",
     _signals("reserve", "wifi", "regular", 3.3),
     throttled=False,
-    rate=FREE,
 )
 
 LIFTED: Final = tuple(
@@ -105,8 +99,6 @@ LIFTED: Final = tuple(
         Adversary.OFF_PATH,
         "victim",
         _signals("victim", network, name),
-        throttled=True,
-        rate=CAPPED,
     )
     for name, what in _LIFTING.items()
     for network in (("wifi", "ethernet") if name in _ENDING else ("wifi",))
@@ -118,9 +110,7 @@ LIFTED_LIMIT: Final = Attack(
     Adversary.OFF_PATH,
     "reserve",
     _signals("reserve", "ethernet", "rst"),
-    throttled=True,
-    rate=CAPPED,
-    networks=_LIMITED,
+    networks=LIMITED,
 )
 
 FABRICATED: Final = Attack(
@@ -130,5 +120,4 @@ FABRICATED: Final = Attack(
     "reserve",
     _fabricating,
     throttled=False,
-    rate=FREE,
 )
