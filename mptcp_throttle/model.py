@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import NewType
+from typing import Final, NewType
 
 from mptcp_throttle.units import Rate
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-OWN_CHAIN = "MPTCP-THROTTLE"
+OWN_CHAIN: Final = "MPTCP-THROTTLE"
 """The name of our iptables chain."""
 
 Token = NewType("Token", int)
@@ -78,8 +78,8 @@ class Subflow:
     `address_id` is the client's. `backup`: to be used only if no other subflow is usable (RFC 8684, section 3.2);
     `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), and MP_PRIO changes `backup` later.
     `opened_at` is when the kernel received the SYN, in monotonic seconds (of a capture file, in seconds since the
-    epoch). `stalled`: the proxy's kernel retransmits on it without an answer, or has
-    closed it and only sends what is queued.
+    epoch). `stalled`: the proxy's kernel retransmits on it without an answer, or has closed it and only sends what is
+    queued.
     """
 
     ends: FourTuple

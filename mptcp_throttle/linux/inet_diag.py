@@ -42,7 +42,7 @@ _INET_DIAG_TCLASS: Final = 6
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
 _SOCKET: Final = Struct("!BBBBHH16s16s4x8s20x")  # struct inet_diag_msg
-_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 class TcpSocket(NamedTuple):
@@ -118,4 +118,4 @@ def unmapped(address: bytes) -> bytes:
 
     A socket that listens for both families shows its IPv4 peers that way.
     """
-    return address[12:] if address.startswith(_IPV4_MAPPED) else address
+    return address[12:] if address.startswith(IPV4_MAPPED) else address

@@ -19,9 +19,8 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Token
-from mptcp_throttle.service import missing_capabilities
+from mptcp_throttle.service import CAP_NET_ADMIN, missing_capabilities
 
-_CAP_NET_ADMIN: Final = 12  # include/uapi/linux/capability.h
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
 _STALLED_RETRANSMITS: Final = 2
 # include/uapi/linux/inet_diag.h: INET_DIAG_ULP_INFO, and in it INET_ULP_INFO_MPTCP
@@ -68,7 +67,7 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
 
     Raises KernelListUnavailable.
     """
-    if missing_capabilities(CAP_NET_ADMIN=_CAP_NET_ADMIN):
+    if missing_capabilities(CAP_NET_ADMIN=CAP_NET_ADMIN):
         # Without it the kernel lists the same sockets as if they were plain TCP.
         raise KernelListUnavailable("needs CAP_NET_ADMIN")
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
 from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple, Network, Token
@@ -32,7 +33,6 @@ _SO_NETNS_COOKIE: Final = 71
 _COOKIE: Final = Struct("=Q")
 _UNLIMITED: Final = 0xFFFF_FFFF
 _IPV4: Final = IPv4Network("0.0.0.0/0")
-_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 _IPV4_MAPPED_BITS: Final = 96
 
 # bpf/settings.h
@@ -178,8 +178,8 @@ class SocketProgram:
 def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
     client, proxy, client_port, proxy_port, token, rtt, *counted = _CLOSED.unpack(record)
-    client_end = Endpoint(_address(client), int.from_bytes(client_port, "big"))
-    ends = FourTuple(client_end, Endpoint(_address(proxy), proxy_port))
+    client_end = Endpoint(ip_address(unmapped(client)), int.from_bytes(client_port, "big"))
+    ends = FourTuple(client_end, Endpoint(ip_address(unmapped(proxy)), proxy_port))
     return ClosedSubflow(Token(token), ends, rtt, *counted)
 
 
@@ -190,11 +190,7 @@ def _ends(ends: FourTuple) -> bytes:
 
 
 def _mapped(address: Address) -> bytes:
-    return _IPV4_MAPPED + address.packed if isinstance(address, IPv4Address) else address.packed
-
-
-def _address(packed: bytes) -> Address:
-    return ip_address(packed[12:] if packed.startswith(_IPV4_MAPPED) else packed)
+    return IPV4_MAPPED + address.packed if isinstance(address, IPv4Address) else address.packed
 
 
 def _prefix(subnet: Network) -> bytes:

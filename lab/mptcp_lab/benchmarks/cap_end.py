@@ -20,11 +20,11 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.throttled import paced
 from mptcp_lab.topology import WIFI, Lab, Topology, build
+from mptcp_throttle.model import KernelDecides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KERNEL_DECIDES: Final = ("auto", "off")
 _PATIENCE_SECONDS: Final = 30.0
 
 
@@ -76,8 +76,9 @@ def main() -> None:
     with build(Topology()) as lab:
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
-        for decides in _KERNEL_DECIDES:
-            with Services(lab.proxy, WIFI_FIRST, name=f"throttle-{decides}", daemon={"kernel_decides": decides}) as on:
+        for decides in KernelDecides:
+            daemon = {"kernel_decides": decides.value}
+            with Services(lab.proxy, WIFI_FIRST, name=f"throttle-{decides}", daemon=daemon) as on:
                 on.start_sniffer()
                 on.start_daemon()
                 on.wait_ready()
