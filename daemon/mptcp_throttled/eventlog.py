@@ -29,7 +29,7 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log.info("subflows are led to their classes by: %s", after.mark_back_end)
     if after.sniffer.problem != before.sniffer.problem:
         _log_sniffer(after)
-    # What follows counts the others, and would be another line for each of them.
+    # The one behind them says how many others there are: each new number would be a line.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
 
 

@@ -56,7 +56,7 @@ static __always_inline __u32 on_ramp(struct bpf_sock_ops *ctx, struct pace *pace
 	return rate > pace->bytes_per_second ? rate : pace->bytes_per_second;
 }
 
-/* Before Linux 6.1 the kernel does not tell: then 0 is the default of both. */
+/* Before Linux 6.1 the kernel does not return them: then 0 is the default of both. */
 static __always_inline void present_options(struct bpf_sock_ops *ctx, struct options *options)
 {
 	options->pace = UNLIMITED;

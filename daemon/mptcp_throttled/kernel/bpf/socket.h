@@ -92,8 +92,8 @@ static __always_inline __u32 unsent_limit(__u32 pace)
 	return pace == UNLIMITED ? 0 : (pace >> 6) + SEGMENT_BYTES;
 }
 
-/* Whether pace and limit of unsent data are as an earlier daemon may have left them. The next version must know what this
- * one leaves, so unsent_limit() cannot change without that. */
+/* Whether pace and limit of unsent data are as an earlier instance may have left them. If unsent_limit() changes, this must
+ * also recognise what the older version has set. */
 static __always_inline bool was_paced_by_us(__u32 pace, __u32 limit)
 {
 	return limit == (pace == UNLIMITED ? DRAIN_UNSENT_LIMIT : unsent_limit(pace));

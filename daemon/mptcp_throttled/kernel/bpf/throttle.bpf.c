@@ -30,8 +30,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define DEAD_RETRANSMITS 2
 #define ADDRESS_BITS 128
 
-/* A cap begins when the socket's queue has left, or after 1.5 s: at the cap's pace the reader would wait for its last byte.
- * Until then MPTCP adds to the queue only when it is nearly empty. */
+/* A cap begins when the socket's queue has drained, or after 1.5 s: at the cap's pace the reader would wait for its last
+ * byte. Until then MPTCP adds to the queue only when it is nearly empty. */
 #define DRAINED_BYTES 8192
 #define DRAIN_NS 1500000000ULL
 
