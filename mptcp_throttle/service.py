@@ -141,10 +141,11 @@ def _make_directory(directory: Path, group: SocketGroup | None) -> None:
     if directory.exists():
         return
     gid = -1 if group is None else group.gid
+    # The other service may make the same directories at the same moment.
     if not directory.parent.exists():
-        directory.parent.mkdir(parents=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
         directory.parent.chmod(0o755)
-    directory.mkdir(mode=0o750)
+    directory.mkdir(mode=0o750, exist_ok=True)
     os.chown(directory, -1, gid)
     directory.chmod(0o2750)
 

@@ -5,6 +5,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,22 @@ def test_lock_file_can_be_locked_by_its_service_alone() -> None:
             assert "Permission denied" in held.stderr
     finally:
         os.umask(before)
+
+
+def test_services_that_start_at_the_same_moment_can_both_make_the_run_directory(tmp_path: Path) -> None:
+    together = threading.Barrier(2)
+
+    def start(name: str) -> None:
+        for number in range(300):
+            together.wait(30)
+            with service.single_instance(tmp_path / str(number) / "run" / name, name):
+                pass
+
+    with ThreadPoolExecutor(2) as services:
+        started = [services.submit(start, name) for name in ("sniffer", "daemon")]
+        for one in started:
+            one.result()
+    assert len(list(tmp_path.glob("*/run/*/*.lock"))) == 600
 
 
 def test_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
