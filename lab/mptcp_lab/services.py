@@ -254,6 +254,12 @@ class Services:
             return bool(self._call(socket, "status"))
         return False
 
+    def captures(self) -> bool:
+        """Whether the sniffer answers and captures."""
+        with contextlib.suppress(RpcError):
+            return bool(self.ask_sniffer("status")["capturing"])
+        return False
+
     def _connected(self) -> bool:
         with contextlib.suppress(RpcError):
             return bool(self.status()["sniffer"]["connected"])

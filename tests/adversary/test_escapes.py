@@ -13,7 +13,7 @@ from proxy_world import ProxyWorld
 from mptcp_lab.adversary.attack import POUR_PORT, Attack, Site
 from mptcp_lab.adversary.catalogue import BY_CLIENTS
 from mptcp_lab.adversary.escapes import HALF_CLOSED
-from mptcp_lab.adversary.trial import ON_BUSY_MACHINE, carry_out
+from mptcp_lab.adversary.trial import ON_BUSY_MACHINE, holds_off_on_busy_machine
 from mptcp_lab.topology import WIFI
 
 SECONDS: Final = 6.0
@@ -22,7 +22,7 @@ SUPPRESSED = re.compile(r"WARNING (\d+) log lines of the last 10 s were not writ
 
 @pytest.mark.parametrize("attack", BY_CLIENTS, ids=attrgetter("name"))
 def test_client_does_not_escape_its_rate(attack: Attack, site: Site) -> None:
-    outcome = carry_out(attack, site, SECONDS, around=False)
+    outcome = holds_off_on_busy_machine(attack, site, SECONDS)
     assert outcome.held_off(*ON_BUSY_MACHINE), outcome
 
 

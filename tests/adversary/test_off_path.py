@@ -14,7 +14,7 @@ from proxy_world import ProxyWorld
 from mptcp_lab.adversary.attack import Attack, Site
 from mptcp_lab.adversary.catalogue import OFF_PATH
 from mptcp_lab.adversary.off_path import FABRICATED
-from mptcp_lab.adversary.trial import ON_BUSY_MACHINE, carry_out
+from mptcp_lab.adversary.trial import ON_BUSY_MACHINE, holds_off_on_busy_machine
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI
 
@@ -23,7 +23,7 @@ SECONDS: Final = 6.0
 
 @pytest.mark.parametrize("attack", OFF_PATH, ids=attrgetter("name"))
 def test_attack_from_off_the_path_is_held_off(attack: Attack, site: Site) -> None:
-    outcome = carry_out(attack, site, SECONDS, around=False)
+    outcome = holds_off_on_busy_machine(attack, site, SECONDS)
     assert outcome.held_off(*ON_BUSY_MACHINE), outcome
     if attack is FABRICATED:
         assert site.services.ask_sniffer("status")["counters"]["wrong_direction"] > SECONDS

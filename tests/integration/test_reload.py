@@ -68,6 +68,7 @@ def test_reload_changes_the_rate_of_a_running_transfer_in_place(
 ) -> None:
     world.download()
     world.wait_settled()
+    eventually(lambda: sum(counters.bytes for counters in classes(world).values()) > 0, "the class has sent")
     (before,) = classes(world).items()
     qdiscs, marks = world.qdisc(), world.marks()
     world.services.configure([WIFI, with_cap("8mbit")])

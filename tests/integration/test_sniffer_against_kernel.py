@@ -131,7 +131,7 @@ def test_history_of_600_connections_equals_the_kernels() -> None:
         dump = lab.proxy.start("tcpdump", "tcpdump", *options, "tcp")
         services = Services(lab.proxy, sniffer={"kernel_view": False})
         sniffer = services.start_sniffer()
-        sniffer.wait_until(lambda: knows_all(services, lab), "answering")
+        sniffer.wait_until(services.captures, "capturing")
         dump.wait_until(capture.exists, "capturing")
         drivers = [drive(lab, client, 120, "drive", number) for number, client in enumerate(lab.clients.values())]
         while any(driver.exit_status is None for driver in drivers):
@@ -257,7 +257,7 @@ def test_lost_capture_empties_the_table_until_it_is_back() -> None:
 def test_kernel_event_ends_a_subflow_without_the_list() -> None:
     with clients_and_server() as lab:
         services = Services(lab.proxy, sniffer={"kernel_list_interval": "1h"})
-        services.start_sniffer().wait_until(lambda: knows_all(services, lab), "answering")
+        services.start_sniffer().wait_until(services.captures, "capturing")
         client = lab.clients["active"]
         drive(lab, client, 20, "hold", 1)
         eventually(lambda: len(snapshot(services)) == 40 and knows_all(services, lab), "all subflows known")

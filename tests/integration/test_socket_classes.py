@@ -66,7 +66,7 @@ def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorl
     assert world.chain() == ""
     assert "filter" not in world.lab.proxy.run("tc", "filter", "show", "dev", "eth0", "parent", "4d50:").stdout
     assert world.services.status()["daemon"]["marks"] == "socket"
-    assert 0.8 * CAP < capped_rate(world) < 1.1 * CAP
+    assert 0.7 * CAP < capped_rate(world) < 1.25 * CAP
     shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
     sent = re.search(r"class htb 4d50:2 .*\n Sent (\d+)", shown)
     assert sent is not None
@@ -81,7 +81,7 @@ def test_mark_that_another_program_sets_afterwards_changes_nothing(world: ProxyW
         world.wait_settled()
         wait_classed(world)
         rates = receive_rates(world.lab.client, 3)
-        assert rates["eth0"] < 1.1 * CAP
+        assert rates["eth0"] < 1.25 * CAP
         assert rates["wlan0"] > 20 * CAP
     finally:
         world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *mark)
@@ -130,7 +130,7 @@ def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
         assert world.paced() == 0
         world.wait_settled(0)
         rate = capped_rate(world, 4)
-        assert 1.4e6 < rate < 2.2e6
+        assert 1.2e6 < rate < 2.5e6
 
 
 def test_killed_daemon_leaves_classes_that_the_next_one_keeps(world: ProxyWorld) -> None:

@@ -29,9 +29,9 @@ def test_capped_path_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> Non
     world.wait_settled()
     windows = [receive_rates(world.lab.client, 4) for _ in range(3)]
     ethernet = [rates["eth0"] for rates in windows]
-    assert max(ethernet) < 1.1e6
+    assert max(ethernet) < 1.25e6
     # Not in every window: the MPTCP scheduler does not know the cap, and one path may wait seconds for the other.
-    assert statistics.median(ethernet) > 0.9e6
+    assert statistics.median(ethernet) > 0.75e6
     assert statistics.mean(rates["wlan0"] for rates in windows) > statistics.mean(ethernet)
     world.abort(download)
     world.wait_restored()

@@ -117,7 +117,8 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
             }
             received = receive_rates(world.lab.client, 3)["eth0"]
             if cap is not None:
-                assert received < 1.1 * cap.bits_per_second
+                # A packet more or less is a twentieth of 100 kbit/s over 3 s.
+                assert received < 1.25 * cap.bits_per_second
             if limit is not None:
                 assert received > 2 * limit.bits_per_second
         eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
