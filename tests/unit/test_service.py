@@ -95,7 +95,7 @@ def test_lock_file_can_be_locked_by_its_service_alone() -> None:
         os.umask(before)
 
 
-def test_services_that_start_at_the_same_moment_can_both_make_the_run_directory(tmp_path: Path) -> None:
+def test_both_services_can_make_the_run_directory_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(2)
 
     def start(name: str) -> None:
