@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.congestion.coupled import COUPLED, kernel_takes_programs
 from mptcp_lab.process import run
 from mptcp_lab.scenario.scenario_schema import LATEST_KERNEL, Kernel
 
@@ -25,6 +26,11 @@ def needs(scenario: Scenario) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(["netem"] if scenario.emulated else []), *controls]))
 
 
+def coupled_controls(scenario: Scenario) -> tuple[str, ...]:
+    """The congestion controls that the lab must register for it."""
+    return tuple(need for need in needs(scenario) if need in COUPLED)
+
+
 def choose(scenario: Scenario, forced: Kernel | None) -> tuple[Kernel, str]:
     """The kernel to run the scenario on, and why in a few words."""
     if forced is not None:
@@ -40,6 +46,8 @@ def choose(scenario: Scenario, forced: Kernel | None) -> tuple[Kernel, str]:
 @cache
 def native_has(need: str) -> bool:
     """Whether network namespaces of this kernel have that qdisc of `_QDISCS`, or that congestion control."""
+    if need in COUPLED:
+        return kernel_takes_programs()
     if need not in _QDISCS:
         # A namespace may choose among these only (net/ipv4/tcp_cong.c, tcp_set_default_congestion_control).
         return need in _ALLOWED.read_text(encoding="ascii").split()

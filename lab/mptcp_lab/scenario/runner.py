@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.figures import measure, window_of
 from mptcp_lab.scenario.files import scaled
-from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, needs
+from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, coupled_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
 from mptcp_lab.scenario.scenario_schema import Kernel, Protocol
 from mptcp_lab.scenario.stage import perform
@@ -100,7 +100,7 @@ def _run_here(experiments: Iterable[Experiment], kernel: Kernel, options: Option
         directory = directory_of(options.out, kernel, experiment.name)
         directory.mkdir(parents=True, exist_ok=True)
         if kernel is not Kernel.NATIVE:
-            allow_congestion_controls(set(needs(scenario)) - {"netem"})
+            allow_congestion_controls({*needs(scenario)} - {"netem", *coupled_controls(scenario)})
         count = options.repeats(scenario)
         runs = []
         for number in range(1, count + 1):

@@ -9,11 +9,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.congestion.coupled import registered
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
+from mptcp_lab.scenario.kernel_choice import coupled_controls
 from mptcp_lab.scenario.plan import Addresses, event_commands, make_plan, reshape
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.recording import MEGA, CapChange, Event, Recording, moments
@@ -156,7 +158,11 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
 
     Raises LabError if anything but the expectations fails. The logs of all programs are left in the directory `logs`.
     """
-    with build(make_plan(scenario)) as world, _kept(world.directory, logs):
+    with (
+        registered(coupled_controls(scenario)),
+        build(make_plan(scenario)) as world,
+        _kept(world.directory, logs),
+    ):
         origin = None
         for name, host in scenario.hosts.items():
             if Program.ORIGIN in host.run:

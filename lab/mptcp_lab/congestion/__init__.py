@@ -1,0 +1,1 @@
+"""Coupled congestion controls, which upstream Linux has not: LIA and OLIA, as BPF programs."""
