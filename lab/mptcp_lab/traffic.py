@@ -8,11 +8,16 @@ Each is a program, because a socket belongs to the network namespace of its proc
     join PORT RATE SECONDS ADDRESS              RATE connections per second, each for a second
     pour PORT                                   sends zeros to every client
     drain PORT SECONDS ADDRESS                  receives them and prints bytes per second
+    sink PORT PROTOCOL                          receives what clients send, and tells each how much that was
+    send PORT PROTOCOL BYTES ADDRESS [SOURCE]   sends to a sink, and prints what it says, and seconds until it did
+
+PROTOCOL is mptcp or tcp.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 import struct
@@ -166,6 +171,45 @@ def receive(port: int, seconds: float, address: str) -> float:
     return received / elapsed
 
 
+_PROTOCOLS: Final = {"mptcp": IPPROTO_MPTCP, "tcp": socket.IPPROTO_TCP}
+
+
+def sink(port: int, protocol: str) -> None:
+    """Receive from every client until it has sent all, and answer the number of bytes."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM, _PROTOCOLS[protocol]) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::", port))
+        listener.listen()
+        while True:
+            threading.Thread(target=_receive_all, args=(listener.accept()[0],), daemon=True).start()
+
+
+def _receive_all(client: socket.socket) -> None:
+    with client, suppress(OSError):
+        received = 0
+        while data := client.recv(len(_ZEROS)):
+            received += len(data)
+        client.sendall(str(received).encode())
+
+
+def send(port: int, protocol: str, size: int, address: str, source: str | None) -> dict[str, float]:
+    """Send `size` zeros to a `sink`: the `bytes` that it has received, and the `seconds` from the SYN to its answer."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM, _PROTOCOLS[protocol]) as sock:
+        if source is not None:
+            sock.bind((source, 0))
+        began = time.monotonic()
+        sock.connect((address, port))
+        for sent in range(0, size, len(_ZEROS)):
+            sock.sendall(_ZEROS[: size - sent])
+        sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        while data := sock.recv(_CHUNK):
+            answer += data
+    return {"seconds": time.monotonic() - began, "bytes": int(answer)}
+
+
 def program(*arguments: object) -> tuple[str, ...]:
     """The command line of one of these programs, to be run on a host."""
     return (sys.executable, "-m", "mptcp_lab.traffic", *map(str, arguments))
@@ -210,5 +254,9 @@ if __name__ == "__main__":
             asyncio.run(join(int(port), float(rate), float(seconds), address))
         case ["drain", port, seconds, address]:
             print(receive(int(port), float(seconds), address))
+        case ["sink", port, protocol]:
+            sink(int(port), protocol)
+        case ["send", port, protocol, size, address, *source]:
+            print(json.dumps(send(int(port), protocol, int(size), address, source[0] if source else None)))
         case ["drive" | "hold" as mode, port, count, parallel, seed, *addresses]:
             asyncio.run(drive(int(port), int(count), int(parallel), int(seed), addresses, hold=mode == "hold"))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Final
 
 from polling import eventually
 from proxy_world import EXECUTABLES
@@ -77,6 +78,46 @@ def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
     report = (out / "report.md").read_text()
     assert "|  | both | native | 10 |" in report
     assert "both links are used: both / 10 is 0.7 or more" in report
+
+
+UNEQUAL: Final = """\
+title: two unequal paths, and a flow of four megabytes
+seed: none; this is a test
+duration: 30s
+hosts:
+  a: {sysctls: {net.ipv4.tcp_congestion_control: lia}}
+  b: {endpoints: {eth1: [signal]}}
+links:
+  one: {ends: [a.eth0, b.eth0], rate: 6mbit}
+  two: {ends: [a.eth1, b.eth1], rate: 2mbit}
+flows:
+  mptcp: {from: a, to: b, size: 4MB}
+report:
+  payload: {payload: mptcp}
+  out_of_order: {out_of_order: mptcp}
+  by_counters: {counter: b.MPTcpExtOFOQueue, per: b.TcpInSegs}
+  in_subflows: {out_of_order_in_subflows: mptcp}
+  buffer: {out_of_order_buffer: mptcp}
+  extent: {reorder_extent: mptcp}
+  wait: {reassembly_wait: mptcp}
+expect:
+  capture and counters agree: {of: out_of_order, to: by_counters, near: 2}
+  paths keep the order: {of: in_subflows, at_most: 10}
+"""
+
+
+def test_disorder_of_a_captured_flow_agrees_with_the_kernels_counters(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    path = scenario(tmp_path, UNEQUAL)
+    status, output, errors = lab("run", path, "--kernel", "native", "--out", out)
+    (result,) = out.rglob("result.json")
+    figures = {name: found["median"] for name, found in json.loads(result.read_text())["figures"].items()}
+    assert status == 0, f"{figures} {output} {errors}"
+    assert figures["payload"] == 4
+    assert figures["out_of_order"] > 10
+    assert figures["buffer"] > 5
+    assert figures["extent"] >= 1
+    assert figures["wait"] > 0
 
 
 def test_lab_run_exits_with_1_if_an_expectation_does_not_hold(tmp_path: Path) -> None:

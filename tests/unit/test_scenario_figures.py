@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from mptcp_lab.disorder.summary import Disorder
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import Experiment, load
 from mptcp_lab.scenario.judge import Statistic, compare, judge, summarise
@@ -53,10 +54,11 @@ RECORDING = Recording(
         *(subflow(at, 1, "10.1.0.2", 1_000_000 * (at if at < 4 else max(at, 7) - 4 + 1)) for at in range(11)),
         *(subflow(at, 2, "10.2.0.2", 500_000 * at) for at in range(3)),
     ],
-    counters={"b": {"TcpRetransSegs": 7}},
+    counters={"b": {"TcpRetransSegs": 7, "TcpInSegs": 28, "TcpOutRsts": 0}},
     flows={"x": FlowResult(8.0, 10_000_000)},
     events=[Event(4.0, "down a.eth0")],
     idle=0.5,
+    disorder={"x": Disorder(1000, 40.0, 5.0, 123_000, 17, 250.0)},
 )
 
 
@@ -74,6 +76,14 @@ RECORDING = Recording(
         ("{goodput: x}", 10.0),
         ("{seconds: x}", 8.0),
         ("{counter: b.TcpRetransSegs}", 7.0),
+        ("{counter: b.TcpRetransSegs, per: b.TcpInSegs}", 25.0),
+        ("{counter: b.TcpRetransSegs, per: b.TcpOutRsts}", None),
+        ("{counter: b.Unknown, per: b.TcpInSegs}", None),
+        ("{out_of_order: x}", 40.0),
+        ("{out_of_order_in_subflows: x}", 5.0),
+        ("{out_of_order_buffer: x}", 123.0),
+        ("{reorder_extent: x}", 17.0),
+        ("{reassembly_wait: x}", 250.0),
         ("{gap: x}", 3.0),
         ("{gap: x, to: 3s}", 0.0),
     ],
@@ -131,6 +141,14 @@ vary:
     assert len(judge(experiments, "native", {"s/x:fast": numbers(f=8, g=5)})["s/x:fast"]) == 1
     assert not judge(experiments, "native", {"s/x:slow": numbers(f=2, g=None)})["s/x:slow"][0].held
     assert not judge(experiments, "native", {"s/x:slow": numbers(f=0, g=0)})["s/x:slow"][0].held
+
+
+@pytest.mark.parametrize(("other", "held"), [(41.0, True), (37.0, True), (36.9, False), (None, False), (0.0, False)])
+def test_judge_takes_figures_that_differ_little_for_near(tmp_path: Path, other: float | None, *, held: bool) -> None:
+    text = "report:\n  f: {out_of_order: x}\n  g: {out_of_order_in_subflows: x}\n"
+    experiments = scenario_of(tmp_path, text + "expect:\n  alike: {of: f, to: g, near: 2}\n")
+    (verdict,) = judge(experiments, "native", {"s/x": numbers(f=39.0, g=other)})["s/x"]
+    assert (verdict.expected, verdict.held) == ("alike: f and g differ by 2 % or less", held)
 
 
 def test_judge_leaves_out_expectations_of_another_kernel(tmp_path: Path) -> None:

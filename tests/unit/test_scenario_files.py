@@ -52,8 +52,8 @@ def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> N
     assert all(experiment.scenario.report for experiment in experiments)
 
 
-def test_project_has_the_demo_and_the_sets_of_three_seeds() -> None:
-    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2"}
+def test_project_has_the_demo_and_the_sets_of_four_seeds() -> None:
+    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3"}
 
 
 def test_load_fills_in_defaults(tmp_path: Path) -> None:
@@ -115,8 +115,28 @@ def test_load_fills_in_defaults(tmp_path: Path) -> None:
             "[one], window: w",
             "x.yaml:13: report.total.window: 'w': no such window; allowed: none",
         ),
-        ("to: b}", "to: b, check: true}", "x.yaml:11: flows.mptcp.check: 'true': needs via; allowed without: duration"),
-        ("to: b}", "to: b, size: 1MB}", "x.yaml:11: flows.mptcp.size: '1MB': needs via; allowed without: duration"),
+        ("to: b}", "to: b, check: true}", "x.yaml:11: flows.mptcp.check: 'true': needs via"),
+        (
+            "to: b}",
+            "to: b, size: 1MB, duration: 1s}",
+            "x.yaml:11: flows.mptcp.size: '1MB': allowed: size or duration, and not for udp",
+        ),
+        ("to: b}", "to: b, size: 1MB, protocol: udp, rate: 1mbit}", "x.yaml:11: flows.mptcp.size: '1MB': all"),
+        ("rate: 5mbit}\nflows", "reorder: 5%}\nflows", "x.yaml:9: links.two.reorder: '5%': needs a delay"),
+        ("rate: 5mbit}\nflows", "gap: 5}\nflows", "x.yaml:9: links.two.gap: '5': needs reorder"),
+        ("rate: 5mbit}\nflows", "lossy_ends: [a.eth1]}\nflows", "x.yaml:9: links.two.lossy_ends: needs a loss"),
+        (
+            "rate: 5mbit}\nflows",
+            "loss: 1%, lossy_ends: [a.eth0]}\nflows",
+            "x.yaml:9: links.two.lossy_ends: a.eth0 is no end of it; allowed: a.eth1, b.eth1",
+        ),
+        (
+            "rate: [one, two], from: 2s",
+            "counter: b.TcpInSegs, per: c.TcpInSegs",
+            "x.yaml:13: report.total.per: 'c.TcpInSegs': allowed: HOST.COUNTER",
+        ),
+        ("[one, two],", "[one], per: b.TcpInSegs,", "x.yaml:13: report.total.per: 'b.TcpInSegs': needs counter"),
+        ("rate: [one, two]", "out_of_order: tcp", "x.yaml:13: report.total.out_of_order: 'tcp': no such name"),
         ("to: b}", "to: b, protocol: udp}", "x.yaml:11: flows.mptcp.rate: is for udp, which needs it"),
     ],
 )
@@ -151,6 +171,14 @@ def test_load_refuses_a_mistake_with_file_line_and_reason(tmp_path: Path, old: s
         ("events:\n  - {at: 1s 2s, down: a.eth0}\n", "x.yaml:15: events[0].at: '1s 2s': is not a moment; allowed:"),
         ("until: cap + 1s\n", "x.yaml:14: until: 'cap + 1s': no such event; allowed: none"),
         ("windows: {w: {from: 3s, to: 2s}}\n", "x.yaml:14: windows.w.to: '2s': is not after from"),
+        (
+            "expect:\n  it: {of: total, near: 1, at_most: 2}\n",
+            "x.yaml:15: expect.it: allowed: at_least, at_most or both",
+        ),
+        ("combined: {a: {}}\n", "x.yaml:14: combined: allowed: only beside vary"),
+        ("vary: [{a: {}}, {b: {}}]\ncombined: {b-a: {}}\n", "x.yaml:15: combined: 'b-a': no such variant; allowed"),
+        ("vary: []\n", "x.yaml:14: vary: []: allowed: a mapping of variants"),
+        ("vary: [{a: {}}, 3]\n", "x.yaml:14: vary[1]: 3: allowed: a mapping of variants"),
         ("vary: {}\n", "x.yaml:14: vary: {}: allowed: a mapping of variants"),
         ("vary:\n  a b: {}\n", "x.yaml:15: vary: 'a b': allowed: letters, digits"),
         ("vary:\n  one:\n    links: {one: {rate: 1}}\n", "x.yaml:16: links.one.rate: 1: is not a rate; allowed:"),
@@ -183,6 +211,22 @@ def test_load_lays_variants_over_the_file_and_the_file_over_its_base(tmp_path: P
     assert str(slow.scenario.links["one"].rate) == "1mbit"
     assert slow.scenario.report["total"].seed == 9.8
     assert list(fast.scenario.links) == ["one", "two"]
+
+
+def test_load_makes_a_variant_of_each_choice_from_every_mapping(tmp_path: Path) -> None:
+    vary = "vary:\n- slow: {links: {one: {rate: 1mbit}}}\n  fast: {}\n"
+    vary += "- alone: {links: {two: null}, hosts: {b: {endpoints: null}}, report: null}\n  both: {}\n"
+    written(tmp_path, GOOD + vary, "base.yaml")
+    text = "base: base.yaml\ntitle: mine\nreport: {one: {rate: [one]}}\n"
+    text += "combined:\n  slow-both: {report: {total: {seed: 1}}}\n  fast-alone: {report: {one: {rate: [one]}}}\n"
+    with pytest.raises(ConfigError, match=r"report: is required"):
+        loaded(tmp_path, text)
+    written(tmp_path, GOOD + vary.replace(", report: null", ", report: {total: null}"), "base.yaml")
+    found = {experiment.variant: experiment.scenario for experiment in loaded(tmp_path, text)}
+    assert list(found) == ["slow-alone", "slow-both", "fast-alone", "fast-both"]
+    assert [str(scenario.links["one"].rate) for scenario in found.values()] == ["1mbit", "1mbit", "5mbit", "5mbit"]
+    assert [len(scenario.links) for scenario in found.values()] == [1, 2, 1, 2]
+    assert [scenario.report["total"].seed for scenario in found.values() if "total" in scenario.report] == [1, 9.8]
 
 
 def test_load_reports_a_mistake_in_a_base_at_its_place(tmp_path: Path) -> None:

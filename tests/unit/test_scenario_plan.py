@@ -16,6 +16,7 @@ from mptcp_lab.scenario.plan import (
     kernel_parameters,
     make_plan,
     reshape,
+    send_arguments,
 )
 from mptcp_lab.scenario.stage import describe
 
@@ -67,6 +68,20 @@ def test_iperf_arguments_follow_the_flow(tmp_path: Path, flow: str, command: str
     path = tmp_path / "x.yaml"
     path.write_text(f"{HEAD}  x: {flow}\n")
     assert " ".join(iperf_arguments(load("x", path)[0].scenario, "x", 8.0)) == command
+
+
+@pytest.mark.parametrize(
+    ("flow", "arguments"),
+    [
+        ("{from: a, to: b, size: 2MB}", "send 5201 mptcp 2000000 10.1.0.2"),
+        ("{from: a, to: c, size: 1kB, protocol: tcp, over: two}", "send 5201 tcp 1000 10.2.0.3 10.2.0.1"),
+        ("{from: a, to: c, size: 1kB, protocol: fallback, family: 6}", "send 5201 mptcp 1000 fd00:1::3"),
+    ],
+)
+def test_flow_with_a_size_is_sent_by_our_own_program(tmp_path: Path, flow: str, arguments: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{HEAD}  x: {flow}\n")
+    assert " ".join(send_arguments(load("x", path)[0].scenario, "x")) == arguments
 
 
 def test_curl_arguments_bind_to_the_address_on_the_flows_link(tmp_path: Path) -> None:

@@ -130,7 +130,15 @@ def _lift(_scenario: Scenario, recording: Recording, figure: FigureSection, star
 
 
 def _counter(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
-    host, _, name = (figure.counter or "").partition(".")
+    increase = _increase(recording, figure.counter or "")
+    if increase is None or figure.per is None:
+        return increase
+    whole = _increase(recording, figure.per)
+    return 100 * increase / whole if whole else None
+
+
+def _increase(recording: Recording, counter: str) -> int | None:
+    host, _, name = counter.partition(".")
     return recording.counters.get(host, {}).get(name)
 
 
@@ -153,4 +161,13 @@ _MEASURES: Final[dict[str, Callable[[Scenario, Recording, FigureSection, float, 
     "backups": lambda _scenario, recording, figure, *_: float(figure.backups in recording.backups),
     "restored": lambda _scenario, recording, *_: None if recording.restored is None else float(recording.restored),
     "counter": _counter,
+    "out_of_order": lambda _scenario, recording, figure, *_: recording.disorder[figure.out_of_order or ""].percent,
+    "out_of_order_in_subflows": lambda _scenario, recording, figure, *_: (
+        recording.disorder[figure.out_of_order_in_subflows or ""].percent_in_subflows
+    ),
+    "out_of_order_buffer": lambda _scenario, recording, figure, *_: (
+        recording.disorder[figure.out_of_order_buffer or ""].most_held / 1000
+    ),
+    "reorder_extent": lambda _scenario, recording, figure, *_: recording.disorder[figure.reorder_extent or ""].extent,
+    "reassembly_wait": lambda _scenario, recording, figure, *_: recording.disorder[figure.reassembly_wait or ""].wait,
 }

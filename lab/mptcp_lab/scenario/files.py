@@ -1,15 +1,17 @@
 """Scenario files: finding them, laying one over another, and their variants.
 
-`base: FILE` lays a file over another one, `vary: {NAME: ...}` makes variants by laying something over the file.
-Mappings are merged, everything else is replaced, and null takes a key away.
+`base: FILE` lays a file over another one, `vary: {NAME: ...}` makes variants by laying something over the file, and
+`vary: [{NAME: ...}, {NAME: ...}]` one variant for each choice of a name from every mapping. Mappings are merged,
+everything else is replaced, and null takes a key away.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.scenario_schema import Scenario, problems
@@ -18,13 +20,17 @@ from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 DIRECTORY: Final = Path(__file__).parents[2] / "scenarios"
 """Where the scenarios of the project are."""
 
 _BASES: Final = "bases"
 _MAX_BASES: Final = 10
+_MAX_LISTED: Final = 10
+_NOT_LAID: Final = ("base", "vary", "combined")
+"""Keys of a file that say how it is laid over others; no scenario has them."""
+
 _VARIANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 
 
@@ -69,7 +75,7 @@ class _Layers:
         for key in prefix:
             over = over[key]
         data, lines, scalars = dict(self.data), dict(self.lines), dict(self.scalars)
-        _lay(data, over)
+        _lay(data, {key: value for key, value in over.items() if key not in _NOT_LAID})
         for keys in file.lines:
             if keys[: len(prefix)] == prefix:
                 # A list replaces the one below it, items and all.
@@ -105,55 +111,93 @@ def available(directory: Path = DIRECTORY) -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths)}
 
 
+class _Change(NamedTuple):
+    """What a variant changes: the mapping at these keys of a file."""
+
+    file: YamlFile
+    keys: KeyPath
+
+
 def load(name: str, path: Path) -> tuple[Experiment, ...]:
     """The scenario of that file, or all its variants. Raises ConfigError with all problems, one line each."""
-    file = read_yaml(path)
-    layers = _stack(file, _MAX_BASES)
-    variants = layers.data.pop("vary", None)
-    layers.data.pop("base", None)
+    files = _with_bases(read_yaml(path), _MAX_BASES)
+    layers = _Layers()
+    for file in files:
+        layers = layers.under(file)
     title = str(layers.data.get("title", ""))  # of the file, whatever variants call themselves
+    variants = _variants(files)
     if variants is None:
         return (Experiment(name, None, _scenario(layers), path.resolve(), title),)
-    if "vary" not in file.data:
-        raise ConfigError([f"{layers.where(('vary',))}: vary: is not allowed in a base"])
-    _check_variants(file, variants)
     found: list[str] = []
-    experiments = []
-    for variant in file.data["vary"]:  # type: ignore[attr-defined]
+    experiments: list[tuple[Experiment, _Layers]] = []
+    for variant, changes in variants.items():
+        changed = layers
+        for change in changes:
+            changed = changed.under(change.file, change.keys)
         try:
-            scenario = _scenario(layers.under(file, ("vary", variant)))
-            experiments.append(Experiment(name, variant, scenario, path.resolve(), title))
+            experiments.append((Experiment(name, variant, _scenario(changed), path.resolve(), title), changed))
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
-    found += list(_reference_problems(file, experiments))
+    found += _reference_problems(experiments)
     if found:
         raise ConfigError(found)
-    return tuple(experiments)
+    return tuple(experiment for experiment, _ in experiments)
 
 
-def _stack(file: YamlFile, depth: int) -> _Layers:
+def _with_bases(file: YamlFile, depth: int) -> list[YamlFile]:
+    """The file after those that it is laid over."""
     base = file.data.get("base")
     if base is None:
-        return _Layers().under(file)
+        return [file]
     place = f"{file.where(('base',))}: base: {shown(base)}"
     if not isinstance(base, str):
         raise ConfigError([f"{place}: allowed: the path of a file, from here"])
     if depth == 0:
         raise ConfigError([f"{place}: is one base too many; allowed: up to {_MAX_BASES}, and no circle"])
-    return _stack(read_yaml(file.path.parent / base), depth - 1).under(file)
+    return [*_with_bases(read_yaml(file.path.parent / base), depth - 1), file]
 
 
-def _check_variants(file: YamlFile, variants: object) -> None:
-    place = f"{file.where(('vary',))}: vary"
-    if not isinstance(variants, dict) or not variants:
-        raise ConfigError([f"{place}: {shown(variants)}: allowed: a mapping of variants, NAME: what it changes"])
-    for name, changes in variants.items():
+def _variants(files: Sequence[YamlFile]) -> dict[str, list[_Change]] | None:
+    """The variants by name, with what each changes; None if there are none. Raises ConfigError."""
+    varying = next((file for file in reversed(files) if file.data.get("vary") is not None), None)
+    combining = [file for file in files if file.data.get("combined") is not None]
+    if varying is None:
+        if combining:
+            raise ConfigError([f"{combining[0].where(('combined',))}: combined: allowed: only beside vary"])
+        return None
+    given = varying.data["vary"]
+    listed = list(enumerate(given)) if isinstance(given, list) else []
+    choices = [_choices(varying, ("vary", number)) for number, _ in listed] or [_choices(varying, ("vary",))]
+    variants = {"-".join(str(change.keys[-1]) for change in changes): list(changes) for changes in product(*choices)}
+    for file in combining:
+        for change in _choices(file, ("combined",)):
+            name = str(change.keys[-1])
+            if name not in variants:
+                allowed = ", ".join([*variants][:_MAX_LISTED])
+                raise ConfigError(
+                    [f"{file.where(change.keys)}: combined: {shown(name)}: no such variant; allowed: {allowed}"]
+                )
+            variants[name].append(change)
+    return variants
+
+
+def _choices(file: YamlFile, keys: KeyPath) -> list[_Change]:
+    """The named changes in the mapping at these keys. Raises ConfigError."""
+    given: Any = file.data
+    for key in keys:
+        given = given[key]
+    place = f"{file.where(keys)}: {dotted(keys)}"
+    if not isinstance(given, dict) or not given:
+        raise ConfigError([f"{place}: {shown(given)}: allowed: a mapping of variants, NAME: what it changes"])
+    for name, changes in given.items():
+        where = file.where((*keys, name))
         if not _VARIANT.fullmatch(name):
             allowed = "letters, digits and . + _ -, a letter or digit first"
-            raise ConfigError([f"{file.where(('vary', name))}: vary: {shown(name)}: allowed: {allowed}"])
-        if not isinstance(changes, dict) or "vary" in changes or "base" in changes:
-            allowed = "a mapping of what it changes, without base and vary"
-            raise ConfigError([f"{file.where(('vary', name))}: vary.{name}: {shown(changes)}: allowed: {allowed}"])
+            raise ConfigError([f"{where}: {dotted(keys)}: {shown(name)}: allowed: {allowed}"])
+        if not isinstance(changes, dict) or any(key in changes for key in _NOT_LAID):
+            allowed = f"a mapping of what it changes, without {', '.join(_NOT_LAID)}"
+            raise ConfigError([f"{where}: {dotted((*keys, name))}: {shown(changes)}: allowed: {allowed}"])
+    return [_Change(file, (*keys, name)) for name in given]
 
 
 def _scenario(layers: _Layers) -> Scenario:
@@ -167,18 +211,18 @@ def _scenario(layers: _Layers) -> Scenario:
     return scenario
 
 
-def _reference_problems(file: YamlFile, experiments: Sequence[Experiment]) -> Iterator[str]:
-    figures = {f"{e.variant}/{figure}" for e in experiments for figure in e.scenario.report}
+def _reference_problems(experiments: Sequence[tuple[Experiment, _Layers]]) -> list[str]:
+    figures = {f"{e.variant}/{figure}" for e, _ in experiments for figure in e.scenario.report}
     reported = set()
-    for experiment in experiments:
+    for experiment, layers in experiments:
         for name, expectation in experiment.scenario.expect.items():
             for key, reference in (("of", expectation.of), ("to", expectation.to)):
                 if isinstance(reference, str) and "/" in reference and reference not in figures:
-                    keys = ("expect", name, key)
-                    inner: KeyPath = ("vary", experiment.variant or "", *keys)
-                    where = file.where(inner if inner in file.lines else keys)
-                    reported.add(f"{where}: {dotted(keys)}: {shown(reference)}: no variant has such a figure")
-    yield from sorted(reported)
+                    keys: KeyPath = ("expect", name, key)
+                    reported.add(
+                        f"{layers.where(keys)}: {dotted(keys)}: {shown(reference)}: no variant has such a figure"
+                    )
+    return sorted(reported)
 
 
 def chosen(names: Iterable[str], directory: Path = DIRECTORY) -> tuple[Experiment, ...]:

@@ -1,4 +1,4 @@
-"""The programs that carry a scenario's flows: curl through Squid from nginx, iperf3 directly."""
+"""The programs that carry a scenario's flows: curl through Squid from nginx; directly iperf3, or ours with a size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.scenario.plan import curl_arguments, document_size, iperf_arguments, origin_url, server_port
+from mptcp_lab.scenario.plan import (
+    curl_arguments,
+    document_size,
+    iperf_arguments,
+    origin_url,
+    send_arguments,
+    server_port,
+)
 from mptcp_lab.scenario.recording import FlowResult
 from mptcp_lab.scenario.scenario_schema import Protocol
 from mptcp_lab.squid import PORT
+from mptcp_lab.traffic import program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,9 +58,12 @@ class Flow:
 
     def start(self) -> None:
         """Start it now."""
-        if self._flow.via is None:
+        host, argv = self._flow.sender, list[str]()
+        if self._flow.via is None and self.limited:
+            argv = [*program(*send_arguments(self._scenario, self.name))]
+        elif self._flow.via is None:
             seconds = self._flow.duration or self._scenario.duration - self._flow.start
-            host, argv = self._flow.sender, iperf_arguments(self._scenario, self.name, seconds)
+            argv = iperf_arguments(self._scenario, self.name, seconds)
         else:
             output = "/dev/null" if self._sent is None else str(self._received)
             host, argv = self._flow.receiver, curl_arguments(self._scenario, self.name, self._url, PORT, output)
@@ -61,16 +72,17 @@ class Flow:
 
     @property
     def limited(self) -> bool:
-        """Whether it ends when a file has come, instead of when its time is over."""
+        """Whether it ends when all data have come, instead of when its time is over."""
         return self._flow.size is not None
 
     @property
     def ended(self) -> bool:
-        """Whether its program has ended. Raises LabError if a file did not come, or one without a size ended."""
+        """Whether its program has ended. Raises LabError if not all data came, or a file without a size ended."""
         if self._process is None or self._process.exit_status is None:
             return False
-        if self._flow.via is not None and (self._process.exit_status != 0 or not self.limited):
-            raise LabError(f"flow {self.name}: {self._process.log_text().strip() or 'curl ended too early'}")
+        has_failed = self.limited and self._process.exit_status != 0
+        if has_failed or (self._flow.via is not None and not self.limited):
+            raise LabError(f"flow {self.name}: {self._process.log_text().strip() or 'ended too early'}")
         return True
 
     def result(self, *, wait: bool) -> FlowResult:
@@ -95,6 +107,8 @@ class Flow:
             return FlowResult(None, None)  # a signal ends a program before it writes them
         if self._flow.via is not None:
             return FlowResult(figures["time_total"], figures["size_download"])
+        if self.limited:
+            return FlowResult(figures["seconds"], figures["bytes"])
         received = figures.get("end", {}).get("sum_received", {})
         return FlowResult(received.get("seconds"), received.get("bytes"))
 
@@ -102,7 +116,10 @@ class Flow:
         host = self._world.hosts[self._flow.receiver]
         port = server_port(self._scenario, self.name)
         mptcp = self._flow.protocol is Protocol.MPTCP
-        argv = [*(("mptcpize", "run") if mptcp else ()), "iperf3", "--server", "--port", str(port)]
+        if self.limited:
+            argv = [*program("sink", port, "mptcp" if mptcp else "tcp")]
+        else:
+            argv = [*(("mptcpize", "run") if mptcp else ()), "iperf3", "--server", "--port", str(port)]
         server = host.start(f"server-{self.name}", *argv)
         server.wait_until(lambda: host.listens(port, mptcp=mptcp), f"listening on port {port}")
 

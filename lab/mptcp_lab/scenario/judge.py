@@ -88,6 +88,9 @@ def _verdicts(experiment: Experiment, kernel: str, known: Mapping[str, Statistic
         expected = f"{text}: {_range(expectation, unit)}"
         if above is None or below is None:
             yield Verdict(expected, "was not measured", held=False)
+        elif expectation.near is not None:
+            difference = abs(above - below)
+            yield Verdict(expected, f"{above:.3g} and {below:.3g}{unit}", difference <= expectation.near)
         elif below == 0:
             yield Verdict(expected, f"{above:.3g} of nothing", held=expectation.at_most is None and above > 0)
         else:
@@ -113,6 +116,8 @@ def _value(key: float | str, known: Mapping[str, Statistic | None]) -> float | N
 
 
 def _range(expectation: ExpectationSection, unit: str) -> str:
+    if expectation.near is not None:
+        return f"{expectation.of} and {_short(expectation.to)} differ by {expectation.near:g}{unit} or less"
     subject = str(expectation.of) if expectation.to == 1 else f"{expectation.of} / {_short(expectation.to)}"
     if expectation.at_most is None:
         return f"{subject} is {expectation.at_least:g}{unit} or more"
@@ -124,7 +129,8 @@ def _range(expectation: ExpectationSection, unit: str) -> str:
 def _unit(scenario: Scenario, expectation: ExpectationSection) -> str:
     """The unit of a figure that is not divided, with a blank before it."""
     figure = scenario.report.get(expectation.of) if isinstance(expectation.of, str) else None
-    return f" {figure.unit}" if figure is not None and figure.unit and expectation.to == 1 else ""
+    is_divided = expectation.to != 1 and expectation.near is None
+    return f" {figure.unit}" if figure is not None and figure.unit and not is_divided else ""
 
 
 def _short(reference: float | str) -> str:

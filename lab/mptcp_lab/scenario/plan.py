@@ -179,8 +179,8 @@ def _configure(network: Network, host: str) -> Iterator[Command]:
     yield Command(host, "ip", "link set lo up")
     for port, name in network.ports(host):
         link = network.links[name]
-        # netem delays what it is given: packets of the size of the link, instead of the 64 kB that TCP would hand on.
-        segments = " gso_max_segs 1" if network.emulated else ""
+        # Packets of the size of the link, instead of the 64 kB that TCP would hand on.
+        segments = " gso_max_segs 1" if network.sends_single_packets else ""
         yield Command(host, "ip", f"link set {port.interface} mtu {link.mtu}{segments} up")
     limits = network.hosts[host].limits
     line = f"mptcp limits set subflow {limits.subflows} add_addr_accepted {limits.add_addr_accepted}"
@@ -244,11 +244,11 @@ def _ip(family: int) -> Tool:
 
 def _shape(network: Network, name: str, link: LinkSection) -> Iterator[Command]:
     """The qdiscs of a link, at the interfaces where packets leave for it."""
-    words = _qdisc(link)
-    if words is None:
-        return
     gateway = network.gateway(name) if link.bridged else None
     for port in link.ends:
+        words = _qdisc(link.at(port))
+        if words is None:
+            continue
         if link.switched:
             yield Command(switch_of(name), "tc", f"qdisc replace dev {_bridge_port(port)} root {words}")
         elif port != gateway:
@@ -278,6 +278,8 @@ def _netem(link: LinkSection) -> str:
             words.append(f"{link.jitter * 1000:g}ms")
     if link.loss:
         words.append(f"loss {link.loss:g}%")
+    if link.reorder:
+        words.append(f"reorder {link.reorder:g}% gap {link.gap}")
     if link.rate is None:
         return " ".join([*words, "limit 100000"])
     # Its limit counts the packets that are under way, too.
@@ -352,7 +354,7 @@ def _removed_endpoints(network: Network, port: Port) -> Iterator[Command]:
 
 
 def iperf_arguments(scenario: Scenario, name: str, seconds: float) -> list[str]:
-    """The command line of the sender of a direct flow."""
+    """The command line of the sender of a direct flow without a size."""
     flow = scenario.flows[name]
     addresses = Addresses(scenario)
     target = addresses.first(flow.receiver, flow.family, flow.over)
@@ -362,6 +364,16 @@ def iperf_arguments(scenario: Scenario, name: str, seconds: float) -> list[str]:
     if flow.protocol is Protocol.UDP:
         command += ["--udp", "--bitrate", str(flow.rate.bits_per_second if flow.rate else 0)]
     return [*_preload(flow), *command, "--time", f"{max(round(seconds), 1)}", "--json"]
+
+
+def send_arguments(scenario: Scenario, name: str) -> list[str]:
+    """The arguments of `mptcp_lab.traffic` for the sender of a direct flow with a size."""
+    flow, addresses = scenario.flows[name], Addresses(scenario)
+    protocol = Protocol.TCP if flow.protocol is Protocol.TCP else Protocol.MPTCP
+    target = addresses.first(flow.receiver, flow.family, flow.over)
+    source = None if flow.over is None else addresses.on(flow.sender, flow.family, flow.over)
+    arguments = ["send", str(server_port(scenario, name)), protocol.value, str(flow.size), target]
+    return arguments if source is None else [*arguments, source]
 
 
 def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int, output: str = "/dev/null") -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mptcp_lab.disorder.summary import Disorder
     from mptcp_lab.scenario.sampler import SocketInfo
     from mptcp_lab.scenario.scenario_schema import Port
 
@@ -82,7 +83,8 @@ class Recording:
 
     `counters` are the increases of what nstat(8) shows, per host; `idle` is the share of the processors' time in which
     they had nothing to do. `backups` are the networks in which the daemon has seen a backup subflow; `restored` says
-    whether the services ended well and left the kernel as they had found it, None if that was not asked.
+    whether the services ended well and left the kernel as they had found it, None if that was not asked. `disorder` is
+    that of the flows that were captured.
     """
 
     duration: float
@@ -96,6 +98,7 @@ class Recording:
     backups: frozenset[str] = frozenset()
     restored: bool | None = None
     start: float = 0.0
+    disorder: Mapping[str, Disorder] = field(default_factory=dict)
 
 
 class Curve:

@@ -154,7 +154,8 @@ class LinkSection(Section):
     """A link: two ends, or more with a switch between; what it does to packets, the same in all directions.
 
     `bridged`: an access network. The end of the host that forwards is a bridge, and every other end has a link of its
-    own to it, with a rate of its own.
+    own to it, with a rate of its own. `reorder`: of packets, those that skip the delay, at most one of `gap`.
+    `lossy_ends`: the ends at which packets are lost that leave there; None: at all.
     """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
@@ -162,6 +163,9 @@ class LinkSection(Section):
     delay: DurationText = 0.0
     jitter: DurationText = 0.0
     loss: Percent = 0.0
+    lossy_ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)] | None = None
+    reorder: Percent = 0.0
+    gap: Annotated[int, whole(1, 1000)] = 1
     queue: QueueText = Queue(0.05, None)
     burst: Amount | None = None
     mtu: Annotated[int, whole(576, 9000)] = 1500
@@ -176,7 +180,12 @@ class LinkSection(Section):
     @property
     def emulated(self) -> bool:
         """Whether it takes netem to make it."""
-        return bool(self.delay or self.jitter or self.loss)
+        return bool(self.delay or self.jitter or self.loss or self.reorder)
+
+    def at(self, end: Port) -> LinkSection:
+        """What the link does to packets that leave it at this end's side, all ends being alike but for `lossy_ends`."""
+        is_lossless = self.lossy_ends is not None and end not in self.lossy_ends
+        return self.model_copy(update={"loss": 0.0}) if is_lossless else self
 
 
 class ThrottledNetwork(Section):
@@ -198,10 +207,10 @@ class ThrottleSection(Section):
 
 
 class FlowSection(Section):
-    """Data from `sender` to `receiver`: a file through Squid and `via`, or as much as goes through by iperf3.
+    """Data from `sender` to `receiver`: a file through Squid and `via`, or by iperf3 directly.
 
-    Through Squid and without a `size`, the flow goes on until the run ends. `check`: what arrives is compared with
-    what was sent, as it always is without a `size`.
+    Without a `size`, the flow goes on until the run ends, or for its `duration`. `check`: what arrives through Squid is
+    compared with what was sent, as it always is without a `size`.
     """
 
     sender: HostName = Field(alias="from")
@@ -215,6 +224,11 @@ class FlowSection(Section):
     start: DurationText = 0.0
     duration: DurationText | None = None
     rate: RateText | None = None
+
+    @property
+    def has_mappings(self) -> bool:
+        """Whether the receiver gets DSS mappings, in packets that come to a port of the flow's own."""
+        return self.via is None and self.protocol is Protocol.MPTCP
 
 
 class EventSection(Section):
@@ -264,6 +278,12 @@ class FigureSection(WindowSection):
     backups: Name | None = None
     restored: HostName | None = None
     counter: Text | None = None
+    per: Text | None = None
+    out_of_order: Name | None = None
+    out_of_order_in_subflows: Name | None = None
+    out_of_order_buffer: Name | None = None
+    reorder_extent: Name | None = None
+    reassembly_wait: Name | None = None
     window: Text | None = None
     seed: Number | None = None
     within: Percent = 25.0
@@ -277,7 +297,7 @@ class FigureSection(WindowSection):
     @property
     def unit(self) -> str:
         """Of its number."""
-        return UNITS[self.kind]
+        return UNITS[self.kind] if self.per is None else "%"
 
 
 UNITS: Final = {
@@ -294,8 +314,22 @@ UNITS: Final = {
     "backups": "",
     "restored": "",
     "counter": "",
+    "out_of_order": "%",
+    "out_of_order_in_subflows": "%",
+    "out_of_order_buffer": "kB",
+    "reorder_extent": "packets",
+    "reassembly_wait": "ms",
 }
 """What a figure can measure, and in what."""
+
+OF_CAPTURES: Final = (
+    "out_of_order",
+    "out_of_order_in_subflows",
+    "out_of_order_buffer",
+    "reorder_extent",
+    "reassembly_wait",
+)
+"""Those that take a capture where a flow arrives."""
 
 CAP: Final = "cap"
 """The event that the first cap of a run is in the kernel."""
@@ -306,12 +340,16 @@ _SHAPE: Final = ("rate", "delay", "jitter", "loss", "queue")
 
 
 class ExpectationSection(Section):
-    """What must hold, perhaps on one kernel only: a figure, divided by another one or by a number, is in a range."""
+    """What must hold, perhaps on one kernel only: a figure, divided by another one or by a number, is in a range.
+
+    Or it differs from it by no more than `near`.
+    """
 
     of: Annotated[float | str, PlainValidator(_figure)]
     to: Annotated[float | str, PlainValidator(_figure)] = 1.0
     at_least: Number | None = None
     at_most: Number | None = None
+    near: Number | None = None
     kernel: Annotated[Kernel, one_of(Kernel)] | None = None
 
 
@@ -326,6 +364,11 @@ class Network(Section):
     def emulated(self) -> bool:
         """Whether it takes netem."""
         return any(link.emulated for link in self.links.values())
+
+    @property
+    def sends_single_packets(self) -> bool:
+        """Whether hosts must send packet by packet: netem delays, loses and reorders what it is given."""
+        return self.emulated
 
     def link_of(self, port: Port) -> str:
         """The name of the link that ends there."""
@@ -373,6 +416,11 @@ class Scenario(Network):
         """Whether it takes netem, from the start or after an event."""
         changes = ((event.delay, event.jitter, event.loss) for event in self.events)
         return super().emulated or any(any(change) for change in changes)
+
+    @property
+    def sends_single_packets(self) -> bool:
+        """See `Network`; and captures are counted in packets."""
+        return self.emulated or any(figure.kind in OF_CAPTURES for figure in self.report.values())
 
     def part(self, figure: FigureSection) -> WindowSection:
         """The part of the run in which a figure is measured."""
@@ -426,6 +474,15 @@ def _link_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             yield (*keys, "jitter"), "needs a rate: without it packets overtake each other"
         if link.jitter > link.delay:
             yield (*keys, "jitter"), "is more than delay"
+        if link.reorder and not link.delay:
+            yield (*keys, "reorder"), "needs a delay, which the packets that overtake others skip"
+        if link.gap > 1 and not link.reorder:
+            yield (*keys, "gap"), "needs reorder"
+        if link.lossy_ends is not None and (link.switched or link.bridged or not link.loss):
+            yield (*keys, "lossy_ends"), "needs a loss, and a link with two ends that is not bridged"
+        for port in link.lossy_ends or ():
+            if port not in link.ends:
+                yield (*keys, "lossy_ends"), f"{port} is no end of it; {_one_of_these(link.ends)}"
 
 
 def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -476,8 +533,10 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield (*keys, "size"), "is required where a link of the receiver has no rate"
             if flow.protocol not in {Protocol.MPTCP, Protocol.TCP}:
                 yield (*keys, "protocol"), "allowed with via: mptcp, tcp"
-        elif flow.size is not None or flow.check:
-            yield (*keys, "check" if flow.size is None else "size"), "needs via; allowed without: duration"
+        elif flow.check:
+            yield (*keys, "check"), "needs via"
+        if flow.size is not None and (flow.duration is not None or flow.protocol is Protocol.UDP):
+            yield (*keys, "size"), "allowed: size or duration, and not for udp"
         if (flow.rate is None) != (flow.protocol is not Protocol.UDP):
             yield (*keys, "rate"), "is for udp, which needs it"
         if flow.start >= scenario.duration:
@@ -542,11 +601,17 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         elif kinds[0] == "restored":
             known = [host for host in [scenario.host_running(Program.THROTTLE)] if host is not None]
         wanted = getattr(figure, kinds[0])
-        if kinds[0] == "counter":
-            if wanted.split(".")[0] not in scenario.hosts or wanted.count(".") != 1:
-                yield (*keys, "counter"), "allowed: HOST.COUNTER, such as proxy.TcpRetransSegs"
-        elif isinstance(wanted, str) and wanted not in known:  # type: ignore[operator]
+        for key in ("counter", "per"):
+            counter = getattr(figure, key)
+            if counter is not None and (counter.split(".")[0] not in scenario.hosts or counter.count(".") != 1):
+                yield (*keys, key), "allowed: HOST.COUNTER, such as proxy.TcpRetransSegs"
+        if figure.per is not None and figure.counter is None:
+            yield (*keys, "per"), "needs counter"
+        is_name = isinstance(wanted, str) and kinds[0] != "counter"
+        if is_name and wanted not in known:  # type: ignore[operator]
             yield (*keys, kinds[0]), f"no such name; {_one_of_these(known)}"
+        elif kinds[0] in OF_CAPTURES and not scenario.flows[wanted].has_mappings:
+            yield (*keys, kinds[0]), "allowed: a flow without via, of the protocol mptcp"
         for key in ("rate", "volume", "over"):
             for link in getattr(figure, key) or ():
                 if link not in scenario.links:
@@ -561,5 +626,6 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         for key, reference in (("of", expectation.of), ("to", expectation.to)):
             if isinstance(reference, str) and "/" not in reference and reference not in scenario.report:
                 yield ("expect", name, key), f"no such figure; {_one_of_these(scenario.report)}"
-        if expectation.at_least is None and expectation.at_most is None:
-            yield ("expect", name), "allowed: at_least, at_most or both"
+        in_range = expectation.at_least is not None or expectation.at_most is not None
+        if in_range == (expectation.near is not None):
+            yield ("expect", name), "allowed: at_least, at_most or both; or near"

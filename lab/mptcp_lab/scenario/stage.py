@@ -13,6 +13,7 @@ from mptcp_lab.congestion.coupled import registered
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
+from mptcp_lab.scenario.capturing import captured
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
 from mptcp_lab.scenario.kernel_choice import coupled_controls
@@ -173,7 +174,7 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
         ports = [port for link in scenario.links.values() for port in link.ends]
         namespaces = {name: world.hosts[name].namespace for name in scenario.hosts}
         running = _Running(scenario, world)
-        with running.started():
+        with running.started(), captured(scenario, world) as disorder:
             idle, total = processor_times()
             stage = Stage(scenario, world, flows, running, display)
             with Sampler(namespaces, ports, scenario.interval, stage.began) as sampler:
@@ -199,6 +200,7 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
             caps=running.changes,
             backups=frozenset(stage.backups),
             restored=running.restored,
+            disorder=disorder,
         )
 
 

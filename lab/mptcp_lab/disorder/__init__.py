@@ -1,0 +1,1 @@
+"""In which order the data of an MPTCP connection arrive, from a capture at the receiver."""
