@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ RECORDING = Recording(
     events=[Event(4.0, "down a.eth0")],
     idle=0.5,
     disorder={"x": Disorder(1000, 40.0, 5.0, 123_000, 17, 250.0)},
+    setups=[0.004, 0.001, 0.002, 0.009],
 )
 
 
@@ -91,6 +93,23 @@ RECORDING = Recording(
 def test_measure_reads_each_kind_of_figure(tmp_path: Path, figure: str, value: float | None) -> None:
     (experiment,) = scenario_of(tmp_path, f"report:\n  f: {figure}\n")
     assert measure(experiment.scenario, RECORDING)["f"] == pytest.approx(value)
+
+
+def test_outages_paths_and_completion_have_figures(tmp_path: Path) -> None:
+    text = (
+        (Path(__file__).parent / "plans/switches.yaml").read_text().replace("seconds: 100ms}", "seconds: 1s, name: o}")
+    )
+    text = text.replace("over: a}", "over: a, size: 1MB}\n  y: {from: b, to: a, over: b, size: 1MB}")
+    figures = "{o: {outage: o}, p0: {path_setup: 0}, p50: {path_setup: 50}, p100: {path_setup: 100}"
+    text = text.replace("report: {}", f"report: {figures}, c50: {{completion: 50}}, c0: {{completion: 0}}}}")
+    (tmp_path / "x.yaml").write_text(text)
+    (experiment,) = load("s/x", tmp_path / "x.yaml")
+    flows = {"x": FlowResult(8.0, 10), "y": FlowResult(9.0, 10)}
+    recording = replace(RECORDING, outages={"o": 1.003}, flows=flows)
+    found = measure(experiment.scenario, recording)
+    assert found == pytest.approx({"o": 1003.0, "p0": 1.0, "p50": 4.0, "p100": 9.0, "c50": 9.0, "c0": 8.0})
+    nothing = replace(RECORDING, setups=(), flows={name: FlowResult(None, None) for name in flows})
+    assert set(measure(experiment.scenario, nothing).values()) == {None}
 
 
 def test_curve_is_linear_between_its_points_and_flat_outside() -> None:

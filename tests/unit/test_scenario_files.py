@@ -52,8 +52,8 @@ def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> N
     assert all(experiment.scenario.report for experiment in experiments)
 
 
-def test_project_has_the_demo_and_the_sets_of_four_seeds() -> None:
-    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3"}
+def test_project_has_the_demo_and_the_sets_of_five_seeds() -> None:
+    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3", "s4"}
 
 
 def test_load_fills_in_defaults(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_load_fills_in_defaults(tmp_path: Path) -> None:
         (
             "  a: {}",
             "  a: {forwards: true}",
-            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: endpoints, families, forward",
+            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: addresses, endpoints, families",
         ),
         (
             "to: b}",
@@ -188,6 +188,32 @@ def test_load_refuses_a_mistake_with_file_line_and_reason(tmp_path: Path, old: s
 def test_load_checks_events_expectations_variants_and_bases(tmp_path: Path, text: str, problem: str) -> None:
     (found,) = problems(tmp_path, GOOD + text)
     assert found.startswith(problem)
+
+
+SWITCHES = (Path(__file__).parent / "plans/switches.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("{recovery: ip}", "{recovery: magic}", "16: controller.recovery: 'magic': allowed: none, ip"),
+        ("controller: {recovery: ip}\n", "", "1: controller: allowed: if and only if a host is a switch"),
+        ("two: {node: ovs}", "two: {node: ovs, forward: true}", "6: hosts.two: a switch (node: ovs) has no other key"),
+        ("[a.eth0, one.host], families: [4]", "[a.eth0, one.host]", "11: links.a.families: allowed: [4], where hosts"),
+        ("{node: ovs}\n  a", "{}\n  a", "7: hosts.third: allowed: one interface, where other hosts are switches"),
+        ("outage: direct", "outage: a", "20: events[0].outage: 'a': allowed: a link between switches; allowed: direct"),
+        (", seconds: 100ms", "", "20: events[0]: allowed: outage and seconds together"),
+        ("outage: direct, seconds: 100ms", "down: one.two", "20: events[0].down: 'one.two': is an end at a switch"),
+        ("eth0: 2}", "eth0: 3}", "8: hosts.a.addresses.eth0: 3: allowed: a whole number from 1 to 2"),
+        ("eth0: 2}", "eth1: 2}", "8: hosts.a.addresses.eth1: '2': no such interface; allowed: eth0"),
+        ("report: {}", "report: {f: {outage: o}}", "22: report.f.outage: 'o': no such name"),
+        ("report: {}", "report: {f: {completion: 50}}", "22: report.f.completion: '50': needs flows with a size"),
+    ],
+)
+def test_load_refuses_mistakes_about_switches(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert old in SWITCHES
+    (found, *_) = problems(tmp_path, SWITCHES.replace(old, new))
+    assert found.startswith(f"x.yaml:{problem}")
 
 
 def test_load_refuses_a_reference_to_an_unknown_variant(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from mptcp_lab.scenario.plan import (
     event_commands,
     iperf_arguments,
     kernel_parameters,
-    make_plan,
     reshape,
     send_arguments,
 )
 from mptcp_lab.scenario.stage import describe
+from mptcp_lab.sdn.switch_plan import whole_plan
 
 SCENARIOS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 HEAD = """\
@@ -37,7 +37,7 @@ flows:
 def planned(path: Path) -> str:
     scenario = load("plans/x", path)[0].scenario
     common = {f" {key} = {value}" for key, value in kernel_parameters(forwarding=False).items()}
-    lines = [line for line in str(make_plan(scenario)).splitlines() if line.partition(":")[2] not in common]
+    lines = [line for line in str(whole_plan(scenario)).splitlines() if line.partition(":")[2] not in common]
     for event in scenario.events:
         lines += ["", f"at {event.at}: {describe(event)}", *map(str, event_commands(scenario, event))]
         scenario = reshape(scenario, event)

@@ -69,7 +69,7 @@ def play(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, caps: list[CapChan
     display: Any = SimpleNamespace(is_live=False, event=lambda _event: None)
     world: Any = SimpleNamespace(hosts={})
     monkeypatch.setattr(stage, "execute", lambda _hosts, _commands: None)
-    played.append(stage.Stage(scenario, world, [flow], running, display))
+    played.append(stage.Stage(scenario, world, [flow], running, None, display))
     played[0].play({"x": 0.0}, sampler=SimpleNamespace(interfaces=[]))  # type: ignore[arg-type]
     return played[0]
 

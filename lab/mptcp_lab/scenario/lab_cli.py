@@ -16,13 +16,14 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
 from mptcp_lab.scenario.kernel_choice import choose
-from mptcp_lab.scenario.plan import event_commands, make_plan, reshape
+from mptcp_lab.scenario.plan import event_commands, reshape
 from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
 from mptcp_lab.scenario.result_tables import compare_table, summary_table, verdict_table
 from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
 from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_lab.scenario.stage import describe
+from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_throttle.errors import UserError
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _show(names: Sequence[str]) -> int:
     for experiment in chosen(names):
         scenario = experiment.scenario
         seed = "" if scenario.seed is None else f"# {scenario.seed}\n"
-        print(f"# {experiment.name}: {scenario.title}\n{seed}{make_plan(scenario)}", end="")
+        print(f"# {experiment.name}: {scenario.title}\n{seed}{whole_plan(scenario)}", end="")
         for name, flow in scenario.flows.items():
             print(f"at {flow.start:g} s: flow {name} ({flow.protocol}) from {flow.sender} to {flow.receiver}")
         for event in scenario.events:

@@ -30,6 +30,8 @@ _LEAST_BURST: Final = 16_384
 _BURST_SECONDS: Final = 0.001
 _FIRST_PORT: Final = 5201
 _MAIN_METRIC: Final = 100
+_NEXT_ADDRESS: Final = 10
+"""Between two addresses of an interface: more than a link has ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,15 @@ class Addresses:
         return subnet(list(self.network.links).index(link) + 1, family)
 
     def of(self, port: Port, family: int) -> str:
-        """The address of an end of a link."""
+        """The address of an end of a link, the first if it has several."""
+        return self.all_of(port, family)[0]
+
+    def all_of(self, port: Port, family: int) -> list[str]:
+        """All addresses of an end of a link."""
         name = self.network.link_of(port)
-        return str(self.subnet(name, family)[self.network.links[name].ends.index(port) + 1])
+        subnet, end = self.subnet(name, family), self.network.links[name].ends.index(port) + 1
+        count = self.network.hosts[port.host].addresses.get(port.interface, 1)
+        return [str(subnet[end + _NEXT_ADDRESS * number]) for number in range(count)]
 
     def first(self, host: str, family: int, over: str | None = None) -> str:
         """The address of a host on the link `over`, if it is there, else on the first of its links with the family."""
@@ -95,10 +103,11 @@ class Addresses:
     def links(self) -> dict[str, str]:
         """The link of every address."""
         return {
-            self.of(port, family): name
+            address: name
             for name, link in self.network.links.items()
             for port in link.ends
             for family in (4, 6)
+            for address in self.all_of(port, family)
         }
 
 
@@ -147,7 +156,8 @@ def _commands(network: Network) -> Iterator[Command]:
     for host in network.hosts:
         yield from _configure(network, host)
     for name, link in network.links.items():
-        yield from _shape(network, name, link)
+        # Open vSwitch removes the root qdiscs of its ports.
+        yield from (command for command in shape(network, name, link) if command.host not in network.switches)
     for host, section in network.hosts.items():
         for interface, words in section.qdiscs.items():
             yield Command(host, "tc", f"qdisc replace dev {interface} root {words}")
@@ -195,8 +205,8 @@ def _configure(network: Network, host: str) -> Iterator[Command]:
 def _addresses(network: Network, port: Port) -> Iterator[Command]:
     for family in network.families(port):
         length, nodad = ("24", "") if family == 4 else ("64", " nodad")
-        address = Addresses(network).of(port, family)
-        yield Command(port.host, _ip(family), f"address replace {address}/{length} dev {port.interface}{nodad}")
+        for address in Addresses(network).all_of(port, family):
+            yield Command(port.host, _ip(family), f"address replace {address}/{length} dev {port.interface}{nodad}")
 
 
 def _routes(network: Network, port: Port) -> Iterator[Command]:
@@ -214,8 +224,8 @@ def _routes(network: Network, port: Port) -> Iterator[Command]:
             f"route replace {addresses.subnet(name, family)} {device} src {own} table {table}",
             f"route replace default via {via} {device} src {own} table {table}",
         ]
+        lines += [f"rule add from {address} lookup {table}" for address in addresses.all_of(port, family)]
         yield from (Command(port.host, _ip(family), line) for line in lines)
-        yield Command(port.host, _ip(family), f"rule add from {own} lookup {table}")
 
 
 def _number_of(network: Network, port: Port) -> int:
@@ -227,7 +237,8 @@ def _endpoints(network: Network, port: Port) -> Iterator[Command]:
     if flags is None:
         return
     for family in network.families(port):
-        address = Addresses(network).of(port, family)
+        # The last one: a connection over an interface with two addresses begins with the first.
+        address = Addresses(network).all_of(port, family)[-1]
         identity = _endpoint_id(network, port, family)
         line = f"mptcp endpoint add {address} id {identity} dev {port.interface} {' '.join(flags)}"
         yield Command(port.host, "ip", line)
@@ -242,7 +253,7 @@ def _ip(family: int) -> Tool:
     return "ip -4" if family == 4 else "ip -6"
 
 
-def _shape(network: Network, name: str, link: LinkSection) -> Iterator[Command]:
+def shape(network: Network, name: str, link: LinkSection) -> Iterator[Command]:
     """The qdiscs of a link, at the interfaces where packets leave for it."""
     gateway = network.gateway(name) if link.bridged else None
     for port in link.ends:
@@ -314,10 +325,10 @@ def event_commands(scenario: Scenario, event: EventSection) -> Iterator[Command]
     elif event.endpoint is not None:
         word = "backup" if event.backup else "nobackup"
         for family in scenario.families(event.endpoint):
-            address = Addresses(scenario).of(event.endpoint, family)
+            address = Addresses(scenario).all_of(event.endpoint, family)[-1]
             yield Command(event.endpoint.host, "ip", f"mptcp endpoint change {address} {word}")
     elif event.link is not None:
-        yield from _shape(scenario, event.link, reshape(scenario, event).links[event.link])
+        yield from shape(scenario, event.link, reshape(scenario, event).links[event.link])
 
 
 def _bring_up(network: Network, port: Port) -> Iterator[Command]:
@@ -342,8 +353,8 @@ def leave_commands(network: Network, port: Port) -> Iterator[Command]:
 
 def _removed_rules(network: Network, port: Port) -> Iterator[Command]:
     for family in network.families(port):
-        line = f"rule del from {Addresses(network).of(port, family)}"
-        yield Command(port.host, _ip(family), line, optional=True)
+        for address in Addresses(network).all_of(port, family):
+            yield Command(port.host, _ip(family), f"rule del from {address}", optional=True)
 
 
 def _removed_endpoints(network: Network, port: Port) -> Iterator[Command]:

@@ -84,7 +84,8 @@ class Recording:
     `counters` are the increases of what nstat(8) shows, per host; `idle` is the share of the processors' time in which
     they had nothing to do. `backups` are the networks in which the daemon has seen a backup subflow; `restored` says
     whether the services ended well and left the kernel as they had found it, None if that was not asked. `disorder` is
-    that of the flows that were captured.
+    that of the flows that were captured; `outages` are seconds by the names of their events; `setups` the seconds that
+    the switches' controller took for the first packets of flows.
     """
 
     duration: float
@@ -99,6 +100,8 @@ class Recording:
     restored: bool | None = None
     start: float = 0.0
     disorder: Mapping[str, Disorder] = field(default_factory=dict)
+    outages: Mapping[str, float] = field(default_factory=dict)
+    setups: Sequence[float] = ()
 
 
 class Curve:

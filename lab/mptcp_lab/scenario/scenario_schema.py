@@ -53,6 +53,20 @@ class Program(StrEnum):
     ORIGIN = "origin"
 
 
+class Node(StrEnum):
+    """What a host is: one that speaks TCP, or an Open vSwitch."""
+
+    HOST = "host"
+    OVS = "ovs"
+
+
+class Recovery(StrEnum):
+    """What the switches' controller does when a link fails: nothing, or lead flows around it."""
+
+    NONE = "none"
+    IP = "ip"
+
+
 class Protocol(StrEnum):
     """How a flow is carried; `fallback`: by MPTCP to a server that speaks TCP only."""
 
@@ -131,11 +145,14 @@ Families = Annotated[tuple[Annotated[int, whole(4, 6)], ...], list_of("address f
 class HostSection(Section):
     """A host: what it runs, whether it forwards, its address families, MPTCP, kernel parameters and qdiscs.
 
-    `qdiscs` are the root qdiscs of interfaces in the words of tc(8), instead of those that make the link's rate.
+    `addresses`: how many an interface has, if not one; then `endpoints` are for those after the first. `qdiscs` are the
+    root qdiscs of interfaces in the words of tc(8), instead of those that make the link's rate.
     """
 
+    node: Annotated[Node, one_of(Node)] = Node.HOST
     forward: Flag = False
     families: Families = (4, 6)
+    addresses: dict[Name, Annotated[int, whole(1, 2)]] = Field(default_factory=dict)
     run: Annotated[
         tuple[Annotated[Program, one_of(Program)], ...], list_of("programs", len(Program)), AfterValidator(each_once)
     ] = ()
@@ -206,6 +223,17 @@ class ThrottleSection(Section):
     marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
 
 
+class ControllerSection(Section):
+    """The controller of the switches: what it does when a link fails, `detection` seconds later.
+
+    Connections begin on the `primary` of the paths between two hosts, from 1, the shortest first.
+    """
+
+    recovery: Annotated[Recovery, one_of(Recovery)] = Recovery.NONE
+    detection: DurationText = 0.1
+    primary: Annotated[int, whole(1, 8)] = 1
+
+
 class FlowSection(Section):
     """Data from `sender` to `receiver`: a file through Squid and `via`, or by iperf3 directly.
 
@@ -232,7 +260,9 @@ class FlowSection(Section):
 
 
 class EventSection(Section):
-    """Something that happens at a moment: one of down, up, leave, join, link, endpoint, throttle.
+    """Something that happens at a moment: one of down, up, leave, join, link, outage, endpoint, throttle.
+
+    An `outage` is that a link between switches drops all packets, for so many `seconds`.
 
     Other moments may refer to it by its `name`.
     """
@@ -249,6 +279,8 @@ class EventSection(Section):
     jitter: DurationText | None = None
     loss: Percent | None = None
     queue: QueueText | None = None
+    outage: Name | None = None
+    seconds: DurationText | None = None
     endpoint: PortText | None = None
     backup: Flag | None = None
     throttle: Text | None = None
@@ -284,6 +316,9 @@ class FigureSection(WindowSection):
     out_of_order_buffer: Name | None = None
     reorder_extent: Name | None = None
     reassembly_wait: Name | None = None
+    outage: Name | None = None
+    completion: Annotated[int, whole(0, 100)] | None = None
+    path_setup: Annotated[int, whole(0, 100)] | None = None
     window: Text | None = None
     seed: Number | None = None
     within: Percent = 25.0
@@ -319,6 +354,9 @@ UNITS: Final = {
     "out_of_order_buffer": "kB",
     "reorder_extent": "packets",
     "reassembly_wait": "ms",
+    "outage": "ms",
+    "completion": "s",
+    "path_setup": "ms",
 }
 """What a figure can measure, and in what."""
 
@@ -335,7 +373,7 @@ CAP: Final = "cap"
 """The event that the first cap of a run is in the kernel."""
 
 _OF_NETWORKS: Final = ("join_to_cap", "capped", "lift", "backups")
-_ACTIONS: Final = ("down", "up", "leave", "join", "link", "endpoint", "throttle")
+_ACTIONS: Final = ("down", "up", "leave", "join", "link", "outage", "endpoint", "throttle")
 _SHAPE: Final = ("rate", "delay", "jitter", "loss", "queue")
 
 
@@ -366,9 +404,17 @@ class Network(Section):
         return any(link.emulated for link in self.links.values())
 
     @property
+    def switches(self) -> list[str]:
+        """The hosts that are switches of a controller."""
+        return [name for name, host in self.hosts.items() if host.node is Node.OVS]
+
+    @property
     def sends_single_packets(self) -> bool:
-        """Whether hosts must send packet by packet: netem delays, loses and reorders what it is given."""
-        return self.emulated
+        """Whether hosts must send packet by packet.
+
+        netem delays, loses and reorders what it is given; Open vSwitch does not cut what is larger in every datapath.
+        """
+        return self.emulated or bool(self.switches)
 
     def link_of(self, port: Port) -> str:
         """The name of the link that ends there."""
@@ -382,7 +428,9 @@ class Network(Section):
                     yield port, name
 
     def families(self, port: Port) -> list[int]:
-        """The address families of an interface: those of its link that its host has."""
+        """The address families of an interface: those of its link that its host has; none of a switch."""
+        if self.hosts[port.host].node is Node.OVS:
+            return []
         return [
             family for family in self.links[self.link_of(port)].families if family in self.hosts[port.host].families
         ]
@@ -405,6 +453,7 @@ class Scenario(Network):
     interval: DurationText = 0.1
     repeat: Annotated[int, whole(1, 100)] = 1
     throttle: ThrottleSection | None = None
+    controller: ControllerSection | None = None
     flows: dict[Name, FlowSection]
     events: Annotated[tuple[EventSection, ...], list_of("events", 1000)] = ()
     windows: dict[Text, WindowSection] = Field(default_factory=dict)
@@ -420,7 +469,7 @@ class Scenario(Network):
     @property
     def sends_single_packets(self) -> bool:
         """See `Network`; and captures are counted in packets."""
-        return self.emulated or any(figure.kind in OF_CAPTURES for figure in self.report.values())
+        return super().sends_single_packets or any(figure.kind in OF_CAPTURES for figure in self.report.values())
 
     def part(self, figure: FigureSection) -> WindowSection:
         """The part of the run in which a figure is measured."""
@@ -436,6 +485,7 @@ def problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     yield from _link_problems(scenario)
     yield from _host_problems(scenario)
     yield from _throttle_problems(scenario)
+    yield from _switch_problems(scenario)
     yield from _flow_problems(scenario)
     yield from _event_problems(scenario)
     yield from _moment_problems(scenario)
@@ -493,7 +543,7 @@ def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         interfaces = [port.interface for port, _ in scenario.ports(name)]
         if not interfaces:
             yield ("hosts", name), "is at no link; allowed: hosts that links connect"
-        for key in ("endpoints", "qdiscs"):
+        for key in ("addresses", "endpoints", "qdiscs"):
             for interface in getattr(host, key):
                 if interface not in interfaces:
                     yield ("hosts", name, key, interface), f"no such interface; {_one_of_these(interfaces)}"
@@ -510,6 +560,24 @@ def _throttle_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for name, network in () if scenario.throttle is None else scenario.throttle.networks.items():
         if network.link not in scenario.links:
             yield ("throttle", "networks", name, "link"), f"no such link; {_one_of_these(scenario.links)}"
+
+
+def _switch_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    switches = scenario.switches
+    if bool(switches) != (scenario.controller is not None):
+        yield ("controller",), "allowed: if and only if a host is a switch (node: ovs)"
+    for name in switches:
+        host = scenario.hosts[name]
+        if host != HostSection(node=Node.OVS):
+            yield ("hosts", name), "a switch (node: ovs) has no other key"
+    for name, link in scenario.links.items() if switches else ():
+        if len(link.ends) != 2:
+            yield ("links", name, "ends"), "allowed: two ends, where hosts are switches"
+        if link.families != (4,):
+            yield ("links", name, "families"), "allowed: [4], where hosts are switches"
+    for name in () if not switches else scenario.hosts:
+        if name not in switches and len(list(scenario.ports(name))) != 1:
+            yield ("hosts", name), "allowed: one interface, where other hosts are switches"
 
 
 def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -582,6 +650,15 @@ def _event_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             yield (*keys, "link"), f"allowed: a link ({', '.join(scenario.links)}), with one of {', '.join(_SHAPE)}"
         if event.link is None and shape:
             yield (*keys, shape[0]), "needs link"
+        if isinstance(subject, Port) and subject.host in scenario.switches:
+            yield (*keys, actions[0]), "is an end at a switch; allowed: outage"
+        between = [
+            n for n, link in scenario.links.items() if {port.host for port in link.ends} <= set(scenario.switches)
+        ]
+        if event.outage is not None and event.outage not in between:
+            yield (*keys, "outage"), f"allowed: a link between switches; {_one_of_these(between)}"
+        if (event.outage is None) != (event.seconds is None):
+            yield keys, "allowed: outage and seconds together"
         if (event.endpoint is None) != (event.backup is None):
             yield keys, "allowed: endpoint and backup together"
         if event.throttle is not None and scenario.throttle is None:
@@ -598,6 +675,8 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         known: object = scenario.flows
         if kinds[0] in _OF_NETWORKS:
             known = {} if scenario.throttle is None else scenario.throttle.networks
+        elif kinds[0] == "outage":
+            known = [event.name for event in scenario.events if event.outage is not None]
         elif kinds[0] == "restored":
             known = [host for host in [scenario.host_running(Program.THROTTLE)] if host is not None]
         wanted = getattr(figure, kinds[0])
@@ -605,6 +684,10 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             counter = getattr(figure, key)
             if counter is not None and (counter.split(".")[0] not in scenario.hosts or counter.count(".") != 1):
                 yield (*keys, key), "allowed: HOST.COUNTER, such as proxy.TcpRetransSegs"
+        if figure.completion is not None and all(flow.size is None for flow in scenario.flows.values()):
+            yield (*keys, "completion"), "needs flows with a size"
+        if figure.path_setup is not None and not scenario.switches:
+            yield (*keys, "path_setup"), "needs a switch (node: ovs)"
         if figure.per is not None and figure.counter is None:
             yield (*keys, "per"), "needs counter"
         is_name = isinstance(wanted, str) and kinds[0] != "counter"

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -17,12 +18,15 @@ from mptcp_lab.scenario.capturing import captured
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
 from mptcp_lab.scenario.kernel_choice import coupled_controls
-from mptcp_lab.scenario.plan import Addresses, event_commands, make_plan, reshape
+from mptcp_lab.scenario.plan import Addresses, event_commands, reshape
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.recording import MEGA, CapChange, Event, Recording, moments
 from mptcp_lab.scenario.sampler import Sampler, processor_times
 from mptcp_lab.scenario.scenario_schema import CAP, Program
 from mptcp_lab.scenario.world import World, build, execute
+from mptcp_lab.sdn.switch_plan import whole_plan
+from mptcp_lab.sdn.switches import Switches
+from mptcp_lab.sdn.switches import running as running_switches
 from mptcp_lab.services import Services
 from mptcp_lab.squid import start_squid
 from mptcp_throttle.model import AccessNetwork, LogLevel
@@ -49,7 +53,13 @@ class Stage:
     """A scenario in progress. All times are in seconds since its start."""
 
     def __init__(
-        self, scenario: Scenario, world: World, flows: list[Flow], services: _Running, display: Display
+        self,
+        scenario: Scenario,
+        world: World,
+        flows: list[Flow],
+        services: _Running,
+        switches: Switches | None,
+        display: Display,
     ) -> None:
         self.began = time.monotonic()
         self.events: list[Event] = []
@@ -58,6 +68,9 @@ class Stage:
         self._world = world
         self._flows = flows
         self._running = services
+        self._switches = switches
+        self._outages = ThreadPoolExecutor()
+        self._lasting: dict[str, Future[tuple[float, float]]] = {}
         self._display = display
         self._asks_for_backups = any(figure.backups for figure in scenario.report.values())
 
@@ -84,6 +97,11 @@ class Stage:
             if self._is_over():
                 return
             time.sleep(_POLL_SECONDS)
+
+    def outages(self) -> dict[str, float]:
+        """By the names of their events, how many seconds outages lasted, as the switches say. Waits for their end."""
+        ended = {name: lasting.result() for name, lasting in self._lasting.items()}
+        return {name: until - since for name, (since, until) in ended.items()}
 
     def _next(self, script: list[tuple[Moment, Callable[[], None]]]) -> int | None:
         """The position of what is due and was due first."""
@@ -128,6 +146,9 @@ class Stage:
         if event.throttle is not None and self._running.services is not None:
             self._running.services.cli(*shlex.split(event.throttle))
             done = self.now
+        if event.outage is not None and event.seconds is not None and self._switches is not None:
+            lasting = self._outages.submit(self._switches.outage, event.outage, event.seconds)
+            self._lasting[event.name or f"outage-{len(self._lasting)}"] = lasting
         execute(self._world.hosts, event_commands(self._scenario, event))
         self._scenario = reshape(self._scenario, event)
         self._note(Event(at, describe(event), event.name, done))
@@ -141,6 +162,8 @@ def describe(event: EventSection) -> str:
     """An event in a few words."""
     if event.throttle is not None:
         return event.throttle
+    if event.outage is not None:
+        return f"{event.outage} drops everything for {event.seconds:g} s"
     if event.endpoint is not None:
         return f"{event.endpoint} {'backup' if event.backup else 'no backup'}"
     for word in ("down", "up", "leave", "join"):
@@ -161,7 +184,7 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
     """
     with (
         registered(coupled_controls(scenario)),
-        build(make_plan(scenario)) as world,
+        build(whole_plan(scenario)) as world,
         _kept(world.directory, logs),
     ):
         origin = None
@@ -174,9 +197,13 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
         ports = [port for link in scenario.links.values() for port in link.ends]
         namespaces = {name: world.hosts[name].namespace for name in scenario.hosts}
         running = _Running(scenario, world)
-        with running.started(), captured(scenario, world) as disorder:
+        with (
+            running_switches(scenario, world) as switches,
+            running.started(),
+            captured(scenario, world) as disorder,
+        ):
             idle, total = processor_times()
-            stage = Stage(scenario, world, flows, running, display)
+            stage = Stage(scenario, world, flows, running, switches, display)
             with Sampler(namespaces, ports, scenario.interval, stage.began) as sampler:
                 stage.play(starts, sampler)
                 duration = stage.now
@@ -186,6 +213,8 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
                 if limited:
                     # When the last byte came, not when we saw it.
                     duration = max(flow.began + (results[flow.name].seconds or 0) for flow in limited) - stage.began
+            outages = stage.outages()
+            setups = [] if switches is None else switches.setups()
             idle_after, total_after = processor_times()
             running.new_cap_changes(stage.began)
         return Recording(
@@ -201,6 +230,8 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
             backups=frozenset(stage.backups),
             restored=running.restored,
             disorder=disorder,
+            outages=outages,
+            setups=setups,
         )
 
 

@@ -1,0 +1,1 @@
+"""A network of Open vSwitches, whose controller chooses a path for each subflow."""

@@ -1,0 +1,100 @@
+"""Which path each flow gets: subflows of a connection, known by its token, share no link where that can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mptcp_lab.sdn.fabric import reverse
+from mptcp_sniffer.authentication import token_of
+from mptcp_sniffer.options import MpCapable, MpJoinSyn, decode
+from mptcp_sniffer.segment import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mptcp_lab.sdn.fabric import Fabric, Path
+
+TCP: Final = 6
+UDP: Final = 17
+
+
+class Flow(NamedTuple):
+    """The packets of a protocol from one end to another."""
+
+    protocol: int
+    source: str
+    source_port: int
+    destination: str
+    destination_port: int
+
+    def back(self) -> Flow:
+        """Those of the other direction."""
+        return Flow(self.protocol, self.destination, self.destination_port, self.source, self.source_port)
+
+
+class Steering:
+    """Chooses the paths of flows in a fabric, and remembers them.
+
+    Connections begin on the `primary` (from 1) of the paths between two hosts, the shortest first. `failed` are links
+    that are known to be broken: no new path goes over them where there is another.
+    """
+
+    def __init__(self, fabric: Fabric, primary: int) -> None:
+        self.fabric = fabric
+        self.paths: dict[Flow, Path] = {}
+        self.subflows: dict[int, list[Flow]] = {}
+        self.failed: set[str] = set()
+        self._primary = primary
+
+    def path_of_first_packet(self, flow: Flow, flags: int, options: bytes) -> Path | None:
+        """The path of a flow whose SYN, SYN/ACK or first datagram has come; None if there is none.
+
+        `flags` and `options` are those of TCP.
+        """
+        path = self._choose(flow, flags, options)
+        if path is not None:
+            self.paths[flow] = path
+        return path
+
+    def _choose(self, flow: Flow, flags: int, options: bytes) -> Path | None:
+        if not {flow.source, flow.destination} <= self.fabric.hosts.keys():
+            return None
+        found = decode(options, flags).options
+        if flags & Flag.SYN and flags & Flag.ACK and flow.back() in self.paths:
+            self._learn(flow.back(), found)
+            return reverse(self.paths[flow.back()])
+        for option in found:
+            if isinstance(option, MpJoinSyn) and option.token in self.subflows:
+                return self._apart_from_siblings(flow, self.subflows[option.token])
+        known = self._usable(flow)
+        return known[min(self._primary, len(known)) - 1] if known else None
+
+    def _learn(self, flow: Flow, options: Iterable[object]) -> None:
+        """The SYN/ACK of a connection's first subflow has the key from which the token of JOINs is made."""
+        for option in options:
+            if isinstance(option, MpCapable) and option.sender_key is not None:
+                self.subflows[int(token_of(option.version, option.sender_key))] = [flow]
+
+    def _apart_from_siblings(self, flow: Flow, subflows: list[Flow]) -> Path | None:
+        siblings = [self.paths[other] for other in subflows if other != flow]
+        taken = set[str]().union(*map(self.fabric.links_of, siblings))
+        known = self._usable(flow)
+        if flow not in subflows:
+            subflows.append(flow)
+        return next((path for path in known if not taken & self.fabric.links_of(path)), known[0] if known else None)
+
+    def _usable(self, flow: Flow) -> list[Path]:
+        """The paths of a flow, without those over failed links if there are others."""
+        paths = self.fabric.paths(flow.source, flow.destination)
+        return [path for path in paths if not self.failed & self.fabric.links_of(path)] or paths
+
+    def around(self, links: set[str]) -> dict[Flow, Path]:
+        """New paths for the flows over these links, as far as there are any without them; they are remembered."""
+        moved = {}
+        for flow, path in self.paths.items():
+            others = self.fabric.paths(flow.source, flow.destination)
+            other = next((one for one in others if not links & self.fabric.links_of(one)), None)
+            if links & self.fabric.links_of(path) and other is not None:
+                moved[flow] = other
+        self.paths |= moved
+        return moved

@@ -1,0 +1,97 @@
+"""What a network with switches has beside its hosts and links: its fabric, and commands. Nothing here runs anything.
+
+The switches reach their controller over a network of their own. The hosts are all on one link layer: each has a route
+and neighbour entries for all others, so that nobody asks for an address and the controller chooses every path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.scenario.plan import Addresses, Command, make_plan, shape
+from mptcp_lab.scenario.scenario_schema import Node
+from mptcp_lab.sdn.fabric import End, Fabric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_lab.scenario.plan import Plan
+    from mptcp_lab.scenario.scenario_schema import Network, Port
+
+CONTROLLER: Final = "controller"
+"""The controller's host; scenarios have shorter names for theirs."""
+
+CONTROLLER_ADDRESS: Final = "192.0.2.1"
+
+_MANAGEMENT: Final = "management"
+_ALL_HOSTS: Final = "10.0.0.0/8"
+
+
+def whole_plan(network: Network) -> Plan:
+    """All that is to be done before any program runs."""
+    plan = make_plan(network)
+    if not network.switches:
+        return plan
+    commands = (*plan.commands, *_management(network), *_neighbours(network))
+    return replace(plan, hosts=(*plan.hosts, CONTROLLER), commands=commands)
+
+
+def fabric_of(network: Network) -> Fabric:
+    """The switches as their controller must know them."""
+    links: dict[str, tuple[End, End]] = {}
+    hosts: dict[str, End] = {}
+    for name, link in network.links.items():
+        one, other = (End(port.host, port_number(network, port)) for port in link.ends)
+        at_switch = [network.hosts[port.host].node is Node.OVS for port in link.ends]
+        if all(at_switch):
+            links[name] = (one, other)
+        elif any(at_switch):
+            port, end = (link.ends[1], one) if at_switch[0] else (link.ends[0], other)
+            hosts |= dict.fromkeys(Addresses(network).all_of(port, 4), end)
+    return Fabric(tuple(network.switches), links, hosts)
+
+
+def port_number(network: Network, port: Port) -> int:
+    """The OpenFlow number of a port of a switch."""
+    return [own for own, _ in network.ports(port.host)].index(port) + 1
+
+
+def switch_shapes(network: Network) -> Iterator[Command]:
+    """The qdiscs of the switches' ports, to be made when the ports belong to them."""
+    for name, link in network.links.items():
+        yield from (command for command in shape(network, name, link) if command.host in network.switches)
+
+
+def _management(network: Network) -> Iterator[Command]:
+    yield Command(CONTROLLER, "ip", "link set lo up")
+    yield Command(CONTROLLER, "ip", f"link add {_MANAGEMENT} type bridge stp_state 0")
+    yield Command(CONTROLLER, "ip", f"link set {_MANAGEMENT} up")
+    yield Command(CONTROLLER, "ip", f"address add {CONTROLLER_ADDRESS}/24 dev {_MANAGEMENT}")
+    for number, switch in enumerate(network.switches, 2):
+        yield Command(CONTROLLER, "ip", f"link add to-{switch} type veth peer name {_MANAGEMENT} netns @{switch}")
+        yield Command(CONTROLLER, "ip", f"link set to-{switch} master {_MANAGEMENT} up")
+        yield Command(switch, "ip", f"address add 192.0.2.{number}/24 dev {_MANAGEMENT}")
+        yield Command(switch, "ip", f"link set {_MANAGEMENT} up")
+
+
+def _neighbours(network: Network) -> Iterator[Command]:
+    hosts = [host for host in network.hosts if host not in network.switches]
+    ports = [next(network.ports(host))[0] for host in hosts]
+    addresses = Addresses(network)
+    for port in ports:
+        device = f"dev {port.interface}"
+        yield Command(port.host, "ip", f"link set {port.interface} address {_hardware_address(network, port)}")
+        yield Command(port.host, "ip", f"route replace {_ALL_HOSTS} {device} src {addresses.of(port, 4)}")
+        for other in ports:
+            entries = addresses.all_of(other, 4) if other != port else []
+            hardware = _hardware_address(network, other)
+            for address in entries:
+                yield Command(port.host, "ip", f"neighbour replace {address} lladdr {hardware} {device} nud permanent")
+
+
+def _hardware_address(network: Network, port: Port) -> str:
+    """Its second bit says that we made it up (IEEE 802)."""
+    link = network.link_of(port)
+    number, end = list(network.links).index(link) + 1, network.links[link].ends.index(port) + 1
+    return f"02:00:00:00:{number:02x}:{end:02x}"
