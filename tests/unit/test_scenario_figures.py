@@ -128,12 +128,14 @@ def numbers(**medians: float | None) -> Mapping[str, Statistic | None]:
 
 def test_compare_scales_the_seeds_rates_and_applies_the_tolerance(tmp_path: Path) -> None:
     report = "report:\n  f: {rate: [one], seed: 100, within: 10%}\n  g: {seconds: x, seed: 2}\n  h: {seconds: x}\n"
+    report += "  i: {seconds: x, seed: 1, not_comparable: a simulation}\n"
     (experiment,) = scenario_of(tmp_path, report)
-    rows = compare(experiment.scenario, numbers(f=10.9, g=3.0, h=1.0))
-    assert [(row.figure, row.seed, row.same, row.why) for row in rows] == [
-        ("f", 10.0, True, ""),
-        ("g", 2.0, False, "the world has changed"),
+    rows = compare(experiment.scenario, numbers(f=10.9, g=3.0, h=1.0, i=1.0))
+    assert [(row.figure, row.seed, row.match, row.why) for row in rows] == [
+        ("f", 10.0, "same", ""),
+        ("g", 2.0, "different", "the world has changed"),
         ("h", None, None, ""),
+        ("i", 1.0, "not comparable", "a simulation"),
     ]
 
 

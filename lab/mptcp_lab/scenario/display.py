@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mptcp_lab.scenario.judge import number
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -68,10 +70,7 @@ class Display:
         if run.error is not None:
             self.line(f"  [bold red]failed[/]: {run.error}")
             return
-        texts = [
-            f"{name} {'-' if value is None else f'{value:.3g}'} {scenario.report[name].unit}".rstrip()
-            for name, value in run.figures.items()
-        ]
+        texts = [f"{name} {number(value)} {scenario.report[name].unit}".rstrip() for name, value in run.figures.items()]
         self.line(f"  {run.seconds:.1f} s, idle {run.idle:.0%}: {', '.join(texts)}")
 
     def line(self, text: str) -> None:

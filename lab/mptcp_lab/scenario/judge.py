@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,15 +23,26 @@ class Statistic(NamedTuple):
     runs: int
 
 
+class Match(StrEnum):
+    """How our number is to the seed's."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A figure beside the seed's, both in the scenario's scale; `same` is None where there is nothing to compare."""
+    """A figure beside the seed's, both in the scenario's scale; `match` is None where either is missing.
+
+    `why` they are different, or not comparable.
+    """
 
     figure: str
     unit: str
     ours: Statistic | None
     seed: float | None
-    same: bool | None
+    match: Match | None
     why: str
 
 
@@ -41,6 +53,13 @@ class Verdict:
     expected: str
     seen: str
     held: bool
+
+
+def number(value: float | None) -> str:
+    """Three figures, without an exponent."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.3g}"
 
 
 def summarise(values: Iterable[float | None]) -> Statistic | None:
@@ -58,11 +77,15 @@ def _compare(scenario: Scenario, name: str, figure: FigureSection, ours: Statist
     seed = figure.seed
     if seed is not None and figure.unit == "Mb/s":
         seed /= scenario.scale
-    same = None
+    match, why = None, ""
     if ours is not None and seed is not None:
-        same = abs(ours.median - seed) <= seed * figure.within / 100
-    why = "" if same is not False else figure.why or scenario.why or ""
-    return Comparison(name, figure.unit, ours, seed, same, why)
+        if figure.not_comparable is not None:
+            match, why = Match.NOT_COMPARABLE, figure.not_comparable
+        elif abs(ours.median - seed) <= seed * figure.within / 100:
+            match = Match.SAME
+        else:
+            match, why = Match.DIFFERENT, figure.why or scenario.why or ""
+    return Comparison(name, figure.unit, ours, seed, match, why)
 
 
 def judge(
@@ -90,14 +113,14 @@ def _verdicts(experiment: Experiment, kernel: str, known: Mapping[str, Statistic
             yield Verdict(expected, "was not measured", held=False)
         elif expectation.near is not None:
             difference = abs(above - below)
-            yield Verdict(expected, f"{above:.3g} and {below:.3g}{unit}", difference <= expectation.near)
+            yield Verdict(expected, f"{number(above)} and {number(below)}{unit}", difference <= expectation.near)
         elif below == 0:
-            yield Verdict(expected, f"{above:.3g} of nothing", held=expectation.at_most is None and above > 0)
+            yield Verdict(expected, f"{number(above)} of nothing", held=expectation.at_most is None and above > 0)
         else:
             ratio = above / below
             low, high = expectation.at_least, expectation.at_most
             held = (low is None or ratio >= low) and (high is None or ratio <= high)
-            yield Verdict(expected, f"{ratio:.3g}{unit}", held)
+            yield Verdict(expected, f"{number(ratio)}{unit}", held)
 
 
 def _key(experiment: Experiment, reference: float | str) -> float | str:

@@ -10,22 +10,24 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.scenario.judge import compare, judge
-from mptcp_lab.scenario.result_tables import number, spread
+from mptcp_lab.scenario.judge import Match, compare, judge, number
+from mptcp_lab.scenario.result_tables import spread
+from mptcp_lab.scenario.scenario_schema import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.judge import Verdict
     from mptcp_lab.scenario.results import Result
 
-_HEADINGS: Final = ("variant", "figure", "kernel", "seed", "ours", "unit", "idle %", "same")
-_SAME: Final = {True: "yes", False: "no", None: ""}
+_HEADINGS: Final = ("scenario", "kernel", "idle %", "ours", "seed")
 _SETS: Final = {
     "s0": "S0: the MPTCP proxy with throttling (diploma thesis, NTUA, about 2014)",
     "s1": "S1: MPTCP hands-on (SARA / University of Amsterdam, 2012)",
     "s2": "S2: virtual network scenarios for MPTCP (UPM Madrid, 2013)",
+    "s3": "S3: MPTCP under packet reordering and path heterogeneity (University of Bristol, 2016)",
+    "s4": "S4: SDN-based test beds for MPTCP (BME Budapest, 2014)",
 }
 _STYLE: Final = "body{font:15px sans-serif;max-width:70em;margin:2em auto}td,th{padding:2px 8px;border:1px solid #ccc}"
 
@@ -40,10 +42,9 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Some sentences, or a command."""
+    """Some sentences."""
 
     text: str
-    command: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +56,40 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """A list of sentences."""
-
-    items: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     """A PNG file."""
 
     path: Path
 
 
-Block = Heading | Paragraph | Table | Points | Picture
+Block = Heading | Paragraph | Table | Picture
 
 
 def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pictures: bool) -> list[Block]:
     """The document. `command` is what printed it."""
     blocks: list[Block] = [
         Heading(1, "The seeds' experiments, repeated"),
-        Paragraph(f"Printed by `{command}`; each section has the command that measured its numbers."),
+        Paragraph(f"Printed by `{command}`; each row of *what was found* has the command that measured its numbers."),
         Paragraph(_environment(pairs)),
         Paragraph(
             "Numbers are medians, with the range of all runs in brackets. *Same*: within 25 % of the seed's number, or"
             " within what the scenario's file says. *Idle*: the share of the processors' time in which they had nothing"
             " to do during the runs; near 0 the machine was measured, and not the network."
         ),
-        Paragraph(_count(pairs)),
+        Table(
+            ("seed", "numbers", *(match.value for match in Match)),
+            [_count(_SETS.get(name, name), members) for name, members in _by_set(pairs)],
+        ),
     ]
-    for name, members in groupby(pairs, key=lambda pair: pair[0].family.split("/")[0]):
+    for name, members in _by_set(pairs):
         blocks.append(Heading(2, _SETS.get(name, name)))
-        families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
-        for experiment, result in members:
-            families[experiment.family].append((experiment, result))
-        for family in families.values():
-            blocks += _section(family, pictures=pictures)
+        blocks += _of_seed(members, pictures=pictures)
     return blocks
+
+
+def _by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, list[tuple[Experiment, Result]]]]:
+    for name, members in groupby(pairs, key=lambda pair: pair[0].family.split("/")[0]):
+        yield name, list(members)
 
 
 def _environment(pairs: Sequence[tuple[Experiment, Result]]) -> str:
@@ -104,35 +102,55 @@ def _environment(pairs: Sequence[tuple[Experiment, Result]]) -> str:
     return f"Kernels: {'; '.join(kernels)}."
 
 
-def _count(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+def _count(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
     rows = [row for experiment, result in pairs for row in compare(experiment.scenario, result.statistics)]
-    same, different = (sum(row.same is value for row in rows) for value in (True, False))
-    return f"{same + different} numbers of the seeds are compared: {same} are the same, {different} are different."
+    counts = [sum(row.match is match for row in rows) for match in Match]
+    return [name, str(sum(counts)), *map(str, counts)]
 
 
-def _section(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> Iterator[Block]:
-    experiment = pairs[0][0]
-    title = experiment.scenario.title if experiment.variant is None else experiment.family_title
-    yield Heading(3, f"{experiment.family}: {title}")
-    for seed in dict.fromkeys(experiment.scenario.seed for experiment, _ in pairs):
-        if seed is not None:
-            yield Paragraph(f"Seed: {seed}")
-    for command in dict.fromkeys(_command(result) for _, result in pairs):
-        yield Paragraph(command, command=True)
-    yield from _remarks(pairs)
+def _of_seed(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> Iterator[Block]:
+    families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
+    for experiment, result in pairs:
+        families[experiment.family].append((experiment, result))
+    findings = [[family, _title(members), _seed(members), _finding(members)] for family, members in families.items()]
+    yield Table(("scenario", "what", "what the seed found", "what was found"), findings)
     yield Table(_HEADINGS, [row for experiment, result in pairs for row in _rows(experiment, result)])
-    reasons: dict[str, list[str]] = defaultdict(list)
+    for members in families.values() if pictures else ():
+        charts = [result.directory if e.variant is None else result.directory.parent for e, result in members]
+        yield from _pictures(directory / "bars.png" for directory in dict.fromkeys(charts))
+        yield from _pictures(result.directory / "timeline.png" for _, result in members)
+
+
+def _pictures(paths: Iterable[Path]) -> Iterator[Picture]:
+    yield from (Picture(path) for path in paths if path.exists())
+
+
+def _title(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+    experiment = pairs[0][0]
+    scenario = experiment.scenario
+    title = scenario.title if experiment.variant is None else experiment.family_title
+    scales = sorted({result.time_scale for _, result in pairs} - {1})
+    rates = "" if scenario.scale == 1 else f"; rates are the seed's divided by {scenario.scale:g}"
+    return f"{title}{rates}" + "".join(f"; times and sizes multiplied by {scale:g}" for scale in scales)
+
+
+def _seed(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+    return " ".join(dict.fromkeys(e.scenario.seed for e, _ in pairs if e.scenario.seed is not None))
+
+
+def _finding(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+    """What was expected and whether it held, why numbers are not the seed's, and the commands that measured them."""
+    sentences = list(_verdicts(pairs))
+    reasons: dict[tuple[Match, str], list[str]] = defaultdict(list)
     for experiment, result in pairs:
         for row in compare(experiment.scenario, result.statistics):
-            if row.same is False:
+            if row.match in (Match.DIFFERENT, Match.NOT_COMPARABLE):
                 label = row.figure if experiment.variant is None else f"{experiment.variant} {row.figure}"
-                reasons[row.why or "The scenario's file gives no reason."].append(label)
-    points = [f"Different ({', '.join(dict.fromkeys(figures))}): {why}" for why, figures in reasons.items()]
-    yield Points([*points, *_verdicts(pairs)])
-    if pictures:
-        for _, result in pairs:
-            if (result.directory / "timeline.png").exists():
-                yield Picture(result.directory / "timeline.png")
+                reasons[row.match, row.why or "The scenario's file gives no reason."].append(label)
+    for (match, why), figures in reasons.items():
+        sentences.append(f"{match.value.capitalize()} ({', '.join(dict.fromkeys(figures))}): {why}")
+    commands = dict.fromkeys(f"`{_command(result)}`" for _, result in pairs)
+    return " ".join([*sentences, *commands])
 
 
 def _command(result: Result) -> str:
@@ -144,23 +162,17 @@ def _command(result: Result) -> str:
     return command
 
 
-def _remarks(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[Block]:
-    scenario, scales = pairs[0][0].scenario, sorted({result.time_scale for _, result in pairs} - {1})
-    if scenario.scale != 1:
-        yield Paragraph(f"Rates here are those of the seed divided by {scenario.scale:g}; so are its numbers below.")
-    if scales:
-        factors = ", ".join(f"{scale:g}" for scale in scales)
-        yield Paragraph(f"All times and file sizes are those of the scenario multiplied by {factors}.")
-
-
 def _rows(experiment: Experiment, result: Result) -> Iterator[list[str]]:
-    idle = number(None if result.idle is None else result.idle.median)
+    name, idle = experiment.name.partition("/")[2], number(None if result.idle is None else result.idle.median)
     for error in result.errors:
-        yield [experiment.variant or "", "failed", result.kernel, "", error, "", "", ""]
-    for row in compare(experiment.scenario, result.statistics) if result.statistics else ():
-        seed = "" if row.seed is None else number(row.seed)
-        ours, variant = spread(row.ours), experiment.variant or ""
-        yield [variant, row.figure, result.kernel, seed, ours, row.unit, idle, _SAME[row.same]]
+        yield [name, result.kernel, "", f"failed: {error}", ""]
+    rows = compare(experiment.scenario, result.statistics) if result.statistics else []
+    if rows:
+        ours = "; ".join(f"{row.figure} {spread(row.ours)} {row.unit}".rstrip() for row in rows)
+        seed = "; ".join(
+            f"{row.figure} {number(row.seed)}: {row.match or 'not measured'}" for row in rows if row.seed is not None
+        )
+        yield [name, result.kernel, idle, ours, seed]
 
 
 def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:
@@ -174,10 +186,13 @@ def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Ex
 
 
 def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
+    """Each expectation once, with what was seen in each variant in which it held, and in which it did not."""
+    seen: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for experiment, kernel, verdict in verdicts_of(pairs):
-        variant = f"{experiment.variant}, " if experiment.variant else ""
-        held = "held" if verdict.held else "DID NOT HOLD"
-        yield f"Expected ({variant}{kernel}): {verdict.expected}; seen {verdict.seen}: {held}."
+        place = ", ".join(filter(None, [experiment.variant, "" if kernel == Kernel.NATIVE else kernel]))
+        seen[verdict.expected, verdict.held].append(f"{verdict.seen} ({place})" if place else verdict.seen)
+    for (expected, held), values in seen.items():
+        yield f"{expected}: {', '.join(values)}." if held else f"DID NOT HOLD: {expected}: {', '.join(values)}."
 
 
 def as_markdown(blocks: Sequence[Block], relative_to: Path) -> str:
@@ -189,15 +204,13 @@ def _markdown(block: Block, relative_to: Path) -> str:
     match block:
         case Heading(level, text):
             return f"{'#' * level} {text}"
-        case Paragraph(text, command):
-            return f"```\n{text}\n```" if command else text
+        case Paragraph(text):
+            return text
         case Table(headings, rows):
             cells = [headings, ["---"] * len(headings), *rows]
             return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
-        case Points(items):
-            return "\n".join(f"* {item}" for item in items)
         case Picture(path):
-            return f"![time line]({os.path.relpath(path, relative_to)})"
+            return f"![chart]({os.path.relpath(path, relative_to)})"
 
 
 def as_html(blocks: Sequence[Block], relative_to: Path) -> str:
@@ -210,13 +223,11 @@ def _html(block: Block, relative_to: Path) -> str:
     match block:
         case Heading(level, text):
             return f"<h{level}>{html.escape(text)}</h{level}>"
-        case Paragraph(text, command):
-            return f"<pre>{html.escape(text)}</pre>" if command else f"<p>{html.escape(text)}</p>"
+        case Paragraph(text):
+            return f"<p>{html.escape(text)}</p>"
         case Table(headings, rows):
             head = "".join(f"<th>{html.escape(cell)}</th>" for cell in headings)
             lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
             return f"<table><tr>{head}</tr>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-        case Points(items):
-            return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in items) + "</ul>"
         case Picture(path):
             return f'<img src="{html.escape(os.path.relpath(path, relative_to))}" width="900">'

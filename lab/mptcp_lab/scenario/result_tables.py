@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from mptcp_lab.scenario.judge import compare
+from mptcp_lab.scenario.judge import Match, compare, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.judge import Statistic, Verdict
     from mptcp_lab.scenario.results import Result
 
-_SAME = {True: "[green]same[/]", False: "[yellow]different[/]", None: ""}
-
-
-def number(value: float | None) -> str:
-    """Three figures, without an exponent."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.3g}"
+_MATCHES = {Match.SAME: "[green]same[/]", Match.DIFFERENT: "[yellow]different[/]"}
 
 
 def spread(statistic: Statistic | None) -> str:
@@ -47,7 +40,8 @@ def summary_table(pairs: Iterable[tuple[Experiment, Result]]) -> Table:
             name = kernel = ""
         for row in compare(experiment.scenario, result.statistics) if result.statistics else ():
             seed = "" if row.seed is None else number(row.seed)
-            table.add_row(name, kernel, row.figure, spread(row.ours), seed, row.unit, idle, _SAME[row.same])
+            match = "" if row.match is None else _MATCHES.get(row.match, row.match)
+            table.add_row(name, kernel, row.figure, spread(row.ours), seed, row.unit, idle, match)
             name = kernel = ""
         table.add_section()
     return table
