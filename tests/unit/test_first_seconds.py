@@ -2,7 +2,7 @@
 
 import pytest
 
-from mptcp_lab.benchmarks.first_seconds import WORLDS, Cell, Fetched, ideal_seconds, rows
+from mptcp_lab.benchmarks.first_seconds import WORLDS, Cell, Fetched, _lengths, ideal_seconds, rows
 from mptcp_lab.benchmarks.stock_kernels import missing
 
 CELL = Cell("native", "lab", "bbr", (0, 0))
@@ -28,6 +28,14 @@ def test_ratio_of_a_late_download_is_to_its_own_ideal() -> None:
 def test_rows_are_in_the_order_of_sizes() -> None:
     times = {("kernel", size): [Fetched(1.0)] for size in ("late", "page", "10", "3", "0.1")}
     assert [row["size"] for row in rows(CELL, times)] == ["0.1", "3", "10", "page", "late"]
+
+
+@pytest.mark.parametrize(
+    ("size", "lengths"), [("3", [3_000_000]), ("6x0.3", [300_000] * 6), ("late", [10_000_000]), ("0.1", [100_000])]
+)
+def test_size_says_how_many_documents_are_fetched_at_once(size: str, lengths: list[int]) -> None:
+    assert _lengths(size) == lengths
+    assert len(_lengths("page")) == 30
 
 
 def test_ideal_is_all_of_ethernet_then_all_of_wifi_and_the_cap() -> None:

@@ -1,4 +1,4 @@
-"""How long downloads take that are capped from their first moment, and a page of 30 objects over 6 connections.
+"""How long downloads take that are capped from their first moment: one, six at once, a page of 30 objects over six.
 
 Side by side: plain TCP over Wi-Fi (56 Mb/s) alone, MPTCP over Ethernet (10 Mb/s) and Wi-Fi without a cap, and the same
 with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), decided by the daemon, decided in the kernel, and the
@@ -37,8 +37,8 @@ from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
 VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "kernel", "provisional")
-SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20")
-"""Of documents, in MB; besides `page` and `late`."""
+SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
+"""Of documents, in MB; of six at once, over a connection each; besides `page` and `late`."""
 
 _PAGE: Final = "page"
 _LATE: Final = "late"
@@ -47,7 +47,8 @@ _LATE_SECONDS: Final = 0.8
 _POLL_SECONDS: Final = 0.01
 _PAGE_OBJECTS: Final = 30
 _PAGE_BYTES: Final = (10_000, 300_000)
-_PAGE_CONNECTIONS: Final = 6
+_CONNECTIONS: Final = 6
+"""Of a page, and of what is fetched at once."""
 _BLOCK: Final = 5
 _DAEMON_SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "htb": {"pacing": False},
@@ -135,7 +136,7 @@ class Bench:
 
     def _program(self, size: str, *options: str) -> tuple[str, ...]:
         proxy = (str(self._lab.proxy_address(4)), str(PORT))
-        connections = ("--connections", str(_PAGE_CONNECTIONS if size == _PAGE else 1))
+        connections = ("--connections", str(min(_CONNECTIONS, len(self._pages[size]))))
         return (sys.executable, "-m", "mptcp_lab.fetch", *proxy, *options, *connections, *self._pages[size])
 
     def _fetch(self, variant: str, size: str) -> Fetched:
@@ -202,7 +203,8 @@ def _lengths(size: str) -> list[int]:
     if size == _PAGE:
         objects = random.Random(1)  # noqa: S311
         return [objects.randint(*_PAGE_BYTES) for _ in range(_PAGE_OBJECTS)]
-    return [_LATE_BYTES if size == _LATE else round(float(size) * 1e6)]
+    count_, _, megabytes = size.rpartition("x")
+    return [_LATE_BYTES if size == _LATE else round(float(megabytes) * 1e6)] * int(count_ or 1)
 
 
 Times = dict[tuple[str, str], list[Fetched]]
