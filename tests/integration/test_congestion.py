@@ -47,16 +47,29 @@ def allowed() -> set[str]:
 
 
 def test_control_of_a_killed_lab_is_not_left_behind() -> None:
-    before = allowed()
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "registered\n"
-        assert allowed() >= before | {"olia"}
-        with registered(["olia"]):
-            holder.send_signal(signal.SIGKILL)
-    eventually(lambda: allowed() == before, "as before")
+        assert "olia" in allowed()
+        holder.send_signal(signal.SIGKILL)
+    eventually(lambda: "olia" not in allowed(), "unregistered")
+
+
+def test_second_lab_waits_for_the_control_of_the_first() -> None:
+    command = [sys.executable, "-c", HOLDER]
+    with registered(["olia"]):
+        second = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        waiting = re.compile(rf"-> FLOCK +ADVISORY +WRITE {second.pid} ")
+        eventually(lambda: waiting.search(Path("/proc/locks").read_text()) is not None, "waiting for the lock")
+    with second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == "registered\n"
+        assert "olia" in allowed()
+        second.communicate("\n")
+    assert second.returncode == 0
+    assert "olia" not in allowed()
 
 
 @contextmanager

@@ -86,7 +86,7 @@ title: two unequal paths, and a flow of four megabytes
 seed: none; this is a test
 duration: 30s
 hosts:
-  a: {sysctls: {net.ipv4.tcp_congestion_control: lia}}
+  a: {sysctls: {net.ipv4.tcp_congestion_control: reno}}
   b: {endpoints: {eth1: [signal]}}
 links:
   one: {ends: [a.eth0, b.eth0], rate: 6mbit}

@@ -69,7 +69,7 @@ def test_greedy_paths_that_block_each_other_are_as_many_as_were_found() -> None:
     assert Fabric(("one", "two", "far"), links, {"a": End("one", 1), "b": End("far", 1)}).paths("a", "b") == []
 
 
-def test_joining_subflow_has_no_link_in_common_with_its_sibling() -> None:
+def test_joining_subflow_has_no_link_in_common_with_the_first() -> None:
     steering = connected()
     assert sites(steering, FIRST) == ["uk", "de"]
     assert sites(steering, FIRST.back()) == ["de", "uk"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ COUPLED: Final = ("lia", "olia")
 """Their names, as `net.ipv4.tcp_congestion_control` takes them."""
 
 _PROGRAMS: Final = Path(__file__).with_name("bpf")
+_LOCKS: Final = Path("/run")
 _TYPES: Final = Path("/sys/kernel/btf/vmlinux")
 # include/uapi/linux/bpf.h
 _BPF_F_LINK: Final = 1 << 13
@@ -33,16 +35,22 @@ def kernel_takes_programs() -> bool:
 
 @contextmanager
 def registered(names: Iterable[str]) -> Iterator[None]:
-    """While the block runs, the kernel has these of `COUPLED`. Raises LabError.
-
-    What is registered already is used as it is: namespaces that have chosen it keep it when its owner ends.
-    """
+    """While the block runs, the kernel has these of `COUPLED`; waits while another lab has one. Raises LabError."""
     with ExitStack() as controls:
         try:
-            for name in names:
+            for name in sorted(names):
+                controls.enter_context(_alone(name))
                 controls.callback(_Control(name).close)
         except KernelError as error:
             raise LabError(f"congestion control {name}: {error}") from error
+        yield
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """No other lab has the control while the block runs: it would vanish for both at the end of the one."""
+    with _LOCKS.joinpath(f"mptcp-lab-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -68,7 +76,8 @@ class _Control(BpfObject):
             self._register(name, has_links=has_links)
         except KernelError as error:
             self.close()
-            if error.number != errno.EEXIST:
+            # Before Linux 6.4 a killed lab leaves it.
+            if has_links or error.number != errno.EEXIST:
                 raise
 
     def _register(self, name: str, *, has_links: bool) -> None:

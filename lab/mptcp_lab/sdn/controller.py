@@ -26,7 +26,7 @@ from os_ken.ofproto import ofproto_v1_3
 from mptcp_lab.sdn.fabric import Fabric, Hop
 from mptcp_lab.sdn.fabric import Path as FlowPath
 from mptcp_lab.sdn.steering import TCP, UDP, Flow, Steering
-from mptcp_sniffer.segment import Flag, parse_ip_header, parse_tcp
+from mptcp_sniffer.segment import Flag, Malformed, parse_ip_header, parse_tcp
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import RpcServer
 
@@ -133,7 +133,10 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
     @set_ev_cls(ofp_event.EventOFPPacketIn, MAIN_DISPATCHER)  # type: ignore[untyped-decorator]
     def _packet_came(self, event: Any) -> None:  # noqa: ANN401
         came, message = time.monotonic(), event.msg
-        found = _flow_of(message.data[_ETHERNET_BYTES:])
+        try:
+            found = _flow_of(message.data[_ETHERNET_BYTES:])
+        except Malformed:
+            return
         with self._lock:
             path = None if found is None else self._steering.path_of_first_packet(*found)
             if found is None or path is None:

@@ -65,7 +65,7 @@ class Steering:
             return reverse(self.paths[flow.back()])
         for option in found:
             if isinstance(option, MpJoinSyn) and option.token in self.subflows:
-                return self._apart_from_siblings(flow, self.subflows[option.token])
+                return self._apart_from(flow, self.subflows[option.token])
         known = self._usable(flow)
         return known[min(self._primary, len(known)) - 1] if known else None
 
@@ -75,9 +75,9 @@ class Steering:
             if isinstance(option, MpCapable) and option.sender_key is not None:
                 self.subflows[int(token_of(option.version, option.sender_key))] = [flow]
 
-    def _apart_from_siblings(self, flow: Flow, subflows: list[Flow]) -> Path | None:
-        siblings = [self.paths[other] for other in subflows if other != flow]
-        taken = set[str]().union(*map(self.fabric.links_of, siblings))
+    def _apart_from(self, flow: Flow, subflows: list[Flow]) -> Path | None:
+        others = [self.paths[other] for other in subflows if other != flow]
+        taken = set[str]().union(*map(self.fabric.links_of, others))
         known = self._usable(flow)
         if flow not in subflows:
             subflows.append(flow)
