@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _ENDPOINT_ID: Final = 99
 _ANNOUNCED_PORT: Final = 9999
 _PATH_MANAGER: Final = "net/mptcp/pm_type"
+_CONGESTION_CONTROL: Final = "net/ipv4/tcp_congestion_control"
 _serial: Final = itertools.count(1)
 
 
@@ -103,14 +104,20 @@ def _raw(attack: str, links: Sequence[AccessLink]) -> Begin:
 
 @contextmanager
 def _crowding(site: Site) -> Iterator[Act]:
-    # In the kernel's own path manager a connection has nine subflows at most (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX).
     proxy = site.lab.proxy
-    proxy.sysctl({_PATH_MANAGER: "1"})
+    settings = {
+        # In the kernel's own path manager a connection has nine subflows at most (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX).
+        _PATH_MANAGER: "1",
+        # The client has no SACK: BBR takes what one acknowledgment covers after a loss for a rate of hundreds of Mb/s.
+        _CONGESTION_CONTROL: "reno",
+    }
+    before = {path: proxy.run("cat", f"/proc/sys/{path}").stdout.strip() for path in settings}
+    proxy.sysctl(settings)
     try:
         with _raw("crowd", [ETHERNET, WIFI])(site) as act:
             yield act
     finally:
-        proxy.sysctl({_PATH_MANAGER: "0"})
+        proxy.sysctl(before)
 
 
 @contextmanager
