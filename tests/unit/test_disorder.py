@@ -49,7 +49,14 @@ def test_two_paths_of_which_one_is_late() -> None:
 
 def test_what_arrives_twice_counts_once() -> None:
     found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 0), (ONE, 2, 2), (ONE, 1, 1), (ONE, 2, 2)))
-    assert (found.packets, round(found.percent, 1), round(found.percent_in_subflows, 1)) == (3, 33.3, 33.3)
+    assert (found.packets, round(found.percent, 1), round(found.percent_in_subflows, 1)) == (3, 0.0, 33.3)
+
+
+def test_packet_that_waits_in_its_subflow_comes_when_that_is_in_order() -> None:
+    """TCP keeps the second packet of subflow one until the first has come: by then it is not early any more."""
+    found = summarise(arrivals((ONE, 1, 1), (ONE, 0, 0), (TWO, 0, 2)))
+    assert (found.packets, found.percent, round(found.percent_in_subflows, 1)) == (3, 0.0, 33.3)
+    assert (found.most_held, found.extent, found.wait) == (0, 0, 0.0)
 
 
 def dss(sequence: int, subflow: int, length: int, *, wide: bool, ack: int, checksum: bool) -> bytes:

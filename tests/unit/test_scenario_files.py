@@ -135,6 +135,7 @@ def test_load_fills_in_defaults(tmp_path: Path) -> None:
             "counter: b.TcpInSegs, per: c.TcpInSegs",
             "x.yaml:13: report.total.per: 'c.TcpInSegs': allowed: HOST.COUNTER",
         ),
+        ("[one, two],", "[one], without: b.TcpInSegs,", "x.yaml:13: report.total.without: 'b.TcpInSegs': needs per"),
         ("[one, two],", "[one], per: b.TcpInSegs,", "x.yaml:13: report.total.per: 'b.TcpInSegs': needs counter"),
         ("rate: [one, two]", "out_of_order: tcp", "x.yaml:13: report.total.out_of_order: 'tcp': no such name"),
         ("to: b}", "to: b, protocol: udp}", "x.yaml:11: flows.mptcp.rate: is for udp, which needs it"),

@@ -133,8 +133,8 @@ def _counter(_scenario: Scenario, recording: Recording, figure: FigureSection, *
     increase = _increase(recording, figure.counter or "")
     if increase is None or figure.per is None:
         return increase
-    whole = _increase(recording, figure.per)
-    return 100 * increase / whole if whole else None
+    whole = (_increase(recording, figure.per) or 0) - (_increase(recording, figure.without or "") or 0)
+    return 100 * increase / whole if whole > 0 else None
 
 
 def _increase(recording: Recording, counter: str) -> int | None:

@@ -311,6 +311,7 @@ class FigureSection(WindowSection):
     restored: HostName | None = None
     counter: Text | None = None
     per: Text | None = None
+    without: Text | None = None
     out_of_order: Name | None = None
     out_of_order_in_subflows: Name | None = None
     out_of_order_buffer: Name | None = None
@@ -681,10 +682,11 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         elif kinds[0] == "restored":
             known = [host for host in [scenario.host_running(Program.THROTTLE)] if host is not None]
         wanted = getattr(figure, kinds[0])
-        for key in ("counter", "per"):
-            counter = getattr(figure, key)
-            if counter is not None and (counter.split(".")[0] not in scenario.hosts or counter.count(".") != 1):
+        for key, text in (("counter", figure.counter), ("per", figure.per), ("without", figure.without)):
+            if text is not None and (text.split(".")[0] not in scenario.hosts or text.count(".") != 1):
                 yield (*keys, key), "allowed: HOST.COUNTER, such as proxy.TcpRetransSegs"
+        if figure.without is not None and figure.per is None:
+            yield (*keys, "without"), "needs per"
         if figure.completion is not None and all(flow.size is None for flow in scenario.flows.values()):
             yield (*keys, "completion"), "needs flows with a size"
         if figure.path_setup is not None and not scenario.switches:
