@@ -91,13 +91,13 @@ class Daemon:
             loop.step(requests)
             self._kept.forget_earlier()
             eventlog.log_adopted(loop.snapshot.throttled.values())
+            networks = [network.name for network in config.networks]
+            _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
             Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()
             systemd.notify("READY=1")
-            networks = [network.name for network in config.networks]
-            _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
             watchdog = Watchdog()
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)

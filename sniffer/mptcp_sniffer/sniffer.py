@@ -77,11 +77,12 @@ class Sniffer:
             _log.error("%s; no subflow is throttled until it can be captured", error)
             capture, self._capture_lost = None, True
         with capture or nullcontext(), self._kernel_reader.running():
+            if capture is not None:
+                _log.info("capturing on %s, ports %s", self._config.proxy.interface, self._config.proxy.ports)
             server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
             try:
                 systemd.notify("READY=1")
                 if capture is not None:
-                    _log.info("capturing on %s, ports %s", self._config.proxy.interface, self._config.proxy.ports)
                     self._follow(capture, stop)
                 while not stop.is_set():
                     self._reopen_capture(stop)
