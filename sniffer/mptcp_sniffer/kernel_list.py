@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.inet_diag import CLOSED_HERE, INET_DIAG_INFO, SENDING, InetDiag, TcpSocket
+from mptcp_throttle.linux.inet_diag import ANY_PORT, CLOSED_HERE, INET_DIAG_INFO, SENDING, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -52,10 +52,14 @@ class ListedSubflow(NamedTuple):
 
 
 class KernelList(NamedTuple):
-    """The live subflows, and the time, in monotonic seconds, just before the kernel was asked."""
+    """The live subflows, and the time, in monotonic seconds, just before the kernel was asked.
+
+    `on_all_ports`: also those on other ports than the proxy's.
+    """
 
     at: float
     subflows: dict[Ends, ListedSubflow]
+    on_all_ports: bool = True
 
 
 class KernelListUnavailable(Exception):
@@ -80,7 +84,8 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
 def _list(ports: Sequence[int]) -> KernelList:
     at = time.monotonic()
     with InetDiag() as diag:
-        return KernelList(at, dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports))))
+        found = dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports)))
+        return KernelList(at, found, ANY_PORT in ports)
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:

@@ -10,6 +10,7 @@ The tracker is deterministic: segments with time stamps in, changed connections 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -133,6 +134,9 @@ class Tracker:
         self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
         self._closing: OrderedDict[Ends, None] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
+        # Tokens of subflows that this host has opened, of connections that are not known, perhaps not yet.
+        self._opened_by_proxy: OrderedDict[Token, float] = OrderedDict()
+        self._opened_by_proxy_at = -math.inf
         self._unconfirmed = False
         self.kernel_confirms = False
         self.expects_other_ports = True
@@ -250,6 +254,7 @@ class Tracker:
         if not entry.authenticated:
             self._unauthenticated[opened.token] = None
         self._report(EventKind.OPENED, at, entry)
+        self._expect_other_ports(opened.token)
         self._add(entry, opened.ends, _live(opened, at), at)
         yield opened.token
 
@@ -416,6 +421,7 @@ class Tracker:
         self._handshakes.expire(now)
         self._forget_oldest(self._closed, lambda closed_at: closed_at < now - _CLOSED_SECONDS)
         self._forget_oldest(self._orphans, lambda orphan: orphan.orphaned_at < now - _ORPHAN_SECONDS)
+        self._forget_oldest(self._opened_by_proxy, lambda opened_at: opened_at < now - _ORPHAN_SECONDS)
         if idle_seconds is None:
             return []
         idle = [
@@ -436,8 +442,10 @@ class Tracker:
 
     def _apply_kernel_event(self, event: KernelEvent, at: float) -> Iterator[Token]:
         if event.kind is KernelEventKind.ESTABLISHED:
-            if event.ends.proxy.port not in self._ports and self._entry(event.token) is not None:
-                self.expects_other_ports = self._unconfirmed = True
+            if event.ends.proxy.port not in self._ports:
+                self._opened_by_proxy[event.token] = self._opened_by_proxy_at = at
+                self._opened_by_proxy.move_to_end(event.token)
+                self._expect_other_ports(event.token)
         elif self._tokens.get(event.ends) != event.token:
             return
         elif event.kind is KernelEventKind.CLOSED:
@@ -450,6 +458,12 @@ class Tracker:
         else:
             entry = self._connections[event.token]
             yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
+
+    def _expect_other_ports(self, token: Token) -> None:
+        """Ask for a kernel list of all ports, if the proxy has opened a subflow of this connection, and it is known."""
+        if token in self._opened_by_proxy and self._entry(token) is not None:
+            del self._opened_by_proxy[token]
+            self.expects_other_ports = self._unconfirmed = True
 
     def _note_closing(self, ends: Ends, at: float) -> Iterator[Token]:
         """The kernel has closed a subflow, but what is queued on it has its rate, too."""
@@ -481,7 +495,9 @@ class Tracker:
                 opened_by_host.append((ends, listed))
             else:
                 yield from self._apply_listed(ends, listed, kernel_list.at)
-        self.expects_other_ports = False
+        # An event that came after the list was asked for may be of a subflow that it does not have.
+        if kernel_list.on_all_ports and self._opened_by_proxy_at < kernel_list.at:
+            self.expects_other_ports = False
         for ends, listed in opened_by_host:
             # The others are of connections that this host has opened, or of another service.
             if self._entry(listed.token) is not None:
@@ -527,6 +543,7 @@ class Tracker:
                 return
             entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, None, authenticated=True)
             self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
+            self._expect_other_ports(token)
         elif not self._reopen(entry, at):
             return
         joined = self._handshakes.accepted_by_kernel(ends, token)

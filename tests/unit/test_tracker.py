@@ -809,6 +809,39 @@ def test_subflow_that_the_proxy_has_opened_is_known_by_its_token() -> None:
     assert not wire.tracker.expects_other_ports
 
 
+@pytest.mark.parametrize("ports", ["all", "proxy"])
+def test_kernel_list_older_than_a_subflow_that_the_proxy_opened(ports: str) -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.listed(ETHERNET, of=token())
+    listed = {ETHERNET.ends: ListedSubflow(token(), 0, backup=False)}
+    read_before = KernelList(wire.now, listed, on_all_ports=ports == "all")
+    wire.now += 0.1
+    opened = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 40001))
+    event = KernelEvent(KernelEventKind.ESTABLISHED, token(), opened, backup=False)
+    wire.take(wire.tracker.apply_kernel_event(event, wire.now))
+    wire.take(wire.tracker.apply_kernel_list(read_before))
+    assert wire.tracker.expects_other_ports
+    wire.now += 1
+    wire.take(wire.tracker.apply_kernel_list(KernelList(wire.now, listed, on_all_ports=False)))
+    assert wire.tracker.expects_other_ports
+    wire.listed(ETHERNET, of=token())
+    assert not wire.tracker.expects_other_ports
+
+
+def test_subflow_that_the_proxy_opens_before_the_connection_is_captured() -> None:
+    wire = Wire()
+    wire.listed(of=token())
+    assert not wire.tracker.expects_other_ports
+    opened = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 40001))
+    event = KernelEvent(KernelEventKind.ESTABLISHED, token(), opened, backup=False)
+    assert wire.tracker.apply_kernel_event(event, wire.now) == []
+    assert not wire.tracker.expects_other_ports
+    wire.open(ETHERNET)
+    assert wire.tracker.expects_other_ports
+    assert wire.tracker.needs_kernel_list()
+
+
 def test_events_of_other_connections_do_not_widen_the_kernel_list() -> None:
     wire = Wire()
     wire.open(ETHERNET)
