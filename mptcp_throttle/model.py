@@ -115,6 +115,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class BackEnd(StrEnum):
+    """What holds the classes: HTB that the daemon makes itself, or the queues of an Open vSwitch port."""
+
+    TC = "tc"
+    OVS = "ovs"
+
+
 class MarkMethod(StrEnum):
     """What leads the packets of throttled subflows to their classes: the priority of their sockets, marks by ipset, or
     marks by one iptables rule per subflow; `auto`: the first of these that is possible."""

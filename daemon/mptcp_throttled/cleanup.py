@@ -41,6 +41,15 @@ def release_ports(ports: Iterable[int]) -> None:
         release_sockets(PacedSockets((port,)).release)
 
 
+def remove_leftovers(kernel: LinuxKernel) -> None:
+    """Remove what an instance with another back end has left; what cannot be removed is logged."""
+    outcome = Reconciler(kernel).full(UNTOUCHED)
+    for operation in outcome.done:
+        _log.info("of another back end: %s", operation)
+    for failure in outcome.failures:
+        _log.warning("of another back end, something may be left: %s", failure)
+
+
 def clean_up(kernel: LinuxKernel) -> None:
     """Leave nothing of ours on this host. Raises UserError naming what could not be removed or restored."""
     outcome = Reconciler(kernel).full(UNTOUCHED)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import BackEnd, MarkMethod
 from mptcp_throttled import eventlog
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings
 from mptcp_throttled.desired.planner import PlanDelta, Planner
@@ -224,9 +224,10 @@ class Loop:
         self, update: TableUpdate | None, networks: Sequence[AccessNetwork], settings: PlanSettings, *, paused: bool
     ) -> PlanDelta:
         table = self._decisions
-        # Rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its connection.
-        by_socket = self._kernel.mark_back_end == MarkMethod.SOCKET
-        ports = None if by_socket else frozenset(self._config.config.proxy.ports)
+        # iptables rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its
+        # connection, an OpenFlow rule both of its ends.
+        on_any_port = self._kernel.mark_back_end in {MarkMethod.SOCKET, BackEnd.OVS}
+        ports = None if on_any_port else frozenset(self._config.config.proxy.ports)
         previous = table.reconfigure(networks, paused=paused, ports=ports)
         if update is not None and update.whole:
             previous = {**table.replace(update.connections), **previous}

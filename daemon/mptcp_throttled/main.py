@@ -18,19 +18,14 @@ from mptcp_throttle.config.load import DEFAULT_PATH, find_daemon_directory, load
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import KernelDecides
 from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
-from mptcp_throttled import eventlog
+from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.api import Api
-from mptcp_throttled.cleanup import clean_up, release_ports, release_sockets
+from mptcp_throttled.cleanup import clean_up, release_ports, release_sockets, remove_leftovers
 from mptcp_throttled.inbox import Inbox, Request
-from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.kept_link import KeptLink
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.marking.choice import MarkingChoice, choose_marking
-from mptcp_throttled.kernel.marking.rules import RuleMarking
-from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.port_record import PortRecord
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.loop import Loop
@@ -64,7 +59,7 @@ class Daemon:
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
         self._loop = Loop(running, operator, self._source, kernel, time)
-        self._observer = Observer(config.proxy.interface, config.proxy.ports, lambda: self._loop.snapshot)
+        self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes)
         enforcement = lambda: self._observer.enforcement  # noqa: E731
         self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, enforcement, load)
 
@@ -154,28 +149,6 @@ def _operator_store(config: Config) -> OperatorStore:
     return OperatorStore(config.state_directory / "overrides.json", config.networks, time)
 
 
-def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:
-    if not config.daemon.pacing:
-        return None
-    cgroup = config.daemon.cgroup
-    decides = config.daemon.kernel_decides is KernelDecides.AUTO
-    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides, keep=keep)
-
-
-def _marks(config: Config, sockets: PacedSockets | None) -> MarkingChoice:
-    is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
-    return choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
-
-
-def _kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None) -> LinuxKernel:
-    directory, force = config.sockets.daemon.parent, config.daemon.replace_any_qdisc
-    return LinuxKernel(config.proxy.interface, _marking(config), marks, directory, sockets, force=force)
-
-
-def _marking(config: Config) -> MarkedTraffic:
-    return MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
-
-
 def _check_kernel(kernel: LinuxKernel) -> None:
     try:
         kernel.check()
@@ -192,19 +165,20 @@ def _require_capabilities() -> None:
 def _clean_up(path: Path) -> None:
     """Restore everything even if the configuration is invalid: our kernel objects are recognised without it."""
     _require_capabilities()
-    group = None
-    marks = MarkingChoice(RuleMarking(1))  # removes the sets, too, and needs no kernel with ipset
+    group, other = None, None
     try:
         config = load_config(path)
-        kernel = _kernel(config, marks, _paced_sockets(config))
+        kernel, other = back_ends.kernel_to_clean(config), back_ends.other_kernel(config)
         directory, group = config.sockets.daemon.parent, config.socket_group
     except ConfigError as error:
         for problem in error.problems:
             _log.warning("%s", problem)
         directory = find_daemon_directory(path)
-        kernel = LinuxKernel("", MarkedTraffic(1, ()), marks, directory)
+        kernel = back_ends.unconfigured_kernel(directory)
     with service.single_instance(directory, "mptcp-throttled", group):
         clean_up(kernel)
+        if other is not None:
+            remove_leftovers(other)
         _release_other_ports(PortRecord(directory), (), KeptLink())
 
 
@@ -232,10 +206,12 @@ def _serve(path: Path) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        sockets = _paced_sockets(config, kept.replace)
-        kernel = _kernel(config, _marks(config, sockets), sockets)
+        kernel = back_ends.kernel_of(config, kept.replace)
         service.require_writable(config.state_directory)
         _check_kernel(kernel)
+        other = back_ends.other_kernel(config)
+        if other is not None:
+            remove_leftovers(other)
         ports = config.proxy.ports if config.daemon.pacing else ()
         _release_other_ports(PortRecord(config.sockets.daemon.parent), ports, kept)
         daemon = Daemon(config, lambda: load_config(path), kernel, kept)

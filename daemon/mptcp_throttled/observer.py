@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
 from mptcp_throttled.enforcement import Enforcement, Observation
-from mptcp_throttled.kernel.htb import minor_of
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
-from mptcp_throttled.kernel.tc import read_class_bytes
 from mptcp_throttled.state import Snapshot
 
 _log = logging.getLogger("mptcp-throttled")
@@ -25,11 +23,16 @@ _MAX_FRACTION: Final = 1 / 50
 
 
 class Observer(threading.Thread):
-    """Observes once a second, or less often, until `stop()`; `snapshot` gives what is applied."""
+    """Observes once a second, or less often, until `stop()`.
 
-    def __init__(self, interface: str, ports: Sequence[int], snapshot: Callable[[], Snapshot]) -> None:
+    `snapshot` gives what is applied, `class_bytes` the bytes of each class by minor.
+    """
+
+    def __init__(
+        self, ports: Sequence[int], snapshot: Callable[[], Snapshot], class_bytes: Callable[[], Mapping[int, int]]
+    ) -> None:
         super().__init__(name="observer", daemon=True)
-        self._interface = interface
+        self._class_bytes = class_bytes
         self._ports = frozenset(ports)
         self._sockets = SocketReader(ports)
         self._snapshot = snapshot
@@ -52,11 +55,11 @@ class Observer(threading.Thread):
         self._stopping.set()
 
     def _observe(self) -> None:
-        snapshot, classes = self._snapshot(), {}
+        snapshot = self._snapshot()
+        classes: Mapping[int, int] = {}
         if snapshot.applied.htb:
             with suppress(KernelError):  # the interface may be gone, or HTB with it
-                sent = read_class_bytes(self._interface)
-                classes = {minor: count for id_, count in sent.items() if (minor := minor_of(id_)) is not None}
+                classes = self._class_bytes()
         before = self.enforcement
         decisions = (decision for of in snapshot.decisions.values() for decision in of)
         on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)

@@ -17,6 +17,8 @@ _RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "dae
 # whole configuration, and reports it as the one in force.
 _DAEMON_ONLY: Final = frozenset(
     {
+        "daemon.backend",
+        "daemon.openvswitch_directory",
         "daemon.mark_mask",
         "daemon.marks",
         "daemon.replace_any_qdisc",

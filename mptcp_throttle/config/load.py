@@ -23,7 +23,7 @@ from mptcp_throttle.config.schema import (
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork, ClientPrefix, KernelDecides, MarkMethod
+from mptcp_throttle.model import AccessNetwork, BackEnd, ClientPrefix, KernelDecides, MarkMethod
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -39,7 +39,7 @@ def load_config(path: Path) -> Config:
     problems: list[str] = []
     service = _attempt(problems, validate, ServiceFile, service_file)
     if service is not None:
-        problems += _socket_marks(service, service_file)
+        problems += _marks(service, service_file)
     networks = _attempt(problems, _networks, service_file)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
@@ -86,8 +86,11 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
         return None
 
 
-def _socket_marks(service: ServiceFile, file: YamlFile) -> list[str]:
+def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
     daemon = service.daemon
+    if daemon.backend is BackEnd.OVS and daemon.marks is not MarkMethod.AUTO:
+        where = file.where(("daemon", "marks"))
+        return [f"{where}: daemon.marks: {daemon.marks}: is of no use with daemon.backend: ovs; allowed: auto"]
     is_deciding = daemon.pacing and daemon.kernel_decides is KernelDecides.AUTO and service.sniffer.kernel_view
     if daemon.marks is not MarkMethod.SOCKET or is_deciding:
         return []

@@ -26,7 +26,7 @@ from mptcp_throttle.config.validation import (
     whole,
 )
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import AccessNetwork, KernelDecides, LogLevel, MarkMethod, Network, Per, Trust
+from mptcp_throttle.model import AccessNetwork, BackEnd, KernelDecides, LogLevel, MarkMethod, Network, Per, Trust
 from mptcp_throttle.units import parse_duration, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
@@ -103,6 +103,8 @@ class SnifferSection(Section):
 class DaemonSection(Section):
     """What the daemon does in the kernel; `linger` and `reconcile_interval` are in seconds."""
 
+    backend: Annotated[BackEnd, one_of(BackEnd)] = BackEnd.TC
+    openvswitch_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/run/openvswitch"
     mark_mask: Annotated[int, parsed_by(_mark_mask)] = 0xFFFF_0000
     marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
     linger: DurationText = 5.0

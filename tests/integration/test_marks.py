@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import pytest
@@ -16,6 +17,8 @@ from pyroute2 import netns
 
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
+from mptcp_lab.sdn import open_vswitch
+from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
@@ -26,6 +29,9 @@ from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.kernel.marking.sockets import SocketMarking
+from mptcp_throttled.kernel.openvswitch.openflow import NORMAL, OpenFlowMarking, foreign_rules
+from mptcp_throttled.kernel.openvswitch.queues import PortQueues
+from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch as Programs
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.reconcile.kernel_state import MarkState
 
@@ -78,10 +84,33 @@ def sockets() -> Iterator[PacedSockets]:
         sockets.close()
 
 
+@pytest.fixture(scope="module")
+def switch(host: Host) -> OpenVswitch:
+    """An Open vSwitch, whose port eth0 is. Rules are the same with any datapath."""
+    return open_vswitch.put_bridge_before(host, "eth0")
+
+
+@pytest.fixture(params=(*ALL_BACK_ENDS, "ovs"))
+def any_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+    if request.param == "ovs":
+        switch: OpenVswitch = request.getfixturevalue("switch")
+        back_end = use(OpenFlowMarking("eth0", Programs(switch.directory)))
+        yield back_end
+        for version in (4, 6):
+            back_end.remove(version)
+        assert switch.rules("dump-flows") == f" {NORMAL}\n"
+    else:
+        yield from marks_of(request.param, request, use)
+
+
 @pytest.fixture(params=ALL_BACK_ENDS)
 def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+    yield from marks_of(request.param, request, use)
+
+
+def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
     back_end: MarkingBackEnd
-    match request.param:
+    match kind:
         case "socket":
             back_end = use(SocketMarking(request.getfixturevalue("sockets"), RuleMarking(MASK)))
         case "ipset":
@@ -107,8 +136,8 @@ def left(host: Host) -> str:
 
 
 def is_in_kernel(marks: MarkingBackEnd, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
-    """Whether the kernel marks exactly like that; here are no sockets that could show their class."""
-    return in_kernel(host) == ({} if marks.kind == "socket" else wanted)
+    """Whether iptables marks exactly like that, for the back ends that use it."""
+    return in_kernel(host) == (wanted if marks.kind in BACK_ENDS else {})
 
 
 def in_kernel(host: Host) -> dict[FourTuple, int]:
@@ -134,7 +163,8 @@ def refused(call: str) -> Iterator[None]:
         set_faults(None)
 
 
-def test_back_end_reads_back_what_it_made_and_changed(marks: MarkingBackEnd, host: Host) -> None:
+def test_back_end_reads_back_what_it_made_and_changed(any_marks: MarkingBackEnd, host: Host) -> None:
+    marks = any_marks
     marks.require()
     assert marks.read() == {}
 
@@ -168,7 +198,8 @@ def test_make_replaces_an_altered_chain_and_its_marks(packet_marks: MarkingBackE
     assert in_kernel(host) == {TWO: 4}
 
 
-def test_back_end_changes_marks_by_the_thousand(marks: MarkingBackEnd) -> None:
+def test_back_end_changes_marks_by_the_thousand(any_marks: MarkingBackEnd) -> None:
+    marks = any_marks
     many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(1500)}
     some = dict(list(many.items())[:100])
     more = {end: minor for end, minor in many.items() if end not in some}
@@ -272,6 +303,62 @@ def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: Pac
     assert choice.present.kind == "socket"
     sockets.close()
     assert choice.present.kind == "ipset"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "cookie=0x4d507468,priority=40000,tcp,nw_src=10.3.0.2,tp_src=8080,nw_dst=10.1.0.9,tp_dst=1,actions=NORMAL",
+        "cookie=0x4d507468,priority=7,tcp,nw_src=10.3.0.2,actions=set_queue:1,NORMAL",
+        "cookie=0x4d507468,priority=40000,tcp,nw_src=10.3.0.0/24,tp_src=8080,nw_dst=10.1.0.9,tp_dst=1,"
+        "actions=set_queue:1,NORMAL",
+    ],
+)
+def test_altered_openflow_rule_is_replaced(switch: OpenVswitch, use: Use, rule: str) -> None:
+    marks = use(OpenFlowMarking("eth0", Programs(switch.directory)))
+    marks.make(4, {ONE: 2})
+    switch.rules("add-flow", rule)
+    assert marks.read()[4].altered
+    assert marks.count() == {4: None}
+    marks.make(4, {TWO: 3})
+    assert marks.read() == {4: MarkState({TWO: 3})}
+    marks.remove(4)
+    assert foreign_rules(Programs(switch.directory), "br0") == []
+
+
+def test_openflow_rules_on_another_bridge_are_removed(switch: OpenVswitch, use: Use) -> None:
+    use(OpenFlowMarking("eth0", Programs(switch.directory))).make(4, {ONE: 2})
+    marks = use(OpenFlowMarking("eth1", Programs(switch.directory)))
+    assert marks.read()[4].altered
+    with pytest.raises(KernelError, match=r"^eth1 is not a port of an Open vSwitch bridge: ENODEV$"):
+        marks.make(4, {ONE: 2})
+    marks.remove(4)
+    assert marks.read() == {}
+
+
+def test_rule_of_somebody_else_is_seen(switch: OpenVswitch) -> None:
+    switch.rules("add-flow", "priority=100,udp,actions=drop")
+    (rule,) = foreign_rules(Programs(switch.directory), "br0")
+    assert rule.endswith("priority=100,udp actions=drop")
+    switch.rules("del-flows", "udp")
+
+
+def test_userspace_datapath_is_refused(switch: OpenVswitch) -> None:
+    queues = PortQueues("eth0", Programs(switch.directory))
+    obstacle = "bridge br0 has the datapath netdev, which ignores queues"
+    assert queues.read().obstacle == obstacle
+    with pytest.raises(KernelError, match=obstacle):
+        queues.install(0)
+    assert PortQueues("eth1", Programs(switch.directory)).read().obstacle == (
+        "eth1 is not a port of an Open vSwitch bridge"
+    )
+
+
+def test_absent_open_vswitch_is_named(tmp_path: Path) -> None:
+    programs = Programs(tmp_path)
+    assert not programs.is_accessible
+    with pytest.raises(KernelError, match=r"^ovs-vsctl .*No such file or directory"):
+        programs.bridges()
 
 
 def test_classes_of_a_detached_program_are_gone(use: Use, sockets: PacedSockets) -> None:

@@ -10,6 +10,7 @@ from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState
 from mptcp_throttled.reconcile.operations import (
+    ChangeClass,
     ChangeMarks,
     DeleteClass,
     InstallHtb,
@@ -114,3 +115,37 @@ def test_mark_filter_is_recognised_by_its_program() -> None:
     assert htb.is_mark_filter(tagged_by_kernel, MARKING)
     assert not htb.is_mark_filter(htb.mark_filter(MARKING._replace(mask=0x00FF0000)), MARKING)
     assert not htb.is_mark_filter(ours._replace(kind="u32", options=b""), MARKING)
+
+
+def test_commands_of_open_vswitch() -> None:
+    cap = kernel_plan({2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
+    mark = "tcp,nw_src=10.3.0.2,nw_dst=10.1.0.2,tp_src=8080,tp_dst=40000"
+    assert commands_of(diff(KernelState(), cap), "ovs") == [
+        "ovs-vsctl -- --id=@qos create QoS type=linux-htb external_ids:owner=mptcp-throttle"
+        " external_ids:default_minor=0 other_config:max-rate=34000000000 -- set Port eth0 qos=@qos",
+        "ovs-vsctl -- --id=@q1 create Queue external_ids:owner=mptcp-throttle other_config:min-rate=1000000"
+        " other_config:max-rate=1000000 other_config:burst=24224 -- set QoS eth0 queues:1=@q1",
+        "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
+        "delete cookie=0x4d507468/-1,tcp",
+        f"add cookie=0x4d507468,priority=40000,{mark},actions=set_queue:1,NORMAL",
+        "END",
+    ]
+    free: list[Operation] = [
+        ChangeMarks(6, {}, {ends("fd00:1::2"): 3}),
+        ChangeClass(2, Rate.parse("2mbit")),
+        DeleteClass(3),
+        RemoveMarks(6),
+        RestoreQdisc(),
+    ]
+    assert commands_of(free, "ovs") == [
+        "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
+        "delete_strict priority=40000,tcp6,ipv6_src=fd00:3::2,ipv6_dst=fd00:1::2,tp_src=8080,tp_dst=40000",
+        "END",
+        "ovs-vsctl -- set Queue $(ovs-vsctl get QoS eth0 queues:1) other_config:min-rate=2000000"
+        " other_config:max-rate=2000000 other_config:burst=24224",
+        "ovs-vsctl -- remove QoS eth0 queues 2 -- destroy Queue $(ovs-vsctl get QoS eth0 queues:2)",
+        "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
+        "delete cookie=0x4d507468/-1,tcp6",
+        "END",
+        "ovs-vsctl clear Port eth0 qos  # then destroy the records of QoS and Queue",
+    ]

@@ -222,6 +222,13 @@ def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path, obstacle: 
     ]
 
 
+def test_marks_cannot_be_chosen_with_open_vswitch(tmp_path: Path) -> None:
+    service = SERVICE + "daemon:\n  backend: ovs\n  marks: rules\n"
+    assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
+        "service.yaml:4: daemon.marks: rules: is of no use with daemon.backend: ovs; allowed: auto"
+    ]
+
+
 def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * (86 - len(f"{tmp_path}/")))
     config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))

@@ -2,66 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
-from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
-from mptcp_throttled.kernel.qdisc import RootQdisc
 from mptcp_throttled.reconcile import operations as op
-from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QuickCheck
+from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QdiscState, QuickCheck
 
 _NO_PACING: Final = "daemon.pacing is false"
 
 
-class LinuxKernel:
-    """tc, iptables, ipset and socket paces of this host.
+class Htb(Protocol):
+    """HTB of the interface towards the clients, with the classes. All methods raise KernelError."""
 
-    For one thread only: pyroute2 sockets and libiptc handles must not be shared between threads.
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests."""
+
+    def require_htb(self) -> None:
+        """Raise KernelError if there can be no HTB."""
+
+    def read(self) -> QdiscState:
+        """Our HTB, or why it cannot be installed; and the interfaces for which a restore is pending."""
+
+    def install(self, default_minor: int) -> None:
+        """Make HTB the root qdisc."""
+
+    def restore(self, name: str | None = None) -> None:
+        """Put back what was there on an interface (default: the proxy's)."""
+
+    def fail_open(self) -> None:
+        """Restore wherever our HTB is the root."""
+
+    def forget_stale(self) -> None:
+        """Delete records of what we have not replaced."""
+
+    def change_classes(self, operations: Sequence[op.ClassOperation]) -> list[KernelError | None]:
+        """Apply the operations in order; for each, why it was refused."""
+
+    def class_bytes(self) -> Mapping[int, int]:
+        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
+
+
+class LinuxKernel:
+    """HTB, marks and socket paces of this host.
+
+    For one thread only, but for `class_bytes`: pyroute2 sockets and libiptc handles must not be shared between threads.
     """
 
-    def __init__(
-        self,
-        interface: str,
-        marking: MarkedTraffic,
-        marks: MarkingChoice,
-        run_directory: Path,
-        sockets: PacedSockets | None = None,
-        *,
-        force: bool = False,
-    ) -> None:
-        self._qdisc = RootQdisc(
-            interface, marking, run_directory, needs_filter=lambda: marks.present.needs_filter, force=force
-        )
+    def __init__(self, htb: Htb, marks: MarkingChoice, sockets: PacedSockets | None = None) -> None:
+        self._htb = htb
         self._marks = marks
         self._sockets = sockets
 
     @property
     def mark_back_end(self) -> str:
-        """The mark back end in use: `socket`, `ipset` or `rules`."""
+        """The mark back end in use: `socket`, `ipset`, `rules` or `ovs`."""
         return self._marks.present.kind
 
     @property
     def ports(self) -> frozenset[int]:
         """The netlink ports (nlmsg_pid) of our tc requests; notifications of our own changes carry them."""
-        return self._qdisc.ports
+        return self._htb.ports
 
     def check(self) -> None:
         """Raise KernelError if HTB or what the mark back ends need is missing."""
-        self._qdisc.require_htb()
+        self._htb.require_htb()
         self._marks.require()
 
     def read(self) -> KernelState:
         """The observed state. Raises KernelError."""
         pacing = self._pacing()  # first: it may attach the program, and so change the mark back end
-        return KernelState(self._qdisc.read(), self._marks.present.read(), pacing)
+        return KernelState(self._htb.read(), self._marks.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
         """Count what the kernel does not notify us of: marks and paces. Raises KernelError."""
@@ -113,21 +131,25 @@ class LinuxKernel:
         """Restore the saved qdisc wherever our HTB is the root, whatever marks remain. Raises KernelError."""
         if self._sockets is not None:
             self._sockets.close()
-        self._qdisc.fail_open()
+        self._htb.fail_open()
 
     def forget_stale(self) -> None:
         """Delete records of saved qdiscs that we have not replaced. Raises KernelError."""
-        self._qdisc.forget_stale()
+        self._htb.forget_stale()
+
+    def class_bytes(self) -> Mapping[int, int]:
+        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
+        return self._htb.class_bytes()
 
     def change_classes(self, operations: Sequence[op.ClassOperation]) -> list[KernelError | None]:
         """Apply the operations in order; for each, why it was refused."""
-        return self._qdisc.change_classes(operations)
+        return self._htb.change_classes(operations)
 
     def apply(self, operation: op.OtherOperation) -> None:
         """Apply one operation. Raises KernelError."""
         match operation:
             case op.InstallHtb(default_minor):
-                self._qdisc.install(default_minor)
+                self._htb.install(default_minor)
             case op.MakeMarks(ip_version, marks):
                 self._marks.present.make(ip_version, marks)
             case op.ChangeMarks(ip_version, add, remove):
@@ -137,4 +159,4 @@ class LinuxKernel:
             case op.RemoveMarks(ip_version):
                 self._marks.present.remove(ip_version)
             case op.RestoreQdisc(interface):
-                self._qdisc.restore(interface)
+                self._htb.restore(interface)

@@ -135,6 +135,11 @@ class RootQdisc:
         self._tc.carry_out(without_leaf)
         return refusals
 
+    def class_bytes(self) -> dict[int, int]:
+        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
+        found = tc.read_class_bytes(self._interface)
+        return {minor: sent for id_, sent in found.items() if (minor := htb.minor_of(id_)) is not None}
+
     def require_htb(self) -> None:
         """Raise KernelError with ENOENT if the kernel has no HTB."""
         # The proxy's interface may come later.

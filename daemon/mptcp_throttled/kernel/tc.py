@@ -98,6 +98,11 @@ class TrafficControl:
         self._ip = IPRoute(ext_ack=True)
         self._socket = NetlinkSocket(socket.NETLINK_ROUTE)
 
+    def close(self) -> None:
+        """Close the netlink sockets."""
+        self._ip.close()
+        self._socket.close()
+
     @property
     def ports(self) -> frozenset[int]:
         """The netlink ports (nlmsg_pid) of our requests: notifications of our own changes carry them."""

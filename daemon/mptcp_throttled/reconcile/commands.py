@@ -1,10 +1,10 @@
-"""Operations as the `tc`, `iptables` and `ipset` commands that an operator would type for the same effect."""
+"""Operations as the commands that an operator would type for the same effect: tc, iptables, ipset or Open vSwitch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mptcp_throttle.model import OWN_CHAIN, FourTuple, MarkMethod
+from mptcp_throttle.model import OWN_CHAIN, BackEnd, FourTuple, MarkMethod
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, SET_TYPE, OwnSet
@@ -12,15 +12,19 @@ from mptcp_throttled.kernel.marking.iptables import TOOLS
 from mptcp_throttled.kernel.marking.sets import LOOKED_UP
 from mptcp_throttled.kernel.tc import format_classid, format_handle
 from mptcp_throttled.reconcile import operations as op
+from mptcp_throttled.reconcile.openvswitch_commands import openvswitch_commands
 
 _ROOT = format_handle(htb.HANDLE)
 
 
 def as_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraffic, marks: str) -> Iterator[str]:
-    """The commands of one operation, in order; `marks` is the mark back end: `socket`, `ipset` or `rules`.
+    """The commands of one operation, in order; `marks` is the mark back end: `socket`, `ipset`, `rules` or `ovs`.
 
     What no command can do is a comment.
     """
+    if marks == BackEnd.OVS and not isinstance(operation, op.ChangePaces):
+        yield from openvswitch_commands(operation, interface)
+        return
     match operation:
         case op.InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mptcp_lab import guest
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.process import run
 from mptcp_lab.scenario.world import execute
+from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.switch_plan import CONTROLLER, CONTROLLER_ADDRESS, fabric_of, port_number, switch_shapes
 from mptcp_throttle.rpc import RpcClient, RpcError
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.scenario_schema import ControllerSection, Scenario
     from mptcp_lab.scenario.world import World
 
-_SCHEMA: Final = Path("/usr/share/openvswitch/vswitch.ovsschema")
 _BRIDGE: Final = "bridge"
 _OPENFLOW_PORT: Final = 6653
 _START_SECONDS: Final = 30.0
@@ -99,21 +97,14 @@ def _start_controller(scenario: Scenario, section: ControllerSection, host: Host
 
 def _start(scenario: Scenario, name: str, number: int, host: Host) -> None:
     """Start a switch; `number` is its datapath id."""
-    directory = host.directory
-    environment = ("env", *(f"OVS_{kind}DIR={directory}" for kind in ("RUN", "LOG", "DB", "SYSCONF")))
-    database, socket = directory / "conf.db", directory / "db.sock"
-    host.run(*environment, "ovsdb-tool", "create", database, _SCHEMA)
-    server = (f"--remote=punix:{socket}", "--no-chdir", database)
-    host.start(f"ovsdb-server-{name}", *environment, "ovsdb-server", *server).wait_until(socket.exists, "listening")
-    host.start(f"ovs-vswitchd-{name}", *environment, "ovs-vswitchd", "--no-chdir", f"unix:{socket}")
-    host.run(*environment, "ovs-vsctl", f"--db=unix:{socket}", "--timeout=20", *_bridge(scenario, name, number))
+    open_vswitch.start(host, name).run(*_bridge(scenario, name, number))
 
 
 def _bridge(scenario: Scenario, name: str, number: int) -> list[str]:
     """One transaction of ovs-vsctl(8): the bridge with its ports and its controller."""
     words = ["--", "add-br", _BRIDGE]
     # secure: without a controller it forwards nothing. A learning switch would let packets go round in a mesh.
-    settings = [f"datapath_type={_datapath()}", "fail_mode=secure", "protocols=OpenFlow13"]
+    settings = [f"datapath_type={open_vswitch.datapath()}", "fail_mode=secure", "protocols=OpenFlow13"]
     settings += [f"other-config:datapath-id={number:016x}", "other-config:disable-in-band=true"]
     words += ["--", "set", "Bridge", _BRIDGE, *settings]
     # Open vSwitch removes the root qdisc of a port unless that is said not to be its own.
@@ -122,10 +113,3 @@ def _bridge(scenario: Scenario, name: str, number: int) -> list[str]:
         words += ["--", "add-port", _BRIDGE, port.interface, "--", "set", "Port", port.interface, "qos=@foreign"]
         words += ["--", "set", "Interface", port.interface, f"ofport_request={port_number(scenario, port)}"]
     return [*words, "--", "set-controller", _BRIDGE, f"tcp:{CONTROLLER_ADDRESS}:{_OPENFLOW_PORT}"]
-
-
-def _datapath() -> str:
-    """The kernel's if it has one. In the guest it is a module of Debian's kernel."""
-    if guest.inside() is not None and run(["modprobe", "openvswitch"], check=False).returncode == 0:
-        return "system"
-    return "netdev"

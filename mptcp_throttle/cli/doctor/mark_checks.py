@@ -10,7 +10,7 @@ from typing import Final
 from mptcp_throttle.cli.doctor.finding import Finding, Host, or_ok
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.cli.doctor.programs import ProgramFailed, output_of
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import BackEnd, MarkMethod
 
 _SUBJECT: Final = "marks of others"
 # Without a table's name these list the tables that exist, and make none.
@@ -18,9 +18,9 @@ _IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-n
 
 
 def foreign_marks(host: Host) -> list[Finding]:
-    """Whether chains of others change marks after ours. None changes the priority of sockets, where that is in use."""
+    """Whether chains of others change marks after ours. None changes priorities of sockets, or OpenFlow rules."""
     used = host.config.daemon.marks if isinstance(host.daemon, str) else host.daemon["daemon"]["marks"]
-    if used == MarkMethod.SOCKET:
+    if used == MarkMethod.SOCKET or host.config.daemon.backend is BackEnd.OVS:
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]

@@ -1,0 +1,84 @@
+"""The kernel layer that a configuration asks for, and the one that removes what others have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.model import BackEnd, KernelDecides
+from mptcp_throttled.kernel.htb import MarkedTraffic
+from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.marking.choice import MarkingChoice, choose_marking
+from mptcp_throttled.kernel.marking.rules import RuleMarking
+from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking
+from mptcp_throttled.kernel.openvswitch.queues import PortQueues
+from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
+from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.qdisc import RootQdisc
+
+
+def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel:
+    """The kernel layer for the service; `keep` is given the descriptor of the kernel program's link."""
+    sockets = _paced_sockets(config, keep)
+    if config.daemon.backend is BackEnd.OVS:
+        return _openvswitch_kernel(config, sockets)
+    is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
+    marks = choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
+    return _tc_kernel(config, marks, sockets)
+
+
+def kernel_to_clean(config: Config) -> LinuxKernel:
+    """The kernel layer that removes what an instance with this configuration has left."""
+    sockets = _paced_sockets(config)
+    if config.daemon.backend is BackEnd.OVS:
+        return _openvswitch_kernel(config, sockets)
+    return _tc_kernel(config, _removing_marks(), sockets)
+
+
+def other_kernel(config: Config) -> LinuxKernel | None:
+    """The kernel layer of the back end that is not configured; None if that one cannot have left anything."""
+    if config.daemon.backend is BackEnd.OVS:
+        return _tc_kernel(config, _removing_marks())
+    return _openvswitch_kernel(config) if _switch(config).is_accessible else None
+
+
+def unconfigured_kernel(directory: Path) -> LinuxKernel:
+    """The kernel layer that removes what it recognises without a configuration; `directory` has the saved qdiscs."""
+    return LinuxKernel(RootQdisc("", MarkedTraffic(1, ()), directory), _removing_marks())
+
+
+def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None = None) -> LinuxKernel:
+    root = RootQdisc(
+        config.proxy.interface,
+        _marking(config),
+        config.sockets.daemon.parent,
+        needs_filter=lambda: marks.present.needs_filter,
+        force=config.daemon.replace_any_qdisc,
+    )
+    return LinuxKernel(root, marks, sockets)
+
+
+def _openvswitch_kernel(config: Config, sockets: PacedSockets | None = None) -> LinuxKernel:
+    interface, switch = config.proxy.interface, _switch(config)
+    return LinuxKernel(PortQueues(interface, switch), MarkingChoice(OpenFlowMarking(interface, switch)), sockets)
+
+
+def _switch(config: Config) -> OpenVswitch:
+    return OpenVswitch(Path(config.daemon.openvswitch_directory))
+
+
+def _removing_marks() -> MarkingChoice:
+    return MarkingChoice(RuleMarking(1))  # removes the sets, too, and needs no kernel with ipset
+
+
+def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:
+    if not config.daemon.pacing:
+        return None
+    cgroup = config.daemon.cgroup
+    decides = config.daemon.kernel_decides is KernelDecides.AUTO
+    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides, keep=keep)
+
+
+def _marking(config: Config) -> MarkedTraffic:
+    return MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)

@@ -1,0 +1,165 @@
+"""Marks as OpenFlow rules: `set_queue` for the four-tuple of a throttled subflow, and then what the bridge does anyway.
+
+Only for a bridge whose single other rule is the action NORMAL of a learning switch: what other rules would have done
+with a packet, a rule of ours that comes first cannot know.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import BackEnd, Endpoint, FourTuple
+from mptcp_throttled.kernel.openvswitch.switch import Bridge, OpenVswitch
+from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, MarkState
+
+COOKIE: Final = 0x4D50_7468
+"""Of our rules ("MPth"): unlikely to be chosen by others."""
+
+PRIORITY: Final = 40_000
+"""Above that of the rule NORMAL, 0, and of what ovs-ofctl(8) sets by default, 32768."""
+
+NORMAL: Final = "priority=0 actions=NORMAL"
+_OURS: Final = f"cookie={COOKIE:#x}"
+_OF_VERSION: Final = {4: "tcp", 6: "tcp6"}
+_RULE: Final = re.compile(
+    rf"{_OURS}, priority={PRIORITY},tcp6?,(?:nw|ipv6)_src=([^,]+),(?:nw|ipv6)_dst=([^,]+),tp_src=(\d+),tp_dst=(\d+)"
+    r" actions=set_queue:(\d+),NORMAL"
+)
+
+
+def queue_of(minor: int) -> int:
+    """The queue whose class has this minor: Open vSwitch makes class 1:N+1 of queue N (lib/netdev-linux.c)."""
+    return minor - 1
+
+
+def minor_of_queue(queue: int) -> int:
+    """The minor of a queue's class."""
+    return queue + 1
+
+
+def add_line(ends: FourTuple, minor: int) -> str:
+    """The line of `ovs-ofctl add-flows` that adds the rule of a subflow, or changes it in place."""
+    return f"add {_OURS},{_match(ends)},actions=set_queue:{queue_of(minor)},NORMAL"
+
+
+def delete_line(ends: FourTuple) -> str:
+    """The line that deletes the rule of a subflow."""
+    return f"delete_strict {_match(ends)}"
+
+
+def delete_all_line(ip_version: int) -> str:
+    """The line that deletes all our rules of one IP version."""
+    return f"delete {_OURS}/-1,{_OF_VERSION[ip_version]}"
+
+
+def foreign_rules(switch: OpenVswitch, bridge: str) -> list[str]:
+    """The rules of a bridge that are neither ours nor NORMAL. Raises KernelError."""
+    return [rule for rule in switch.rules(bridge) if rule != NORMAL and not rule.startswith(f"{_OURS},")]
+
+
+class OpenFlowMarking:
+    """The marks of the back end `ovs`, on the bridge that has the port `interface`. For one thread only; all methods
+    raise KernelError."""
+
+    kind = BackEnd.OVS
+    needs_filter = False
+
+    def __init__(self, interface: str, switch: OpenVswitch) -> None:
+        self._interface = interface
+        self._switch = switch
+        self._bridge: str | None = None
+        self._made: set[int] = set()
+
+    def close(self) -> None:
+        """There is nothing to close: each call is a program of its own."""
+
+    def require(self) -> None:
+        """Raise KernelError if Open vSwitch does not answer."""
+        self._switch.bridges()
+
+    def read(self) -> dict[int, MarkState]:
+        """Our rules by IP version; altered if one is not as we make them, or is on another bridge than ours."""
+        bridges = self._find_bridge()
+        marks: dict[int, dict[FourTuple, int]] = {version: {} for version in self._made}
+        altered: set[int] = set()
+        for bridge in bridges:
+            for rule in self._switch.rules(bridge.name, f"{_OURS}/-1"):
+                version = 6 if re.search(r"\b(tcp6|ipv6)\b", rule) else 4
+                found = marks.setdefault(version, {})
+                mark = parse_rule(rule)
+                if mark is None or bridge.name != self._bridge:
+                    altered.add(version)
+                else:
+                    found[mark[0]] = mark[1]
+        return {version: MarkState(of, version in altered) for version, of in marks.items()}
+
+    def count(self) -> dict[int, int | None]:
+        """The number of marks by IP version; None if they are altered."""
+        return {version: None if state.altered else len(state.marks) for version, state in self.read().items()}
+
+    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+        """Make exactly these marks, in one bundle."""
+        self._remove_elsewhere(ip_version)
+        lines = [delete_all_line(ip_version), *(add_line(*mark) for mark in marks.items())]
+        self._switch.change_rules(self._own_bridge(), lines)
+        self._made.add(ip_version)
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add marks, in one bundle; a mark in both is changed in place."""
+        removed = [delete_line(ends) for ends in remove if ends not in add]
+        self._switch.change_rules(self._own_bridge(), [*removed, *(add_line(*mark) for mark in add.items())])
+        self._made.add(ip_version)
+
+    def remove(self, ip_version: int) -> None:
+        """Remove all marks."""
+        self._remove_elsewhere(ip_version)
+        if self._bridge is not None:
+            self._switch.change_rules(self._bridge, [delete_all_line(ip_version)])
+        self._made.discard(ip_version)
+
+    def _remove_elsewhere(self, ip_version: int) -> None:
+        for bridge in self._switch.bridges():
+            if bridge.name != self._bridge and self._switch.rules(bridge.name, f"{_OURS}/-1"):
+                self._switch.change_rules(bridge.name, [delete_all_line(ip_version)])
+
+    def _find_bridge(self) -> list[Bridge]:
+        """Look up our bridge among all, which are returned."""
+        bridges, port = self._switch.bridges(), self._switch.port(self._interface)
+        self._bridge = next((one.name for one in bridges if port is not None and port.record in one.ports), None)
+        return bridges
+
+    def _own_bridge(self) -> str:
+        if self._bridge is None:
+            self._find_bridge()
+        if self._bridge is None:
+            raise KernelError(f"{self._interface} is not a port of an Open vSwitch bridge", errno.ENODEV)
+        return self._bridge
+
+
+def parse_rule(rule: str) -> tuple[FourTuple, int] | None:
+    """The subflow and the minor of a rule as Open vSwitch shows it; None if it is not one that we make."""
+    match = _RULE.fullmatch(rule)
+    if match is None:
+        return None
+    source, destination, source_port, destination_port, queue = match.groups()
+    try:
+        ends = FourTuple(
+            Endpoint(ip_address(destination), int(destination_port)), Endpoint(ip_address(source), int(source_port))
+        )
+    except ValueError:  # a subnet
+        return None
+    return ends, minor_of_queue(int(queue))
+
+
+def _match(ends: FourTuple) -> str:
+    version = ends.client.address.version
+    ip = "nw" if version == IP_VERSIONS[0] else "ipv6"
+    return (
+        f"priority={PRIORITY},{_OF_VERSION[version]},{ip}_src={ends.proxy.address},{ip}_dst={ends.client.address},"
+        f"tp_src={ends.proxy.port},tp_dst={ends.client.port}"
+    )

@@ -1,0 +1,285 @@
+"""Classes as queues: a QoS of type linux-htb at the port towards the clients, one queue per class.
+
+Open vSwitch keeps its database over a reboot: records of ours are known by their owner, and removed with our HTB.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from socket import if_nametoindex
+from typing import Any, Final
+
+from pyroute2.netlink.rtnl import TC_H_ROOT
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel import htb, tc
+from mptcp_throttled.kernel.openvswitch.openflow import foreign_rules, minor_of_queue, queue_of
+from mptcp_throttled.kernel.openvswitch.switch import LIST_PORTS, OpenVswitch, Port, records
+from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
+from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
+
+_OWNER: Final = "external_ids:owner=mptcp-throttle"
+_DEFAULT_MINOR: Final = "default_minor"
+_HANDLE: Final = 1 << 16
+"""Of the HTB that Open vSwitch makes, `1:` (lib/netdev-linux.c). Class 1:N+1 is queue N, 1:1 that of other packets."""
+
+_MAX_RATE: Final = 34_000_000_000
+"""Of the port as a whole, in bit/s. HTB rates are 32-bit bytes/s; without a rate Open vSwitch takes 100 Mbit/s for a
+link whose speed it does not know."""
+
+# A command line has room for 2 MiB (execve(2)), and a queue takes 300 bytes.
+_QUEUES_AT_ONCE: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _Qos:
+    """A QoS of ours: its queues by minor."""
+
+    record: str
+    default_minor: int
+    queues: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """What the database has: QoS and queues of ours, and all ports."""
+
+    qos: Mapping[str, _Qos]
+    rates: Mapping[str, int]
+    ports: Mapping[str, Port]
+
+    def with_our_qos(self) -> list[Port]:
+        return [port for port in self.ports.values() if port.qos in self.qos]
+
+
+class PortQueues:
+    """HTB of the port `interface`, by its queues. For one thread only; all methods raise KernelError.
+
+    A port whose QoS or root qdisc is somebody else's is not touched.
+    """
+
+    def __init__(self, interface: str, switch: OpenVswitch) -> None:
+        self._interface = interface
+        self._switch = switch
+        self._queues: dict[int, str] = {}
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """None: ovs-vswitchd makes the changes, and the kernel's notifications of these are looked at."""
+        return frozenset()
+
+    def require_htb(self) -> None:
+        """Raise KernelError if Open vSwitch does not answer."""
+        self._switch.bridges()
+
+    def forget_stale(self) -> None:
+        """Nothing is saved: what is replaced is what a port has by default."""
+
+    def read(self) -> QdiscState:
+        """Our HTB, or why it cannot be installed; and the ports that still have our queues."""
+        found = self._records()
+        ours = [port.name for port in found.with_our_qos()]
+        elsewhere = tuple(name for name in ours if name != self._interface)
+        if self._interface in ours:
+            return QdiscState(self._read_htb(found), None, False, elsewhere)
+        self._queues = {}
+        is_left = any(_without(found, {*elsewhere}))
+        return QdiscState(None, self._obstacle(found), is_left, elsewhere)
+
+    def install(self, default_minor: int) -> None:
+        """Give the port a QoS without queues: packets that no rule leads to one are not limited."""
+        found = self._records()
+        obstacle = self._obstacle(found)
+        if obstacle is not None:
+            raise KernelError(obstacle, errno.EEXIST)
+        self._switch.change(*_without(found, set()), *make_qos(self._interface, default_minor))
+        self._queues = {}
+
+    def restore(self, name: str | None = None) -> None:
+        """Take our QoS from a port (default: the proxy's) and delete its records: its root qdisc is the default one."""
+        found = self._records()
+        kept = {port.name for port in found.with_our_qos()} - {name or self._interface}
+        commands = list(_without(found, kept))
+        if commands:
+            self._switch.change(*commands)
+        if name is None:
+            self._queues = {}
+
+    def fail_open(self) -> None:
+        """Take our QoS from every port, and delete its records."""
+        commands = list(_without(self._records(), set()))
+        if commands:
+            self._switch.change(*commands)
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Add, change and delete queues in one transaction; for each operation, why it was refused."""
+        refusals: list[KernelError | None] = []
+        for begin in range(0, len(operations), _QUEUES_AT_ONCE):
+            some = operations[begin : begin + _QUEUES_AT_ONCE]
+            try:
+                self._change(some)
+                refusals += [None] * len(some)
+            except KernelError as error:
+                refusals += [error] * len(some)
+        return refusals
+
+    def class_bytes(self) -> dict[int, int]:
+        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
+        found = tc.read_class_bytes(self._interface)
+        return {id_ - _HANDLE: sent for id_, sent in found.items() if id_ & tc.MAJOR == _HANDLE}
+
+    def _change(self, operations: Sequence[ClassOperation]) -> None:
+        commands: list[tuple[str, ...]] = []
+        added: list[int] = []
+        for operation in operations:
+            match operation:
+                case AddClass(minor, rate):
+                    added.append(minor)
+                    commands += add_queue(self._interface, minor, rate)
+                case ChangeClass(minor, rate, replace_leaf):
+                    record = self._record(minor)
+                    commands.append(set_queue(record, rate))
+                    if replace_leaf:
+                        # ovs-vswitchd looks at the kernel's class only if a record changes.
+                        commands.append(("set", "Queue", record, f"external_ids:repaired_at={time.time_ns()}"))
+                case DeleteClass(minor):
+                    commands += delete_queue(self._interface, minor, self._record(minor))
+        made = self._switch.change(*commands)
+        gone = {operation.minor for operation in operations if isinstance(operation, DeleteClass)}
+        self._queues = {minor: record for minor, record in self._queues.items() if minor not in gone}
+        self._queues.update(zip(added, made, strict=True))
+
+    def _record(self, minor: int) -> str:
+        if minor not in self._queues:
+            raise KernelError(f"{self._interface}: queue {queue_of(minor)}", errno.ENOENT)
+        return self._queues[minor]
+
+    def _read_htb(self, found: _Records) -> HtbState:
+        port = found.ports[self._interface]
+        qos = found.qos[port.qos or ""]
+        self._queues = dict(qos.queues)
+        in_kernel = self._classes_in_kernel()
+        # Without HTB in the kernel, or with rules that ours would bypass, all is made again, or refused.
+        works = in_kernel is not None and self._why_no_rules(port) is None
+        rates = {minor: found.rates.get(record) for minor, record in qos.queues.items()}
+        classes = {minor: _rate(rate, (in_kernel or {}).get(minor)) for minor, rate in rates.items()}
+        return HtbState(qos.default_minor, works, classes)
+
+    def _classes_in_kernel(self) -> dict[int, Rate | None] | None:
+        """The rates of HTB's classes in the kernel; None without HTB."""
+        interface = self._own_interface()
+        if interface is None:
+            return None
+        with closing(tc.TrafficControl()) as control:
+            roots = _roots(control, interface)
+            if not any(root.kind == "htb" and root.handle == _HANDLE for root in roots):
+                return None
+            return {one.classid - _HANDLE: htb.rate_of(one.options) for one in control.htb_classes(interface)}
+
+    def _obstacle(self, found: _Records) -> str | None:
+        """Why the port cannot have our QoS."""
+        port, interface = found.ports.get(self._interface), self._own_interface()
+        if port is None or interface is None:
+            return f"{self._interface} is not a port of an Open vSwitch bridge"
+        if port.qos is not None and port.qos not in found.qos:
+            return f"port {self._interface} has a QoS of its own"
+        if port.qos is None:
+            with closing(tc.TrafficControl()) as control:
+                own = next((root for root in _roots(control, interface) if root.handle), None)
+            if own is not None:
+                return f"{self._interface} has a root qdisc of its own, {own.kind} {tc.format_handle(own.handle)}"
+        return self._why_no_rules(port)
+
+    def _why_no_rules(self, port: Port) -> str | None:
+        """Why the rules of the port's bridge, or its datapath, leave no room for ours."""
+        bridge = self._switch.bridge_with(port)
+        if bridge is None:
+            return f"{port.name} is not a port of an Open vSwitch bridge"
+        if bridge.datapath != "system":
+            return f"bridge {bridge.name} has the datapath {bridge.datapath}, which ignores queues"
+        rules = foreign_rules(self._switch, bridge.name)
+        return f"bridge {bridge.name} has OpenFlow rules of its own: {rules[0]}" if rules else None
+
+    def _own_interface(self) -> tc.Interface | None:
+        try:
+            return tc.Interface(if_nametoindex(self._interface), self._interface)
+        except OSError:
+            return None
+
+    def _records(self) -> _Records:
+        qos, queues, ports = self._switch.tables(
+            ("--columns=_uuid,queues,external_ids", "find", "QoS", _OWNER),
+            ("--columns=_uuid,other_config", "find", "Queue", _OWNER),
+            LIST_PORTS,
+        )
+        parsed = map(_parse_qos, qos)
+        return _Records(
+            {one.record: one for one in parsed},
+            {records(row["_uuid"])[0]: int(dict(row["other_config"][1]).get("max-rate", 0)) for row in queues},
+            {port.name: port for port in map(Port.of, ports)},
+        )
+
+
+def make_qos(port: str, default_minor: int) -> list[tuple[str, ...]]:
+    """The commands of ovs-vsctl that give a port a QoS without queues."""
+    settings = (_OWNER, f"external_ids:{_DEFAULT_MINOR}={default_minor}", f"other_config:max-rate={_MAX_RATE}")
+    return [("--id=@qos", "create", "QoS", "type=linux-htb", *settings), ("set", "Port", port, "qos=@qos")]
+
+
+def add_queue(port: str, minor: int, rate: Rate) -> list[tuple[str, ...]]:
+    """The commands that add a queue to the QoS of a port."""
+    queue = queue_of(minor)
+    return [
+        (f"--id=@q{queue}", "create", "Queue", _OWNER, *_settings(rate)),
+        ("set", "QoS", port, f"queues:{queue}=@q{queue}"),
+    ]
+
+
+def set_queue(record: str, rate: Rate) -> tuple[str, ...]:
+    """The command that changes the rate of a queue."""
+    return ("set", "Queue", record, *_settings(rate))
+
+
+def delete_queue(port: str, minor: int, record: str) -> list[tuple[str, ...]]:
+    """The commands that delete a queue."""
+    return [("remove", "QoS", port, "queues", str(queue_of(minor))), ("destroy", "Queue", record)]
+
+
+def _settings(rate: Rate) -> tuple[str, ...]:
+    # Without a minimum, HTB would guarantee 12 kbit/s, and borrow the rest from the port.
+    settings = {"min-rate": rate.bits_per_second, "max-rate": rate.bits_per_second, "burst": 8 * htb.burst_bytes(rate)}
+    return tuple(f"other_config:{key}={value}" for key, value in settings.items())
+
+
+def _without(found: _Records, kept: set[str]) -> Iterator[tuple[str, ...]]:
+    """The commands that leave records of ours only to the ports that are `kept`."""
+    ours = found.with_our_qos()
+    for port in ours:
+        if port.name not in kept:
+            yield ("clear", "Port", port.name, "qos")
+    used = {port.qos for port in ours if port.name in kept}
+    for record in found.qos.keys() - used:
+        yield ("destroy", "QoS", record)
+    queues = {queue for qos in found.qos.values() if qos.record in used for queue in qos.queues.values()}
+    for record in found.rates.keys() - queues:
+        yield ("destroy", "Queue", record)
+
+
+def _parse_qos(row: Mapping[str, Any]) -> _Qos:
+    default = dict(row["external_ids"][1]).get(_DEFAULT_MINOR, "0")
+    queues = {minor_of_queue(number): record for number, (_, record) in row["queues"][1]}
+    return _Qos(records(row["_uuid"])[0], int(default) if default.isdecimal() else 0, queues)
+
+
+def _roots(control: tc.TrafficControl, interface: tc.Interface) -> list[tc.Qdisc]:
+    return [qdisc for qdisc in control.qdiscs().get(interface.index, ()) if qdisc.parent == TC_H_ROOT]
+
+
+def _rate(wanted: int | None, actual: Rate | None) -> Rate | None:
+    """The rate of a queue if the database and the kernel agree on it."""
+    return actual if actual is not None and actual.bits_per_second == wanted else None

@@ -1,0 +1,80 @@
+"""The queues of an Open vSwitch port do what HTB of our own does; test_stock_kernels.py runs this file in the guest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from openvswitch_uplink import Uplink, made_uplink
+from pyroute2 import netns
+
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.openvswitch.queues import PortQueues
+from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
+from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
+from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, DeleteClass
+
+SLOW, FAST = Rate.parse("1mbit"), Rate.parse("2mbit")
+
+
+@pytest.fixture(scope="module")
+def uplink() -> Iterator[Uplink]:
+    with made_uplink() as uplink:
+        yield uplink
+
+
+@pytest.fixture
+def queues(uplink: Uplink) -> Iterator[PortQueues]:
+    netns.pushns(uplink.hosts.lab.proxy.namespace)
+    try:
+        yield PortQueues("eth0", OpenVswitch(uplink.switch.directory))
+    finally:
+        netns.popns()
+    assert uplink.is_clean()
+
+
+def test_queues_are_added_changed_and_deleted(queues: PortQueues) -> None:
+    assert queues.read() == QdiscState()
+    queues.install(1)
+    assert queues.read() == QdiscState(HtbState(1, True, {}))
+    assert queues.change_classes([AddClass(1, FAST), AddClass(2, SLOW), AddClass(3, SLOW)]) == [None] * 3
+    assert queues.read() == QdiscState(HtbState(1, True, {1: FAST, 2: SLOW, 3: SLOW}))
+    assert queues.change_classes([ChangeClass(2, FAST), DeleteClass(3), AddClass(4, SLOW)]) == [None] * 3
+    assert queues.read() == QdiscState(HtbState(1, True, {1: FAST, 2: FAST, 4: SLOW}))
+    assert queues.class_bytes().keys() >= {1, 2, 4}
+    (refusal,) = queues.change_classes([DeleteClass(9)])
+    assert str(refusal) == "eth0: queue 8: ENOENT"
+    queues.restore()
+    assert queues.read() == QdiscState()
+
+
+def test_class_that_somebody_has_changed_is_repaired(queues: PortQueues, uplink: Uplink) -> None:
+    queues.install(0)
+    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
+    for _ in range(2):
+        change = "tc class change dev eth0 parent 1:fffe classid 1:2 htb rate 5mbit"
+        uplink.hosts.lab.proxy.run(*change.split())
+        assert queues.read() == QdiscState(HtbState(0, True, {2: None}))
+        assert queues.change_classes([ChangeClass(2, SLOW, replace_leaf=True)]) == [None]
+        assert queues.read() == QdiscState(HtbState(0, True, {2: SLOW}))
+    queues.restore()
+
+
+def test_queues_are_made_by_the_thousand(queues: PortQueues) -> None:
+    queues.install(0)
+    many = dict.fromkeys(range(2, 1002), SLOW)
+    assert set(queues.change_classes([AddClass(*one) for one in many.items()])) == {None}
+    assert queues.read() == QdiscState(HtbState(0, True, many))
+    queues.fail_open()
+
+
+def test_port_with_a_qos_of_its_own_is_not_touched(queues: PortQueues, uplink: Uplink) -> None:
+    uplink.switch.run("--", "--id=@q", "create", "QoS", "type=linux-noop", "--", "set", "Port", "eth0", "qos=@q")
+    assert queues.read().obstacle == "port eth0 has a QoS of its own"
+    uplink.switch.run("--", "clear", "Port", "eth0", "qos", "--", "--all", "destroy", "QoS")
+
+
+def test_port_with_a_root_qdisc_of_its_own_is_not_touched(queues: PortQueues, uplink: Uplink) -> None:
+    uplink.hosts.lab.proxy.run("tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "7:", "pfifo")
+    assert queues.read().obstacle == "eth0 has a root qdisc of its own, pfifo 7:"
+    uplink.hosts.lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "root")
