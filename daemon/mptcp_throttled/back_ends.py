@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mptcp_throttle.config.schema import Config
+from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.model import BackEnd, KernelDecides
 from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
@@ -22,7 +22,7 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel
     """The kernel layer for the service; `keep` is given the descriptor of the kernel program's link."""
     sockets = _paced_sockets(config, keep)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config, sockets)
+        return _openvswitch_kernel(config.proxy.interface, _switch(config), sockets)
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
     marks = choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
     return _tc_kernel(config, marks, sockets)
@@ -32,7 +32,7 @@ def kernel_to_clean(config: Config) -> LinuxKernel:
     """The kernel layer that removes what an instance with this configuration has left."""
     sockets = _paced_sockets(config)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config, sockets)
+        return _openvswitch_kernel(config.proxy.interface, _switch(config), sockets)
     return _tc_kernel(config, _removing_marks(), sockets)
 
 
@@ -40,12 +40,18 @@ def other_kernel(config: Config) -> LinuxKernel | None:
     """The kernel layer of the back end that is not configured; None if that one cannot have left anything."""
     if config.daemon.backend is BackEnd.OVS:
         return _tc_kernel(config, _removing_marks())
-    return _openvswitch_kernel(config) if _switch(config).is_accessible else None
+    switch = _switch(config)
+    return _openvswitch_kernel(config.proxy.interface, switch) if switch.is_accessible else None
 
 
-def unconfigured_kernel(directory: Path) -> LinuxKernel:
-    """The kernel layer that removes what it recognises without a configuration; `directory` has the saved qdiscs."""
-    return LinuxKernel(RootQdisc("", MarkedTraffic(1, ()), directory), _removing_marks())
+def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | None]:
+    """As `kernel_to_clean` and `other_kernel`, for what is recognised without a configuration.
+
+    `directory` has the saved qdiscs; Open vSwitch is looked for in the default directory.
+    """
+    switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
+    kernel = LinuxKernel(RootQdisc("", MarkedTraffic(1, ()), directory), _removing_marks())
+    return kernel, _openvswitch_kernel("", switch) if switch.is_accessible else None
 
 
 def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None = None) -> LinuxKernel:
@@ -59,8 +65,7 @@ def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | Non
     return LinuxKernel(root, marks, sockets)
 
 
-def _openvswitch_kernel(config: Config, sockets: PacedSockets | None = None) -> LinuxKernel:
-    interface, switch = config.proxy.interface, _switch(config)
+def _openvswitch_kernel(interface: str, switch: OpenVswitch, sockets: PacedSockets | None = None) -> LinuxKernel:
     return LinuxKernel(PortQueues(interface, switch), MarkingChoice(OpenFlowMarking(interface, switch)), sockets)
 
 

@@ -165,7 +165,7 @@ def _require_capabilities() -> None:
 def _clean_up(path: Path) -> None:
     """Restore everything even if the configuration is invalid: our kernel objects are recognised without it."""
     _require_capabilities()
-    group, other = None, None
+    group = None
     try:
         config = load_config(path)
         kernel, other = back_ends.kernel_to_clean(config), back_ends.other_kernel(config)
@@ -174,7 +174,7 @@ def _clean_up(path: Path) -> None:
         for problem in error.problems:
             _log.warning("%s", problem)
         directory = find_daemon_directory(path)
-        kernel = back_ends.unconfigured_kernel(directory)
+        kernel, other = back_ends.unconfigured_kernels(directory)
     with service.single_instance(directory, "mptcp-throttled", group):
         clean_up(kernel)
         if other is not None:

@@ -12,6 +12,7 @@ from mptcp_lab.process import run
 
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
+    from mptcp_lab.process import Process
 
 _SCHEMA: Final = Path("/usr/share/openvswitch/vswitch.ovsschema")
 _BRIDGE: Final = "br0"
@@ -19,10 +20,11 @@ _BRIDGE: Final = "br0"
 
 @dataclass(frozen=True, slots=True)
 class OpenVswitch:
-    """A running one; `directory` has its sockets and its database."""
+    """A running one; `directory` has its sockets and its database, `daemon` is ovs-vswitchd."""
 
     host: Host
     directory: Path
+    daemon: Process
 
     def run(self, *words: str) -> str:
         """What ovs-vsctl(8) prints. Raises LabError if it fails."""
@@ -43,8 +45,8 @@ def start(host: Host, name: str) -> OpenVswitch:
     host.run(*environment, "ovsdb-tool", "create", database, _SCHEMA)
     server = (f"--remote=punix:{socket}", "--no-chdir", database)
     host.start(f"ovsdb-server-{name}", *environment, "ovsdb-server", *server).wait_until(socket.exists, "listening")
-    host.start(f"ovs-vswitchd-{name}", *environment, "ovs-vswitchd", "--no-chdir", f"unix:{socket}")
-    return OpenVswitch(host, directory)
+    daemon = host.start(f"ovs-vswitchd-{name}", *environment, "ovs-vswitchd", "--no-chdir", f"unix:{socket}")
+    return OpenVswitch(host, directory, daemon)
 
 
 def datapath() -> str:

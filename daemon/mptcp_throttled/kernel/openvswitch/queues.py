@@ -66,6 +66,7 @@ class PortQueues:
     def __init__(self, interface: str, switch: OpenVswitch) -> None:
         self._interface = interface
         self._switch = switch
+        self._qos: str | None = None
         self._queues: dict[int, str] = {}
 
     @property
@@ -87,7 +88,7 @@ class PortQueues:
         elsewhere = tuple(name for name in ours if name != self._interface)
         if self._interface in ours:
             return QdiscState(self._read_htb(found), None, False, elsewhere)
-        self._queues = {}
+        self._qos, self._queues = None, {}
         is_left = any(_without(found, {*elsewhere}))
         return QdiscState(None, self._obstacle(found), is_left, elsewhere)
 
@@ -97,7 +98,7 @@ class PortQueues:
         obstacle = self._obstacle(found)
         if obstacle is not None:
             raise KernelError(obstacle, errno.EEXIST)
-        self._switch.change(*_without(found, set()), *make_qos(self._interface, default_minor))
+        (self._qos,) = self._switch.change(*_without(found, set()), *make_qos(self._interface, default_minor))
         self._queues = {}
 
     def restore(self, name: str | None = None) -> None:
@@ -108,13 +109,18 @@ class PortQueues:
         if commands:
             self._switch.change(*commands)
         if name is None:
-            self._queues = {}
+            self._qos, self._queues = None, {}
 
     def fail_open(self) -> None:
-        """Take our QoS from every port, and delete its records."""
-        commands = list(_without(self._records(), set()))
-        if commands:
-            self._switch.change(*commands)
+        """Take our QoS from every port, and delete its records. If Open vSwitch does not answer, delete HTB instead."""
+        try:
+            commands = list(_without(self._records(), set()))
+            if commands:
+                self._switch.change(*commands)
+        except KernelError:
+            if self._qos is not None:
+                self._delete_htb()
+            raise
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         """Add, change and delete queues in one transaction; for each operation, why it was refused."""
@@ -136,33 +142,41 @@ class PortQueues:
     def _change(self, operations: Sequence[ClassOperation]) -> None:
         commands: list[tuple[str, ...]] = []
         added: list[int] = []
+        if self._qos is None:
+            raise KernelError(f"{self._interface}: QoS", errno.ENOENT)
         for operation in operations:
+            record = self._queues.get(operation.minor)
             match operation:
-                case AddClass(minor, rate):
-                    added.append(minor)
-                    commands += add_queue(self._interface, minor, rate)
-                case ChangeClass(minor, rate, replace_leaf):
-                    record = self._record(minor)
+                case DeleteClass(minor):
+                    commands += delete_queue(self._qos, minor, record)
+                case ChangeClass(minor, rate, replace_leaf) if record is not None:
                     commands.append(set_queue(record, rate))
                     if replace_leaf:
                         # ovs-vswitchd looks at the kernel's class only if a record changes.
                         commands.append(("set", "Queue", record, f"external_ids:repaired_at={time.time_ns()}"))
-                case DeleteClass(minor):
-                    commands += delete_queue(self._interface, minor, self._record(minor))
+                case AddClass(minor, rate) | ChangeClass(minor, rate):
+                    added.append(minor)
+                    commands += add_queue(self._qos, minor, rate)
         made = self._switch.change(*commands)
         gone = {operation.minor for operation in operations if isinstance(operation, DeleteClass)}
         self._queues = {minor: record for minor, record in self._queues.items() if minor not in gone}
         self._queues.update(zip(added, made, strict=True))
 
-    def _record(self, minor: int) -> str:
-        if minor not in self._queues:
-            raise KernelError(f"{self._interface}: queue {queue_of(minor)}", errno.ENOENT)
-        return self._queues[minor]
+    def _delete_htb(self) -> None:
+        """Of the port, and only if it is the one that Open vSwitch made for our QoS."""
+        interface = self._own_interface()
+        if interface is None:
+            return
+        with closing(tc.TrafficControl()) as control:
+            if _has_htb(control, interface):
+                control.delete_root(interface)
 
     def _read_htb(self, found: _Records) -> HtbState:
         port = found.ports[self._interface]
         qos = found.qos[port.qos or ""]
-        self._queues = dict(qos.queues)
+        self._qos = qos.record
+        # Others may have put queues of theirs into our QoS: these are not changed, but replaced.
+        self._queues = {minor: record for minor, record in qos.queues.items() if record in found.rates}
         in_kernel = self._classes_in_kernel()
         # Without HTB in the kernel, or with rules that ours would bypass, all is made again, or refused.
         works = in_kernel is not None and self._why_no_rules(port) is None
@@ -176,8 +190,7 @@ class PortQueues:
         if interface is None:
             return None
         with closing(tc.TrafficControl()) as control:
-            roots = _roots(control, interface)
-            if not any(root.kind == "htb" and root.handle == _HANDLE for root in roots):
+            if not _has_htb(control, interface):
                 return None
             return {one.classid - _HANDLE: htb.rate_of(one.options) for one in control.htb_classes(interface)}
 
@@ -231,12 +244,12 @@ def make_qos(port: str, default_minor: int) -> list[tuple[str, ...]]:
     return [("--id=@qos", "create", "QoS", "type=linux-htb", *settings), ("set", "Port", port, "qos=@qos")]
 
 
-def add_queue(port: str, minor: int, rate: Rate) -> list[tuple[str, ...]]:
-    """The commands that add a queue to the QoS of a port."""
+def add_queue(qos: str, minor: int, rate: Rate) -> list[tuple[str, ...]]:
+    """The commands that add a queue to a QoS, or put it in place of another one."""
     queue = queue_of(minor)
     return [
         (f"--id=@q{queue}", "create", "Queue", _OWNER, *_settings(rate)),
-        ("set", "QoS", port, f"queues:{queue}=@q{queue}"),
+        ("set", "QoS", qos, f"queues:{queue}=@q{queue}"),
     ]
 
 
@@ -245,9 +258,10 @@ def set_queue(record: str, rate: Rate) -> tuple[str, ...]:
     return ("set", "Queue", record, *_settings(rate))
 
 
-def delete_queue(port: str, minor: int, record: str) -> list[tuple[str, ...]]:
-    """The commands that delete a queue."""
-    return [("remove", "QoS", port, "queues", str(queue_of(minor))), ("destroy", "Queue", record)]
+def delete_queue(qos: str, minor: int, record: str | None) -> list[tuple[str, ...]]:
+    """The commands that take a queue from a QoS and delete its `record`; None keeps it, since it is not ours."""
+    removed = ("remove", "QoS", qos, "queues", str(queue_of(minor)))
+    return [removed] if record is None else [removed, ("destroy", "Queue", record)]
 
 
 def _settings(rate: Rate) -> tuple[str, ...]:
@@ -261,7 +275,8 @@ def _without(found: _Records, kept: set[str]) -> Iterator[tuple[str, ...]]:
     ours = found.with_our_qos()
     for port in ours:
         if port.name not in kept:
-            yield ("clear", "Port", port.name, "qos")
+            # Not `clear`: somebody may have given the port another QoS by now.
+            yield ("remove", "Port", port.name, "qos", port.qos or "")
     used = {port.qos for port in ours if port.name in kept}
     for record in found.qos.keys() - used:
         yield ("destroy", "QoS", record)
@@ -278,6 +293,10 @@ def _parse_qos(row: Mapping[str, Any]) -> _Qos:
 
 def _roots(control: tc.TrafficControl, interface: tc.Interface) -> list[tc.Qdisc]:
     return [qdisc for qdisc in control.qdiscs().get(interface.index, ()) if qdisc.parent == TC_H_ROOT]
+
+
+def _has_htb(control: tc.TrafficControl, interface: tc.Interface) -> bool:
+    return any(root.kind == "htb" and root.handle == _HANDLE for root in _roots(control, interface))
 
 
 def _rate(wanted: int | None, actual: Rate | None) -> Rate | None:

@@ -14,7 +14,9 @@ from typing import Any, Final, Self
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
 
 _DATABASE: Final = "db.sock"
-_TIMEOUT_SECONDS: Final = 5
+_READ_SECONDS: Final = 2
+# ovs-vswitchd takes part in a change, and makes a thousand queues in half a second.
+_CHANGE_SECONDS: Final = 5
 _MAX_TEXT: Final = 160
 # Bundles are part of OpenFlow 1.4; Open vSwitch has them in 1.3, too (ONF extension 230).
 _VERSIONS: Final = "OpenFlow13,OpenFlow14"
@@ -56,18 +58,18 @@ class OpenVswitch:
     @property
     def is_accessible(self) -> bool:
         """Whether there is a database that this process may change."""
-        return os.access(self._run_directory / _DATABASE, os.R_OK | os.W_OK)
+        return os.access(self._run_directory / _DATABASE, os.R_OK | os.W_OK, effective_ids=True)
 
     def change(self, *commands: Sequence[str]) -> list[str]:
         """One transaction of these commands of ovs-vsctl; the record ids of what they create.
 
         Returns when ovs-vswitchd has changed the kernel accordingly.
         """
-        return self._vsctl(commands).split()
+        return self._vsctl(commands, _CHANGE_SECONDS).split()
 
     def tables(self, *commands: Sequence[str]) -> list[list[dict[str, Any]]]:
         """The rows that each of these `find` or `list` commands returns, by column, in OVSDB's JSON (RFC 7047)."""
-        printed = self._vsctl(commands, "--no-wait", "--format=json").splitlines()
+        printed = self._vsctl(commands, _READ_SECONDS, "--no-wait", "--format=json").splitlines()
         return [
             [dict(zip(table["headings"], row, strict=True)) for row in table["data"]]
             for table in map(json.loads, printed)
@@ -90,23 +92,25 @@ class OpenVswitch:
 
     def rules(self, bridge: str, match: str = "") -> list[str]:
         """The OpenFlow rules of a bridge, as text."""
-        lines = self._ofctl("--no-stats", "dump-flows", self._management(bridge), *([match] if match else []))
+        words = ("--no-stats", "dump-flows", self._management(bridge), *([match] if match else []))
+        lines = self._ofctl(words, _READ_SECONDS)
         return [line.strip() for line in lines.splitlines() if "actions=" in line]
 
     def change_rules(self, bridge: str, lines: Sequence[str]) -> None:
         """One bundle: all of these changes (the file of `ovs-ofctl add-flows`) or none."""
-        self._ofctl("--bundle", "add-flows", self._management(bridge), "-", text="\n".join([*lines, ""]))
+        words = ("--bundle", "add-flows", self._management(bridge), "-")
+        self._ofctl(words, _CHANGE_SECONDS, "\n".join([*lines, ""]))
 
     def _management(self, bridge: str) -> str:
         return f"unix:{self._run_directory / bridge}.mgmt"
 
-    def _vsctl(self, commands: Sequence[Sequence[str]], *options: str) -> str:
+    def _vsctl(self, commands: Sequence[Sequence[str]], seconds: int, *options: str) -> str:
         database = f"--db=unix:{self._run_directory / _DATABASE}"
         words = [word for command in commands for word in ("--", *command)]
-        return self._run(["ovs-vsctl", database, f"--timeout={_TIMEOUT_SECONDS}", *options, *words])
+        return self._run(["ovs-vsctl", database, f"--timeout={seconds}", *options, *words])
 
-    def _ofctl(self, *words: str, text: str = "") -> str:
-        return self._run(["ovs-ofctl", f"--protocols={_VERSIONS}", f"--timeout={_TIMEOUT_SECONDS}", *words], text)
+    def _ofctl(self, words: Sequence[str], seconds: int, text: str = "") -> str:
+        return self._run(["ovs-ofctl", f"--protocols={_VERSIONS}", f"--timeout={seconds}", *words], text)
 
     def _run(self, words: Sequence[str], text: str = "") -> str:
         what = " ".join(word for word in words if not word.startswith(("--db=", "--timeout=", "--protocols=")))
