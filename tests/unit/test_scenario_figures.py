@@ -183,7 +183,7 @@ def test_judge_leaves_out_expectations_of_another_kernel(tmp_path: Path) -> None
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     runs = [Run({"f": 1.5, "g": None}, 10.0, 0.75, (Event(4.0, "down a.eth0"),)), Run({}, 0.0, 0.0, (), "no luck")]
-    result = Result("s/x", "/x.yaml", "native", "6.1", "cubic", 2, 1.0, 1, runs, tmp_path)
+    result = Result("s/x", "/x.yaml", "", "native", "6.1", "cubic", 2, 1.0, 1, runs, tmp_path)
     write_result(result)
     (again,) = read_results(tmp_path)
     assert again.statistics == {"f": Statistic(1.5, 1.5, 1.5, 1), "g": None}

@@ -44,7 +44,17 @@ def results(directory: Path) -> list[tuple[Experiment, Result]]:
         place = directory / "out/native/s4/x" / str(experiment.variant)
         place.mkdir(parents=True)
         result = Result(
-            experiment.name, str(path), "native", "6.18", "reno", 2, 1.0, 1, runs[experiment.name], directory=place
+            experiment.name,
+            str(path),
+            "0a1b2c3",
+            "native",
+            "6.18",
+            "reno",
+            2,
+            1.0,
+            1,
+            runs[experiment.name],
+            directory=place,
         )
         found.append((experiment, result))
     return found
@@ -53,6 +63,7 @@ def results(directory: Path) -> list[tuple[Experiment, Result]]:
 def test_report_counts_and_explains_the_numbers_of_each_seed(tmp_path: Path) -> None:
     text = as_markdown(make_report(results(tmp_path), "the command", pictures=False), tmp_path)
     lines = text.splitlines()
+    assert lines[4].startswith("Measured at 0a1b2c3: s4. Kernels: native is 6.18 ")
     assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 |" in lines
     assert (
         "| x:one | native | 25 | f 10.5 (10-11) Mb/s; g 4 (4-4) s; h 3 (3-3) s; i - s"

@@ -14,7 +14,7 @@ from rich.table import Table
 from mptcp_lab.argument_types import checked
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.display import Display
-from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.files import DIRECTORY, Experiment, available, chosen, load, scaled
 from mptcp_lab.scenario.kernel_choice import choose
 from mptcp_lab.scenario.plan import event_commands, reshape
 from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
@@ -191,7 +191,7 @@ def _found(directory: Path) -> list[tuple[Experiment, Result]]:
     loaded: dict[str, dict[str, Experiment]] = {}
     for result in read_results(directory):
         if result.file not in loaded:
-            loaded[result.file] = {e.name: e for e in load(result.name.split(":")[0], Path(result.file))}
+            loaded[result.file] = {e.name: e for e in load(result.name.split(":")[0], DIRECTORY / result.file)}
         experiment = loaded[result.file].get(result.name)
         if experiment is None:
             raise LabError(f"{result.directory}: {result.file} has no {result.name} any more")

@@ -70,7 +70,7 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
     blocks: list[Block] = [
         Heading(1, "The seeds' experiments, repeated"),
         Paragraph(f"Printed by `{command}`; each row of *what was found* has the command that measured its numbers."),
-        Paragraph(_environment(pairs)),
+        Paragraph(f"{_commits(pairs)} {_environment(pairs)}"),
         Paragraph(
             "Numbers are medians, with the range of all runs in brackets. *Same*: within 25 % of the seed's number, or"
             " within what the scenario's file says. *Idle*: the share of the processors' time in which they had nothing"
@@ -90,6 +90,14 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
 def _by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, list[tuple[Experiment, Result]]]]:
     for name, members in groupby(pairs, key=lambda pair: pair[0].family.split("/")[0]):
         yield name, list(members)
+
+
+def _commits(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+    measured: dict[str, list[str]] = defaultdict(list)
+    for name, members in _by_set(pairs):
+        for commit in dict.fromkeys(result.commit or "an unknown commit" for _, result in members):
+            measured[commit].append(name)
+    return " ".join(f"Measured at {commit}: {', '.join(names)}." for commit, names in measured.items())
 
 
 def _environment(pairs: Sequence[tuple[Experiment, Result]]) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from mptcp_lab import process
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.scenario.files import DIRECTORY
 from mptcp_lab.scenario.judge import Statistic, summarise
 from mptcp_lab.scenario.plan import Addresses
 from mptcp_lab.scenario.recording import Event
@@ -46,10 +48,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An experiment's runs on one kernel (`kernel` as asked for, `release` as uname(1) says)."""
+    """An experiment's runs on one kernel (`kernel` as asked for, `release` as uname(1) says).
+
+    `file` is relative to the lab's scenarios if it is one of them. `commit` ends with `-dirty` if the checkout had
+    changes, and is empty without git.
+    """
 
     name: str
     file: str
+    commit: str
     kernel: str
     release: str
     congestion_control: str
@@ -82,9 +89,22 @@ def directory_of(out: Path, kernel: str, name: str) -> Path:
 
 
 def environment() -> dict[str, Any]:
-    """What numbers depend on: kernel, its default congestion control, number of processors."""
+    """What numbers depend on: code, kernel, its default congestion control, number of processors."""
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
-    return {"release": platform.release(), "congestion_control": control, "processors": os.cpu_count() or 1}
+    return {
+        "commit": _commit(),
+        "release": platform.release(),
+        "congestion_control": control,
+        "processors": os.cpu_count() or 1,
+    }
+
+
+def _commit() -> str:
+    describe = ("describe", "--always", "--dirty", "--abbrev=7", "--exclude=*")
+    try:
+        return process.run(["git", "-C", DIRECTORY, *describe], check=False).stdout.strip()
+    except LabError:  # git is not installed
+        return ""
 
 
 def write_samples(directory: Path, number: int, scenario: Scenario, recording: Recording) -> None:
@@ -135,7 +155,7 @@ def read_interfaces(directory: Path) -> list[dict[str, str]]:
 
 def write_result(result: Result) -> None:
     """`result.json`."""
-    fields = ("name", "file", "kernel", "release", "congestion_control", "processors", "time_scale", "seed")
+    fields = ("name", "file", "commit", "kernel", "release", "congestion_control", "processors", "time_scale", "seed")
     data: dict[str, Any] = {field: getattr(result, field) for field in fields}
     data["figures"] = {
         name: None if statistic is None else {key: round(value, 4) for key, value in statistic._asdict().items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.figures import measure, window_of
-from mptcp_lab.scenario.files import scaled
+from mptcp_lab.scenario.files import DIRECTORY, scaled
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, coupled_controls, needs
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
 from mptcp_lab.scenario.scenario_schema import Kernel, Protocol
@@ -111,7 +111,7 @@ def _run_here(experiments: Iterable[Experiment], kernel: Kernel, options: Option
         write_result(
             Result(
                 name=experiment.name,
-                file=str(experiment.file),
+                file=_stored(experiment.file),
                 kernel=kernel,
                 time_scale=options.time_scale,
                 seed=options.seed,
@@ -120,6 +120,10 @@ def _run_here(experiments: Iterable[Experiment], kernel: Kernel, options: Option
                 **environment(),
             )
         )
+
+
+def _stored(file: Path) -> str:
+    return str(file.relative_to(DIRECTORY) if file.is_relative_to(DIRECTORY) else file)
 
 
 def _run_once(
