@@ -19,7 +19,7 @@ _HEADER_BYTES: Final = _ATTRIBUTE.size
 _unpack_header: Final = _ATTRIBUTE.unpack_from
 _TYPE_MASK: Final = 0x3FFF  # NLA_TYPE_MASK: the two upper bits of an attribute's type are flags
 _ERROR: Final = Struct("=i")
-# Where the attributes of an extended acknowledgement begin: an error repeats the header of its request
+# Where the attributes of an extended acknowledgment begin: an error repeats the header of its request
 # (NETLINK_CAP_ACK leaves out the rest of it), the end of a dump does not.
 _EXTENDED_ACK_OFFSET: Final = {NLMSG_ERROR: _ERROR.size + _HEADER.size, NLMSG_DONE: _ERROR.size}
 _NLMSGERR_ATTR_MSG: Final = 1

@@ -23,7 +23,7 @@ from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 T = TypeVar("T")
 
 _NETLINK_ADD_MEMBERSHIP, _NETLINK_CAP_ACK = 1, 10  # include/uapi/linux/netlink.h; pyroute2 has no names for them
-# An acknowledgement takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
+# An acknowledgment takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
 _PID_BITS: Final = 22  # include/linux/threads.h, PID_MAX_LIMIT
 # pyroute2 numbers its sockets in the bits above the process id: 0, and 20 to 199, without asking the kernel.

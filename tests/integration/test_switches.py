@@ -13,21 +13,21 @@ from polling import eventually
 from test_mptcp_lab import lab, namespaces, start
 
 SCENARIO: Final = """\
-title: two sites with a path between them, and one over a third site
+title: two sites with a path between them, and one over a three site
 seed: none; this is a test
 duration: 7s
 hosts:
   one: {node: ovs}
   two: {node: ovs}
-  third: {node: ovs}
+  three: {node: ovs}
   a: {addresses: {eth0: 2}, endpoints: {eth0: [subflow]}, sysctls: {net.ipv4.tcp_congestion_control: reno}}
   b: {}
 links:
   a: {ends: [one.host, a.eth0], families: [4]}
   b: {ends: [two.host, b.eth0], families: [4]}
   direct: {ends: [one.two, two.one], families: [4], rate: 5mbit}
-  there: {ends: [one.third, third.one], families: [4], rate: 5mbit}
-  here: {ends: [third.two, two.third], families: [4], rate: 5mbit}
+  one-three: {ends: [one.three, three.one], families: [4], rate: 5mbit}
+  three-two: {ends: [three.two, two.three], families: [4], rate: 5mbit}
 controller: {}
 flows:
   flow: {from: a, to: b, over: a}
@@ -36,9 +36,9 @@ events:
 report:
   before: {received: flow, from: 1s, to: failure}
   direct: {rate: [direct], from: 1s, to: failure}
-  other: {rate: [here], from: 1s, to: failure}
+  other: {rate: [three-two], from: 1s, to: failure}
   without: {rate: [direct], from: failure + 500ms, to: failure + 2s}
-  outage: {outage: failure}
+  outage: {outage_length: failure}
   path_setup: {path_setup: 50}
 """
 
@@ -76,7 +76,7 @@ def test_subflows_take_disjoint_paths_and_survive_an_outage(tmp_path: Path) -> N
     assert 0 < figures["path_setup"] < 1000
     with (path.parent / "interfaces-1.csv").open() as file:
         ports = {tuple(row[1:3]) for row in csv.reader(file)}
-    assert {("third", "two"), ("one", "host")} <= ports
+    assert {("three", "two"), ("one", "host")} <= ports
     assert "refused" not in (path.parent / "logs-1/controller.log").read_text()
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptcp_lab.disorder.arrivals import Arrival, find_arrivals
+from mptcp_lab.disorder.mappings import DataMapping, data_mapping
 from mptcp_lab.disorder.reassembly import Reassembly
 from mptcp_lab.disorder.summary import summarise
 from mptcp_sniffer.capture_file import FileFrame
-from mptcp_sniffer.options import DataMapping, data_mapping
 from mptcp_sniffer.segment import Flag, PackedEndpoint
 
 ONE, TWO = PackedEndpoint(b"\n\1\0\1", 1000), PackedEndpoint(b"\n\2\0\1", 2000)
@@ -44,12 +44,37 @@ def arrivals(*pieces: tuple[PackedEndpoint, int, int]) -> list[Arrival]:
 def test_two_paths_of_which_one_is_late() -> None:
     found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 2), (TWO, 1, 3), (ONE, 1, 1), (TWO, 2, 4)))
     assert (found.packets, found.percent, found.percent_in_subflows) == (5, 40.0, 0.0)
+    # The first of the two that overtook came two seconds and two packets before the late one.
     assert (found.most_held, found.extent, found.wait) == (200, 2, 2000.0)
+
+
+def test_extent_is_counted_from_the_first_packet_that_overtook() -> None:
+    """RFC 4737, section 4.2.1: i - j of the packets 3, 1, 2 is 1 for the second, and 2 for the third."""
+    found = summarise(arrivals((ONE, 0, 2), (TWO, 0, 0), (TWO, 1, 1)))
+    assert found.extent == 2
+
+
+def test_each_early_packet_waits_until_no_earlier_byte_is_missing() -> None:
+    found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 2), (TWO, 1, 4), (ONE, 1, 1), (ONE, 2, 3)))
+    assert (found.percent, found.most_held, found.extent, found.wait) == (40.0, 200, 2, 2000.0)
 
 
 def test_what_arrives_twice_counts_once() -> None:
     found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 0), (ONE, 2, 2), (ONE, 1, 1), (ONE, 2, 2)))
     assert (found.packets, round(found.percent, 1), round(found.percent_in_subflows, 1)) == (3, 0.0, 33.3)
+
+
+def test_packet_that_comes_twice_while_it_is_kept_is_out_of_order_once() -> None:
+    found = summarise(arrivals((ONE, 0, 0), (ONE, 2, 2), (ONE, 2, 2), (ONE, 1, 1)))
+    assert (found.packets, round(found.percent_in_subflows, 1)) == (3, 33.3)
+
+
+def test_packet_that_is_missing_is_an_error() -> None:
+    """What comes later on its subflow would be in no figure."""
+    later = [(ONE, number, number) for number in range(2, 9)]
+    assert summarise(arrivals((ONE, 0, 0), *later[:5])).packets == 1
+    with pytest.raises(ValueError, match="a packet of a subflow is missing"):
+        summarise(arrivals((ONE, 0, 0), *later))
 
 
 def test_packet_that_waits_in_its_subflow_comes_when_that_is_in_order() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from mptcp_lab.benchmarks.join_latency import networks, paired
-from mptcp_lab.benchmarks.measure import percentile
+from mptcp_lab.percentiles import percentile
 from mptcp_lab.topology import WIFI
 
 ETHERNET_END, WIFI_END, TRANSFER = "10.1.0.2:5000->10.3.0.2:8080", "10.2.0.2:6000->10.3.0.2:8080", "10.2.0.2:1->x:8081"

@@ -88,7 +88,7 @@ def error(number: int) -> bytes:
 
 
 def explained(number: int, explanation: bytes, skipped: int) -> bytes:
-    """The payload of an extended acknowledgement."""
+    """The payload of an extended acknowledgment."""
     return error(number) + bytes(skipped) + attribute(1, explanation + b"\0")
 
 
@@ -207,7 +207,7 @@ def test_carry_out_sends_64_requests_per_datagram(answer: Answer) -> None:
     assert [len(batch) for batch in fake.sent] == [64, 64, 2]
 
 
-def test_carry_out_ignores_acknowledgements_of_earlier_requests(answer: Answer) -> None:
+def test_carry_out_ignores_acknowledgments_of_earlier_requests(answer: Answer) -> None:
     def reply(sequences: Sequence[int]) -> list[bytes]:
         return [pack(NLMSG_ERROR, 0, sequences[0] - 1, error(errno.EIO)), *acknowledge(0)(sequences)]
 

@@ -102,14 +102,14 @@ def test_outages_paths_and_completion_have_figures(tmp_path: Path) -> None:
         (Path(__file__).parent / "plans/switches.yaml").read_text().replace("seconds: 100ms}", "seconds: 1s, name: o}")
     )
     text = text.replace("over: a}", "over: a, size: 1MB}\n  y: {from: b, to: a, over: b, size: 1MB}")
-    figures = "{o: {outage: o}, p0: {path_setup: 0}, p50: {path_setup: 50}, p100: {path_setup: 100}"
+    figures = "{o: {outage_length: o}, p0: {path_setup: 0}, p50: {path_setup: 50}, p100: {path_setup: 100}"
     text = text.replace("report: {}", f"report: {figures}, c50: {{completion: 50}}, c0: {{completion: 0}}}}")
     (tmp_path / "x.yaml").write_text(text)
     (experiment,) = load("s/x", tmp_path / "x.yaml")
     flows = {"x": FlowResult(8.0, 10), "y": FlowResult(9.0, 10)}
     recording = replace(RECORDING, outages={"o": 1.003}, flows=flows)
     found = measure(experiment.scenario, recording)
-    assert found == pytest.approx({"o": 1003.0, "p0": 1.0, "p50": 4.0, "p100": 9.0, "c50": 9.0, "c0": 8.0})
+    assert found == pytest.approx({"o": 1003.0, "p0": 1.0, "p50": 2.0, "p100": 9.0, "c50": 8.0, "c0": 8.0})
     nothing = replace(RECORDING, setups=(), flows={name: FlowResult(None, None) for name in flows})
     assert set(measure(experiment.scenario, nothing).values()) == {None}
 

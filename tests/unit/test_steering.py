@@ -103,13 +103,23 @@ def test_connections_begin_on_the_primary_path() -> None:
 
 def test_flows_are_led_around_a_failed_link_and_new_ones_avoid_it() -> None:
     steering = connected()
-    steering.failed.add("uk-de")
-    moved = steering.around({"uk-de"})
+    moved = steering.fail("uk-de")
     assert moved.keys() == {FIRST, FIRST.back()}
     assert sites(steering, FIRST) == ["uk", "hr", "de"]
     new = FIRST._replace(source_port=7)
     steering.path_of_first_packet(new, SYN, CAPABLE_SYN)
     assert sites(steering, new) == ["uk", "hr", "de"]
+
+
+def test_flows_go_back_when_their_links_work_again() -> None:
+    steering = connected()
+    steering.fail("uk-de")
+    assert steering.fail("uk-hr").keys() == {FIRST, FIRST.back(), JOINED, JOINED.back()}
+    assert sites(steering, FIRST) == sites(steering, JOINED) == ["uk", "nl", "de"]
+    assert steering.repair("uk-de").keys() == {FIRST, FIRST.back()}
+    assert sites(steering, FIRST) == ["uk", "de"]
+    assert steering.repair("uk-hr").keys() == {JOINED, JOINED.back()}
+    assert sites(steering, JOINED) == ["uk", "hr", "de"]
 
 
 def test_address_that_is_at_no_switch_has_no_path() -> None:
@@ -121,11 +131,11 @@ def test_address_that_is_at_no_switch_has_no_path() -> None:
 def test_fabric_of_a_scenario_has_its_links_and_addresses() -> None:
     scenario = load("plans/x", Path(__file__).parent / "plans/switches.yaml")[0].scenario
     fabric = fabric_of(scenario)
-    assert fabric.switches == ("one", "two", "third")
+    assert fabric.switches == ("one", "two", "three")
     assert fabric.links == {
         "direct": (End("one", 2), End("two", 2)),
-        "there": (End("one", 3), End("third", 1)),
-        "here": (End("third", 2), End("two", 3)),
+        "one-three": (End("one", 3), End("three", 1)),
+        "three-two": (End("three", 2), End("two", 3)),
     }
     assert fabric.hosts == {"10.1.0.1": End("one", 1), "10.1.0.11": End("one", 1), "10.2.0.2": End("two", 1)}
     assert [command.host for command in switch_shapes(scenario)] == ["one", "two"]

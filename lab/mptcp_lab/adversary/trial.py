@@ -101,8 +101,9 @@ def carry_out(attack: Attack, site: Site, seconds: float, *, around: bool = True
 def holds_off_on_busy_machine(attack: Attack, site: Site, seconds: float) -> Outcome:
     """Carry it out; again if it was not held off while sockets of the proxy had retransmission timeouts.
 
-    A busy machine delays acknowledgements that long. After two timeouts in a row over Wi-Fi the proxy's kernel sends
-    nothing there, and Ethernet is free by design, so that such an outcome shows nothing about the attack.
+    A busy machine delays acknowledgments beyond the retransmission timeout. After two timeouts in a row over Wi-Fi the
+    proxy's kernel sends nothing there, and Ethernet is free by design, so that such an outcome shows nothing about the
+    attack.
     """
     for _ in range(_ATTEMPTS):
         before = _timeouts(site)

@@ -11,10 +11,11 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.benchmarks.measure import command_line, percentile, write_json
+from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Origin, endless, start_origin
+from mptcp_lab.percentiles import percentile
 from mptcp_lab.process import wait_until
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid

@@ -27,10 +27,11 @@ from typing import Any, Final, NamedTuple
 
 from mptcp_lab import oracle
 from mptcp_lab.benchmarks.goodput import PAYLOAD_PART, delay_links, delay_pair, pair_text
-from mptcp_lab.benchmarks.measure import command_line, percentile, write_json
+from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.benchmarks.stock_kernels import CONGESTION_CONTROLS, KERNELS, missing, results_of_guest, set_up_guest
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
+from mptcp_lab.percentiles import percentile
 from mptcp_lab.process import wait_until
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
@@ -38,7 +39,7 @@ from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
 VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "kernel", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
-"""Of documents, in MB; of six at once, over a connection each; besides `page` and `late`."""
+"""Documents of so many MB; `6x3`: six of 3 MB at once, over a connection each. Besides, `page` and `late`."""
 
 _PAGE: Final = "page"
 _LATE: Final = "late"
@@ -203,8 +204,8 @@ def _lengths(size: str) -> list[int]:
     if size == _PAGE:
         objects = random.Random(1)  # noqa: S311
         return [objects.randint(*_PAGE_BYTES) for _ in range(_PAGE_OBJECTS)]
-    count_, _, megabytes = size.rpartition("x")
-    return [_LATE_BYTES if size == _LATE else round(float(megabytes) * 1e6)] * int(count_ or 1)
+    count, _, megabytes = size.rpartition("x")
+    return [_LATE_BYTES if size == _LATE else round(float(megabytes) * 1e6)] * int(count or 1)
 
 
 Times = dict[tuple[str, str], list[Fetched]]

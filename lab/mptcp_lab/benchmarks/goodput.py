@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Final
 
 from mptcp_lab.background import Background
-from mptcp_lab.benchmarks.measure import command_line, percentile, write_json
+from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.benchmarks.stock_kernels import (
     CONGESTION_CONTROLS,
     KERNELS,
@@ -31,6 +31,7 @@ from mptcp_lab.benchmarks.stock_kernels import (
 from mptcp_lab.download import Download
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Document, Origin, start_origin
+from mptcp_lab.percentiles import percentile
 from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.recording import MEGA, Curve
 from mptcp_lab.scenario.sampler import PathMeter, Sampler

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab import namespaces
 from mptcp_lab.benchmarks.join_observer import Delays, JoinObserver
-from mptcp_lab.benchmarks.measure import PORT, command_line, percentile, unshaped, write_json
+from mptcp_lab.benchmarks.measure import PORT, command_line, unshaped, write_json
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.percentiles import percentile
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, build
 from mptcp_lab.traffic import program, start_pour, start_server

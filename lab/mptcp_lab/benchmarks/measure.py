@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -16,8 +15,6 @@ from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
     from mptcp_lab.services import Services
@@ -37,11 +34,6 @@ def write_json(file: Path | None, figures: object) -> None:
     """Write the figures to the file that `--json` names, if any."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of these values that so many per cent of them do not exceed."""
-    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
 
 
 def unshaped(*clients: ClientSpec) -> Topology:

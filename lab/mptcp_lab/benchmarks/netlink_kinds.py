@@ -124,9 +124,9 @@ class _Tc:
             prepare=self._delete_many,
         )
         yield self._notification(delete(), add())
-        acknowledgement = pack(netlink.NLMSG_ERROR, 0, 1, bytes(20))
-        ours = partial(_parsed, status, acknowledgement)
-        yield Case("acknowledgement", DECODE, JOIN, _parsing(acknowledgement), ours)
+        acknowledgment = pack(netlink.NLMSG_ERROR, 0, 1, bytes(20))
+        ours = partial(_parsed, status, acknowledgment)
+        yield Case("acknowledgment", DECODE, JOIN, _parsing(acknowledgment), ours)
         self._delete_many()
         self._tc.carry_out(self._classes(range(2, classes + 2)))
         yield from self._dump(f"list {classes} leaves", rtnl.RTM_GETQDISC, 0, self._tc.qdiscs)

@@ -23,6 +23,7 @@ COUPLED: Final = ("lia", "olia")
 _PROGRAMS: Final = Path(__file__).with_name("bpf")
 _LOCKS: Final = Path("/run")
 _TYPES: Final = Path("/sys/kernel/btf/vmlinux")
+_CREATES_LINKS: Final = 2
 # include/uapi/linux/bpf.h
 _BPF_F_LINK: Final = 1 << 13
 _BPF_STRUCT_OPS: Final = 44
@@ -55,9 +56,9 @@ def _alone(name: str) -> Iterator[None]:
 
 
 class _Control(BpfObject):
-    """A congestion control of the kernel until `close`, or the end of this process (before Linux 6.4: or never).
+    """A congestion control of the kernel until `close`. If this process is killed, Linux 6.4 and later remove it.
 
-    Raises KernelError.
+    Raises KernelError; before Linux 6.4 also if a killed lab has left one, perhaps of an older build.
     """
 
     def __init__(self, name: str) -> None:
@@ -74,22 +75,22 @@ class _Control(BpfObject):
             super().__init__(path)
         try:
             self._register(name, has_links=has_links)
-        except KernelError as error:
+        except KernelError:
             self.close()
-            # Before Linux 6.4 a killed lab leaves it.
-            if has_links or error.number != errno.EEXIST:
-                raise
+            raise
 
     def _register(self, name: str, *, has_links: bool) -> None:
-        attach = ctypes.CDLL("libbpf.so.1", use_errno=True).bpf_map__attach_struct_ops
-        attach.restype, attach.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-        registration = attach(self._find("map", name))
+        own = ctypes.CDLL("libbpf.so.1", use_errno=True)
+        own.bpf_map__attach_struct_ops.restype = ctypes.c_void_p
+        own.bpf_map__attach_struct_ops.argtypes = (ctypes.c_void_p,)
+        registration = own.bpf_map__attach_struct_ops(self._find("map", name))
         if registration is None:
-            raise KernelError(f"register {name}", ctypes.get_errno())
+            remedy = "a killed lab has left it: reboot" if ctypes.get_errno() == errno.EEXIST else ""
+            raise KernelError(f"register {name}", ctypes.get_errno(), remedy)
         self._links[name] = registration
-        if has_links:
-            create = ctypes.CDLL("libbpf.so.1", use_errno=True).bpf_link_create
-            link = create(self.map(name).descriptor, 0, _BPF_STRUCT_OPS, None)
+        # Since libbpf 1.2 the first call creates the link, too.
+        if has_links and own.libbpf_minor_version() < _CREATES_LINKS:
+            link = own.bpf_link_create(self.map(name).descriptor, 0, _BPF_STRUCT_OPS, None)
             if link < 0:
                 raise KernelError(f"register {name}", ctypes.get_errno())
             self._link = link

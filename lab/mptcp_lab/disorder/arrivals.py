@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mptcp_sniffer.options import DataMapping, MpCapable, MpJoinSyn, data_mapping, decode
+from mptcp_lab.disorder.mappings import DataMapping, data_mapping
+from mptcp_sniffer.options import MpCapable, MpJoinSyn, decode
 from mptcp_sniffer.segment import (
     PROTOCOL_TCP,
     Flag,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.disorder.reassembly import Reassembly
+from mptcp_lab.disorder.reassembly import Added, Reassembly
+from mptcp_lab.percentiles import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mptcp_lab.disorder.arrivals import Arrival
 
-_MOST: Final = 0.95
+_PERCENT: Final = 95
+_LONGEST_WAIT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,9 @@ class Disorder:
 
     `percent`: those that came while an earlier byte of the connection was missing; `percent_in_subflows`: that had
     arrived while an earlier byte of their subflow was missing. `most_held`: the most bytes that waited for an earlier
-    one of the connection at a time. The 95th percentiles, 0 if there are none: `extent`, how many packets overtook a
-    late one (RFC 4737, section 4.2.1); `wait`, how many milliseconds the connection waited for a missing byte.
+    one of the connection at a time. The 95th percentiles, 0 if there are none: `extent`, how many packets came from the
+    first one that overtook a late packet until that came (RFC 4737, section 4.2.1); `wait`, how many milliseconds a
+    packet that came early waited for an earlier byte.
     """
 
     packets: int
@@ -42,25 +47,37 @@ class _Subflow:
         self._stream = Reassembly()
         self._kept: list[Arrival] = []  # sorted by offset
 
-    def add(self, arrival: Arrival) -> tuple[bool, list[Arrival]]:
-        """Whether the packet came in order, and those that go on to the connection now."""
-        in_order = self._stream.add(arrival.offset, arrival.offset + arrival.size).in_order
+    @property
+    def oldest(self) -> float:
+        """When the packet came that has been kept for the longest time; infinity if there is none."""
+        return min((kept.at for kept in self._kept), default=math.inf)
+
+    def add(self, arrival: Arrival) -> tuple[Added, list[Arrival]]:
+        """What the packet added, and the packets that go on to the connection now."""
+        added = self._stream.add(arrival.offset, arrival.offset + arrival.size)
         insort(self._kept, arrival, key=lambda kept: kept.offset)
         due = bisect_left(self._kept, self._stream.expected, key=lambda kept: kept.offset)
         going, self._kept = self._kept[:due], self._kept[due:]
-        return in_order, going
+        return added, going
 
 
 def summarise(arrivals: Iterable[Arrival]) -> Disorder:
-    """The disorder of a connection; `arrivals` in the order in which they came."""
+    """The disorder of a connection; `arrivals` in the order in which they came.
+
+    Raises ValueError if a packet is missing: if others of its subflow still wait for it five seconds later.
+    """
+    at = 0.0
     subflows = defaultdict[object, _Subflow](_Subflow)
     connection = _Connection()
     early_in_subflows = 0
     for arrival in arrivals:
-        in_order, going = subflows[arrival.subflow].add(arrival)
-        early_in_subflows += not in_order
+        at = arrival.at
+        added, going = subflows[arrival.subflow].add(arrival)
+        early_in_subflows += added.new > 0 and not added.in_order
         for packet in going:
-            connection.add(arrival.at, packet)
+            connection.add(at, packet)
+    if any(at - subflow.oldest > _LONGEST_WAIT_SECONDS for subflow in subflows.values()):
+        raise ValueError("a packet of a subflow is missing, or where it belongs in the connection")
     return connection.disorder(early_in_subflows)
 
 
@@ -72,8 +89,10 @@ class _Connection:
         self._packets = self._early = self._most_held = 0
         self._extents: list[float] = []
         self._waits: list[float] = []
-        self._before: list[int] = []  # offsets of the packets so far, sorted
-        self._since: float | None = None
+        self._waiting: list[tuple[int, float]] = []  # a heap: offsets of early packets, and when they came
+        # Offset, and number among all packets, of each that came further than all before it.
+        self._furthest: list[int] = []
+        self._numbers: list[int] = []
 
     def add(self, at: float, packet: Arrival) -> None:
         """A packet comes at that time."""
@@ -84,15 +103,17 @@ class _Connection:
         self._packets += 1
         self._early += not in_order
         self._most_held = max(self._most_held, self._stream.held)
-        if self._stream.held and self._since is None:
-            self._since = at
-        elif not self._stream.held and self._since is not None:
-            self._waits.append((at - self._since) * 1000)
-            self._since = None
-        overtaken_by = len(self._before) - bisect_left(self._before, offset)
-        if overtaken_by:
-            self._extents.append(overtaken_by)
-        insort(self._before, offset)
+        if not in_order:
+            heappush(self._waiting, (offset, at))
+        while self._waiting and self._waiting[0][0] < self._stream.expected:
+            _, came = heappop(self._waiting)
+            self._waits.append((at - came) * 1000)
+        first = bisect_right(self._furthest, offset)
+        if first < len(self._furthest):
+            self._extents.append(self._packets - self._numbers[first])
+        else:
+            self._furthest.append(offset)
+            self._numbers.append(self._packets)
 
     def disorder(self, early_in_subflows: int) -> Disorder:
         """All of it."""
@@ -102,10 +123,10 @@ class _Connection:
             100 * self._early / packets,
             100 * early_in_subflows / packets,
             self._most_held,
-            _percentile(self._extents),
-            _percentile(self._waits),
+            _most(self._extents),
+            _most(self._waits),
         )
 
 
-def _percentile(values: Sequence[float]) -> float:
-    return sorted(values)[int(len(values) * _MOST)] if values else 0.0
+def _most(values: Sequence[float]) -> float:
+    return percentile(values, _PERCENT) if values else 0.0

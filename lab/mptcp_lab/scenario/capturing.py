@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.scenario_schema import Scenario
     from mptcp_lab.scenario.world import World
 
-_SNAP_BYTES: Final = 160
+_SNAP_BYTES: Final = 120
 """The headers: 20 of the link, 40 of IPv6, 60 of TCP."""
 
 _BUFFER_KIB: Final = 32_768
 _STABLE_SECONDS: Final = 0.5
+_WRITTEN_SECONDS: Final = 30.0
 _COMPLETE: Final = 0.999
-"""Of the packets: one may arrive while tcpdump ends."""
+"""Of the packets: the flow may still send while tcpdump ends."""
 
 _COUNTED: Final = re.compile(
     r"(?P<captured>\d+) packets? captured\n"
@@ -39,7 +40,7 @@ _COUNTED: Final = re.compile(
 
 @contextmanager
 def captured(scenario: Scenario, world: World) -> Iterator[dict[str, Disorder]]:
-    """While the block runs, capture the flows that figures are about; at its end their disorder is in what it gets.
+    """Capture the flows that figures are about. Yields a mapping that gets the disorder of each when the block ends.
 
     Raises LabError if a capture is not complete.
     """
@@ -64,11 +65,13 @@ def _start(scenario: Scenario, world: World, name: str) -> tuple[Process, Path]:
 
 
 def _wait_written(file: Path) -> None:
-    """Wait until tcpdump has written what it has received: at its end it does not."""
-    size, since = -1, 0.0
+    """Wait until tcpdump has written what it has received: at its end it does not. Raises LabError if it never has."""
+    size, since, end = -1, 0.0, time.monotonic() + _WRITTEN_SECONDS
     while size != file.stat().st_size or time.monotonic() < since + _STABLE_SECONDS:
         if size != file.stat().st_size:
             size, since = file.stat().st_size, time.monotonic()
+            if since > end:
+                raise LabError(f"{file.name}: packets still arrive {_WRITTEN_SECONDS:g} s after the run")
         time.sleep(_STABLE_SECONDS / 10)
 
 
@@ -83,4 +86,7 @@ def _read(name: str, process: Process, file: Path, port: int) -> Disorder:
         raise LabError(f"capture of flow {name}: {error}") from error
     # iperf3 has a second connection, for control.
     largest = max(connections.values(), key=lambda arrivals: sum(arrival.size for arrival in arrivals), default=())
-    return summarise(largest)
+    try:
+        return summarise(largest)
+    except ValueError as error:
+        raise LabError(f"capture of flow {name}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.percentiles import percentile
 from mptcp_lab.scenario.plan import Addresses, server_port
 from mptcp_lab.scenario.recording import MEGA, interface_curves, moments, received_curve
 from mptcp_lab.squid import PORT
@@ -147,24 +148,20 @@ def _payload(_scenario: Scenario, recording: Recording, figure: FigureSection, *
     return None if size is None else size / MEGA
 
 
-def _outage(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
-    seconds = recording.outages.get(figure.outage or "")
+def _outage_length(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
+    seconds = recording.outages.get(figure.outage_length or "")
     return None if seconds is None else 1000 * seconds
 
 
 def _completion(scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
     sized = [name for name, flow in scenario.flows.items() if flow.size is not None]
     times = [recording.flows[name].seconds for name in sized]
-    return _percentile([seconds for seconds in times if seconds is not None], figure.completion or 0)
+    done = [seconds for seconds in times if seconds is not None]
+    return percentile(done, figure.completion or 0) if done else None
 
 
 def _path_setup(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
-    seconds = _percentile(recording.setups, figure.path_setup or 0)
-    return None if seconds is None else 1000 * seconds
-
-
-def _percentile(values: Sequence[float], percent: int) -> float | None:
-    return sorted(values)[min(len(values) * percent // 100, len(values) - 1)] if values else None
+    return 1000 * percentile(recording.setups, figure.path_setup or 0) if recording.setups else None
 
 
 _MEASURES: Final[dict[str, Callable[[Scenario, Recording, FigureSection, float, float], float | None]]] = {
@@ -190,7 +187,7 @@ _MEASURES: Final[dict[str, Callable[[Scenario, Recording, FigureSection, float, 
     ),
     "reorder_extent": lambda _scenario, recording, figure, *_: recording.disorder[figure.reorder_extent or ""].extent,
     "reassembly_wait": lambda _scenario, recording, figure, *_: recording.disorder[figure.reassembly_wait or ""].wait,
-    "outage": _outage,
+    "outage_length": _outage_length,
     "completion": _completion,
     "path_setup": _path_setup,
 }

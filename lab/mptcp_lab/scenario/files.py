@@ -168,7 +168,12 @@ def _variants(files: Sequence[YamlFile]) -> dict[str, list[_Change]] | None:
     given = varying.data["vary"]
     listed = list(enumerate(given)) if isinstance(given, list) else []
     choices = [_choices(varying, ("vary", number)) for number, _ in listed] or [_choices(varying, ("vary",))]
-    variants = {"-".join(str(change.keys[-1]) for change in changes): list(changes) for changes in product(*choices)}
+    variants: dict[str, list[_Change]] = {}
+    for changes in product(*choices):
+        name = "-".join(str(change.keys[-1]) for change in changes)
+        if name in variants:
+            raise ConfigError([f"{varying.where(('vary',))}: vary: two variants would be called {shown(name)}"])
+        variants[name] = [*changes]
     for file in combining:
         for change in _choices(file, ("combined",)):
             name = str(change.keys[-1])
@@ -262,7 +267,7 @@ def chosen(names: Iterable[str], directory: Path = DIRECTORY) -> tuple[Experimen
 
 
 def scaled(scenario: Scenario, factor: float) -> Scenario:
-    """The scenario with all its times and file sizes multiplied; rates, delays and queues stay as they are."""
+    """The scenario with all its times and file sizes multiplied; rates, delays, queues and expectations stay."""
 
     def times(section: Any, *names: str) -> Any:  # noqa: ANN401
         values = {name: getattr(section, name) for name in names}
@@ -281,7 +286,7 @@ def scaled(scenario: Scenario, factor: float) -> Scenario:
     return times(scenario, "duration", "until").model_copy(  # type: ignore[no-any-return]
         update={
             "flows": flows,
-            "events": tuple(times(event, "at") for event in scenario.events),
+            "events": tuple(times(event, "at", "seconds") for event in scenario.events),
             "windows": {name: times(part, "begin", "end") for name, part in scenario.windows.items()},
             "report": {name: times(figure, "begin", "end") for name, figure in scenario.report.items()},
         }

@@ -118,13 +118,13 @@ def server_port(scenario: Scenario, flow: str) -> int:
 
 def make_plan(network: Network) -> Plan:
     """All that is to be done before any program runs."""
-    switches = [switch_of(name) for name, link in network.links.items() if link.switched]
+    bridges = [bridge_of(name) for name, link in network.links.items() if link.shared]
     parameters = {
         name: kernel_parameters(forwarding=host.forward)
         | {key.replace(".", "/"): value for key, value in host.sysctls.items()}
         for name, host in network.hosts.items()
     }
-    return Plan((*network.hosts, *switches), parameters, tuple(_commands(network)), network.in_order)
+    return Plan((*network.hosts, *bridges), parameters, tuple(_commands(network)), network.in_order)
 
 
 def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
@@ -145,8 +145,8 @@ def kernel_parameters(*, forwarding: bool) -> dict[str, str]:
     }
 
 
-def switch_of(link: str) -> str:
-    """The host that is the switch of a link."""
+def bridge_of(link: str) -> str:
+    """The host that is the bridge of a link with more than two ends."""
     return f"{link}-{_BRIDGE}"
 
 
@@ -164,12 +164,12 @@ def _commands(network: Network) -> Iterator[Command]:
 
 
 def _create(network: Network, name: str, link: LinkSection) -> Iterator[Command]:
-    if not (link.switched or link.bridged):
+    if not (link.shared or link.bridged):
         a, b = link.ends
         yield Command(a.host, "ip", f"link add {a.interface} type veth peer name {b.interface} netns @{b.host}")
         return
     gateway = network.gateway(name) if link.bridged else None
-    host, bridge = gateway or (switch_of(name), _BRIDGE)
+    host, bridge = gateway or (bridge_of(name), _BRIDGE)
     # Snooping would hold back IPv6 neighbour discovery until the bridge has learned who listens.
     yield Command(host, "ip", f"link add {bridge} mtu {link.mtu} type bridge stp_state 0 mcast_snooping 0")
     yield Command(host, "ip", f"link set {bridge} up")
@@ -260,8 +260,8 @@ def shape(network: Network, name: str, link: LinkSection) -> Iterator[Command]:
         words = _qdisc(link.at(port))
         if words is None:
             continue
-        if link.switched:
-            yield Command(switch_of(name), "tc", f"qdisc replace dev {_bridge_port(port)} root {words}")
+        if link.shared:
+            yield Command(bridge_of(name), "tc", f"qdisc replace dev {_bridge_port(port)} root {words}")
         elif port != gateway:
             if gateway is not None:
                 yield Command(gateway.host, "tc", f"qdisc replace dev {_bridge_port(port)} root {words}")

@@ -64,7 +64,7 @@ class Recovery(StrEnum):
     """What the switches' controller does when a link fails: nothing, or lead flows around it."""
 
     NONE = "none"
-    IP = "ip"
+    REROUTE = "reroute"
 
 
 class Protocol(StrEnum):
@@ -168,11 +168,11 @@ class HostSection(Section):
 
 
 class LinkSection(Section):
-    """A link: two ends, or more with a switch between; what it does to packets, the same in all directions.
+    """A link: two ends, or more with a bridge between; what it does to packets, the same in all directions.
 
     `bridged`: an access network. The end of the host that forwards is a bridge, and every other end has a link of its
     own to it, with a rate of its own. `reorder`: of packets, those that skip the delay, at most one of `gap`.
-    `lossy_ends`: the ends at which packets are lost that leave there; None: at all.
+    `lossy_ends`: only packets sent from these ends are lost; None: from all.
     """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
@@ -190,8 +190,8 @@ class LinkSection(Section):
     bridged: Flag = False
 
     @property
-    def switched(self) -> bool:
-        """Whether a switch of its own is between the ends."""
+    def shared(self) -> bool:
+        """Whether a bridge of its own is between the ends."""
         return len(self.ends) > 2 and not self.bridged
 
     @property
@@ -200,7 +200,7 @@ class LinkSection(Section):
         return bool(self.delay or self.jitter or self.loss or self.reorder)
 
     def at(self, end: Port) -> LinkSection:
-        """What the link does to packets that leave it at this end's side, all ends being alike but for `lossy_ends`."""
+        """What the link does to packets that enter it at this end, all ends being alike but for `lossy_ends`."""
         is_lossless = self.lossy_ends is not None and end not in self.lossy_ends
         return self.model_copy(update={"loss": 0.0}) if is_lossless else self
 
@@ -317,7 +317,7 @@ class FigureSection(WindowSection):
     out_of_order_buffer: Name | None = None
     reorder_extent: Name | None = None
     reassembly_wait: Name | None = None
-    outage: Name | None = None
+    outage_length: Name | None = None
     completion: Annotated[int, whole(0, 100)] | None = None
     path_setup: Annotated[int, whole(0, 100)] | None = None
     window: Text | None = None
@@ -356,7 +356,7 @@ UNITS: Final = {
     "out_of_order_buffer": "kB",
     "reorder_extent": "packets",
     "reassembly_wait": "ms",
-    "outage": "ms",
+    "outage_length": "ms",
     "completion": "s",
     "path_setup": "ms",
 }
@@ -530,7 +530,7 @@ def _link_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             yield (*keys, "reorder"), "needs a delay, which the packets that overtake others skip"
         if link.gap > 1 and not link.reorder:
             yield (*keys, "gap"), "needs reorder"
-        if link.lossy_ends is not None and (link.switched or link.bridged or not link.loss):
+        if link.lossy_ends is not None and (link.shared or link.bridged or not link.loss):
             yield (*keys, "lossy_ends"), "needs a loss, and a link with two ends that is not bridged"
         for port in link.lossy_ends or ():
             if port not in link.ends:
@@ -677,7 +677,7 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         known: object = scenario.flows
         if kinds[0] in _OF_NETWORKS:
             known = {} if scenario.throttle is None else scenario.throttle.networks
-        elif kinds[0] == "outage":
+        elif kinds[0] == "outage_length":
             known = [event.name for event in scenario.events if event.outage is not None]
         elif kinds[0] == "restored":
             known = [host for host in [scenario.host_running(Program.THROTTLE)] if host is not None]

@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,6 @@ from mptcp_throttle.rpc import RpcServer
 _DROP, _TO_CONTROLLER, _FLOW, _DATAGRAMS = 65_000, 300, 200, 100
 """Priorities of rules."""
 
-_SYN: Final = int(Flag.SYN)
 _ETHERNET_BYTES: Final = 14
 _ETHERTYPE_IPV4: Final = 0x0800
 _BARRIER_SECONDS: Final = 5.0
@@ -51,10 +50,12 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         settings = _settings()
         self._fabric = Fabric.from_json(settings["fabric"])
-        self._recovers: bool = settings["recovery"] == "ip"
+        self._reroutes: bool = settings["recovery"] == "reroute"
         self._detection: float = settings["detection"]
         self._steering = Steering(self._fabric, settings["primary"])
         self._switches: dict[str, Any] = {}
+        self._ready: set[str] = set()
+        self._refusals: list[str] = []
         self._barriers: dict[tuple[int, int], Any] = {}
         self._setups: list[float] = []
         self._lock = threading.RLock()
@@ -62,18 +63,27 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         self._server = RpcServer(Path(sys.argv[2]), methods, None)
 
     def state(self) -> dict[str, Any]:
-        """`{switches, setups, subflows}`: names, seconds from each packet that came to its going on, paths by token."""
+        """`{switches, setups, subflows, refusals}`.
+
+        `switches` that have their rules, seconds from the first packet of each flow that came to its going on, paths by
+        token, and the rules that switches have refused.
+        """
         with self._lock:
             subflows = {
                 f"{token:08x}": [[hop.switch for hop in self._steering.paths[flow]] for flow in flows]
                 for token, flows in self._steering.subflows.items()
             }
-            return {"switches": sorted(self._switches), "setups": self._setups.copy(), "subflows": subflows}
+            return {
+                "switches": sorted(self._ready),
+                "setups": self._setups.copy(),
+                "subflows": subflows,
+                "refusals": self._refusals.copy(),
+            }
 
     def outage(self, link: str, seconds: float) -> dict[str, float]:
         """Let a link drop all packets: `{began, ended}` by the monotonic clock, when the switches said that they did.
 
-        With recovery, flows are led around it once it is detected, and back when it is over.
+        If the controller reroutes, flows are led around it once it is detected, and back when it is over.
         """
         if link not in self._fabric.links:
             raise UserError(f"{link}: no such link; allowed: {', '.join(self._fabric.links)}")
@@ -81,28 +91,17 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         for switch, port in ends:
             self._set_rule(switch, _DROP, {"in_port": port}, None)
         began = max(self._barrier(switch) for switch, _ in ends)
-        before = self._lead_around(link) if self._recovers else {}
+        if self._reroutes and self._detection < seconds:
+            time.sleep(max(began + self._detection - time.monotonic(), 0.0))
+            with self._lock:
+                self._install_all(self._steering.fail(link))
         time.sleep(max(began + seconds - time.monotonic(), 0.0))
         for switch, port in ends:
             self._delete_rule(switch, _DROP, {"in_port": port})
         ended = max(self._barrier(switch) for switch, _ in ends)
         with self._lock:
-            self._steering.failed.discard(link)
-            self._steering.paths |= before
-            for flow, path in before.items():
-                self._install(flow, path)
+            self._install_all(self._steering.repair(link))
         return {"began": began, "ended": ended}
-
-    def _lead_around(self, link: str) -> dict[Flow, FlowPath]:
-        """Install new paths for the flows over a link; the paths that they had."""
-        time.sleep(self._detection)
-        with self._lock:
-            self._steering.failed.add(link)
-            before = self._steering.paths.copy()
-            moved = self._steering.around({link})
-            for flow, path in moved.items():
-                self._install(flow, path)
-        return {flow: before[flow] for flow in moved}
 
     @set_ev_cls(ofp_event.EventOFPSwitchFeatures, CONFIG_DISPATCHER)  # type: ignore[untyped-decorator]
     def _switch_connected(self, event: Any) -> None:  # noqa: ANN401
@@ -123,12 +122,13 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
             self._set_rule(name, _TO_CONTROLLER, syn, to_controller)
             datagrams = {"in_port": port, "eth_type": _ETHERTYPE_IPV4, "ip_proto": UDP}
             self._set_rule(name, _DATAGRAMS, datagrams, to_controller)
+        self._when_done(name, lambda: self._ready.add(name))
 
     @set_ev_cls(ofp_event.EventOFPErrorMsg, [CONFIG_DISPATCHER, MAIN_DISPATCHER])  # type: ignore[untyped-decorator]
     def _refused(self, event: Any) -> None:  # noqa: ANN401
         # Nothing else tells of a rule that the switch has not taken.
         name = self._fabric.switches[event.msg.datapath.id - 1]
-        print(f"{name}: refused: type {event.msg.type}, code {event.msg.code}", file=sys.stderr, flush=True)
+        self._refusals.append(f"{name}: refused: type {event.msg.type}, code {event.msg.code}")
 
     @set_ev_cls(ofp_event.EventOFPPacketIn, MAIN_DISPATCHER)  # type: ignore[untyped-decorator]
     def _packet_came(self, event: Any) -> None:  # noqa: ANN401
@@ -138,8 +138,11 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         except Malformed:
             return
         with self._lock:
-            path = None if found is None else self._steering.path_of_first_packet(*found)
-            if found is None or path is None:
+            if found is None:
+                return
+            is_first = found[0] not in self._steering.paths
+            path = self._steering.path_of_first_packet(*found)
+            if path is None:
                 return
             self._install(found[0], path)
 
@@ -154,7 +157,8 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
                     data=message.data,
                 )
             )
-            self._setups.append(time.monotonic() - came)
+            if is_first:
+                self._setups.append(time.monotonic() - came)
 
         left = itertools.count(len(path) - 1, -1)
 
@@ -164,6 +168,10 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
 
         for hop in path:
             self._when_done(hop.switch, one_is_done)
+
+    def _install_all(self, paths: Mapping[Flow, FlowPath]) -> None:
+        for flow, path in paths.items():
+            self._install(flow, path)
 
     def _install(self, flow: Flow, path: FlowPath) -> None:
         """Rules on every switch of the path, the last one first."""
@@ -193,7 +201,10 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         )
 
     def _barrier(self, switch: str) -> float:
-        """When the switch had carried out what was sent before. Raises UserError; not for handlers of events."""
+        """When the switch had carried out what was sent before; not for handlers of events.
+
+        Raises UserError if it does not answer, or if a switch has refused a rule.
+        """
         done, at = threading.Event(), 0.0
 
         def note() -> None:
@@ -204,17 +215,21 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         self._when_done(switch, note)
         if not done.wait(_BARRIER_SECONDS):
             raise UserError(f"{switch}: does not answer")
+        if self._refusals:
+            raise UserError(self._refusals[0])
         return at
 
     def _when_done(self, switch: str, then: Any) -> None:  # noqa: ANN401
         """Call `then` when the switch has carried out what was sent before."""
         datapath = self._switches[switch]
         request = datapath.ofproto_parser.OFPBarrierRequest(datapath)
-        datapath.set_xid(request)
-        self._barriers[datapath.id, request.xid] = then
+        # Two threads may ask for a transaction id at the same time, and os-ken has no lock for that.
+        with self._lock:
+            datapath.set_xid(request)
+            self._barriers[datapath.id, request.xid] = then
         datapath.send_msg(request)
 
-    @set_ev_cls(ofp_event.EventOFPBarrierReply, MAIN_DISPATCHER)  # type: ignore[untyped-decorator]
+    @set_ev_cls(ofp_event.EventOFPBarrierReply, [CONFIG_DISPATCHER, MAIN_DISPATCHER])  # type: ignore[untyped-decorator]
     def _barrier_reached(self, event: Any) -> None:  # noqa: ANN401
         then = self._barriers.pop((event.msg.datapath.id, event.msg.xid), None)
         if then is not None:

@@ -38,7 +38,10 @@ class OpenVswitch:
 
 
 def start(host: Host, name: str) -> OpenVswitch:
-    """Start ovsdb-server and ovs-vswitchd, which end with the host; `name` is that of their processes."""
+    """Start ovsdb-server and ovs-vswitchd, which end with the host; `name` is that of their processes.
+
+    Raises LabError.
+    """
     directory = host.directory
     environment = ("env", *(f"OVS_{kind}DIR={directory}" for kind in ("RUN", "LOG", "DB", "SYSCONF")))
     database, socket = directory / "conf.db", directory / "db.sock"
@@ -50,14 +53,14 @@ def start(host: Host, name: str) -> OpenVswitch:
 
 
 def datapath() -> str:
-    """The kernel's if it has one. In the guest it is a module of Debian's kernel."""
+    """The type of bridges: `system` in a guest, whose kernel has the module, `netdev` (user space) elsewhere."""
     if guest.inside() is not None and run(["modprobe", "openvswitch"], check=False).returncode == 0:
         return "system"
     return "netdev"
 
 
 def put_bridge_before(host: Host, interface: str) -> OpenVswitch:
-    """Make `interface` a port of a learning bridge, which gets the host's addresses and routes."""
+    """Make `interface` a port of a learning bridge, which gets the host's addresses and routes. Raises LabError."""
     switch = start(host, host.name)
     (shown,) = json.loads(host.run("ip", "-json", "address", "show", "dev", interface, "scope", "global").stdout)
     routes = [

@@ -35,15 +35,16 @@ class Flow(NamedTuple):
 class Steering:
     """Chooses the paths of flows in a fabric, and remembers them.
 
-    Connections begin on the `primary` (from 1) of the paths between two hosts, the shortest first. `failed` are links
-    that are known to be broken: no new path goes over them where there is another.
+    Connections begin on the `primary` (from 1) of the paths between two hosts, the shortest first. No path over a link
+    that has failed is chosen where there is another.
     """
 
     def __init__(self, fabric: Fabric, primary: int) -> None:
         self.fabric = fabric
         self.paths: dict[Flow, Path] = {}
         self.subflows: dict[int, list[Flow]] = {}
-        self.failed: set[str] = set()
+        self._chosen: dict[Flow, Path] = {}
+        self._failed: set[str] = set()
         self._primary = primary
 
     def path_of_first_packet(self, flow: Flow, flags: int, options: bytes) -> Path | None:
@@ -53,7 +54,7 @@ class Steering:
         """
         path = self._choose(flow, flags, options)
         if path is not None:
-            self.paths[flow] = path
+            self.paths[flow] = self._chosen[flow] = path
         return path
 
     def _choose(self, flow: Flow, flags: int, options: bytes) -> Path | None:
@@ -86,15 +87,26 @@ class Steering:
     def _usable(self, flow: Flow) -> list[Path]:
         """The paths of a flow, without those over failed links if there are others."""
         paths = self.fabric.paths(flow.source, flow.destination)
-        return [path for path in paths if not self.failed & self.fabric.links_of(path)] or paths
+        return [path for path in paths if self._works(path)] or paths
 
-    def around(self, links: set[str]) -> dict[Flow, Path]:
-        """New paths for the flows over these links, as far as there are any without them; they are remembered."""
+    def _works(self, path: Path) -> bool:
+        return not self._failed & self.fabric.links_of(path)
+
+    def fail(self, link: str) -> dict[Flow, Path]:
+        """A link has failed: new paths for the flows over it, as far as there are any; they are remembered."""
+        self._failed.add(link)
         moved = {}
         for flow, path in self.paths.items():
             others = self.fabric.paths(flow.source, flow.destination)
-            other = next((one for one in others if not links & self.fabric.links_of(one)), None)
-            if links & self.fabric.links_of(path) and other is not None:
+            other = next((one for one in others if self._works(one)), None)
+            if not self._works(path) and other is not None:
                 moved[flow] = other
         self.paths |= moved
         return moved
+
+    def repair(self, link: str) -> dict[Flow, Path]:
+        """A link works again: the flows that go back to the path that was chosen for them."""
+        self._failed.discard(link)
+        back = {flow: path for flow, path in self._chosen.items() if path != self.paths[flow] and self._works(path)}
+        self.paths |= back
+        return back

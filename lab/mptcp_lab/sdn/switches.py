@@ -29,13 +29,16 @@ _GRACE_SECONDS: Final = 30.0
 
 
 class Switches:
-    """The running switches, as their controller knows them; every method raises LabError if it does not answer."""
+    """The running switches, as their controller knows them.
+
+    `setups` and `outage` raise LabError if it does not answer, or if a switch has refused a rule.
+    """
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
 
     def connected(self) -> list[str]:
-        """Those that the controller has a connection to; none while it does not answer."""
+        """Those that have their first rules; none while the controller does not answer."""
         try:
             return list(RpcClient(self._socket).call("state")["switches"])
         except RpcError:
@@ -43,7 +46,10 @@ class Switches:
 
     def setups(self) -> list[float]:
         """Seconds from each first packet of a flow that came to the controller until it went on."""
-        return [float(seconds) for seconds in self._call("state", seconds=0.0)["setups"]]
+        state = self._call("state", seconds=0.0)
+        if state["refusals"]:
+            raise LabError(f"controller: {state['refusals'][0]}")
+        return [float(seconds) for seconds in state["setups"]]
 
     def outage(self, link: str, seconds: float) -> tuple[float, float]:
         """Let a link drop everything; when that began and ended, by the monotonic clock. Returns when it is over."""
@@ -59,7 +65,10 @@ class Switches:
 
 @contextmanager
 def running(scenario: Scenario, world: World) -> Iterator[Switches | None]:
-    """The switches, and their controller, connected; None if the scenario has none. They end with their hosts."""
+    """The switches, and their controller, connected; None if the scenario has none. They end with their hosts.
+
+    Raises LabError.
+    """
     section = scenario.controller
     if section is None:
         yield None

@@ -27,7 +27,7 @@ static __always_inline struct olia *own(struct sock *sk)
 	return (void *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
 }
 
-/* l^2 / rtt, in units of 2^10 kB^2 / us */
+/* l^2 / rtt, in 2^-10 KiB^2 / us */
 static __always_inline __u64 quality_of(const struct subflow *subflow)
 {
 	struct tcp_sock *tp = subflow->tp;
