@@ -14,7 +14,7 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
-from mptcp_throttled.clock import Now
+from mptcp_throttled.clock import Now, SystemClock
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import MarkedTraffic
@@ -70,12 +70,12 @@ class Api:
     def status(self) -> Json:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interface = self._config.config.proxy.interface
-        now = Now.of(time)
+        now = Now.of(SystemClock())
         return status.status(self._snapshot(), self._enforcement(), interface, self._config.status(), now)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
-        return status.connections(self._snapshot(), self._enforcement(), Now.of(time))
+        return status.connections(self._snapshot(), self._enforcement(), Now.of(SystemClock()))
 
     def totals(self) -> Json:
         """What the subflows that have closed carried since the daemon's start, where a kernel program counts it."""
@@ -116,7 +116,7 @@ class Api:
         """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""
         pause = Pause(requested_end(seconds, time.monotonic()))
         self._change(lambda: self._operator.pause(pause))
-        return {"pause": status.pause_status(pause, Now.of(time))}
+        return {"pause": status.pause_status(pause, Now.of(SystemClock()))}
 
     def resume(self) -> Json:
         """End a pause, if there is one; answers as `pause`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.qdisc import RootQdisc
+
+_log = logging.getLogger("mptcp-throttled")
 
 
 def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel:
@@ -37,11 +40,10 @@ def kernel_to_clean(config: Config) -> LinuxKernel:
 
 
 def other_kernel(config: Config) -> LinuxKernel | None:
-    """The kernel layer of the back end that is not configured; None if that one cannot have left anything."""
+    """The kernel layer of the back end that is not configured; None if nothing of that one can be found."""
     if config.daemon.backend is BackEnd.OVS:
         return _tc_kernel(config, _removing_marks())
-    switch = _switch(config)
-    return _openvswitch_kernel(config.proxy.interface, switch) if switch.is_accessible else None
+    return _openvswitch_to_clean(config.proxy.interface, _switch(config))
 
 
 def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | None]:
@@ -51,7 +53,15 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
     """
     switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
     kernel = LinuxKernel(RootQdisc("", MarkedTraffic(1, ()), directory), _removing_marks())
-    return kernel, _openvswitch_kernel("", switch) if switch.is_accessible else None
+    return kernel, _openvswitch_to_clean("", switch)
+
+
+def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | None:
+    if switch.is_accessible:
+        return _openvswitch_kernel(interface, switch)
+    if switch.database.exists():
+        _log.info("%s: access denied: what an instance with backend ovs may have left is not removed", switch.database)
+    return None
 
 
 def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None = None) -> LinuxKernel:

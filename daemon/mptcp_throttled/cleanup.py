@@ -55,9 +55,9 @@ def clean_up(kernel: LinuxKernel) -> None:
     outcome = Reconciler(kernel).full(UNTOUCHED)
     for operation in outcome.done:
         _log.info("cleanup: %s", operation)
+    release_sockets(kernel.release_sockets)
     if outcome.failures:
         raise UserError("\n".join(outcome.failures))
-    release_sockets(kernel.release_sockets)
     try:
         kernel.forget_stale()
     except KernelError as error:

@@ -7,6 +7,8 @@ since the epoch, and seconds; both null if there is no end.
 from __future__ import annotations
 
 import math
+import os
+import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """The module `time`, or a clock of a test. All in seconds."""
+    """The clock of the system, or one of a test. All in seconds."""
 
     def time(self) -> float:
         """Since the epoch; it may jump."""
@@ -24,8 +26,25 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Since some point, never backwards; the same for all processes of this host."""
 
-    def thread_time(self) -> float:
-        """Processor time of this thread."""
+    def processor_time(self) -> float:
+        """Of this thread, and of the programs that this process has run to their end."""
+
+
+class SystemClock:
+    """That of the system."""
+
+    def time(self) -> float:
+        """Since the epoch; it may jump."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Since some point, never backwards; the same for all processes of this host."""
+        return time.monotonic()
+
+    def processor_time(self) -> float:
+        """Of this thread, and of the programs that this process has run to their end."""
+        of_programs = os.times()
+        return time.thread_time() + of_programs.children_user + of_programs.children_system
 
 
 class Now(NamedTuple):

@@ -277,7 +277,7 @@ class Loop:
     def _reconcile_fully(self, step: _Step, *, is_expected: bool) -> None:
         """`is_expected`: operations are needed for a reason that this step knows; otherwise they repair something."""
         plan, interval = self._planner.plan, self._config.config.daemon.reconcile_interval
-        began, used = self._clock.monotonic(), self._clock.thread_time()
+        began, used = self._clock.monotonic(), self._clock.processor_time()
         due = self._retries.take_due(began) | self._unverified
         self._unverified.clear()
         is_expected |= bool(due or self._errors or self._htb_refused or not step.delta.empty)
@@ -300,7 +300,7 @@ class Loop:
         if outcome.done or outcome.refused or outcome.errors or is_expected:
             step.concerned = self._everybody()
         # Only processor time counts: on a busy machine the full reconciles need not become rarer.
-        ended, used = self._clock.monotonic(), self._clock.thread_time() - used
+        ended, used = self._clock.monotonic(), self._clock.processor_time() - used
         trouble = is_repair or bool(self._errors) or self._htb_refused
         self._schedule.reconciled(ended - used, ended, interval, trouble=trouble)
         if is_unblocked:

@@ -23,6 +23,7 @@ from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, release_ports, release_sockets, remove_leftovers
+from mptcp_throttled.clock import SystemClock
 from mptcp_throttled.inbox import Inbox, Request
 from mptcp_throttled.kernel.kept_link import KeptLink
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
@@ -58,7 +59,7 @@ class Daemon:
         self._restarting = False
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
-        self._loop = Loop(running, operator, self._source, kernel, time)
+        self._loop = Loop(running, operator, self._source, kernel, SystemClock())
         self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes)
         enforcement = lambda: self._observer.enforcement  # noqa: E731
         self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, enforcement, load)
@@ -146,7 +147,7 @@ class Daemon:
 
 
 def _operator_store(config: Config) -> OperatorStore:
-    return OperatorStore(config.state_directory / "overrides.json", config.networks, time)
+    return OperatorStore(config.state_directory / "overrides.json", config.networks, SystemClock())
 
 
 def _check_kernel(kernel: LinuxKernel) -> None:
@@ -176,10 +177,12 @@ def _clean_up(path: Path) -> None:
         directory = find_daemon_directory(path)
         kernel, other = back_ends.unconfigured_kernels(directory)
     with service.single_instance(directory, "mptcp-throttled", group):
-        clean_up(kernel)
         if other is not None:
             remove_leftovers(other)
-        _release_other_ports(PortRecord(directory), (), KeptLink())
+        try:
+            clean_up(kernel)
+        finally:
+            _release_other_ports(PortRecord(directory), (), KeptLink())
 
 
 def _release_other_ports(record: PortRecord, ports: Collection[int], kept: KeptLink) -> None:
@@ -208,10 +211,11 @@ def _serve(path: Path) -> None:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
         kernel = back_ends.kernel_of(config, kept.replace)
         service.require_writable(config.state_directory)
-        _check_kernel(kernel)
+        # First: if this back end cannot be used, nobody may stay throttled by the other one.
         other = back_ends.other_kernel(config)
         if other is not None:
             remove_leftovers(other)
+        _check_kernel(kernel)
         ports = config.proxy.ports if config.daemon.pacing else ()
         _release_other_ports(PortRecord(config.sockets.daemon.parent), ports, kept)
         daemon = Daemon(config, lambda: load_config(path), kernel, kept)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES: Final = 5
-_PATIENCE: Final = 20 if guest.inside() else 1
+PATIENCE: Final = 20 if guest.inside() else 1
 """Factor for every time limit: a guest's emulated processor is ten times slower, and slower still beside other load."""
 
 
@@ -26,7 +26,7 @@ def run(
     argv: Sequence[str | Path], *, stdin: str | None = None, timeout: float = 30.0, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, at most `timeout` seconds. Raises LabError if it fails and `check` holds."""
-    timeout *= _PATIENCE
+    timeout *= PATIENCE
     command = " ".join(map(str, argv))
     try:
         # A session of its own: Ctrl-C in the terminal must not reach the commands of our clean-up.
@@ -88,7 +88,7 @@ class Process:
 
     def wait(self, timeout: float) -> int:
         """Wait up to `timeout` seconds for the end; the exit status. Raises LabError if it does not come."""
-        timeout *= _PATIENCE
+        timeout *= PATIENCE
         try:
             return self._popen.wait(timeout)
         except subprocess.TimeoutExpired as error:
@@ -98,7 +98,7 @@ class Process:
         """End the program: SIGTERM, and SIGKILL if it has not ended after `timeout` seconds; the exit status."""
         self._popen.terminate()
         try:
-            return self._popen.wait(timeout * _PATIENCE)
+            return self._popen.wait(timeout * PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
             return self._popen.wait()
@@ -129,7 +129,7 @@ class Process:
 
         Raises LabError, with the last lines of the log, if the program ends before or the time is over.
         """
-        timeout *= _PATIENCE
+        timeout *= PATIENCE
         deadline = time.monotonic() + timeout
         while not condition():
             if self.exit_status is not None:
@@ -145,7 +145,7 @@ class Process:
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
     """Wait up to `timeout` seconds until the condition holds. Raises LabError, naming `what`, if it does not."""
-    timeout *= _PATIENCE
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

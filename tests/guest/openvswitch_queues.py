@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from typing import Final
 
 import pytest
+from immutables import Map
 from openvswitch_uplink import Uplink, made_uplink
 from pyroute2 import netns
 
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, set_faults
+from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
+from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.marking.choice import MarkingChoice
+from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, DeleteClass
+from mptcp_throttled.reconcile.reconciler import Reconciler
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("2mbit")
+SUBFLOW: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), Endpoint(ip_address("10.3.0.2"), 8080))
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +81,29 @@ def test_queues_are_made_by_the_thousand(queues: PortQueues) -> None:
     queues.fail_open()
 
 
+def without_effect(queues: PortQueues, obstacle: str) -> None:
+    """All that the daemon may try is refused, or does nothing."""
+    assert queues.read() == QdiscState(None, obstacle)
+    with pytest.raises(KernelError, match=obstacle):
+        queues.install(0)
+    queues.restore()
+    queues.fail_open()
+
+
 def test_port_with_a_qos_of_its_own_is_not_touched(queues: PortQueues, uplink: Uplink) -> None:
-    uplink.switch.run("--", "--id=@q", "create", "QoS", "type=linux-noop", "--", "set", "Port", "eth0", "qos=@q")
-    assert queues.read().obstacle == "port eth0 has a QoS of its own"
+    uplink.switch.run("--", "--id=@q", "create", "QoS", "type=linux-htb", "--", "set", "Port", "eth0", "qos=@q")
+    before = uplink.switch.run("list", "QoS"), uplink.switch.run("get", "Port", "eth0", "qos"), uplink.tc("qdisc")
+    without_effect(queues, "port eth0 has a QoS of its own")
+    after = uplink.switch.run("list", "QoS"), uplink.switch.run("get", "Port", "eth0", "qos"), uplink.tc("qdisc")
+    assert after == before
     uplink.switch.run("--", "clear", "Port", "eth0", "qos", "--", "--all", "destroy", "QoS")
 
 
 def test_port_with_a_root_qdisc_of_its_own_is_not_touched(queues: PortQueues, uplink: Uplink) -> None:
     uplink.hosts.lab.proxy.run("tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "7:", "pfifo")
-    assert queues.read().obstacle == "eth0 has a root qdisc of its own, pfifo 7:"
+    before = uplink.tc("qdisc")
+    without_effect(queues, "eth0 has a root qdisc of its own, pfifo 7:")
+    assert uplink.tc("qdisc") == before
     uplink.hosts.lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "root")
 
 
@@ -92,6 +116,9 @@ def test_qos_that_somebody_has_put_in_place_of_ours_is_not_touched(queues: PortQ
     assert uplink.switch.run("get", "Port", "eth0", "qos") == theirs
     assert uplink.records() == ""
     uplink.switch.run("--", "clear", "Port", "eth0", "qos", "--", "--all", "destroy", "QoS")
+    # With linux-noop ovs-vswitchd has not touched the root qdisc.
+    assert queues.read() == QdiscState(None, None, True)
+    queues.restore()
 
 
 def test_queue_that_somebody_has_put_into_our_qos_is_replaced(queues: PortQueues, uplink: Uplink) -> None:
@@ -114,16 +141,80 @@ def test_queue_that_somebody_has_put_into_our_qos_is_replaced(queues: PortQueues
     uplink.switch.run("--all", "destroy", "Queue")
 
 
-def test_switch_that_does_not_answer_keeps_nobody_throttled(queues: PortQueues, uplink: Uplink) -> None:
-    queues.install(0)
-    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
+@pytest.mark.parametrize("last", ["ovs-ofctl --bundle", "ovs-vsctl -- remove Port"])
+def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queues: PortQueues, last: str) -> None:
+    """ovs-vswitchd stops before it has carried out the `last` request."""
+    marks = OpenFlowMarking("eth0", OpenVswitch(uplink.switch.directory))
+    reconciler = Reconciler(LinuxKernel(queues, MarkingChoice(marks)))
+    plan = KernelPlan(True, 0, Map({2: SLOW}), Map({SUBFLOW: 2}), Map())
+    outcome = reconciler.full(plan)
+    assert (outcome.applied, outcome.failures) == (plan, ())
     assert "htb" in uplink.tc("qdisc")
-    os.kill(uplink.switch.daemon.pid, signal.SIGSTOP)
+
+    def stop(names: Sequence[str]) -> list[None]:
+        if any(name.startswith(last) for name in names):
+            os.kill(uplink.switch.daemon.pid, signal.SIGSTOP)
+        return [None] * len(names)
+
+    set_faults(stop)
     try:
-        with pytest.raises(KernelError, match="ETIMEDOUT"):
-            queues.fail_open()
+        assert reconciler.full(UNTOUCHED).failures
         assert "htb" not in uplink.tc("qdisc")
     finally:
+        set_faults(None)
         os.kill(uplink.switch.daemon.pid, signal.SIGCONT)
-    queues.fail_open()
+    switch = OpenVswitch(uplink.switch.directory)
+    next_one = LinuxKernel(PortQueues("eth0", switch), MarkingChoice(OpenFlowMarking("eth0", switch)))
+    assert Reconciler(next_one).full(UNTOUCHED).failures == ()
+
+
+def test_renamed_interface_keeps_nobody_throttled(uplink: Uplink, queues: PortQueues) -> None:
+    """ovs-vswitchd knows interfaces by their names."""
+    queues.install(0)
+    rename = ["link set eth0 down", "link set eth0 name eth9", "link set eth9 up"]
+    uplink.hosts.lab.proxy.ip(rename)
+    assert queues.read() == QdiscState(HtbState(0, False, {}))
+    queues.restore()
+    assert "htb" not in uplink.hosts.lab.proxy.run("tc", "qdisc", "show", "dev", "eth9").stdout
+    assert not queues.read().restore_pending
+    uplink.hosts.lab.proxy.ip(["link set eth9 down", "link set eth9 name eth0", "link set eth0 up"])
+
+
+def test_rate_that_somebody_has_made_unreadable_is_repaired(queues: PortQueues, uplink: Uplink) -> None:
+    queues.install(0)
+    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
+    uplink.switch.run("--", "set", "Queue", uplink.records().split()[1], "other_config:max-rate=10M")
+    assert queues.read() == QdiscState(HtbState(0, True, {2: None}))
+    assert queues.change_classes([ChangeClass(2, SLOW, replace_leaf=True)]) == [None]
+    assert queues.read() == QdiscState(HtbState(0, True, {2: SLOW}))
+    queues.restore()
+
+
+def test_rate_below_that_of_the_slowest_queue_is_applied_as_that(queues: PortQueues) -> None:
+    queues.install(0)
+    slowest = Rate.parse("8kbit")
+    assert queues.change_classes([AddClass(2, slowest)]) == [None]
+    assert queues.read() == QdiscState(HtbState(0, True, {2: slowest}))
+    queues.restore()
+
+
+def test_record_that_somebody_has_deleted_stands_in_nobodys_way(queues: PortQueues, uplink: Uplink) -> None:
+    queues.install(0)
+    assert queues.change_classes([AddClass(2, SLOW), AddClass(3, SLOW)]) == [None] * 2
+    qos = uplink.switch.run("get", "Port", "eth0", "qos").strip()
+    record = uplink.switch.run("get", "QoS", qos, "queues:2").strip()
+    uplink.switch.run("--", "remove", "QoS", qos, "queues", "2", "--", "destroy", "Queue", record)
+    assert queues.change_classes([DeleteClass(3), AddClass(4, FAST)]) == [None] * 2
+    assert queues.read() == QdiscState(HtbState(0, True, {2: SLOW, 4: FAST}))
+    queues.restore()
+
+
+def test_queue_that_somebody_elses_qos_uses_is_left_to_it(queues: PortQueues, uplink: Uplink) -> None:
+    queues.install(0)
+    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
+    ours = uplink.records().split()[1]
+    uplink.switch.run("--", "--id=@q", "create", "QoS", "type=linux-htb", f"queues:5={ours}")
+    queues.restore()
     assert queues.read() == QdiscState()
+    assert ours in uplink.records()
+    uplink.switch.run("--", "--all", "destroy", "QoS", "--", "--all", "destroy", "Queue")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
@@ -29,7 +32,7 @@ from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.kernel.marking.sockets import SocketMarking
-from mptcp_throttled.kernel.openvswitch.openflow import NORMAL, OpenFlowMarking, foreign_rules
+from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking, leaves_no_room
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch as Programs
 from mptcp_throttled.kernel.pacing import PacedSockets
@@ -98,7 +101,7 @@ def any_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackE
         yield back_end
         for version in (4, 6):
             back_end.remove(version)
-        assert switch.rules("dump-flows") == f" {NORMAL}\n"
+        assert switch.rules("dump-flows") == " priority=0 actions=NORMAL\n"
     else:
         yield from marks_of(request.param, request, use)
 
@@ -323,10 +326,33 @@ def test_altered_openflow_rule_is_replaced(switch: OpenVswitch, use: Use, rule: 
     marks.make(4, {TWO: 3})
     assert marks.read() == {4: MarkState({TWO: 3})}
     marks.remove(4)
-    assert foreign_rules(Programs(switch.directory), "br0") == []
+    assert not leaves_no_room(Programs(switch.directory), "br0")
 
 
-def test_openflow_rules_on_another_bridge_are_removed(switch: OpenVswitch, use: Use) -> None:
+@pytest.fixture
+def other_bridges(switch: OpenVswitch) -> Iterator[None]:
+    """br1 with the port other0, and br2, which does not speak our version of OpenFlow."""
+    add = ("add-br", "br1", "--", "set", "Bridge", "br1", "datapath_type=netdev", "--", "add-port", "br1", "other0")
+    switch.run(*add, "--", "set", "Interface", "other0", "type=dummy")
+    switch.run("add-br", "br2", "--", "set", "Bridge", "br2", "datapath_type=netdev", "protocols=OpenFlow10")
+    yield
+    switch.run("del-br", "br1", "--", "del-br", "br2")
+
+
+@pytest.mark.usefixtures("other_bridges")
+def test_openflow_rules_on_another_bridge_than_ours_are_removed(switch: OpenVswitch, use: Use) -> None:
+    use(OpenFlowMarking("eth0", Programs(switch.directory))).make(4, {ONE: 2})
+    marks = use(OpenFlowMarking("other0", Programs(switch.directory)))
+    assert marks.read()[4].altered
+    marks.make(4, {ONE: 2})
+    assert marks.read() == {4: MarkState({ONE: 2})}
+    assert "set_queue" not in switch.rules("dump-flows")
+    marks.remove(4)
+    assert marks.read() == {}
+
+
+@pytest.mark.usefixtures("other_bridges")
+def test_openflow_rules_are_removed_though_our_port_is_on_no_bridge(switch: OpenVswitch, use: Use) -> None:
     use(OpenFlowMarking("eth0", Programs(switch.directory))).make(4, {ONE: 2})
     marks = use(OpenFlowMarking("eth1", Programs(switch.directory)))
     assert marks.read()[4].altered
@@ -336,11 +362,36 @@ def test_openflow_rules_on_another_bridge_are_removed(switch: OpenVswitch, use: 
     assert marks.read() == {}
 
 
-def test_rule_of_somebody_else_is_seen(switch: OpenVswitch) -> None:
-    switch.rules("add-flow", "priority=100,udp,actions=drop")
-    (rule,) = foreign_rules(Programs(switch.directory), "br0")
-    assert rule.endswith("priority=100,udp actions=drop")
+@pytest.mark.parametrize("rule", ["priority=100,udp,actions=drop", "cookie=0x4d507468,udp,actions=drop"])
+def test_rule_of_somebody_else_leaves_no_room(switch: OpenVswitch, use: Use, rule: str) -> None:
+    marks = use(OpenFlowMarking("eth0", Programs(switch.directory)))
+    assert not leaves_no_room(Programs(switch.directory), "br0")
+    switch.rules("add-flow", rule)
+    assert leaves_no_room(Programs(switch.directory), "br0")
+    assert marks.read() == {}
     switch.rules("del-flows", "udp")
+
+
+def test_bridge_without_the_rule_normal_has_no_room(switch: OpenVswitch) -> None:
+    switch.rules("del-flows")
+    assert leaves_no_room(Programs(switch.directory), "br0")
+    switch.rules("add-flow", "priority=0,actions=NORMAL")
+    assert not leaves_no_room(Programs(switch.directory), "br0")
+
+
+def test_switch_that_does_not_answer_is_asked_again_later(switch: OpenVswitch) -> None:
+    programs = Programs(switch.directory)
+    os.kill(switch.daemon.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(KernelError, match=r"^ovs-ofctl .*ETIMEDOUT \(ovs-vswitchd does not answer\)$"):
+            programs.rules("br0")
+        began = time.monotonic()
+        with pytest.raises(KernelError, match=r"^ovs-vsctl .*ETIMEDOUT \(ovs-vswitchd has not answered just now\)$"):
+            programs.change(("clear", "Port", "eth0", "qos"))
+        assert programs.bridges()  # of the database
+        assert time.monotonic() < began + 2
+    finally:
+        os.kill(switch.daemon.pid, signal.SIGCONT)
 
 
 def test_userspace_datapath_is_refused(switch: OpenVswitch) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.process import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], bool], what: str, within: float = 30.0) -> float:
+_PATIENCE_SECONDS: Final = 30.0 * PATIENCE
+
+
+def eventually(condition: Callable[[], bool], what: str, within: float = _PATIENCE_SECONDS) -> float:
     """Wait until `condition` holds and return the seconds that took. Fails, naming `what`, after `within` seconds.
 
     What holds by then is seen, however long a look takes: only a look that began later than that fails. The default

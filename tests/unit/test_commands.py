@@ -122,7 +122,7 @@ def test_commands_of_open_vswitch() -> None:
     mark = "tcp,nw_src=10.3.0.2,nw_dst=10.1.0.2,tp_src=8080,tp_dst=40000"
     assert commands_of(diff(KernelState(), cap), "ovs") == [
         "ovs-vsctl -- --id=@qos create QoS type=linux-htb external_ids:owner=mptcp-throttle"
-        " external_ids:default_minor=0 other_config:max-rate=34000000000 -- set Port eth0 qos=@qos",
+        " external_ids:default_minor=0 other_config:max-rate=34000000000 -- add Port eth0 qos @qos",
         "ovs-vsctl -- --id=@q1 create Queue external_ids:owner=mptcp-throttle other_config:min-rate=1000000"
         " other_config:max-rate=1000000 other_config:burst=24224 -- set QoS eth0 queues:1=@q1",
         "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
@@ -141,9 +141,9 @@ def test_commands_of_open_vswitch() -> None:
         "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
         "delete_strict priority=40000,tcp6,ipv6_src=fd00:3::2,ipv6_dst=fd00:1::2,tp_src=8080,tp_dst=40000",
         "END",
-        "ovs-vsctl -- set Queue $(ovs-vsctl get QoS eth0 queues:1) other_config:min-rate=2000000"
+        "ovs-vsctl -- --if-exists set Queue $(ovs-vsctl get QoS eth0 queues:1) other_config:min-rate=2000000"
         " other_config:max-rate=2000000 other_config:burst=24224",
-        "ovs-vsctl -- remove QoS eth0 queues 2 -- destroy Queue $(ovs-vsctl get QoS eth0 queues:2)",
+        "ovs-vsctl -- remove QoS eth0 queues 2 -- --if-exists destroy Queue $(ovs-vsctl get QoS eth0 queues:2)",
         "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
         "delete cookie=0x4d507468/-1,tcp6",
         "END",

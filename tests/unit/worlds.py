@@ -26,7 +26,7 @@ class ManualClock:
     def monotonic(self) -> float:
         return self.now
 
-    def thread_time(self) -> float:
+    def processor_time(self) -> float:
         self.used += 0.01  # so much for every full reconcile: the next one comes after seconds, a quick check sooner
         return self.used
 

@@ -23,9 +23,12 @@ COOKIE: Final = 0x4D50_7468
 PRIORITY: Final = 40_000
 """Above that of the rule NORMAL, 0, and of what ovs-ofctl(8) sets by default, 32768."""
 
-NORMAL: Final = "priority=0 actions=NORMAL"
+# Rules that others add by OpenFlow 1.0 have the flag `reset_counts`.
+_NORMAL: Final = re.compile(r"(?:cookie=\S+, )?(?:reset_counts )?priority=0 actions=NORMAL")
 _OURS: Final = f"cookie={COOKIE:#x}"
 _OF_VERSION: Final = {4: "tcp", 6: "tcp6"}
+_VERSION_OF: Final = {word: version for version, word in _OF_VERSION.items()}
+_WITH_COOKIE: Final = re.compile(rf"{_OURS}, (?:\w+=\S+, )*(?:reset_counts )?(?:priority=\d+,)?(tcp6?)\b")
 _RULE: Final = re.compile(
     rf"{_OURS}, priority={PRIORITY},tcp6?,(?:nw|ipv6)_src=([^,]+),(?:nw|ipv6)_dst=([^,]+),tp_src=(\d+),tp_dst=(\d+)"
     r" actions=set_queue:(\d+),NORMAL"
@@ -57,9 +60,16 @@ def delete_all_line(ip_version: int) -> str:
     return f"delete {_OURS}/-1,{_OF_VERSION[ip_version]}"
 
 
-def foreign_rules(switch: OpenVswitch, bridge: str) -> list[str]:
-    """The rules of a bridge that are neither ours nor NORMAL. Raises KernelError."""
-    return [rule for rule in switch.rules(bridge) if rule != NORMAL and not rule.startswith(f"{_OURS},")]
+def leaves_no_room(switch: OpenVswitch, bridge: str) -> bool:
+    """Whether a bridge has rules that are neither ours nor NORMAL, or lacks that one. Raises KernelError."""
+    others = [rule for rule in switch.rules(bridge) if _version_of(rule) is None]
+    return len(others) != 1 or _NORMAL.fullmatch(others[0]) is None
+
+
+def _version_of(rule: str) -> int | None:
+    """The IP version of a rule with our cookie; None if it is somebody else's."""
+    found = _WITH_COOKIE.match(rule)
+    return None if found is None else _VERSION_OF[found[1]]
 
 
 class OpenFlowMarking:
@@ -88,8 +98,10 @@ class OpenFlowMarking:
         marks: dict[int, dict[FourTuple, int]] = {version: {} for version in self._made}
         altered: set[int] = set()
         for bridge in bridges:
-            for rule in self._switch.rules(bridge.name, f"{_OURS}/-1"):
-                version = 6 if re.search(r"\b(tcp6|ipv6)\b", rule) else 4
+            for rule in self._rules(bridge):
+                version = _version_of(rule)
+                if version is None:
+                    continue
                 found = marks.setdefault(version, {})
                 mark = parse_rule(rule)
                 if mark is None or bridge.name != self._bridge:
@@ -124,8 +136,17 @@ class OpenFlowMarking:
 
     def _remove_elsewhere(self, ip_version: int) -> None:
         for bridge in self._switch.bridges():
-            if bridge.name != self._bridge and self._switch.rules(bridge.name, f"{_OURS}/-1"):
+            if bridge.name != self._bridge and any(_version_of(rule) == ip_version for rule in self._rules(bridge)):
                 self._switch.change_rules(bridge.name, [delete_all_line(ip_version)])
+
+    def _rules(self, bridge: Bridge) -> list[str]:
+        """The rules with our cookie. A bridge that is not ours may not answer, or in another version of OpenFlow."""
+        try:
+            return self._switch.rules(bridge.name, f"{_OURS}/-1")
+        except KernelError:
+            if bridge.name == self._bridge:
+                raise
+            return []
 
     def _find_bridge(self) -> list[Bridge]:
         """Look up our bridge among all, which are returned."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from socket import if_nametoindex
@@ -18,7 +18,7 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb, tc
-from mptcp_throttled.kernel.openvswitch.openflow import foreign_rules, minor_of_queue, queue_of
+from mptcp_throttled.kernel.openvswitch.openflow import leaves_no_room, minor_of_queue, queue_of
 from mptcp_throttled.kernel.openvswitch.switch import LIST_PORTS, OpenVswitch, Port, records
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
@@ -28,29 +28,36 @@ _DEFAULT_MINOR: Final = "default_minor"
 _HANDLE: Final = 1 << 16
 """Of the HTB that Open vSwitch makes, `1:` (lib/netdev-linux.c). Class 1:N+1 is queue N, 1:1 that of other packets."""
 
+_MIN_RATE: Final = 12_000
+"""In bit/s: Open vSwitch makes no slower queue (lib/netdev-linux.c)."""
+
 _MAX_RATE: Final = 34_000_000_000
 """Of the port as a whole, in bit/s. HTB rates are 32-bit bytes/s; without a rate Open vSwitch takes 100 Mbit/s for a
 link whose speed it does not know."""
 
-# A command line has room for 2 MiB (execve(2)), and a queue takes 300 bytes.
-_QUEUES_AT_ONCE: Final = 2000
+# ovs-vsctl takes more than a second for a thousand.
+_QUEUES_AT_ONCE: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
 class _Qos:
-    """A QoS of ours: its queues by minor."""
+    """A QoS: its queues by minor."""
 
     record: str
+    is_ours: bool
     default_minor: int
     queues: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """What the database has: QoS and queues of ours, and all ports."""
+    """What the database has: QoS of ours, the rates (bit/s) of our queues that nobody else uses, and all ports.
+
+    A rate is None if somebody has made something else of it.
+    """
 
     qos: Mapping[str, _Qos]
-    rates: Mapping[str, int]
+    rates: Mapping[str, int | None]
     ports: Mapping[str, Port]
 
     def with_our_qos(self) -> list[Port]:
@@ -68,6 +75,7 @@ class PortQueues:
         self._switch = switch
         self._qos: str | None = None
         self._queues: dict[int, str] = {}
+        self._interface_with_htb: tc.Interface | None = None  # by index: it may be renamed
 
     @property
     def ports(self) -> frozenset[int]:
@@ -89,7 +97,8 @@ class PortQueues:
         if self._interface in ours:
             return QdiscState(self._read_htb(found), None, False, elsewhere)
         self._qos, self._queues = None, {}
-        is_left = any(_without(found, {*elsewhere}))
+        ports = {*elsewhere}
+        is_left = bool(_freed(found, ports) or _destroyed(found, ports)) or self._has_stale_htb(found)
         return QdiscState(None, self._obstacle(found), is_left, elsewhere)
 
     def install(self, default_minor: int) -> None:
@@ -98,29 +107,34 @@ class PortQueues:
         obstacle = self._obstacle(found)
         if obstacle is not None:
             raise KernelError(obstacle, errno.EEXIST)
-        (self._qos,) = self._switch.change(*_without(found, set()), *make_qos(self._interface, default_minor))
+        self._clear(found, set())
+        (self._qos,) = self._switch.change(*make_qos(self._interface, default_minor))
         self._queues = {}
+        self._interface_with_htb = self._own_interface()
 
     def restore(self, name: str | None = None) -> None:
         """Take our QoS from a port (default: the proxy's) and delete its records: its root qdisc is the default one."""
         found = self._records()
-        kept = {port.name for port in found.with_our_qos()} - {name or self._interface}
-        commands = list(_without(found, kept))
-        if commands:
-            self._switch.change(*commands)
+        self._clear(found, {port.name for port in found.with_our_qos()} - {name or self._interface})
         if name is None:
             self._qos, self._queues = None, {}
+            self._delete_stale_htb()
 
     def fail_open(self) -> None:
-        """Take our QoS from every port, and delete its records. If Open vSwitch does not answer, delete HTB instead."""
+        """Delete HTB in the kernel, then take our QoS from every port, and delete its records.
+
+        In this order, since ovs-vswitchd may not answer, and without waiting for it.
+        """
         try:
-            commands = list(_without(self._records(), set()))
-            if commands:
-                self._switch.change(*commands)
+            found = self._records()
+            has_foreign_qos = self._has_foreign_qos(found)
         except KernelError:
-            if self._qos is not None:
-                self._delete_htb()
+            self._delete_our_htb()
             raise
+        if not has_foreign_qos:
+            self._delete_our_htb()
+        self._clear(found, set(), wait=False)
+        self._qos, self._queues = None, {}
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         """Add, change and delete queues in one transaction; for each operation, why it was refused."""
@@ -149,11 +163,12 @@ class PortQueues:
             match operation:
                 case DeleteClass(minor):
                     commands += delete_queue(self._qos, minor, record)
-                case ChangeClass(minor, rate, replace_leaf) if record is not None:
+                case ChangeClass(minor, rate, replace_leaf=False) if record is not None:
                     commands.append(set_queue(record, rate))
-                    if replace_leaf:
-                        # ovs-vswitchd looks at the kernel's class only if a record changes.
-                        commands.append(("set", "Queue", record, f"external_ids:repaired_at={time.time_ns()}"))
+                case AddClass(minor, rate) | ChangeClass(minor, rate) if record is not None:
+                    # ovs-vswitchd looks at the kernel's class only if a record changes.
+                    repaired = f"external_ids:repaired_at={time.time_ns()}"
+                    commands += [set_queue(record, rate), ("set", "Queue", record, repaired)]
                 case AddClass(minor, rate) | ChangeClass(minor, rate):
                     added.append(minor)
                     commands += add_queue(self._qos, minor, rate)
@@ -162,14 +177,41 @@ class PortQueues:
         self._queues = {minor: record for minor, record in self._queues.items() if minor not in gone}
         self._queues.update(zip(added, made, strict=True))
 
-    def _delete_htb(self) -> None:
-        """Of the port, and only if it is the one that Open vSwitch made for our QoS."""
-        interface = self._own_interface()
-        if interface is None:
-            return
+    def _clear(self, found: _Records, kept: set[str], *, wait: bool = True) -> None:
+        """Leave records of ours only to the ports that are `kept`."""
+        freed, destroyed = _freed(found, kept), _destroyed(found, kept)
+        # First the ports alone: whatever stands in the way of the rest, they are free.
+        for begin in range(0, len(freed), _QUEUES_AT_ONCE):
+            self._switch.change(*freed[begin : begin + _QUEUES_AT_ONCE], wait=wait)
+        for begin in range(0, len(destroyed), _QUEUES_AT_ONCE):
+            self._switch.change(*destroyed[begin : begin + _QUEUES_AT_ONCE], wait=wait)
+
+    def _has_foreign_qos(self, found: _Records) -> bool:
+        port = found.ports.get(self._interface)
+        return port is not None and port.qos is not None and port.qos not in found.qos
+
+    def _has_stale_htb(self, found: _Records) -> bool:
+        """Whether the kernel still has the HTB of our QoS, although the port has neither that nor another one."""
+        if self._interface_with_htb is None or self._has_foreign_qos(found):
+            return False
         with closing(tc.TrafficControl()) as control:
-            if _has_htb(control, interface):
-                control.delete_root(interface)
+            is_there = _has_htb(control, self._interface_with_htb)
+        if not is_there:
+            self._interface_with_htb = None
+        return is_there
+
+    def _delete_stale_htb(self) -> None:
+        """ovs-vswitchd does not delete it if it stopped meanwhile, or if the interface was renamed."""
+        if self._has_stale_htb(self._records()):
+            self._delete_our_htb()
+
+    def _delete_our_htb(self) -> None:
+        interface = self._interface_with_htb
+        if interface is not None:
+            with closing(tc.TrafficControl()) as control:
+                if _has_htb(control, interface):
+                    control.delete_root(interface)
+            self._interface_with_htb = None
 
     def _read_htb(self, found: _Records) -> HtbState:
         port = found.ports[self._interface]
@@ -178,10 +220,12 @@ class PortQueues:
         # Others may have put queues of theirs into our QoS: these are not changed, but replaced.
         self._queues = {minor: record for minor, record in qos.queues.items() if record in found.rates}
         in_kernel = self._classes_in_kernel()
+        if in_kernel is not None:
+            self._interface_with_htb = self._own_interface()
         # Without HTB in the kernel, or with rules that ours would bypass, all is made again, or refused.
         works = in_kernel is not None and self._why_no_rules(port) is None
         rates = {minor: found.rates.get(record) for minor, record in qos.queues.items()}
-        classes = {minor: _rate(rate, (in_kernel or {}).get(minor)) for minor, rate in rates.items()}
+        classes = {minor: _rate(rates.get(minor), rate) for minor, rate in (in_kernel or {}).items() if minor in rates}
         return HtbState(qos.default_minor, works, classes)
 
     def _classes_in_kernel(self) -> dict[int, Rate | None] | None:
@@ -201,7 +245,7 @@ class PortQueues:
             return f"{self._interface} is not a port of an Open vSwitch bridge"
         if port.qos is not None and port.qos not in found.qos:
             return f"port {self._interface} has a QoS of its own"
-        if port.qos is None:
+        if port.qos is None and not self._has_stale_htb(found):
             with closing(tc.TrafficControl()) as control:
                 own = next((root for root in _roots(control, interface) if root.handle), None)
             if own is not None:
@@ -215,8 +259,9 @@ class PortQueues:
             return f"{port.name} is not a port of an Open vSwitch bridge"
         if bridge.datapath != "system":
             return f"bridge {bridge.name} has the datapath {bridge.datapath}, which ignores queues"
-        rules = foreign_rules(self._switch, bridge.name)
-        return f"bridge {bridge.name} has OpenFlow rules of its own: {rules[0]}" if rules else None
+        if leaves_no_room(self._switch, bridge.name):
+            return f"bridge {bridge.name} has OpenFlow rules of its own, or lacks the rule NORMAL"
+        return None
 
     def _own_interface(self) -> tc.Interface | None:
         try:
@@ -226,22 +271,24 @@ class PortQueues:
 
     def _records(self) -> _Records:
         qos, queues, ports = self._switch.tables(
-            ("--columns=_uuid,queues,external_ids", "find", "QoS", _OWNER),
+            ("--columns=_uuid,queues,external_ids", "list", "QoS"),
             ("--columns=_uuid,other_config", "find", "Queue", _OWNER),
             LIST_PORTS,
         )
-        parsed = map(_parse_qos, qos)
+        parsed = [_parse_qos(row) for row in qos]
+        foreign = {queue for one in parsed if not one.is_ours for queue in one.queues.values()}
+        rates = {records(row["_uuid"])[0]: _parse_rate(row) for row in queues}
         return _Records(
-            {one.record: one for one in parsed},
-            {records(row["_uuid"])[0]: int(dict(row["other_config"][1]).get("max-rate", 0)) for row in queues},
+            {one.record: one for one in parsed if one.is_ours},
+            {record: rate for record, rate in rates.items() if record not in foreign},
             {port.name: port for port in map(Port.of, ports)},
         )
 
 
 def make_qos(port: str, default_minor: int) -> list[tuple[str, ...]]:
-    """The commands of ovs-vsctl that give a port a QoS without queues."""
+    """The commands of ovs-vsctl that give a port without a QoS one without queues."""
     settings = (_OWNER, f"external_ids:{_DEFAULT_MINOR}={default_minor}", f"other_config:max-rate={_MAX_RATE}")
-    return [("--id=@qos", "create", "QoS", "type=linux-htb", *settings), ("set", "Port", port, "qos=@qos")]
+    return [("--id=@qos", "create", "QoS", "type=linux-htb", *settings), ("add", "Port", port, "qos", "@qos")]
 
 
 def add_queue(qos: str, minor: int, rate: Rate) -> list[tuple[str, ...]]:
@@ -255,13 +302,13 @@ def add_queue(qos: str, minor: int, rate: Rate) -> list[tuple[str, ...]]:
 
 def set_queue(record: str, rate: Rate) -> tuple[str, ...]:
     """The command that changes the rate of a queue."""
-    return ("set", "Queue", record, *_settings(rate))
+    return ("--if-exists", "set", "Queue", record, *_settings(rate))
 
 
 def delete_queue(qos: str, minor: int, record: str | None) -> list[tuple[str, ...]]:
     """The commands that take a queue from a QoS and delete its `record`; None keeps it, since it is not ours."""
     removed = ("remove", "QoS", qos, "queues", str(queue_of(minor)))
-    return [removed] if record is None else [removed, ("destroy", "Queue", record)]
+    return [removed] if record is None else [removed, _destroy("Queue", record)]
 
 
 def _settings(rate: Rate) -> tuple[str, ...]:
@@ -270,25 +317,40 @@ def _settings(rate: Rate) -> tuple[str, ...]:
     return tuple(f"other_config:{key}={value}" for key, value in settings.items())
 
 
-def _without(found: _Records, kept: set[str]) -> Iterator[tuple[str, ...]]:
-    """The commands that leave records of ours only to the ports that are `kept`."""
+def _destroy(table: str, record: str) -> tuple[str, ...]:
+    return ("--if-exists", "destroy", table, record)
+
+
+def _freed(found: _Records, kept: set[str]) -> list[tuple[str, ...]]:
+    """The commands that take our QoS from all ports but those that are `kept`, and delete it."""
     ours = found.with_our_qos()
-    for port in ours:
-        if port.name not in kept:
-            # Not `clear`: somebody may have given the port another QoS by now.
-            yield ("remove", "Port", port.name, "qos", port.qos or "")
-    used = {port.qos for port in ours if port.name in kept}
-    for record in found.qos.keys() - used:
-        yield ("destroy", "QoS", record)
-    queues = {queue for qos in found.qos.values() if qos.record in used for queue in qos.queues.values()}
-    for record in found.rates.keys() - queues:
-        yield ("destroy", "Queue", record)
+    # Not `clear`: somebody may have given the port another QoS by now.
+    removed = [("remove", "Port", port.name, "qos", port.qos or "") for port in ours if port.name not in kept]
+    return [*removed, *(_destroy("QoS", record) for record in found.qos.keys() - _used(found, kept))]
+
+
+def _destroyed(found: _Records, kept: set[str]) -> list[tuple[str, ...]]:
+    """The commands that delete our queues, but for those of the ports that are `kept`."""
+    used = {queue for qos in _used(found, kept) for queue in found.qos[qos].queues.values()}
+    return [_destroy("Queue", record) for record in found.rates.keys() - used]
+
+
+def _used(found: _Records, kept: set[str]) -> set[str]:
+    return {port.qos for port in found.with_our_qos() if port.name in kept and port.qos is not None}
 
 
 def _parse_qos(row: Mapping[str, Any]) -> _Qos:
-    default = dict(row["external_ids"][1]).get(_DEFAULT_MINOR, "0")
+    external_ids = dict(row["external_ids"][1])
+    key, _, owner = _OWNER.removeprefix("external_ids:").partition("=")
+    default = external_ids.get(_DEFAULT_MINOR, "0")
     queues = {minor_of_queue(number): record for number, (_, record) in row["queues"][1]}
-    return _Qos(records(row["_uuid"])[0], int(default) if default.isdecimal() else 0, queues)
+    is_ours = external_ids.get(key) == owner
+    return _Qos(records(row["_uuid"])[0], is_ours, int(default) if default.isdecimal() else 0, queues)
+
+
+def _parse_rate(row: Mapping[str, Any]) -> int | None:
+    text = dict(row["other_config"][1]).get("max-rate", "")
+    return int(text) if text.isdecimal() else None
 
 
 def _roots(control: tc.TrafficControl, interface: tc.Interface) -> list[tc.Qdisc]:
@@ -301,4 +363,9 @@ def _has_htb(control: tc.TrafficControl, interface: tc.Interface) -> bool:
 
 def _rate(wanted: int | None, actual: Rate | None) -> Rate | None:
     """The rate of a queue if the database and the kernel agree on it."""
-    return actual if actual is not None and actual.bits_per_second == wanted else None
+    if wanted is None or actual is None or actual.bits_per_second != max(wanted, _MIN_RATE):
+        return None
+    try:
+        return Rate(wanted)
+    except ValueError:
+        return None
