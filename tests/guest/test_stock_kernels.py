@@ -13,11 +13,12 @@ import pytest
 from mptcp_lab.guest.kernels import NAMES
 
 REPOSITORY = Path(__file__).parents[2]
-INSIDE = ("tests/guest/smoke.py", "tests/integration/test_qdisc_round_trip.py", "tests/guest/openvswitch_queues.py")
+INSIDE = ("tests/guest/smoke.py", "tests/integration/test_qdisc_round_trip.py")
 """Run in one guest per kernel: starting the guest and Python takes longer than the tests."""
 
-INSIDE_ONE = {"debian-6.1": ("tests/guest/openvswitch.py::test_capped_path_carries_its_cap",)}
-"""Also run on this kernel: a part of its file, which takes eight minutes (docs/lab.md).
+OPEN_VSWITCH = ("tests/guest/openvswitch_queues.py", "tests/guest/openvswitch.py::test_capped_path_carries_its_cap")
+INSIDE_ONE = {"debian-6.1": OPEN_VSWITCH}
+"""Also run on this kernel: of the second file, which takes eight minutes, a part (docs/lab.md).
 
 On debian-6.12 two of three runs of that file ended in a kernel panic (docs/services.md).
 """
