@@ -443,7 +443,7 @@ class Tracker:
     def _apply_kernel_event(self, event: KernelEvent, at: float) -> Iterator[Token]:
         if event.kind is KernelEventKind.ESTABLISHED:
             if event.ends.proxy.port not in self._ports:
-                self._opened_by_proxy[event.token] = self._opened_by_proxy_at = at
+                self._opened_by_proxy[event.token] = at
                 self._opened_by_proxy.move_to_end(event.token)
                 self._expect_other_ports(event.token)
         elif self._tokens.get(event.ends) != event.token:
@@ -462,7 +462,7 @@ class Tracker:
     def _expect_other_ports(self, token: Token) -> None:
         """Ask for a kernel list of all ports, if the proxy has opened a subflow of this connection, and it is known."""
         if token in self._opened_by_proxy and self._entry(token) is not None:
-            del self._opened_by_proxy[token]
+            self._opened_by_proxy_at = max(self._opened_by_proxy.pop(token), self._opened_by_proxy_at)
             self.expects_other_ports = self._unconfirmed = True
 
     def _note_closing(self, ends: Ends, at: float) -> Iterator[Token]:

@@ -829,6 +829,19 @@ def test_kernel_list_older_than_a_subflow_that_the_proxy_opened(ports: str) -> N
     assert not wire.tracker.expects_other_ports
 
 
+def test_subflows_of_another_service_of_this_host_do_not_make_the_list_one_of_all_ports() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    wire.tracker.expects_other_ports = True
+    asked_at = wire.now
+    wire.now += 0.1
+    opened = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 443))
+    event = KernelEvent(KernelEventKind.ESTABLISHED, token(OTHER_KEY), opened, backup=False)
+    wire.take(wire.tracker.apply_kernel_event(event, wire.now))
+    wire.take(wire.tracker.apply_kernel_list(KernelList(asked_at, {}, on_all_ports=True)))
+    assert not wire.tracker.expects_other_ports
+
+
 def test_subflow_that_the_proxy_opens_before_the_connection_is_captured() -> None:
     wire = Wire()
     wire.listed(of=token())

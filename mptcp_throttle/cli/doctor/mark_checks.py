@@ -19,8 +19,12 @@ _IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-n
 
 def foreign_marks(host: Host) -> list[Finding]:
     """Whether chains of others change marks after ours. None changes priorities of sockets, or OpenFlow rules."""
-    used = host.config.daemon.marks if isinstance(host.daemon, str) else host.daemon["daemon"]["marks"]
-    if used == MarkMethod.SOCKET or host.config.daemon.backend is BackEnd.OVS:
+    if isinstance(host.daemon, str):
+        configured = host.config.daemon
+        used = BackEnd.OVS if configured.backend is BackEnd.OVS else configured.marks
+    else:
+        used = host.daemon["daemon"]["marks"]
+    if used in (MarkMethod.SOCKET, BackEnd.OVS):
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
