@@ -702,8 +702,6 @@ def _figure_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             for link in getattr(figure, key) or ():
                 if link not in scenario.links:
                     yield (*keys, key), f"no such link: {link}; {_one_of_these(scenario.links)}"
-        if figure.not_comparable is not None and figure.seed is None:
-            yield (*keys, "not_comparable"), "needs seed"
         if figure.over is not None and figure.received is None:
             yield (*keys, "over"), "needs received"
         if figure.window is not None and figure.window not in scenario.windows:
