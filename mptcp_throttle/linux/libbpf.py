@@ -1,4 +1,4 @@
-"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to a cgroup.
+"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to a cgroup or an interface.
 
 An object is compiled from C (`daemon/mptcp_throttled/kernel/bpf/`). libbpf fits it to the running kernel: it finds the
 fields of kernel structures by the kernel's type information (CO-RE), so one object serves all kernels.
@@ -18,6 +18,7 @@ from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_error
 
 _LOG_BYTES: Final = 1 << 24
 _MAX_LINE: Final = 200
+_MAX_GROWTH: Final = 256
 
 
 class _OpenOptions(ctypes.Structure):
@@ -36,6 +37,56 @@ class _OpenOptions(ctypes.Structure):
         ("kernel_log_level", ctypes.c_uint32),
     )
 
+
+class _TestRunOptions(ctypes.Structure):
+    """struct bpf_test_run_opts (bpf/bpf.h)."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("data_in", ctypes.c_char_p),
+        ("data_out", ctypes.c_void_p),
+        ("data_size_in", ctypes.c_uint32),
+        ("data_size_out", ctypes.c_uint32),
+        ("ctx_in", ctypes.c_void_p),
+        ("ctx_out", ctypes.c_void_p),
+        ("ctx_size_in", ctypes.c_uint32),
+        ("ctx_size_out", ctypes.c_uint32),
+        ("retval", ctypes.c_uint32),
+        ("repeat", ctypes.c_int),
+        ("duration", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("cpu", ctypes.c_uint32),
+        ("batch_size", ctypes.c_uint32),
+    )
+
+
+class _TcHook(ctypes.Structure):
+    """struct bpf_tc_hook (bpf/libbpf.h)."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("ifindex", ctypes.c_int),
+        ("attach_point", ctypes.c_int),
+        ("parent", ctypes.c_uint32),
+    )
+
+
+class _TcOptions(ctypes.Structure):
+    """struct bpf_tc_opts (bpf/libbpf.h)."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("prog_fd", ctypes.c_int),
+        ("flags", ctypes.c_uint32),
+        ("prog_id", ctypes.c_uint32),
+        ("handle", ctypes.c_uint32),
+        ("priority", ctypes.c_uint32),
+    )
+
+
+# bpf/libbpf.h: enum bpf_tc_attach_point, enum bpf_tc_flags
+_BPF_TC_EGRESS: Final = 1 << 1
+_BPF_TC_F_REPLACE: Final = 1 << 0
 
 _POINTER, _INT, _TEXT, _UINT64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -57,6 +108,11 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_link_detach": (_INT, _INT),
     "bpf_link__fd": (_INT, _POINTER),
     "bpf_iter_create": (_INT, _INT),
+    "bpf_prog_test_run_opts": (_INT, _INT, _POINTER),
+    "bpf_tc_hook_create": (_INT, _POINTER),
+    "bpf_tc_hook_destroy": (_INT, _POINTER),
+    "bpf_tc_attach": (_INT, _POINTER, _POINTER),
+    "bpf_tc_detach": (_INT, _POINTER, _POINTER),
     "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
     "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
@@ -139,14 +195,18 @@ class BpfMap:
                 _checked("bpf map delete", result)
             ahead = ahead[(count.value + (result < 0)) * size :]
 
-    def clear(self) -> None:
-        """Delete all elements; for the map types that have batches. Raises KernelError."""
-        keys = []
+    def all_keys(self) -> list[bytes]:
+        """The keys of all elements."""
+        keys: list[bytes] = []
         previous, following = None, ctypes.create_string_buffer(self._key_bytes)
         while _libbpf().bpf_map_get_next_key(self.descriptor, previous, following) == 0:
             previous = following.raw
             keys.append(previous)
-        self.delete_all(keys)
+        return keys
+
+    def clear(self) -> None:
+        """Delete all elements; for the map types that have batches. Raises KernelError."""
+        self.delete_all(self.all_keys())
 
 
 class RingBuffer:
@@ -251,6 +311,45 @@ class BpfObject:
         with os_errors(f"run {program}"), open(run, "rb") as written:
             return written.read()
 
+    def run(self, program: str, packet: bytes) -> tuple[int, bytes]:
+        """Run a tc program on a packet with an Ethernet header; what it returns, and the packet then.
+
+        Packets that it redirects are sent. Raises KernelError.
+        """
+        fault_point("bpf test run")
+        after = ctypes.create_string_buffer(len(packet) + _MAX_GROWTH)
+        options = _TestRunOptions(
+            sz=ctypes.sizeof(_TestRunOptions),
+            data_in=packet,
+            data_out=ctypes.addressof(after),
+            data_size_in=len(packet),
+            data_size_out=len(after),
+            repeat=1,
+        )
+        descriptor = self._library.bpf_program__fd(self._find("program", program))
+        _checked(f"run {program}", self._library.bpf_prog_test_run_opts(descriptor, ctypes.byref(options)))
+        return options.retval, after.raw[: options.data_size_out]
+
+    def attach_egress(self, program: str, interface: int, priority: int, handle: int) -> bool:
+        """Attach a tc program to what leaves through an interface, in place of another with this priority and handle.
+
+        Returns whether the qdisc clsact had to be added for it. Raises KernelError.
+        """
+        fault_point("bpf tc attach")
+        hook = _egress(interface)
+        result = self._library.bpf_tc_hook_create(ctypes.byref(hook))
+        if result != -errno.EEXIST:
+            _checked("tc qdisc add clsact", result)
+        options = _TcOptions(
+            sz=ctypes.sizeof(_TcOptions),
+            prog_fd=self._library.bpf_program__fd(self._find("program", program)),
+            flags=_BPF_TC_F_REPLACE,
+            handle=handle,
+            priority=priority,
+        )
+        _checked(f"attach {program}", self._library.bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options)))
+        return bool(result == 0)
+
     def close(self) -> None:
         """Detach the programs, and drop them and the maps."""
         for link in self._links.values():
@@ -260,6 +359,16 @@ class BpfObject:
         if self._object:
             self._library.bpf_object__close(self._object)
         self._object = 0
+
+
+def _egress(interface: int) -> _TcHook:
+    return _TcHook(sz=ctypes.sizeof(_TcHook), ifindex=interface, attach_point=_BPF_TC_EGRESS)
+
+
+def detach_egress(interface: int, priority: int, handle: int) -> None:
+    """Detach what `BpfObject.attach_egress` has attached. Raises KernelError, with ENOENT if there is nothing."""
+    hook, options = _egress(interface), _TcOptions(sz=ctypes.sizeof(_TcOptions), handle=handle, priority=priority)
+    _checked("tc filter del", _libbpf().bpf_tc_detach(ctypes.byref(hook), ctypes.byref(options)))
 
 
 def detach_link(link: int) -> None:

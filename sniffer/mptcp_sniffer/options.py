@@ -26,6 +26,7 @@ _CRYPTO_HMAC: Final = 0x01  # flag H: SHA-1 in version 0, SHA-256 in version 1
 _BACKUP: Final = 0x01
 _ECHO: Final = 0x01
 _HMAC_BYTES: Final = 8
+_APPENDED_PRIORITY: Final = bytes([1, 30, 3])  # NOP; kind, and length with the byte that follows
 _MAX_REMOVED_ADDRESSES: Final = 8  # net/mptcp/protocol.h, MPTCP_RM_IDS_MAX
 
 
@@ -144,6 +145,14 @@ def decode(options: bytes, flags: int) -> Decoded:
     except Malformed:
         malformed += 1
     return Decoded(tuple(found), malformed)
+
+
+def has_appended_priority(options: bytes) -> bool:
+    """Whether raw TCP `options` end with MP_PRIO as the daemon's uplink program appends it: behind a NOP.
+
+    The kernel puts a NOP behind it (net/mptcp/options.c, mptcp_write_options).
+    """
+    return options[-4:-1] == _APPENDED_PRIORITY and options[-1] >> 4 == Subtype.MP_PRIO
 
 
 def mptcp_options(options: bytes) -> Iterator[bytes]:

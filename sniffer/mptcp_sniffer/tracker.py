@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends, Handshakes, Joined, Opened, UnknownToken
 from mptcp_sniffer.kernel_events import KernelEventKind
-from mptcp_sniffer.options import AddAddr, MpFail, MpFastclose, MpPrio, MpTcpRst, Option, RemoveAddr, decode
+from mptcp_sniffer.options import (
+    AddAddr,
+    MpFail,
+    MpFastclose,
+    MpPrio,
+    MpTcpRst,
+    Option,
+    RemoveAddr,
+    decode,
+    has_appended_priority,
+)
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
 
@@ -171,6 +181,8 @@ class Tracker:
         if by_proxy is None:
             by_proxy = self._seems_by_proxy(segment)
         by_client = not by_proxy
+        if by_proxy and has_appended_priority(segment.options):
+            options = options[:-1]  # holds what the client sends; the operator has not made the subflow a backup
         ends = Ends(segment.source, segment.destination) if by_client else Ends(segment.destination, segment.source)
         if ends.proxy.port not in self._ports:
             if ends.client.port in self._ports:

@@ -6,19 +6,20 @@ import pytest
 from examples import ETHERNET, ends
 
 from mptcp_throttled.kernel import socket_program
+from mptcp_throttled.kernel.program_layout import pack_ends
 
 
 @pytest.mark.parametrize("client", ["10.1.0.2", "fd00:1::2"])
 def test_ends_of_a_closed_subflow_are_those_of_its_pace(client: str) -> None:
     subflow = ends(client, 40001)
-    packed = socket_program._ends(subflow)
+    packed = pack_ends(subflow)
     closed = socket_program.closed_subflow(packed + bytes(socket_program._CLOSED.size - len(packed)))
     assert closed.ends == subflow
 
 
 def test_ports_are_where_the_kernel_has_them() -> None:
     # struct bpf_sock_ops on a little-endian machine: the port in network byte order, in the upper half of 32 bits.
-    assert socket_program._ends(ends("10.1.0.2", 0x1234))[32:36].hex() == "00001234"
+    assert pack_ends(ends("10.1.0.2", 0x1234))[32:36].hex() == "00001234"
 
 
 def test_prefixes_of_both_families_share_one_tree() -> None:

@@ -264,6 +264,17 @@ def test_mp_prio_of_either_side_changes_its_own_subflow(by_client: bool) -> None
     assert not any(subflow.backup for subflow in wire.table[token()].subflows)
 
 
+@pytest.mark.parametrize(("by_client", "backup"), [(True, True), (False, False)])
+def test_mp_prio_that_the_uplink_program_appends_is_not_the_proxys(by_client: bool, backup: bool) -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    ack = (ETHERNET.ack if by_client else ETHERNET.ack_by_proxy)()
+    wire.send(ack._replace(options=ack.options + bytes.fromhex("011e0351")))
+    assert wire.table[token()].subflows[0].backup is backup
+    wire.send(ack._replace(options=ack.options + bytes.fromhex("1e035101")))
+    assert wire.table[token()].subflows[0].backup
+
+
 def test_subflow_is_backup_while_either_side_asks_for_it() -> None:
     wire = Wire()
     wire.open(ETHERNET)
@@ -829,7 +840,7 @@ def test_kernel_list_older_than_a_subflow_that_the_proxy_opened(ports: str) -> N
     assert not wire.tracker.expects_other_ports
 
 
-def test_subflows_of_another_service_of_this_host_do_not_make_the_list_one_of_all_ports() -> None:
+def test_subflows_of_another_service_do_not_ask_for_other_ports() -> None:
     wire = Wire()
     wire.open(ETHERNET)
     wire.tracker.expects_other_ports = True

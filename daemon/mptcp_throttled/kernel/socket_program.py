@@ -13,20 +13,18 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network, ip_address
+from ipaddress import IPv4Network
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
-from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple, Network, Token
+from mptcp_throttle.model import AccessNetwork, FourTuple, Network, Token
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.htb import HANDLE, classid
-
-_OBJECTS: Final = Path(__file__).with_name("bpf")
+from mptcp_throttled.kernel.program_layout import ENDS_BYTES, OBJECTS, mapped, pack_ends, pack_settings, unpack_ends
 
 # include/uapi/asm-generic/socket.h (x86 and arm64)
 _SO_NETNS_COOKIE: Final = 71
@@ -36,15 +34,13 @@ _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
 
 # bpf/settings.h
-_SETTINGS: Final = Struct("=Q16II4x")
-_ENDS: Final = Struct("=16s16s4sI")
 _PACE: Final = Struct("=IIQ")
 _RAMP_TO_BEGIN: Final = 0
 _LONG_AGO: Final = 1
 _PREFIX: Final = Struct("=I16s")
 _NETWORK: Final = Struct("=IIQI4x")
 _NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0, 0)
-_CLOSED: Final = Struct("=16s16s4sIIIQQIII4x")
+_CLOSED: Final = Struct(f"={ENDS_BYTES}sIIQQIII4x")
 _CLASS: Final = Struct("=I")
 _COUNTER: Final = Struct("=Q")
 _COUNTERS: Final = 2
@@ -75,9 +71,7 @@ class SocketProgram:
         self._classes: BpfMap | None = None
         self._counters: BpfMap | None = None
         self._totals: RingBuffer | None = None
-        ports_and_zeros = (*ports, *(0,) * (16 - len(ports)))
-        constants = _SETTINGS.pack(_netns_cookie(), *ports_and_zeros, HANDLE)
-        self._object = BpfObject(_OBJECTS / f"{kind}.bpf.o", constants)
+        self._object = BpfObject(OBJECTS / f"{kind}.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE))
         try:
             self._paces = self._object.map("paces")
             if kind is ProgramKind.THROTTLE:
@@ -125,23 +119,23 @@ class SocketProgram:
         Raises KernelError, and has changed all, some or none of them.
         """
         began = _LONG_AGO if present else _RAMP_TO_BEGIN
-        elements = {_ends(ends): _PACE.pack(min(pace, _UNLIMITED - 1), 0, began) for ends, pace in paces.items()}
+        elements = {pack_ends(ends): _PACE.pack(min(pace, _UNLIMITED - 1), 0, began) for ends, pace in paces.items()}
         self._paces.update(elements)
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         """Take their paces back. Raises KernelError."""
-        self._paces.delete_all([_ends(ends) for ends in subflows])
+        self._paces.delete_all([pack_ends(ends) for ends in subflows])
 
     def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
         """Put subflows into classes of our HTB. Raises KernelError, and has changed all, some or none of them."""
         if self._classes is None:
             raise KernelError("set the class of sockets", errno.EOPNOTSUPP, "only the program `throttle` can")
-        self._classes.update({_ends(ends): _CLASS.pack(classid(minor)) for ends, minor in minors.items()})
+        self._classes.update({pack_ends(ends): _CLASS.pack(classid(minor)) for ends, minor in minors.items()})
 
     def remove_classes(self, subflows: Collection[FourTuple]) -> None:
         """Take them out of their classes. Raises KernelError."""
         if self._classes is not None:
-            self._classes.delete_all([_ends(ends) for ends in subflows])
+            self._classes.delete_all([pack_ends(ends) for ends in subflows])
 
     def release(self) -> None:
         """Free all sockets now, idle or not, where the program can do that. Raises KernelError."""
@@ -177,25 +171,13 @@ class SocketProgram:
 
 def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
-    client, proxy, client_port, proxy_port, token, rtt, *counted = _CLOSED.unpack(record)
-    client_end = Endpoint(ip_address(unmapped(client)), int.from_bytes(client_port, "big"))
-    ends = FourTuple(client_end, Endpoint(ip_address(unmapped(proxy)), proxy_port))
-    return ClosedSubflow(Token(token), ends, rtt, *counted)
-
-
-def _ends(ends: FourTuple) -> bytes:
-    # struct bpf_sock_ops has the remote port as 32 bits in network byte order, the local port in host byte order.
-    client, proxy = _mapped(ends.client.address), _mapped(ends.proxy.address)
-    return _ENDS.pack(client, proxy, ends.client.port.to_bytes(4, "big"), ends.proxy.port)
-
-
-def _mapped(address: Address) -> bytes:
-    return IPV4_MAPPED + address.packed if isinstance(address, IPv4Address) else address.packed
+    ends, token, rtt, *counted = _CLOSED.unpack(record)
+    return ClosedSubflow(Token(token), unpack_ends(ends), rtt, *counted)
 
 
 def _prefix(subnet: Network) -> bytes:
     bits = subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
-    return _PREFIX.pack(bits, _mapped(subnet.network_address))
+    return _PREFIX.pack(bits, mapped(subnet.network_address))
 
 
 def _network(network: AccessNetwork) -> bytes:

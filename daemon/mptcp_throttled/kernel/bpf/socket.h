@@ -3,11 +3,7 @@
 #ifndef SOCKET_H
 #define SOCKET_H
 
-#include <stdbool.h>
-#include <linux/bpf.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-#include "settings.h"
+#include "addresses.h"
 
 /* include/linux/socket.h; include/uapi/asm-generic/socket.h (x86 and arm64); include/uapi/linux/tcp.h */
 #define AF_INET 2
@@ -21,8 +17,6 @@
 #define SEGMENT_BYTES 1448
 #define DRAIN_UNSENT_LIMIT SEGMENT_BYTES
 
-const volatile struct settings settings SEC(".rodata");
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -30,17 +24,6 @@ struct {
 	__type(key, struct ends);
 	__type(value, struct pace);
 } paces SEC(".maps");
-
-static __always_inline bool is_proxy_port(__u32 port)
-{
-	bool found = false;
-
-#pragma unroll
-	for (int i = 0; i < MAX_PORTS; i++)
-		if (port == settings.ports[i])
-			found = true;
-	return found && port;
-}
 
 static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)
 {
@@ -50,15 +33,6 @@ static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)
 static __always_inline bool is_our_class(__u32 priority)
 {
 	return (priority & 0xffff0000) == settings.htb_handle;
-}
-
-static __always_inline void map_ipv4(__u8 address[16], __u32 v4)
-{
-	__u32 *words = (__u32 *)address;
-
-	words[0] = words[1] = 0;
-	words[2] = bpf_htonl(0xffff);
-	words[3] = v4;
 }
 
 /* The verifier allows the fields of the context to be read at constant offsets only. clang would merge reads in two

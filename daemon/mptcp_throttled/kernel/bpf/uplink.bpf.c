@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Throttles what clients send over some of their subflows. Needs CAP_BPF and CAP_NET_ADMIN.
+ *
+ * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of such a subflow acknowledges. While
+ * the client has sent more than the rate allows, its pure ACKs carry MP_PRIO (RFC 8684, section 3.3.8): the subflow is a
+ * backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is none. Nothing is queued
+ * or lost: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and the whole
+ * connection would wait for that.
+ *
+ * A backup carries no data, so that there are no ACKs to say that the debt is paid: `remind` repeats the last ACK. The daemon
+ * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
+ *
+ * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and some of those after that.
+ */
+#include <stddef.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include "addresses.h"
+#include "uplink.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* As long as the daemon may take to run `remind` again: so much of the rate would be lost each time. */
+#define CREDIT_NS 20000000ULL
+#define REPEAT_NS 200000000ULL
+#define MAX_REPEATS 5
+#define REGULAR_ACKS 3
+
+/* NOP, and MP_PRIO without an address id; the kernel puts its NOP behind the option, so that ours can be told from its own. */
+#define PRIORITY_OPTION 0x011e0350U
+#define IS_BACKUP 1U
+#define OPTION_BYTES 4
+#define TIMESTAMPS 0x0101080aU /* NOP, NOP, kind 8, length 10: net/ipv4/tcp_output.c, tcp_options_write */
+
+#define IP_FRAGMENT 0x3fff
+#define PLAUSIBLE_BYTES (1U << 30)
+#define CAS_ATTEMPTS 4
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct share);
+} shares SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ends);
+	__type(value, struct uplink);
+} uplinks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, UPLINK_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} uplink_counters SEC(".maps");
+
+static __always_inline void count(enum uplink_counter which)
+{
+	__u32 key = which;
+	__u64 *value = bpf_map_lookup_elem(&uplink_counters, &key);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+/* A TCP segment of the proxy. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
+struct segment {
+	struct ends ends;
+	struct tcphdr tcp;
+	__u32 ip_at;
+	__u32 ip_bytes;
+	__u32 tcp_bytes;
+	__u32 payload;
+};
+
+static __always_inline bool is_ip(__u32 protocol)
+{
+	return protocol == bpf_htons(ETH_P_IP) || protocol == bpf_htons(ETH_P_IPV6) ||
+	       protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
+}
+
+/* False if it is no such segment. IPv4 options and IPv6 extension headers are not looked into. */
+static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment)
+{
+	union {
+		struct iphdr v4;
+		struct ipv6hdr v6;
+	} ip;
+	__u32 total;
+
+	if (!is_ip(skb->protocol) || bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET))
+		return false;
+	if (ip.v4.version == 4) {
+		if (ip.v4.ihl != 5 || ip.v4.protocol != IPPROTO_TCP || ip.v4.frag_off & bpf_htons(IP_FRAGMENT))
+			return false;
+		map_ipv4(segment->ends.client, ip.v4.daddr);
+		map_ipv4(segment->ends.proxy, ip.v4.saddr);
+		segment->ip_bytes = sizeof(ip.v4);
+		total = bpf_ntohs(ip.v4.tot_len);
+	} else if (ip.v4.version == 6) {
+		if (ip.v6.nexthdr != IPPROTO_TCP)
+			return false;
+		__builtin_memcpy(segment->ends.client, &ip.v6.daddr, sizeof(ip.v6.daddr));
+		__builtin_memcpy(segment->ends.proxy, &ip.v6.saddr, sizeof(ip.v6.saddr));
+		segment->ip_bytes = sizeof(ip.v6);
+		total = sizeof(ip.v6) + bpf_ntohs(ip.v6.payload_len);
+	} else {
+		return false;
+	}
+	if (bpf_skb_load_bytes_relative(skb, segment->ip_bytes, &segment->tcp, sizeof(segment->tcp), BPF_HDR_START_NET))
+		return false;
+	segment->ends.client_port = (__u32)segment->tcp.dest << 16;
+	segment->ends.proxy_port = bpf_ntohs(segment->tcp.source);
+	segment->tcp_bytes = segment->tcp.doff * 4;
+	if (total > skb->len || total < segment->ip_bytes + segment->tcp_bytes)
+		return false;
+	segment->payload = total - segment->ip_bytes - segment->tcp_bytes;
+	segment->ip_at = skb->len - total;
+	return is_proxy_port(segment->ends.proxy_port);
+}
+
+/* Whether the share is in debt once so many more bytes have been sent. */
+static __always_inline bool in_debt(struct share *share, __u32 bytes, __u64 now)
+{
+	__u64 cost = bytes * share->ns_per_kib >> 10, paid_at = share->paid_at;
+
+	if (!cost)
+		return paid_at > now;
+#pragma unroll
+	for (int i = 0; i < CAS_ATTEMPTS; i++) {
+		__u64 from = paid_at > now - CREDIT_NS ? paid_at : now - CREDIT_NS;
+		__u64 seen = __sync_val_compare_and_swap(&share->paid_at, paid_at, from + cost);
+
+		if (seen == paid_at)
+			return from + cost > now;
+		paid_at = seen;
+	}
+	return paid_at > now;
+}
+
+static __always_inline __u32 newly_acknowledged(struct uplink *uplink, const struct segment *segment)
+{
+	__u32 acknowledged = bpf_ntohl(segment->tcp.ack_seq), bytes = acknowledged - uplink->acknowledged;
+
+	if (!uplink->is_counting) {
+		uplink->is_counting = 1;
+		uplink->acknowledged = acknowledged;
+		return 0;
+	}
+	if (bytes > PLAUSIBLE_BYTES) /* an older one */
+		return 0;
+	uplink->acknowledged = acknowledged;
+	return bytes;
+}
+
+/* A repeated ACK must have the latest sequence number and time stamps: the client discards older ones (RFC 9293, section
+ * 3.10.7.4; RFC 7323, section 5.3). */
+static __always_inline void remember_segment(struct __sk_buff *skb, struct uplink *uplink, const struct segment *segment)
+{
+	__u32 options[3];
+
+	uplink->sequence = bpf_ntohl(segment->tcp.seq) + segment->payload;
+	if (segment->tcp_bytes < sizeof(segment->tcp) + sizeof(options) ||
+	    bpf_skb_load_bytes(skb, segment->ip_at + segment->ip_bytes + sizeof(segment->tcp), options, sizeof(options)) ||
+	    options[0] != bpf_htonl(TIMESTAMPS))
+		return;
+	uplink->timestamp = options[1];
+	uplink->timestamp_echo = options[2];
+	uplink->ack.has_timestamps = 1;
+}
+
+static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack *ack, const struct segment *segment)
+{
+	__u32 link_bytes = segment->ip_at, ip_bytes = segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
+
+	ack->tcp_bytes = 0;
+	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
+		return;
+	if (link_bytes && bpf_skb_load_bytes(skb, 0, ack->link, link_bytes))
+		return;
+	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
+					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
+		return;
+	if (bpf_skb_load_bytes(skb, link_bytes + ip_bytes, ack->tcp, tcp_bytes))
+		return;
+	ack->interface = skb->ifindex;
+	ack->vlan_protocol = skb->vlan_present ? skb->vlan_proto : 0;
+	ack->vlan_tag = skb->vlan_tci;
+	ack->link_bytes = link_bytes;
+	ack->ip_bytes = ip_bytes;
+	ack->tcp_bytes = tcp_bytes;
+}
+
+static __always_inline void append_option(struct __sk_buff *skb, const struct segment *segment, __u32 option)
+{
+	__u32 ip_at = segment->ip_at, tcp_at = ip_at + segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
+	bool is_v4 = segment->ip_bytes == sizeof(struct iphdr);
+	__u32 length_at = ip_at + (is_v4 ? offsetof(struct iphdr, tot_len) : offsetof(struct ipv6hdr, payload_len));
+	__u16 old_length = bpf_htons(is_v4 ? segment->ip_bytes + tcp_bytes : tcp_bytes);
+	__u16 new_length = bpf_htons(bpf_ntohs(old_length) + OPTION_BYTES);
+	__u32 check_at = tcp_at + offsetof(struct tcphdr, check), offset_at = tcp_at + 12;
+	__u16 old_offset, new_offset;
+
+	if (tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES || bpf_skb_load_bytes(skb, offset_at, &old_offset, sizeof(old_offset)) ||
+	    bpf_skb_change_tail(skb, skb->len + OPTION_BYTES, 0)) {
+		count(OPTIONS_WITHOUT_ROOM);
+		return;
+	}
+	new_offset = bpf_htons(bpf_ntohs(old_offset) + (OPTION_BYTES / 4 << 12));
+	option = bpf_htonl(option);
+	bpf_skb_store_bytes(skb, tcp_at + tcp_bytes, &option, sizeof(option), 0);
+	bpf_skb_store_bytes(skb, length_at, &new_length, sizeof(new_length), 0);
+	if (is_v4)
+		bpf_l3_csum_replace(skb, ip_at + offsetof(struct iphdr, check), old_length, new_length, 2);
+	/* The kernel adds up options and data offset itself where the interface would compute the checksum; not the length,
+	 * which is in the pseudo-header. */
+	bpf_l4_csum_replace(skb, check_at, bpf_htons(tcp_bytes), bpf_htons(tcp_bytes + OPTION_BYTES), 2 | BPF_F_PSEUDO_HDR);
+	bpf_l4_csum_replace(skb, check_at, old_offset, new_offset, 2);
+	bpf_l4_csum_replace(skb, check_at, 0, option, 4);
+	bpf_skb_store_bytes(skb, offset_at, &new_offset, sizeof(new_offset), 0);
+	count(OPTIONS_APPENDED);
+}
+
+static __always_inline void tell(struct uplink *uplink, enum told told, __u64 now)
+{
+	if (uplink->told != told)
+		uplink->appended = uplink->repeats = 0;
+	uplink->told = told;
+	uplink->told_at = now;
+	uplink->bytes_when_told = uplink->bytes;
+}
+
+SEC("tc")
+int throttle_uplinks(struct __sk_buff *skb)
+{
+	struct segment segment;
+	struct share *share;
+	struct uplink *uplink;
+	__u64 now;
+	__u32 bytes;
+	enum told told;
+
+	if (!parse(skb, &segment) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst)
+		return TC_ACT_UNSPEC;
+	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
+	if (!uplink)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_ns();
+	bytes = newly_acknowledged(uplink, &segment);
+	uplink->bytes += bytes;
+	share = bpf_map_lookup_elem(&shares, &uplink->share);
+	told = share && in_debt(share, now < uplink->counts_from ? 0 : bytes, now) ? BACKUP : REGULAR;
+	remember_segment(skb, uplink, &segment);
+	if (told == REGULAR && uplink->told == NOTHING)
+		told = NOTHING;
+	if (told != uplink->told)
+		tell(uplink, told, now);
+	if (segment.payload || segment.tcp.fin)
+		return TC_ACT_UNSPEC;
+	remember_ack(skb, &uplink->ack, &segment);
+	if (told == BACKUP || (told == REGULAR && uplink->appended < REGULAR_ACKS)) {
+		append_option(skb, &segment, PRIORITY_OPTION | (told == BACKUP ? IS_BACKUP : 0));
+		uplink->appended++;
+	}
+	return TC_ACT_UNSPEC;
+}
+
+static __always_inline __u16 folded(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* Sends the last ACK once more, with the option that the subflow is no backup, and what is newer. */
+static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *uplink)
+{
+	struct last_ack *ack = &uplink->ack;
+	__u32 link_bytes = ack->link_bytes, ip_bytes = ack->ip_bytes, tcp_bytes = ack->tcp_bytes, sum;
+	__u8 ip[MAX_IP_BYTES], segment[MAX_TCP_BYTES];
+	struct tcphdr *tcp = (void *)segment;
+	bool is_sent;
+
+	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES ||
+	    bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
+		return false;
+	__builtin_memcpy(ip, ack->ip, sizeof(ip));
+	__builtin_memcpy(segment, ack->tcp, sizeof(segment));
+	tcp->seq = bpf_htonl(uplink->sequence);
+	tcp->ack_seq = bpf_htonl(uplink->acknowledged);
+	tcp->doff += OPTION_BYTES / 4;
+	tcp->check = 0;
+	if (ack->has_timestamps) {
+		*(__u32 *)(segment + sizeof(*tcp) + 4) = uplink->timestamp;
+		*(__u32 *)(segment + sizeof(*tcp) + 8) = uplink->timestamp_echo;
+	}
+	*(__u32 *)(segment + (tcp_bytes & ~3U)) = bpf_htonl(PRIORITY_OPTION);
+	tcp_bytes += OPTION_BYTES;
+	sum = bpf_htons(IPPROTO_TCP) + bpf_htons(tcp_bytes);
+	if (ip_bytes == sizeof(struct iphdr)) {
+		struct iphdr *v4 = (void *)ip;
+
+		v4->tot_len = bpf_htons(ip_bytes + tcp_bytes);
+		v4->check = 0;
+		v4->check = folded(bpf_csum_diff(NULL, 0, (void *)v4, sizeof(*v4), 0));
+		sum = bpf_csum_diff(NULL, 0, &v4->saddr, sizeof(v4->saddr) + sizeof(v4->daddr), sum);
+		bpf_skb_store_bytes(skb, link_bytes, ip, sizeof(*v4), 0);
+	} else {
+		struct ipv6hdr *v6 = (void *)ip;
+
+		v6->payload_len = bpf_htons(tcp_bytes);
+		sum = bpf_csum_diff(NULL, 0, (void *)&v6->saddr, sizeof(v6->saddr) + sizeof(v6->daddr), sum);
+		bpf_skb_store_bytes(skb, link_bytes, ip, sizeof(*v6), 0);
+	}
+	tcp->check = folded(bpf_csum_diff(NULL, 0, (void *)segment, tcp_bytes, sum));
+	bpf_skb_store_bytes(skb, link_bytes + ip_bytes, segment, tcp_bytes, 0);
+	if (link_bytes)
+		bpf_skb_store_bytes(skb, 0, ack->link, link_bytes, 0);
+	if (ack->vlan_protocol)
+		bpf_skb_vlan_push(skb, ack->vlan_protocol, ack->vlan_tag);
+	is_sent = !bpf_clone_redirect(skb, ack->interface, 0);
+	if (ack->vlan_protocol)
+		bpf_skb_vlan_pop(skb);
+	return is_sent;
+}
+
+struct reminding {
+	struct __sk_buff *skb;
+	__u64 now;
+};
+
+/* Whether the client is to be told again: it does not know yet that the debt is paid, or it may not have heard. */
+static __always_inline bool is_due(const struct uplink *uplink, const struct share *share, __u64 now)
+{
+	if (uplink->told == BACKUP)
+		return !share || share->paid_at <= now;
+	return uplink->told == REGULAR && uplink->repeats < MAX_REPEATS && uplink->bytes == uplink->bytes_when_told &&
+	       now - uplink->told_at > REPEAT_NS;
+}
+
+/* Whether nothing is left to tell the client. */
+static __always_inline bool is_told(const struct uplink *uplink)
+{
+	return uplink->told == NOTHING || uplink->repeats >= MAX_REPEATS || uplink->bytes != uplink->bytes_when_told;
+}
+
+struct bpf_map;
+
+static long remind_one(struct bpf_map *map, const struct ends *ends, struct uplink *uplink, struct reminding *reminding)
+{
+	struct share *share = bpf_map_lookup_elem(&shares, &uplink->share);
+	__u64 now = reminding->now;
+
+	if (is_due(uplink, share, now)) {
+		tell(uplink, REGULAR, now);
+		uplink->repeats++;
+		count(repeat_ack(reminding->skb, uplink) ? ACKS_REPEATED : ACKS_NOT_REPEATED);
+	} else if (!share && is_told(uplink)) {
+		bpf_map_delete_elem(map, ends);
+	}
+	return 0;
+}
+
+SEC("tc")
+int remind(struct __sk_buff *skb)
+{
+	struct reminding reminding = { .skb = skb, .now = bpf_ktime_get_ns() };
+
+	bpf_for_each_map_elem(&uplinks, remind_one, &reminding, 0);
+	return TC_ACT_OK;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* What uplink.bpf.c and the daemon share: the layouts that uplink_program.py packs and unpacks. Times are those of
+ * bpf_ktime_get_ns(), which are CLOCK_MONOTONIC. */
+#ifndef UPLINK_H
+#define UPLINK_H
+
+#include "settings.h"
+
+/* An Ethernet header with a VLAN tag; an IPv6 header; a TCP header with all of its options. */
+#define MAX_LINK_BYTES 18
+#define MAX_IP_BYTES 40
+#define MAX_TCP_BYTES 60
+
+/* The rate that subflows share. `ns_per_kib` is how long 1024 bytes of payload take. Until `paid_at` the share is in debt:
+ * its subflows have sent more than the rate allows. */
+struct share {
+	__u64 ns_per_kib;
+	__u64 paid_at;
+};
+
+/* What the client was told of a subflow last: nothing yet, that it is a backup, that it is none. */
+enum told { NOTHING, BACKUP, REGULAR };
+
+/* The last pure ACK of a subflow, as it left, without an option of ours. */
+struct last_ack {
+	__u32 interface;
+	__u16 vlan_protocol; /* in network byte order; 0: no tag that the interface adds */
+	__u16 vlan_tag;
+	__u8 link_bytes;
+	__u8 ip_bytes;
+	__u8 tcp_bytes; /* 0: there was none yet */
+	__u8 has_timestamps;
+	__u8 link[MAX_LINK_BYTES];
+	__u8 padding[2];
+	__u8 ip[MAX_IP_BYTES];
+	__u8 tcp[MAX_TCP_BYTES];
+};
+
+/* A subflow whose uplink is throttled to the rate of a share. The daemon writes the first two: what comes before `counts_from`
+ * costs nothing, since it was queued at the client when the cap began. `sequence`, `acknowledged` and the time stamps are
+ * those of the last segment, in host byte order: `sequence` is that of the next byte. `appended` and `repeats` are how many
+ * ACKs have told the client what it was told last. */
+struct uplink {
+	__u64 counts_from;
+	__u32 share;
+	__u32 told;
+	__u64 told_at;
+	__u64 bytes;
+	__u64 bytes_when_told;
+	__u32 sequence;
+	__u32 acknowledged;
+	__u32 timestamp;
+	__u32 timestamp_echo;
+	__u32 is_counting;
+	__u32 appended;
+	__u32 repeats;
+	struct last_ack ack;
+};
+
+/* Indices of the map `uplink_counters`. */
+enum uplink_counter { OPTIONS_APPENDED, OPTIONS_WITHOUT_ROOM, ACKS_REPEATED, ACKS_NOT_REPEATED, UPLINK_COUNTERS };
+
+#endif

@@ -1,0 +1,141 @@
+"""The program that throttles uplinks (`bpf/uplink.bpf.c`), and what it shares with the daemon (`bpf/uplink.h`)."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.libbpf import BpfObject, detach_egress
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.desired.kernel_plan import payload_pace
+from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, pack_settings, unpack_ends
+
+PRIORITY: Final = 77
+"""Of our filter: unlikely to be chosen by others, and before the kernel's own choices, from 49152 down."""
+
+HANDLE: Final = 0x4D50
+"""Of our filter ("MP")."""
+
+FORGIVEN_SECONDS: Final = 1.0
+"""What a client sends for so long after the beginning of a cap had been queued there before, and costs nothing."""
+
+_SHARE: Final = Struct("=QQ")
+_LAST_ACK_BYTES: Final = 132
+_UPLINK: Final = Struct(f"=QIIQQQ7I{_LAST_ACK_BYTES}s")
+_UPLINK_BY_DAEMON: Final = Struct("=QI")  # its first two fields
+_COUNTER: Final = Struct("=Q")
+_EMPTY_PACKET: Final = bytes(60)
+
+
+class Told(IntEnum):
+    """What the client was told of a subflow last."""
+
+    NOTHING = 0
+    BACKUP = 1
+    REGULAR = 2
+
+
+class ThrottledUplink(NamedTuple):
+    """`acknowledged` bytes since it is throttled, `since_told` of them since the client was told what it was `told`."""
+
+    told: Told
+    acknowledged: int
+    since_told: int
+
+
+class UplinkCounters(NamedTuple):
+    """Options appended, segments without room for one, ACKs repeated, and not repeated since they could not be sent."""
+
+    appended: int
+    without_room: int
+    repeated: int
+    not_repeated: int
+
+
+class UplinkProgram:
+    """Throttles uplinks to the rates of their shares, on the interfaces to which it is attached. Raises KernelError."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._object = BpfObject(OBJECTS / "uplink.bpf.o", pack_settings(0, ports, 0))
+        self._shares = self._object.map("shares")
+        self._uplinks = self._object.map("uplinks")
+        self._counters = self._object.map("uplink_counters")
+
+    def attach(self, interface: int) -> None:
+        """Act on what leaves through the interface with this index. Raises KernelError."""
+        self._object.attach_egress("throttle_uplinks", interface, PRIORITY, HANDLE)
+
+    def detach(self, interface: int) -> None:
+        """Act on it no longer. Raises KernelError."""
+        try:
+            detach_egress(interface, PRIORITY, HANDLE)
+        except KernelError as error:
+            if error.number != errno.ENOENT:
+                raise
+
+    def set_shares(self, rates: Mapping[int, Rate]) -> None:
+        """Make shares, or change their rates. Raises KernelError."""
+        self._shares.update({_key(share): _SHARE.pack(_ns_per_kib(rate), 0) for share, rate in rates.items()})
+
+    def remove_shares(self, shares: Collection[int]) -> None:
+        """Free their subflows: `remind` tells the clients, and forgets the subflows. Raises KernelError."""
+        self._shares.delete_all([_key(share) for share in shares])
+
+    def throttle(self, subflows: Mapping[FourTuple, int], forgiven: float = FORGIVEN_SECONDS) -> None:
+        """Throttle the uplinks of subflows to the rates of these shares.
+
+        What they send for `forgiven` seconds costs nothing. Raises KernelError.
+        """
+        counts_from = time.monotonic_ns() + round(forgiven * 1e9)
+        empty = bytes(_UPLINK.size - _UPLINK_BY_DAEMON.size)
+        self._uplinks.update(
+            {pack_ends(ends): _UPLINK_BY_DAEMON.pack(counts_from, share) + empty for ends, share in subflows.items()}
+        )
+
+    def run(self, packet: bytes) -> tuple[int, bytes]:
+        """What the program does to a packet with an Ethernet header: its verdict, and the packet then.
+
+        Raises KernelError.
+        """
+        return self._object.run("throttle_uplinks", packet)
+
+    def remind(self) -> None:
+        """Tell the clients whose debt is paid; every 20 ms while uplinks are throttled. Raises KernelError."""
+        self._object.run("remind", _EMPTY_PACKET)
+
+    def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
+        """Those that are throttled, or whose clients must still be told that they are free. Raises KernelError."""
+        found = {}
+        for key in self._uplinks.all_keys():
+            try:
+                _, _, told, _, acknowledged, when_told, *_ = _UPLINK.unpack(self._uplinks.get(key, _UPLINK.size))
+            except KernelError as error:
+                if error.number != errno.ENOENT:
+                    raise
+                continue
+            found[unpack_ends(key)] = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told)
+        return found
+
+    def counters(self) -> UplinkCounters:
+        """What the program has counted. Raises KernelError."""
+        keys = (index.to_bytes(4, sys.byteorder) for index in range(len(UplinkCounters._fields)))
+        return UplinkCounters(*(_COUNTER.unpack(self._counters.get(key, _COUNTER.size))[0] for key in keys))
+
+    def close(self) -> None:
+        """Drop its maps; filters that are attached stay."""
+        self._object.close()
+
+
+def _key(share: int) -> bytes:
+    return share.to_bytes(4, sys.byteorder)
+
+
+def _ns_per_kib(rate: Rate) -> int:
+    return 1024 * 10**9 // payload_pace(rate, 1)

@@ -1,0 +1,266 @@
+"""What the uplink program does to segments (BPF_PROG_TEST_RUN), and what it sends itself."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from ipaddress import ip_address
+from typing import Final
+
+import pytest
+from pyroute2 import netns
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+from scapy.utils import checksum
+
+from mptcp_lab.host import Host
+from mptcp_lab.topology import Topology, build
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.uplink_program import ThrottledUplink, Told, UplinkProgram
+
+PROXY_PORT: Final = 8080
+TIMESTAMPS: Final = [("NOP", None), ("NOP", None), ("Timestamp", (1000, 2000))]
+DATA_ACK: Final = [(30, bytes.fromhex("200100000001"))]
+BACKUP, REGULAR = bytes.fromhex("011e0351"), bytes.fromhex("011e0350")
+KIB: Final = 1024
+SLOW: Final = Rate.parse("1mbit")
+
+
+def ends(version: int = 4, port: int = 40000) -> FourTuple:
+    client, proxy = ("10.1.0.2", "10.3.0.2") if version == 4 else ("fd00:1::2", "fd00:3::2")
+    return FourTuple(Endpoint(ip_address(client), port), Endpoint(ip_address(proxy), PROXY_PORT))
+
+
+def segment(acknowledged: int, of: FourTuple | None = None, payload: bytes = b"", **fields: object) -> Packet:
+    """A segment of the proxy; `acknowledged` bytes of the client's data so far."""
+    of = of or ends()
+    ip = IP if of.proxy.address.version == 4 else IPv6
+    options = fields.pop("options", TIMESTAMPS + DATA_ACK)
+    given = {"seq": 7, "flags": "A", **fields}
+    tcp = TCP(sport=of.proxy.port, dport=of.client.port, ack=5000 + acknowledged, options=options, **given)
+    link = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
+    return link / ip(src=str(of.proxy.address), dst=str(of.client.address)) / tcp / payload
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with build(Topology()) as lab:
+        yield lab.proxy
+
+
+@pytest.fixture
+def program(host: Host) -> Iterator[UplinkProgram]:
+    netns.pushns(host.namespace)
+    try:
+        with closing(UplinkProgram((PROXY_PORT,))) as program:
+            yield program
+    finally:
+        netns.popns()
+
+
+@pytest.fixture
+def sent(program: UplinkProgram) -> Callable[[Packet], bytes]:
+    """A function that sends a segment; the bytes that leave. Its checksums are looked at."""
+
+    def send(packet: Packet) -> bytes:
+        action, after = program.run(bytes(packet))
+        assert action == 0xFFFFFFFF  # TC_ACT_UNSPEC: the filters of others go on
+        assert are_checksums_right(after)
+        return after
+
+    return send
+
+
+def are_checksums_right(packet: bytes) -> bool:
+    """Those of IPv4 and of TCP (RFC 9293, section 3.1)."""
+    is_v4 = packet[14] >> 4 == 4
+    header = packet[14 : 34 if is_v4 else 54]
+    addresses, tcp = (header[12:] if is_v4 else header[8:]), packet[14 + len(header) :]
+    pseudo = addresses + bytes([0, 6]) + len(tcp).to_bytes(2)
+    return (checksum(header) == 0 or not is_v4) and checksum(pseudo + tcp) == 0
+
+
+def throttle(program: UplinkProgram, *subflows: FourTuple, rate: Rate = SLOW) -> None:
+    """Throttle these subflows to one rate, with nothing forgiven."""
+    program.set_shares({1: rate})
+    program.throttle(dict.fromkeys(subflows, 1), forgiven=0.0)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_client_in_debt_is_told_that_its_subflow_is_a_backup(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], version: int
+) -> None:
+    of = ends(version)
+    throttle(program, of)
+    first, second = segment(0, of), segment(100 * KIB, of)
+    assert sent(first) == bytes(first)
+    before, after = bytes(second), sent(second)
+    assert len(after) == len(before) + 4
+    assert after.endswith(BACKUP)
+    assert Ether(after)[TCP].dataofs == Ether(before)[TCP].dataofs + 1
+    assert program.uplinks() == {of: ThrottledUplink(Told.BACKUP, 100 * KIB, 0)}
+    third = segment(101 * KIB, of)
+    assert sent(third).endswith(BACKUP)
+    assert program.uplinks() == {of: ThrottledUplink(Told.BACKUP, 101 * KIB, KIB)}
+
+
+def test_client_whose_debt_is_paid_is_told_that_its_subflow_is_no_backup(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    throttle(program, ends(), rate=Rate.parse("1gbit"))
+    sent(segment(0))
+    assert sent(segment(8_000_000)).endswith(BACKUP)
+    while program.uplinks()[ends()].told is Told.BACKUP:
+        after = sent(segment(8_000_000))
+    assert after.endswith(REGULAR)
+    told_again = [sent(segment(8_000_000)).endswith(REGULAR) for _ in range(4)]
+    assert told_again == [True, True, False, False]
+
+
+def test_subflows_of_a_share_pay_for_each_other(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    one, other = ends(), ends(port=40001)
+    throttle(program, one, other)
+    sent(segment(0, one))
+    sent(segment(0, other))
+    sent(segment(100 * KIB, one))
+    assert sent(segment(0, other)).endswith(BACKUP)
+
+
+def test_client_below_its_rate_is_told_nothing(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    throttle(program, ends())
+    sent(segment(0))
+    time.sleep(0.02)
+    small = segment(KIB)
+    assert sent(small) == bytes(small)
+    assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, KIB, KIB)}
+
+
+def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    program.set_shares({1: SLOW})
+    program.throttle({ends(): 1}, forgiven=60.0)
+    sent(segment(0))
+    large = segment(1000 * KIB)
+    assert sent(large) == bytes(large)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        segment(100 * KIB, payload=b"data"),
+        segment(100 * KIB, flags="FA"),
+        segment(100 * KIB, options=[*TIMESTAMPS, ("SAck", (1, 2, 3, 4)), (30, bytes(6)), ("NOP", None), ("NOP", None)]),
+    ],
+    ids=["data", "FIN", "no room"],
+)
+def test_segment_that_cannot_carry_the_option_counts(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], packet: Packet
+) -> None:
+    throttle(program, ends())
+    sent(segment(0))
+    assert sent(packet) == bytes(packet)
+    assert program.uplinks() == {ends(): ThrottledUplink(Told.BACKUP, 100 * KIB, 0)}
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        segment(100 * KIB, ends(port=40001)),
+        segment(100 * KIB, ends(6)),
+        segment(100 * KIB, flags="SA"),
+        segment(100 * KIB, flags="R"),
+        segment(100 * KIB, FourTuple(ends().client, Endpoint(ends().proxy.address, 8081))),
+        Ether(bytes(segment(100 * KIB))[:40]),
+        Ether(bytes(60)),
+    ],
+    ids=["other subflow", "other family", "SYN", "RST", "other port", "truncated", "not IP"],
+)
+def test_other_packets_are_not_touched(program: UplinkProgram, sent: Callable[[Packet], bytes], packet: Packet) -> None:
+    throttle(program, ends())
+    sent(segment(0))
+    action, after = program.run(bytes(packet))
+    assert (action, after) == (0xFFFFFFFF, bytes(packet))
+    assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, 0, 0)}
+
+
+def test_older_acknowledgment_does_not_count(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    throttle(program, ends())
+    sent(segment(1000 * KIB))
+    sent(segment(900 * KIB))
+    sent(segment(1000 * KIB))
+    assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, 0, 0)}
+
+
+def test_acknowledgment_number_may_wrap(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    throttle(program, ends())
+    sent(segment(2**32 - 5000 - KIB))
+    sent(segment(2**32 - 5000 - KIB + 3 * KIB - 2**32))
+    assert program.uplinks()[ends()].acknowledged == 3 * KIB
+
+
+@pytest.fixture
+def wire(program: UplinkProgram) -> Iterator[socket.socket]:
+    """What leaves through lo, to which segments of BPF_PROG_TEST_RUN belong."""
+    assert not program.uplinks()
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(0x0003)) as wire:
+        wire.bind(("lo", 0x0003))
+        wire.settimeout(5)
+        yield wire
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_reminder_is_the_last_ack_with_what_is_newer(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], wire: socket.socket, version: int
+) -> None:
+    of = ends(version)
+    throttle(program, of, rate=Rate.parse("1gbit"))
+    sent(segment(0, of))
+    sent(segment(8_000_000, of))
+    newer = [("NOP", None), ("NOP", None), ("Timestamp", (1001, 2001))]
+    sent(segment(8_000_000, of, payload=b"data", options=newer + DATA_ACK))
+    while not program.counters().repeated:
+        program.remind()
+    reminder = wire.recv(2000)
+    expected = segment(8_000_000, of, seq=11, options=[*newer, *DATA_ACK, ("NOP", None), (30, b"\x50")])
+    assert reminder == bytes(expected)
+    assert are_checksums_right(reminder)
+    assert program.uplinks()[of].told is Told.REGULAR
+
+
+def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    throttle(program, ends(), rate=Rate.parse("1gbit"))
+    sent(segment(0))
+    sent(segment(8_000_000))
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
+        program.remind()
+    assert program.counters().repeated == 5
+    assert program.counters().not_repeated == 0
+
+
+def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    told, untold, sending = ends(), ends(port=40001), ends(port=40002)
+    throttle(program, told, untold, sending)
+    sent(segment(0, told))
+    sent(segment(0, sending))
+    sent(segment(100 * KIB, told))
+    sent(segment(100 * KIB, sending))
+    program.remove_shares([1])
+    program.remind()
+    assert program.counters().repeated == 2
+    program.remind()
+    assert program.uplinks().keys() == {told, sending}
+    assert sent(segment(101 * KIB, sending)).endswith(REGULAR)
+    program.remind()
+    assert program.uplinks().keys() == {told}
+    while program.uplinks():
+        program.remind()
+    assert program.counters().repeated == 6
