@@ -29,6 +29,8 @@ from mptcp_throttle.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mptcp_lab.scenario.report import Block
+
 _WIDTH: Final = 120
 _OUT: Final = Path("lab-results")
 _STATUSES: Final = (
@@ -224,10 +226,14 @@ def _compare(one: Path, other: Path, console: Console) -> int:
     return 0
 
 
-def _report(directory: Path, output: Path | None, console: Console) -> int:
-    pairs = _found(directory)
+def report_of(directory: Path, output: Path | None) -> list[Block]:
+    """What `report DIRECTORY [--output OUTPUT]` writes. Raises LabError, and ConfigError for a scenario of a result."""
     command = f"lab/mptcp-lab report {directory}" + ("" if output is None else f" --output {output}")
-    blocks = make_report(pairs, command, pictures=output is None)
+    return make_report(_found(directory), command, pictures=output is None)
+
+
+def _report(directory: Path, output: Path | None, console: Console) -> int:
+    blocks = report_of(directory, output)
     target = output or directory / "report.md"
     try:
         target.write_text(as_markdown(blocks, target.parent), encoding="utf-8")
