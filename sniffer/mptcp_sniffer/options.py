@@ -147,12 +147,13 @@ def decode(options: bytes, flags: int) -> Decoded:
     return Decoded(tuple(found), malformed)
 
 
-def has_appended_priority(options: bytes) -> bool:
-    """Whether raw TCP `options` end with MP_PRIO as the daemon's uplink program appends it: behind a NOP.
+def without_appended_priority(options: bytes) -> bytes:
+    """Raw TCP `options` of the proxy without the MP_PRIO that the daemon's uplink program appends: behind a NOP.
 
     The kernel puts a NOP behind it (net/mptcp/options.c, mptcp_write_options).
     """
-    return options[-4:-1] == _APPENDED_PRIORITY and options[-1] >> 4 == Subtype.MP_PRIO
+    is_appended = options[-4:-1] == _APPENDED_PRIORITY and options[-1] >> 4 == Subtype.MP_PRIO
+    return options[:-4] if is_appended else options
 
 
 def mptcp_options(options: bytes) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ from mptcp_sniffer.options import (
     Option,
     RemoveAddr,
     decode,
-    has_appended_priority,
+    without_appended_priority,
 )
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
@@ -175,14 +175,14 @@ class Tracker:
         return self._changes(self._observe(segment, at, by_proxy))
 
     def _observe(self, segment: Segment, at: float, by_proxy: bool | None) -> Iterator[Token]:
-        options, malformed = decode(segment.options, segment.flags)
-        if malformed:
-            self.counters["malformed"] += malformed
         if by_proxy is None:
             by_proxy = self._seems_by_proxy(segment)
         by_client = not by_proxy
-        if by_proxy and has_appended_priority(segment.options):
-            options = options[:-1]  # holds what the client sends; the operator has not made the subflow a backup
+        # What throttles an uplink does not make the subflow a backup.
+        raw = without_appended_priority(segment.options) if by_proxy else segment.options
+        options, malformed = decode(raw, segment.flags)
+        if malformed:
+            self.counters["malformed"] += malformed
         ends = Ends(segment.source, segment.destination) if by_client else Ends(segment.destination, segment.source)
         if ends.proxy.port not in self._ports:
             if ends.client.port in self._ports:

@@ -275,6 +275,14 @@ def test_mp_prio_that_the_uplink_program_appends_is_not_the_proxys(by_client: bo
     assert wire.table[token()].subflows[0].backup
 
 
+def test_mp_prio_of_the_proxy_counts_beside_one_of_the_uplink_program() -> None:
+    wire = Wire()
+    wire.open(ETHERNET)
+    ack = ETHERNET.ack_by_proxy()
+    wire.send(ack._replace(options=bytes.fromhex("1e035101") + bytes.fromhex("00000000") + bytes.fromhex("011e0350")))
+    assert wire.table[token()].subflows[0].backup
+
+
 def test_subflow_is_backup_while_either_side_asks_for_it() -> None:
     wire = Wire()
     wire.open(ETHERNET)
