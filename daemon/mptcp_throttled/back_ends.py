@@ -59,7 +59,7 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
 def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | None:
     if switch.is_accessible:
         return _openvswitch_kernel(interface, switch)
-    if switch.database.exists():
+    if switch.may_be_there:
         _log.info("%s: access denied: what an instance with backend ovs may have left is not removed", switch.database)
     return None
 

@@ -177,11 +177,11 @@ def _clean_up(path: Path) -> None:
         directory = find_daemon_directory(path)
         kernel, other = back_ends.unconfigured_kernels(directory)
     with service.single_instance(directory, "mptcp-throttled", group):
-        if other is not None:
-            remove_leftovers(other)
         try:
             clean_up(kernel)
         finally:
+            if other is not None:
+                remove_leftovers(other)
             _release_other_ports(PortRecord(directory), (), KeptLink())
 
 

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -410,6 +412,23 @@ def test_absent_open_vswitch_is_named(tmp_path: Path) -> None:
     assert not programs.is_accessible
     with pytest.raises(KernelError, match=r"^ovs-vsctl .*No such file or directory"):
         programs.bridges()
+
+
+def test_open_vswitch_whose_directory_is_closed_to_us_may_be_there(tmp_path: Path) -> None:
+    assert not Programs(tmp_path).may_be_there
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    look = f"""
+import os
+from pathlib import Path
+from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
+os.setuid(65534)
+switch = OpenVswitch(Path({str(closed)!r}))
+assert switch.may_be_there and not switch.is_accessible
+"""
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    subprocess.run([sys.executable, "-c", look], check=True)
 
 
 def test_classes_of_a_detached_program_are_gone(use: Use, sockets: PacedSockets) -> None:

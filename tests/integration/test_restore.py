@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import proxy_world
 import pytest
@@ -14,6 +15,7 @@ from polling import eventually
 from proxy_world import ALL_BACK_ENDS, BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import Process
 from mptcp_lab.topology import ClientSpec, Topology
 
@@ -69,6 +71,23 @@ def test_cleanup_works_with_an_invalid_configuration(world: ProxyWorld) -> None:
         config.write("no_such_key: 1\n")
     world.services.clean_up()
     assert kernel_state(world.lab.proxy) == before
+
+
+@pytest.mark.parametrize("end", ["cleanup", "start"])
+def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, tmp_path: Path, end: str) -> None:
+    """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_capped()
+    world.daemon.kill()
+    world.services.configure_daemon(backend="ovs", openvswitch_directory=str(tmp_path))
+    if end == "cleanup":
+        with pytest.raises(LabError, match=r"db\.sock"):
+            world.services.clean_up()
+    else:
+        assert world.services.start_daemon().wait(10) == os.EX_OSERR
+    assert kernel_state(world.lab.proxy) == before
+    world.services.configure_daemon(backend="tc")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from socket import if_nametoindex
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
@@ -23,7 +23,10 @@ from mptcp_throttled.kernel.openvswitch.switch import LIST_PORTS, OpenVswitch, P
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
-_OWNER: Final = "external_ids:owner=mptcp-throttle"
+_T = TypeVar("_T")
+
+_OWNER_KEY, _OWNER_NAME = "owner", "mptcp-throttle"
+_OWNER: Final = f"external_ids:{_OWNER_KEY}={_OWNER_NAME}"
 _DEFAULT_MINOR: Final = "default_minor"
 _HANDLE: Final = 1 << 16
 """Of the HTB that Open vSwitch makes, `1:` (lib/netdev-linux.c). Class 1:N+1 is queue N, 1:1 that of other packets."""
@@ -118,7 +121,9 @@ class PortQueues:
         self._clear(found, {port.name for port in found.with_our_qos()} - {name or self._interface})
         if name is None:
             self._qos, self._queues = None, {}
-            self._delete_stale_htb()
+            # ovs-vswitchd does not delete it if it stopped meanwhile, or if the interface was renamed.
+            if self._has_stale_htb(found):
+                self._delete_our_htb()
 
     def fail_open(self) -> None:
         """Delete HTB in the kernel, then take our QoS from every port, and delete its records.
@@ -139,8 +144,7 @@ class PortQueues:
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         """Add, change and delete queues in one transaction; for each operation, why it was refused."""
         refusals: list[KernelError | None] = []
-        for begin in range(0, len(operations), _QUEUES_AT_ONCE):
-            some = operations[begin : begin + _QUEUES_AT_ONCE]
+        for some in _portions(operations):
             try:
                 self._change(some)
                 refusals += [None] * len(some)
@@ -167,8 +171,7 @@ class PortQueues:
                     commands.append(set_queue(record, rate))
                 case AddClass(minor, rate) | ChangeClass(minor, rate) if record is not None:
                     # ovs-vswitchd looks at the kernel's class only if a record changes.
-                    repaired = f"external_ids:repaired_at={time.time_ns()}"
-                    commands += [set_queue(record, rate), ("set", "Queue", record, repaired)]
+                    commands.append((*set_queue(record, rate), f"external_ids:repaired_at={time.time_ns()}"))
                 case AddClass(minor, rate) | ChangeClass(minor, rate):
                     added.append(minor)
                     commands += add_queue(self._qos, minor, rate)
@@ -179,12 +182,10 @@ class PortQueues:
 
     def _clear(self, found: _Records, kept: set[str], *, wait: bool = True) -> None:
         """Leave records of ours only to the ports that are `kept`."""
-        freed, destroyed = _freed(found, kept), _destroyed(found, kept)
         # First the ports alone: whatever stands in the way of the rest, they are free.
-        for begin in range(0, len(freed), _QUEUES_AT_ONCE):
-            self._switch.change(*freed[begin : begin + _QUEUES_AT_ONCE], wait=wait)
-        for begin in range(0, len(destroyed), _QUEUES_AT_ONCE):
-            self._switch.change(*destroyed[begin : begin + _QUEUES_AT_ONCE], wait=wait)
+        for commands in (_freed(found, kept), _destroyed(found, kept)):
+            for some in _portions(commands):
+                self._switch.change(*some, wait=wait)
 
     def _has_foreign_qos(self, found: _Records) -> bool:
         port = found.ports.get(self._interface)
@@ -199,11 +200,6 @@ class PortQueues:
         if not is_there:
             self._interface_with_htb = None
         return is_there
-
-    def _delete_stale_htb(self) -> None:
-        """ovs-vswitchd does not delete it if it stopped meanwhile, or if the interface was renamed."""
-        if self._has_stale_htb(self._records()):
-            self._delete_our_htb()
 
     def _delete_our_htb(self) -> None:
         interface = self._interface_with_htb
@@ -285,6 +281,12 @@ class PortQueues:
         )
 
 
+def _portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """As much as one transaction takes at a time."""
+    for begin in range(0, len(items), _QUEUES_AT_ONCE):
+        yield items[begin : begin + _QUEUES_AT_ONCE]
+
+
 def make_qos(port: str, default_minor: int) -> list[tuple[str, ...]]:
     """The commands of ovs-vsctl that give a port without a QoS one without queues."""
     settings = (_OWNER, f"external_ids:{_DEFAULT_MINOR}={default_minor}", f"other_config:max-rate={_MAX_RATE}")
@@ -341,10 +343,9 @@ def _used(found: _Records, kept: set[str]) -> set[str]:
 
 def _parse_qos(row: Mapping[str, Any]) -> _Qos:
     external_ids = dict(row["external_ids"][1])
-    key, _, owner = _OWNER.removeprefix("external_ids:").partition("=")
     default = external_ids.get(_DEFAULT_MINOR, "0")
     queues = {minor_of_queue(number): record for number, (_, record) in row["queues"][1]}
-    is_ours = external_ids.get(key) == owner
+    is_ours = external_ids.get(_OWNER_KEY) == _OWNER_NAME
     return _Qos(records(row["_uuid"])[0], is_ours, int(default) if default.isdecimal() else 0, queues)
 
 

@@ -75,6 +75,14 @@ class OpenVswitch:
         return self._run_directory / _DATABASE
 
     @property
+    def may_be_there(self) -> bool:
+        """Whether there is a database, or a directory into which this process may not look."""
+        try:
+            return self.database.exists()
+        except PermissionError:
+            return True
+
+    @property
     def is_accessible(self) -> bool:
         """Whether there is a database that this process may change."""
         return os.access(self.database, os.R_OK | os.W_OK, effective_ids=True)
