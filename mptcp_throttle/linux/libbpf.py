@@ -110,7 +110,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_iter_create": (_INT, _INT),
     "bpf_prog_test_run_opts": (_INT, _INT, _POINTER),
     "bpf_tc_hook_create": (_INT, _POINTER),
-    "bpf_tc_hook_destroy": (_INT, _POINTER),
     "bpf_tc_attach": (_INT, _POINTER, _POINTER),
     "bpf_tc_detach": (_INT, _POINTER, _POINTER),
     "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
@@ -330,10 +329,10 @@ class BpfObject:
         _checked(f"run {program}", self._library.bpf_prog_test_run_opts(descriptor, ctypes.byref(options)))
         return options.retval, after.raw[: options.data_size_out]
 
-    def attach_egress(self, program: str, interface: int, priority: int, handle: int) -> bool:
+    def attach_egress(self, program: str, interface: int, priority: int, handle: int) -> None:
         """Attach a tc program to what leaves through an interface, in place of another with this priority and handle.
 
-        Returns whether the qdisc clsact had to be added for it. Raises KernelError.
+        Adds the qdisc clsact if it is not there. Raises KernelError.
         """
         fault_point("bpf tc attach")
         hook = _egress(interface)
@@ -348,7 +347,6 @@ class BpfObject:
             priority=priority,
         )
         _checked(f"attach {program}", self._library.bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options)))
-        return bool(result == 0)
 
     def close(self) -> None:
         """Detach the programs, and drop them and the maps."""
@@ -366,7 +364,10 @@ def _egress(interface: int) -> _TcHook:
 
 
 def detach_egress(interface: int, priority: int, handle: int) -> None:
-    """Detach what `BpfObject.attach_egress` has attached. Raises KernelError, with ENOENT if there is nothing."""
+    """Detach what `BpfObject.attach_egress` has attached; the qdisc stays.
+
+    Raises KernelError, with ENOENT if there is nothing.
+    """
     hook, options = _egress(interface), _TcOptions(sz=ctypes.sizeof(_TcOptions), handle=handle, priority=priority)
     _checked("tc filter del", _libbpf().bpf_tc_detach(ctypes.byref(hook), ctypes.byref(options)))
 

@@ -244,6 +244,22 @@ def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(
     assert program.counters().not_repeated == 0
 
 
+def test_filter_beside_those_of_others_is_attached_and_detached(host: Host, program: UplinkProgram) -> None:
+    host.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
+    foreign = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
+    host.run("tc", "filter", "add", "dev", "eth0", "egress", *foreign)
+    before = host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout
+    index = socket.if_nametoindex("eth0")
+    for _ in range(2):
+        program.attach(index)
+    after = host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout
+    assert after.replace(before, "").count("handle 0x4d50 throttle_uplink") == 1
+    for _ in range(2):
+        program.detach(index)
+    assert host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout == before
+    host.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
+
+
 def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(
     program: UplinkProgram, sent: Callable[[Packet], bytes]
 ) -> None:

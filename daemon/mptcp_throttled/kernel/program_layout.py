@@ -1,14 +1,16 @@
-"""What all kernel programs share with the daemon: where their objects are, and the layouts of `bpf/settings.h`."""
+"""What kernel programs share with the daemon: their directory, and the layouts of `bpf/settings.h` and `counters.h`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
+from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, Endpoint, FourTuple
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
@@ -16,6 +18,8 @@ OBJECTS: Final = Path(__file__).with_name("bpf")
 _MAX_PORTS: Final = 16
 _SETTINGS: Final = Struct(f"=Q{_MAX_PORTS}II4x")
 _ENDS: Final = Struct("=16s16s4sI")
+
+_COUNTER: Final = Struct("=Q")
 
 ENDS_BYTES: Final = _ENDS.size
 
@@ -37,6 +41,12 @@ def unpack_ends(packed: bytes) -> FourTuple:
     client, proxy, client_port, proxy_port = _ENDS.unpack(packed)
     client_end = Endpoint(ip_address(unmapped(client)), int.from_bytes(client_port, "big"))
     return FourTuple(client_end, Endpoint(ip_address(unmapped(proxy)), proxy_port))
+
+
+def read_counters(counters: BpfMap, count: int) -> Iterator[int]:
+    """The first numbers of the map of `bpf/counters.h`. Raises KernelError."""
+    for index in range(count):
+        yield _COUNTER.unpack(counters.get(index.to_bytes(4, sys.byteorder), _COUNTER.size))[0]
 
 
 def mapped(address: Address) -> bytes:

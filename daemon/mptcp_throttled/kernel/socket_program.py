@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -24,7 +23,15 @@ from mptcp_throttle.model import AccessNetwork, FourTuple, Network, Token
 from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.htb import HANDLE, classid
-from mptcp_throttled.kernel.program_layout import ENDS_BYTES, OBJECTS, mapped, pack_ends, pack_settings, unpack_ends
+from mptcp_throttled.kernel.program_layout import (
+    ENDS_BYTES,
+    OBJECTS,
+    mapped,
+    pack_ends,
+    pack_settings,
+    read_counters,
+    unpack_ends,
+)
 
 # include/uapi/asm-generic/socket.h (x86 and arm64)
 _SO_NETNS_COOKIE: Final = 71
@@ -42,7 +49,6 @@ _NETWORK: Final = Struct("=IIQI4x")
 _NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0, 0)
 _CLOSED: Final = Struct(f"={ENDS_BYTES}sIIQQIII4x")
 _CLASS: Final = Struct("=I")
-_COUNTER: Final = Struct("=Q")
 _COUNTERS: Final = 2
 
 
@@ -153,8 +159,7 @@ class SocketProgram:
         """What the program has counted since it was attached. Raises KernelError."""
         if self._counters is None:
             return ProgramCounters()
-        keys = (index.to_bytes(4, sys.byteorder) for index in range(_COUNTERS))
-        return ProgramCounters(*(_COUNTER.unpack(self._counters.get(key, _COUNTER.size))[0] for key in keys))
+        return ProgramCounters(*read_counters(self._counters, _COUNTERS))
 
     def close(self) -> None:
         """Free the sockets where the program can, detach it, and drop its maps."""

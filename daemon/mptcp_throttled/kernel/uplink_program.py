@@ -15,7 +15,7 @@ from mptcp_throttle.linux.libbpf import BpfObject, detach_egress
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import payload_pace
-from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, pack_settings, unpack_ends
+from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, pack_settings, read_counters, unpack_ends
 
 PRIORITY: Final = 77
 """Of our filter: unlikely to be chosen by others, and before the kernel's own choices, from 49152 down."""
@@ -30,7 +30,6 @@ _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
 _UPLINK: Final = Struct(f"=QIIQQQ7I{_LAST_ACK_BYTES}s")
 _UPLINK_BY_DAEMON: Final = Struct("=QI")  # its first two fields
-_COUNTER: Final = Struct("=Q")
 _EMPTY_PACKET: Final = bytes(60)
 
 
@@ -66,7 +65,7 @@ class UplinkProgram:
         self._object = BpfObject(OBJECTS / "uplink.bpf.o", pack_settings(0, ports, 0))
         self._shares = self._object.map("shares")
         self._uplinks = self._object.map("uplinks")
-        self._counters = self._object.map("uplink_counters")
+        self._counters = self._object.map("counters")
 
     def attach(self, interface: int) -> None:
         """Act on what leaves through the interface with this index. Raises KernelError."""
@@ -81,7 +80,7 @@ class UplinkProgram:
                 raise
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
-        """Make shares, or change their rates. Raises KernelError."""
+        """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
         self._shares.update({_key(share): _SHARE.pack(_ns_per_kib(rate), 0) for share, rate in rates.items()})
 
     def remove_shares(self, shares: Collection[int]) -> None:
@@ -125,8 +124,7 @@ class UplinkProgram:
 
     def counters(self) -> UplinkCounters:
         """What the program has counted. Raises KernelError."""
-        keys = (index.to_bytes(4, sys.byteorder) for index in range(len(UplinkCounters._fields)))
-        return UplinkCounters(*(_COUNTER.unpack(self._counters.get(key, _COUNTER.size))[0] for key in keys))
+        return UplinkCounters(*read_counters(self._counters, len(UplinkCounters._fields)))
 
     def close(self) -> None:
         """Drop its maps; filters that are attached stay."""

@@ -23,7 +23,7 @@ COUPLED: Final = ("lia", "olia")
 _PROGRAMS: Final = Path(__file__).with_name("bpf")
 _LOCKS: Final = Path("/run")
 _TYPES: Final = Path("/sys/kernel/btf/vmlinux")
-_CREATES_LINKS: Final = 2
+_LINKS_SINCE_MINOR: Final = 2
 # include/uapi/linux/bpf.h
 _BPF_F_LINK: Final = 1 << 13
 _BPF_STRUCT_OPS: Final = 44
@@ -89,7 +89,7 @@ class _Control(BpfObject):
             raise KernelError(f"register {name}", ctypes.get_errno(), remedy)
         self._links[name] = registration
         # Since libbpf 1.2 the first call creates the link, too.
-        if has_links and own.libbpf_minor_version() < _CREATES_LINKS:
+        if has_links and own.libbpf_minor_version() < _LINKS_SINCE_MINOR:
             link = own.bpf_link_create(self.map(name).descriptor, 0, _BPF_STRUCT_OPS, None)
             if link < 0:
                 raise KernelError(f"register {name}", ctypes.get_errno())

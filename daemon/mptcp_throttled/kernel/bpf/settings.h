@@ -63,6 +63,6 @@ struct closed {
 };
 
 /* Indices of the map `counters`. */
-enum counter { TOTALS_LOST, SOCKETS_REFUSED, COUNTERS };
+enum counter { TOTALS_LOST, SOCKETS_REFUSED };
 
 #endif

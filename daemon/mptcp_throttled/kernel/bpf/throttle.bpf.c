@@ -16,6 +16,7 @@
  * filter (net/sched/sch_htb.c, htb_classify), so no mark that another program sets can change it.
  */
 #include "kernel.h"
+#include "counters.h"
 #include "socket.h"
 #include <bpf/bpf_core_read.h>
 
@@ -86,22 +87,6 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } totals SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-} counters SEC(".maps");
-
-static __always_inline void count(enum counter which)
-{
-	__u32 key = which;
-	__u64 *value = bpf_map_lookup_elem(&counters, &key);
-
-	if (value)
-		__sync_fetch_and_add(value, 1);
-}
 
 static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_sock *tp)
 {

@@ -21,6 +21,7 @@
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include "addresses.h"
+#include "counters.h"
 #include "uplink.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -56,22 +57,6 @@ struct {
 	__type(key, struct ends);
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, UPLINK_COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-} uplink_counters SEC(".maps");
-
-static __always_inline void count(enum uplink_counter which)
-{
-	__u32 key = which;
-	__u64 *value = bpf_map_lookup_elem(&uplink_counters, &key);
-
-	if (value)
-		__sync_fetch_and_add(value, 1);
-}
 
 /* A TCP segment of the proxy. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
 struct segment {

@@ -36,10 +36,10 @@ struct last_ack {
 	__u8 tcp[MAX_TCP_BYTES];
 };
 
-/* A subflow whose uplink is throttled to the rate of a share. The daemon writes the first two: what comes before `counts_from`
- * costs nothing, since it was queued at the client when the cap began. `sequence`, `acknowledged` and the time stamps are
- * those of the last segment, in host byte order: `sequence` is that of the next byte. `appended` and `repeats` are how many
- * ACKs have told the client what it was told last. */
+/* A subflow whose uplink is throttled to the rate of a share. The daemon writes the first two: what comes before
+ * `counts_from` costs nothing, since it was queued at the client when the cap began. `sequence`, of the next byte, and
+ * `acknowledged` are those of the last segment, in host byte order; its time stamps are as they were sent. `appended` and
+ * `repeats` are how many ACKs have told the client what it was told last. */
 struct uplink {
 	__u64 counts_from;
 	__u32 share;
@@ -57,7 +57,7 @@ struct uplink {
 	struct last_ack ack;
 };
 
-/* Indices of the map `uplink_counters`. */
-enum uplink_counter { OPTIONS_APPENDED, OPTIONS_WITHOUT_ROOM, ACKS_REPEATED, ACKS_NOT_REPEATED, UPLINK_COUNTERS };
+/* Indices of the map `counters`. */
+enum uplink_counter { OPTIONS_APPENDED, OPTIONS_WITHOUT_ROOM, ACKS_REPEATED, ACKS_NOT_REPEATED };
 
 #endif
