@@ -109,8 +109,9 @@ def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Machine]]:
 
         def start(of: Machine, *arguments: Any) -> Any:  # noqa: ANN401
             started.append(of)
-            # Without an initramfs there is no root file system.
-            return start_machine(replace(of, initramfs=b"") if len(started) <= number else of, *arguments)
+            # Without an initramfs there is no root file system. One processor: no machine panics by itself (_BOOTS).
+            initramfs = b"" if len(started) <= number else of.initramfs
+            return start_machine(replace(of, initramfs=initramfs, processors=1), *arguments)
 
         start_machine = machine._start
         monkeypatch.setattr(machine, "_start", start)
