@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Addresses and ports, as all programs see them. */
+/* Addresses, as all programs see them. */
 #ifndef ADDRESSES_H
 #define ADDRESSES_H
 
@@ -7,20 +7,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include "settings.h"
 
-const volatile struct settings settings SEC(".rodata");
-
-static __always_inline bool is_proxy_port(__u32 port)
-{
-	bool found = false;
-
-#pragma unroll
-	for (int i = 0; i < MAX_PORTS; i++)
-		if (port == settings.ports[i])
-			found = true;
-	return found && port;
-}
+#define AF_INET 2 /* include/linux/socket.h */
 
 static __always_inline void map_ipv4(__u8 address[16], __u32 v4)
 {

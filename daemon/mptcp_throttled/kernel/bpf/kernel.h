@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The fields of kernel structures that throttle.bpf.c reads. libbpf looks up their offsets in the running kernel's type
+/* The fields of kernel structures that programs read. libbpf looks up their offsets in the running kernel's type
  * information (CO-RE), so their order here means nothing. */
 #ifndef KERNEL_H
 #define KERNEL_H
@@ -40,10 +40,16 @@ struct inet_connection_sock {
 	void *icsk_ulp_data;
 	__u8 icsk_retransmits;
 };
+struct tcp_options_received {
+	__u32 ts_recent;
+	__u16 tstamp_ok : 1, rcv_wscale : 4;
+};
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	bool is_mptcp;
-	__u32 write_seq, snd_nxt, notsent_lowat;
+	__u32 write_seq, snd_nxt, rcv_nxt, rcv_wnd, notsent_lowat, tsoffset;
+	__u64 tcp_mstamp;
+	struct tcp_options_received rx_opt;
 };
 
 /* net/mptcp/protocol.h */

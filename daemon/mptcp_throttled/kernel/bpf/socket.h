@@ -4,9 +4,9 @@
 #define SOCKET_H
 
 #include "addresses.h"
+#include "constants.h"
 
-/* include/linux/socket.h; include/uapi/asm-generic/socket.h (x86 and arm64); include/uapi/linux/tcp.h */
-#define AF_INET 2
+/* include/uapi/asm-generic/socket.h (x86 and arm64); include/uapi/linux/tcp.h */
 #define SOL_SOCKET 1
 #define SO_PRIORITY 12
 #define SO_MAX_PACING_RATE 47

@@ -15,10 +15,9 @@
  * The class is the socket's SO_PRIORITY: HTB takes a priority that is the id of one of its classes before it asks any
  * filter (net/sched/sch_htb.c, htb_classify), so no mark that another program sets can change it.
  */
-#include "kernel.h"
+#include "subflow.h"
 #include "counters.h"
 #include "socket.h"
-#include <bpf/bpf_core_read.h>
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -88,23 +87,6 @@ struct {
 	__uint(max_entries, 1 << 20);
 } totals SEC(".maps");
 
-static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_sock *tp)
-{
-	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
-}
-
-/* A connection has the port of the socket that accepted it. A subflow that the proxy's kernel has opened, to an address that
- * the client has announced, has a port of its own. */
-static __always_inline bool is_of_proxy(struct tcp_sock *tp)
-{
-	struct sock *msk;
-
-	if (!BPF_CORE_READ(tp, is_mptcp))
-		return false;
-	msk = BPF_CORE_READ(subflow_context(tp), conn);
-	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num));
-}
-
 static __always_inline __u32 max_pacing_rate(struct tcp_sock *tp)
 {
 	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_max_pacing_rate);
@@ -143,41 +125,12 @@ static __always_inline __u32 default_unsent_limit(struct tcp_sock *tp)
 	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) && joined(tp) ? UNLIMITED : 0;
 }
 
-static __always_inline void client_address(struct sock *sk, __u8 address[16])
-{
-	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
-		map_ipv4(address, BPF_CORE_READ(sk, __sk_common.skc_daddr));
-	} else {
-		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_daddr);
-
-		__builtin_memcpy(address, &v6, sizeof(v6));
-	}
-}
-
-static __always_inline void proxy_address(struct sock *sk, __u8 address[16])
-{
-	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
-		map_ipv4(address, BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
-	} else {
-		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_rcv_saddr);
-
-		__builtin_memcpy(address, &v6, sizeof(v6));
-	}
-}
-
 static __always_inline struct network *network_of(const __u8 address[16])
 {
 	struct prefix key = { .bits = ADDRESS_BITS };
 
 	__builtin_memcpy(key.address, address, sizeof(key.address));
 	return bpf_map_lookup_elem(&networks, &key);
-}
-
-static __always_inline bool is_backup(struct mptcp_subflow_context *context)
-{
-	if (bpf_core_field_exists(context->request_bkup) && BPF_CORE_READ_BITFIELD_PROBED(context, request_bkup))
-		return true;
-	return BPF_CORE_READ_BITFIELD_PROBED(context, backup);
 }
 
 static __always_inline bool is_live(struct mptcp_subflow_context *context, struct sock *sk)
@@ -416,21 +369,6 @@ int throttle(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* The socket of an iterator, if it is a subflow of a connection to the proxy that can still send; else NULL. */
-static __always_inline struct tcp_sock *sending_subflow(struct sock_common *common)
-{
-	struct tcp_sock *tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
-	__u8 state;
-
-	if (!tp || !is_of_proxy(tp))
-		return NULL;
-	state = BPF_CORE_READ(common, skc_state);
-	if (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||
-	    state == BPF_TCP_LAST_ACK || state == BPF_TCP_CLOSING)
-		return tp;
-	return NULL;
-}
-
 /* Asks for the callbacks of a socket that is older than the program; false if the kernel refuses, before Linux 6.12. */
 static __always_inline bool ask_for_callbacks(struct tcp_sock *tp)
 {
@@ -464,10 +402,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 		remember_former_options(subflow, tp);
 		subflow->callbacks = ask_for_callbacks(tp);
 	}
-	client_address((void *)tp, ends.client);
-	proxy_address((void *)tp, ends.proxy);
-	ends.client_port = (__u32)BPF_CORE_READ(common, skc_dport) << 16;
-	ends.proxy_port = BPF_CORE_READ(common, skc_num);
+	ends_of_socket(common, &ends);
 	decide(tp, tp, subflow, &ends);
 	return 0;
 }

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* What the programs that know the kernel's structures read of a subflow's socket. */
+#ifndef SUBFLOW_H
+#define SUBFLOW_H
+
+#include "kernel.h"
+#include "addresses.h"
+#include "constants.h"
+#include <bpf/bpf_core_read.h>
+
+static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
+}
+
+/* A connection has the port of the socket that accepted it. A subflow that the proxy's kernel has opened, to an address that
+ * the client has announced, has a port of its own. */
+static __always_inline bool is_of_proxy(struct tcp_sock *tp)
+{
+	struct sock *msk;
+
+	if (!BPF_CORE_READ(tp, is_mptcp))
+		return false;
+	msk = BPF_CORE_READ(subflow_context(tp), conn);
+	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num));
+}
+
+static __always_inline void client_address(struct sock *sk, __u8 address[16])
+{
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
+		map_ipv4(address, BPF_CORE_READ(sk, __sk_common.skc_daddr));
+	} else {
+		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_daddr);
+
+		__builtin_memcpy(address, &v6, sizeof(v6));
+	}
+}
+
+static __always_inline void proxy_address(struct sock *sk, __u8 address[16])
+{
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {
+		map_ipv4(address, BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
+	} else {
+		struct in6_addr v6 = BPF_CORE_READ(sk, __sk_common.skc_v6_rcv_saddr);
+
+		__builtin_memcpy(address, &v6, sizeof(v6));
+	}
+}
+
+static __always_inline void ends_of_socket(struct sock_common *common, struct ends *ends)
+{
+	client_address((void *)common, ends->client);
+	proxy_address((void *)common, ends->proxy);
+	ends->client_port = (__u32)BPF_CORE_READ(common, skc_dport) << 16;
+	ends->proxy_port = BPF_CORE_READ(common, skc_num);
+}
+
+/* Whether the kernel of the proxy has asked the client to use the subflow as a backup. */
+static __always_inline bool is_backup_for_client(struct mptcp_subflow_context *context)
+{
+	return bpf_core_field_exists(context->request_bkup) && BPF_CORE_READ_BITFIELD_PROBED(context, request_bkup);
+}
+
+static __always_inline bool is_backup(struct mptcp_subflow_context *context)
+{
+	return is_backup_for_client(context) || BPF_CORE_READ_BITFIELD_PROBED(context, backup);
+}
+
+/* The socket of an iterator, if it is a subflow of a connection to the proxy that can still send; else NULL. */
+static __always_inline struct tcp_sock *sending_subflow(struct sock_common *common)
+{
+	struct tcp_sock *tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	__u8 state;
+
+	if (!tp || !is_of_proxy(tp))
+		return NULL;
+	state = BPF_CORE_READ(common, skc_state);
+	if (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||
+	    state == BPF_TCP_LAST_ACK || state == BPF_TCP_CLOSING)
+		return tp;
+	return NULL;
+}
+
+#endif
