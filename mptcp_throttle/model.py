@@ -168,7 +168,8 @@ class AccessNetwork:
 
     `preference` 1 is the most preferred. `cap` applies while the same connection has, on a more preferred network, a
     live subflow that is neither backup nor stalled; `limit` applies otherwise, and bounds the cap. None means
-    unlimited. For `provisional` seconds the first subflow of a connection has the cap's pace, too.
+    unlimited. These are rates towards the clients; `uplink_cap` and `uplink_limit` are the same from the clients. For
+    `provisional` seconds the first subflow of a connection has the cap's pace, too.
     """
 
     name: str
@@ -179,3 +180,5 @@ class AccessNetwork:
     per: Per
     provisional: float = 0.0
     client_prefix: ClientPrefix = ClientPrefix()
+    uplink_cap: Rate | None = None
+    uplink_limit: Rate | None = None

@@ -28,6 +28,12 @@ _DAEMON_ONLY: Final = frozenset(
         "state_directory",
     }
 )
+# The keys of a network file, and the attributes of AccessNetwork.
+_NETWORK_KEYS: Final = {
+    **{key: key for key in ("preference", "cap", "limit", "per", "provisional", "client_prefix")},
+    "uplink.cap": "uplink_cap",
+    "uplink.limit": "uplink_limit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +107,8 @@ def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]
     for subnet in new.subnets:
         if subnet not in old.subnets:
             yield Change(f"{prefix} subnet {subnet}", None, "")
-    for key in ("preference", "cap", "limit", "per", "provisional", "client_prefix"):
-        before, after = getattr(old, key), getattr(new, key)
+    for key, attribute in _NETWORK_KEYS.items():
+        before, after = getattr(old, attribute), getattr(new, attribute)
         if before != after:
             yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))
 

@@ -129,8 +129,10 @@ def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
 def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
     file = read_yaml(path)
     raw = validate(NetworkFile, file)
-    if raw.cap is not None and raw.limit is not None and raw.cap > raw.limit:
-        raise ConfigError([f"{file.where(('cap',))}: cap: {raw.cap}: is more than limit; allowed: up to {raw.limit}"])
+    for key, cap, limit in ((("cap",), raw.cap, raw.limit), (("uplink", "cap"), raw.uplink.cap, raw.uplink.limit)):
+        if cap is not None and limit is not None and cap > limit:
+            problem = f"{file.where(key)}: {dotted(key)}: {cap}: is more than limit; allowed: up to {limit}"
+            raise ConfigError([problem])
     if raw.provisional is not None and raw.cap is None:
         where = file.where(("provisional",))
         raise ConfigError([f"{where}: provisional: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
@@ -143,6 +145,8 @@ def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
         raw.per,
         raw.provisional or 0.0,
         ClientPrefix(raw.client_prefix.ipv4, raw.client_prefix.ipv6),
+        raw.uplink.cap,
+        raw.uplink.limit,
     )
     return file, network
 
@@ -151,9 +155,10 @@ def _idle_caps(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
     most_preferred = min(network.preference for _, network in networks)
     problem = "never applies on a most preferred network; allowed: null, or limit instead"
     return [
-        f"{file.where(('cap',))}: cap: {network.cap}: {problem}"
+        f"{file.where(key)}: {dotted(key)}: {cap}: {problem}"
         for file, network in networks
-        if network.cap is not None and network.preference == most_preferred
+        for key, cap in ((("cap",), network.cap), (("uplink", "cap"), network.uplink_cap))
+        if cap is not None and network.preference == most_preferred
     ]
 
 

@@ -144,6 +144,13 @@ class ClientPrefixSection(Section):
     ipv6: Annotated[int, whole(32, 128)] = 64
 
 
+class UplinkSection(Section):
+    """The rates from the clients."""
+
+    cap: RateText | None = None
+    limit: RateText | None = None
+
+
 class NetworkFile(Section):
     """A file in networks.d."""
 
@@ -152,6 +159,7 @@ class NetworkFile(Section):
     preference: Annotated[int, whole(1, 1000)]
     cap: RateText | None = None
     limit: RateText | None = None
+    uplink: UplinkSection = UplinkSection()
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
     client_prefix: ClientPrefixSection = ClientPrefixSection()
     provisional: DurationText | None = None

@@ -113,6 +113,50 @@ def test_pause_frees_and_is_the_reason_only_for_those_it_frees() -> None:
     assert [t.reason for t in decisions] == ["paused by the operator"] * 2 + ["network has no cap"]
 
 
+UPLINK = replace(ETHERNET, cap=None, uplink_cap=Rate.parse("250kbit"), uplink_limit=Rate.parse("4mbit"))
+
+
+def test_uplink_has_rates_of_its_own_by_the_same_rules() -> None:
+    lone, both = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))
+    backup = connection(3, subflow("10.1.0.4", backup=True), subflow("10.2.0.4"))
+    decisions = decide_all([lone, both, backup], (WIFI, UPLINK))
+    assert [d.throttle for d in decisions] == [None] * 5
+    uplinks = {
+        str(d.subflow.ends.client.address): (d.uplink.share.kind, str(d.uplink.rate), d.uplink_reason)
+        for d in decisions
+        if d.uplink is not None
+    }
+    assert uplinks == {
+        "10.1.0.2": (RateKind.UPLINK_LIMIT, "4mbit", "limit of the network"),
+        "10.1.0.3": (RateKind.UPLINK_CAP, "250kbit", "wifi is live"),
+        "10.1.0.4": (RateKind.UPLINK_LIMIT, "4mbit", "limit of the network"),
+    }
+
+
+def test_uplink_pays_from_another_share_than_the_downlink() -> None:
+    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
+    capped = decide_all([both], (WIFI, replace(UPLINK, cap=UPLINK.uplink_cap)))[0]
+    assert capped.throttle is not None
+    assert capped.uplink is not None
+    assert capped.throttle.share != capped.uplink.share
+
+
+def test_pause_frees_uplinks_too() -> None:
+    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
+    capped, free = decide_all([both], (WIFI, UPLINK), paused=True)
+    assert (capped.uplink, capped.uplink_reason) == (None, "paused by the operator")
+    assert (free.uplink, free.uplink_reason) == (None, "network has no cap")
+
+
+def test_uplink_of_a_subflow_that_the_proxy_opened_is_throttled_too() -> None:
+    joined = subflow("10.1.0.2")
+    opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))
+    table = DecisionTable((WIFI, UPLINK))
+    table.reconfigure((WIFI, UPLINK), paused=False, ports=frozenset({8080}))
+    table.update({Token(1): connection(1, subflow("10.2.0.2"), opened)})
+    assert table.decisions[Token(1)][1].uplink is not None
+
+
 def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None:
     joined = subflow("10.1.0.2")
     opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from examples import ETHERNET, WIFI, network
@@ -10,7 +11,7 @@ from mptcp_throttled.policy.decide import RateKind
 from mptcp_throttled.policy.overrides import Override, effective, objection, requested_override
 
 FIVE = Rate.parse("5mbit")
-LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit")
+LIMITED = replace(network("lte", 4, 2, cap="1mbit", limit="8mbit"), uplink_cap=Rate.parse("250kbit"))
 NETWORKS = (WIFI, ETHERNET, LIMITED)
 
 
@@ -28,6 +29,14 @@ def test_override_replaces_the_configured_rate() -> None:
     assert effective(NETWORKS, []) == NETWORKS
 
 
+def test_override_of_an_uplink_rate_leaves_the_other_direction() -> None:
+    network = effective([LIMITED], [Override("lte", RateKind.UPLINK_CAP, FIVE, None)])[0]
+    assert (network.cap, network.limit, network.uplink_cap, network.uplink_limit) == (
+        *(LIMITED.cap, LIMITED.limit),
+        *(FIVE, LIMITED.uplink_limit),
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -35,6 +44,14 @@ def test_override_replaces_the_configured_rate() -> None:
         (cap("wifi", FIVE), "wifi: is a most preferred network, where a cap never applies; allowed: --limit"),
         (cap("lte", Rate.parse("9mbit")), "lte: cap 9mbit would be more than limit 8mbit; allowed: up to it"),
         (limit("lte", "500kbit"), "lte: cap 1mbit would be more than limit 500kbit; allowed: up to it"),
+        (
+            Override("wifi", RateKind.UPLINK_CAP, FIVE, None),
+            "wifi: is a most preferred network, where a cap never applies; allowed: --limit",
+        ),
+        (
+            Override("lte", RateKind.UPLINK_LIMIT, Rate.parse("200kbit"), None),
+            "lte: uplink cap 250kbit would be more than uplink limit 200kbit; allowed: up to it",
+        ),
         (limit("wifi", "500kbit"), None),
         (cap("lte", Rate.parse("8mbit")), None),
     ],
@@ -57,8 +74,8 @@ def test_set_rate_arguments_become_an_override() -> None:
     ("argument", "value", "line"),
     [
         ("network", 5, "network: 5: allowed: the name of an access network"),
-        ("rule", "foo", "rule: 'foo': allowed: cap, limit"),
-        ("rule", ["cap"], "rule: ['cap']: allowed: cap, limit"),
+        ("rule", "foo", "rule: 'foo': allowed: cap, limit, uplink_cap, uplink_limit"),
+        ("rule", ["cap"], "rule: ['cap']: allowed: cap, limit, uplink_cap, uplink_limit"),
         ("rate", "fast", "rate: 'fast': is not a rate; allowed: a number with bit, kbit"),
         ("rate", 5, "rate: 5: is not text; allowed: a number with bit, kbit"),
         ("rate", int("9" * 400), f"rate: {'9' * 57}...: is not text; allowed: a number with bit"),

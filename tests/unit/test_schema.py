@@ -39,6 +39,7 @@ def test_networks_are_ordered_by_preference_with_defaults_filled_in(tmp_path: Pa
     assert ethernet.cap == Rate(1_000_000)
     assert ethernet.limit is None
     assert ethernet.per is Per.CLIENT
+    assert (ethernet.uplink_cap, ethernet.uplink_limit) == (None, None)
     assert config.proxy.ports == (8080,)
     assert config.daemon.mark_mask == 0xFFFF0000
 
@@ -147,6 +148,19 @@ def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, servi
         (ETHERNET.replace("1mbit", "-1mbit"), "networks.d/e.yaml:4: cap: '-1mbit': is not a rate; allowed: a number"),
         (ETHERNET + "limit: 500kbit\n", "networks.d/e.yaml:4: cap: 1mbit: is more than limit; allowed: up to 500kbit"),
         (
+            ETHERNET + "uplink: {cap: 2mbit, limit: 1mbit}\n",
+            "networks.d/e.yaml:5: uplink.cap: 2mbit: is more than limit; allowed: up to 1mbit",
+        ),
+        (
+            ETHERNET + "uplink: {cap: fast}\n",
+            "networks.d/e.yaml:5: uplink.cap: 'fast': is not a rate; allowed: a number",
+        ),
+        (
+            ETHERNET + "uplink: {per: client}\n",
+            "networks.d/e.yaml:5: uplink.per: 'client': unknown key; allowed: cap, limit",
+        ),
+        (ETHERNET + "uplink: 1mbit\n", "networks.d/e.yaml:5: uplink: '1mbit': is not a mapping; allowed: lines of"),
+        (
             ETHERNET + "client_prefix: {ipv6: 129}\n",
             "networks.d/e.yaml:5: client_prefix.ipv6: 129: allowed: a whole number from 32 to 128",
         ),
@@ -207,10 +221,11 @@ def test_problems_of_service_and_network_files_are_reported_together(tmp_path: P
     assert [line.split(": ")[:2] for line in found] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
 
 
-def test_cap_that_can_never_apply_is_refused(tmp_path: Path) -> None:
-    assert problems(tmp_path, SERVICE, e=ETHERNET, wifi=WIFI + "cap: 1mbit\n") == [
-        "networks.d/wifi.yaml:4: cap: 1mbit: never applies on a most preferred network; allowed: null, or limit instead"
-    ]
+@pytest.mark.parametrize(("line", "key"), [("cap: 1mbit", "cap"), ("uplink: {cap: 1mbit}", "uplink.cap")])
+def test_cap_that_can_never_apply_is_refused(tmp_path: Path, line: str, key: str) -> None:
+    refused = "never applies on a most preferred network; allowed: null, or limit instead"
+    found = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}{line}\n")
+    assert found == [f"networks.d/wifi.yaml:4: {key}: 1mbit: {refused}"]
 
 
 @pytest.mark.parametrize("obstacle", ["pacing: false", "kernel_decides: off"])

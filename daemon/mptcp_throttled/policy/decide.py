@@ -19,13 +19,17 @@ from mptcp_throttle.units import Rate
 
 _CACHE_ENTRIES: Final = 65536
 _OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.marks: socket"
+_PAUSED: Final = "paused by the operator"
+_NO_NETWORK: Final = "address is in no access network"
 
 
 class RateKind(StrEnum):
-    """Which of a network's two rates applies to a subflow."""
+    """One of the rates of a network: towards the clients, or from them (uplink)."""
 
     CAP = "cap"
     LIMIT = "limit"
+    UPLINK_CAP = "uplink_cap"
+    UPLINK_LIMIT = "uplink_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,18 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What policy decides for one subflow. Without a `throttle` the subflow is free."""
+    """What policy decides for one subflow. Without a `throttle` it is free; without `uplink`, what its client sends is.
+
+    `reason` is why, `uplink_reason` the same for what its client sends.
+    """
 
     token: Token
     subflow: Subflow
     network: str | None
     throttle: Throttle | None
     reason: str
+    uplink: Throttle | None = None
+    uplink_reason: str = ""
 
 
 class Locator:
@@ -94,7 +103,7 @@ def decide(
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of a connection; while `paused`, all are free.
 
-    `ports`: only subflows on these ports of the proxy can be throttled; None: all of them.
+    `ports`: only subflows on these ports of the proxy can be throttled, but for their uplinks; None: all of them.
     `client_of` gives the address, the first of a prefix, that stands for the client with an address.
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
@@ -107,7 +116,7 @@ def decide(
         for subflow, network in located
     )
     if paused:
-        return tuple(_free(decision, "paused by the operator") for decision in decisions)
+        return tuple(_free_uplink(_free(decision, _PAUSED)) for decision in decisions)
     if ports is None:
         return tuple(decisions)
     return tuple(d if d.subflow.ends.proxy.port in ports else _free(d, _OTHER_PORT) for d in decisions)
@@ -115,6 +124,10 @@ def decide(
 
 def _free(decision: Decision, reason: str) -> Decision:
     return decision if decision.throttle is None else replace(decision, throttle=None, reason=reason)
+
+
+def _free_uplink(decision: Decision) -> Decision:
+    return decision if decision.uplink is None else replace(decision, uplink=None, uplink_reason=_PAUSED)
 
 
 def _decide(
@@ -131,18 +144,35 @@ def _decide(
     `is_used`: MPTCP may send on the subflow; false for a backup beside others.
     """
     if network is None:
-        return Decision(token, subflow, None, None, "address is in no access network")
+        return Decision(token, subflow, None, None, _NO_NETWORK, None, _NO_NETWORK)
     preferred = best if best is not None and best.preference < network.preference else None
-    if network.cap is not None and preferred is not None and is_used:
-        kind, rate, reason = RateKind.CAP, network.cap, _relieved_by(preferred.name)
-        if network.limit is not None:
-            rate = min(rate, network.limit)
-    elif network.limit is not None:
-        kind, rate, reason = RateKind.LIMIT, network.limit, "limit of the network"
+    down = (RateKind.CAP, network.cap), (RateKind.LIMIT, network.limit)
+    up = (RateKind.UPLINK_CAP, network.uplink_cap), (RateKind.UPLINK_LIMIT, network.uplink_limit)
+    (throttle, reason), (uplink, uplink_reason) = (
+        _applicable(subflow, network, cap, limit, preferred, client_of, is_used=is_used) for cap, limit in (down, up)
+    )
+    return Decision(token, subflow, network.name, throttle, reason, uplink, uplink_reason)
+
+
+def _applicable(
+    subflow: Subflow,
+    network: AccessNetwork,
+    configured_cap: tuple[RateKind, Rate | None],
+    configured_limit: tuple[RateKind, Rate | None],
+    preferred: AccessNetwork | None,
+    client_of: Callable[[Address], Address],
+    *,
+    is_used: bool,
+) -> tuple[Throttle | None, str]:
+    """What applies in one direction, and why."""
+    (kind, cap), (limit_kind, limit) = configured_cap, configured_limit
+    if cap is not None and preferred is not None and is_used:
+        rate, reason = (cap if limit is None else min(cap, limit)), _relieved_by(preferred.name)
+    elif limit is not None:
+        kind, rate, reason = limit_kind, limit, "limit of the network"
     else:
-        return Decision(token, subflow, network.name, None, _why_free(network, is_used=is_used))
-    throttle = _throttle(network.name, kind, _who(subflow, network, client_of), rate)
-    return Decision(token, subflow, network.name, throttle, reason)
+        return None, _why_free(cap, is_used=is_used)
+    return _throttle(network.name, kind, _who(subflow, network, client_of), rate), reason
 
 
 # With tens of thousands of subflows, equal values as one object save memory.
@@ -156,8 +186,8 @@ def _relieved_by(network: str) -> str:
     return f"{network} is live"
 
 
-def _why_free(network: AccessNetwork, *, is_used: bool) -> str:
-    if network.cap is None:
+def _why_free(cap: Rate | None, *, is_used: bool) -> str:
+    if cap is None:
         return "network has no cap"
     if not is_used:
         return "backup subflow, which MPTCP does not use now"

@@ -7,7 +7,7 @@ unlimited, and the rest is as in `clock`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
     from mptcp_throttled.clock import Now
+
+_CAPS: Final = frozenset({RateKind.CAP, RateKind.UPLINK_CAP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) 
             network,
             cap=rates.get((network.name, RateKind.CAP), network.cap),
             limit=rates.get((network.name, RateKind.LIMIT), network.limit),
+            uplink_cap=rates.get((network.name, RateKind.UPLINK_CAP), network.uplink_cap),
+            uplink_limit=rates.get((network.name, RateKind.UPLINK_LIMIT), network.uplink_limit),
         )
         for network in networks
     )
@@ -82,11 +86,12 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
     network = next((network for network in networks if network.name == override.network), None)
     if network is None:
         return no_such_network(override.network, networks)
-    if override.kind is RateKind.CAP and network.preference == min(n.preference for n in networks):
+    if override.kind in _CAPS and network.preference == min(n.preference for n in networks):
         return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
     then = effective([network], overrides)[0]
-    if then.cap is not None and then.limit is not None and then.cap > then.limit:
-        return f"{network.name}: cap {then.cap} would be more than limit {then.limit}; allowed: up to it"
+    for name, cap, limit in (("", then.cap, then.limit), ("uplink ", then.uplink_cap, then.uplink_limit)):
+        if cap is not None and limit is not None and cap > limit:
+            return f"{network.name}: {name}cap {cap} would be more than {name}limit {limit}; allowed: up to it"
     return None
 
 
