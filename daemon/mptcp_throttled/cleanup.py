@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED
+from mptcp_throttled.kernel.acks import AckSender, list_acks
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.reconcile.reconciler import Reconciler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttled.kernel.egress_filter import EgressFilter
     from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 
 _log = logging.getLogger("mptcp-throttled")
+
+_TELLING_ATTEMPTS: Final = 3
+_TELLING_SECONDS: Final = 0.2
 
 
 def release_sockets(release: Callable[[], int]) -> None:
@@ -39,6 +47,42 @@ def release_ports(ports: Iterable[int]) -> None:
     """Free all sockets on these ports, as `release_sockets` does."""
     for port in ports:
         release_sockets(PacedSockets((port,)).release)
+
+
+def free_uplinks(filter_: EgressFilter, ports: Collection[int]) -> None:
+    """Free the uplinks that another instance has left throttled; what cannot be freed is logged.
+
+    Its filter tells that there may be any: then all clients are told that none of their subflows is a backup.
+    """
+    try:
+        interfaces = filter_.interfaces()
+        for interface in interfaces:
+            filter_.detach(interface)
+        filter_.forget_stale()
+    except KernelError as error:
+        _log.warning("uplinks may stay throttled: %s", error)
+        return
+    if not interfaces:
+        return
+    try:
+        told = _tell_clients(ports)
+    except KernelError as error:
+        _log.warning("clients may use subflows as backups until these end: %s", error)
+    else:
+        _log.info("uplinks of an earlier instance: %d subflows freed", told)
+
+
+def _tell_clients(ports: Collection[int]) -> int:
+    told: set[FourTuple] = set()
+    with AckSender() as sender:
+        for attempt in range(_TELLING_ATTEMPTS):  # MP_PRIO is not acknowledged
+            if attempt:
+                time.sleep(_TELLING_SECONDS)
+            for ack in (ack for port in ports for ack in list_acks(port)):
+                with suppress(KernelError):  # a client that cannot be reached now
+                    sender.send(ack)
+                    told.add(ack.ends)
+    return len(told)
 
 
 def remove_leftovers(kernel: LinuxKernel) -> None:

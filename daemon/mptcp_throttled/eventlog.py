@@ -10,8 +10,8 @@ from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
-from mptcp_throttled.policy.decide import Decision
-from mptcp_throttled.state import MAX_ERRORS, Snapshot, Throttled, Transition, why_free
+from mptcp_throttled.policy.decide import Decision, Throttle
+from mptcp_throttled.state import MAX_ERRORS, Snapshot, Throttled, Transition, why_free, why_uplink_free
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -31,6 +31,35 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log_sniffer(after)
     # The one behind them says how many others there are: each new number would be a line.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
+
+
+def log_uplinks(
+    before: Mapping[FourTuple, Throttle],
+    after: Mapping[FourTuple, Throttle],
+    changed: Mapping[FourTuple, Decision | None],
+) -> None:
+    """Log which uplinks are throttled otherwise than before.
+
+    `changed` has the decisions, None for subflows that have ended.
+    """
+    for ends, decision in changed.items():
+        throttle = after.get(ends)
+        if throttle == before.get(ends):
+            continue
+        if decision is None:
+            _log.debug("free uplink client=%s reason='subflow ended'", ends.client)
+        elif throttle is None:
+            reason = why_uplink_free(decision)
+            _log.info("free uplink %s reason=%r", _identify(decision), reason, extra=_about(decision))
+        else:
+            _log.info(
+                "%s %s rate=%s reason=%r",
+                throttle.share.kind,
+                _identify(decision),
+                throttle.rate,
+                decision.uplink_reason,
+                extra=_about(decision),
+            )
 
 
 def log_adopted(throttled: Iterable[Throttled]) -> None:

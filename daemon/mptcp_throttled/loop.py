@@ -23,6 +23,7 @@ from mptcp_throttle.model import BackEnd, MarkMethod
 from mptcp_throttled import eventlog
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings
 from mptcp_throttled.desired.planner import PlanDelta, Planner
+from mptcp_throttled.desired.uplink_changes import uplink_changes
 from mptcp_throttled.kernel.htb import max_minor
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.overrides import effective
@@ -30,6 +31,7 @@ from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.reconcile.retries import Retries
 from mptcp_throttled.reconcile.schedule import Schedule
+from mptcp_throttled.reconcile.uplink_reconciler import UplinkKernel, UplinkReconciler
 from mptcp_throttled.state import MAX_ERRORS, Snapshot, SnifferState, update_throttled
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.inbox import Request
     from mptcp_throttled.operator_state import OperatorStore
     from mptcp_throttled.policy.decide import Decision
+    from mptcp_throttled.policy.decisions import Previous
     from mptcp_throttled.running_config import RunningConfig
     from mptcp_throttled.source import TableUpdate
 
@@ -101,7 +104,13 @@ class Loop:
     """
 
     def __init__(
-        self, config: RunningConfig, operator: OperatorStore, source: Source, kernel: DecidingKernel, clock: Clock
+        self,
+        config: RunningConfig,
+        operator: OperatorStore,
+        source: Source,
+        kernel: DecidingKernel,
+        uplinks: UplinkKernel,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -111,6 +120,7 @@ class Loop:
         self._decisions = DecisionTable()
         self._planner = Planner()
         self._reconciler = Reconciler(kernel)
+        self._uplinks = UplinkReconciler(uplinks, clock)
         self._retries = Retries()
         self._unverified: set[KernelObject] = set()
         self._blocked: frozenset[KernelObject] = frozenset()
@@ -141,6 +151,7 @@ class Loop:
             self._schedule.due,
             self._schedule.quick_check_due,
             self._retries.next_due,
+            self._uplinks.next_deadline,
             math.inf if operator_expiry is None else operator_expiry,
             math.inf if linger_expiry is None else linger_expiry,
         )
@@ -152,6 +163,7 @@ class Loop:
         if self._kernel_changed.is_set():
             self._kernel_changed.clear()
             self._schedule.changed()
+            self._uplinks.note_kernel_change()
         self._step()
         for request in requests:
             request.answer()
@@ -159,7 +171,7 @@ class Loop:
     def release(self) -> tuple[str, ...]:
         """Leave the kernel as it was found; what could not be restored."""
         self._kernel.set_networks(())
-        return self._reconciler.full(UNTOUCHED).failures
+        return (*self._uplinks.release(), *self._reconciler.full(UNTOUCHED).failures)
 
     def _step(self) -> None:
         before, config = self.snapshot, self._config.config
@@ -180,9 +192,13 @@ class Loop:
             # This attaches the kernel program. The plan, and so what is adopted, depends on the back end.
             with suppress(KernelError):
                 self._kernel.quick_check()
-        delta = self._plan(update, networks, settings, paused=operator.pause is not None)
+        previous = self._decide(update, networks, paused=operator.pause is not None)
+        delta = self._planner.update(previous, self._decisions.decisions, self._clock.monotonic(), settings)
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)
+        changed_uplinks = self._uplinks.step(
+            uplink_changes(previous, self._decisions.decisions), config.daemon.reconcile_interval
+        )
         throttled, transitions = update_throttled(
             before.throttled,
             work.concerned,
@@ -206,13 +222,15 @@ class Loop:
             self._planner.plan,
             work.applied,
             throttled,
-            _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors)))),
+            _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors, *self._uplinks.errors)))),
             work.pacing_problem,
             self._kernel.deciding_problem,
             self._kernel.mark_back_end,
             *self._count_closed(before, networks),
+            self._uplinks.applied,
         )
         eventlog.log_step(before, self.snapshot, transitions)
+        eventlog.log_uplinks(before.uplinks, self.snapshot.uplinks, changed_uplinks)
 
     def _count_closed(self, before: Snapshot, networks: Sequence[AccessNetwork]) -> tuple[Accounts, ProgramCounters]:
         try:
@@ -220,9 +238,8 @@ class Loop:
         except KernelError:
             return before.accounts, before.counters
 
-    def _plan(
-        self, update: TableUpdate | None, networks: Sequence[AccessNetwork], settings: PlanSettings, *, paused: bool
-    ) -> PlanDelta:
+    def _decide(self, update: TableUpdate | None, networks: Sequence[AccessNetwork], *, paused: bool) -> Previous:
+        """Decide for whom something has changed; their decisions before."""
         table = self._decisions
         # iptables rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its
         # connection, an OpenFlow rule both of its ends.
@@ -230,10 +247,8 @@ class Loop:
         ports = None if on_any_port else frozenset(self._config.config.proxy.ports)
         previous = table.reconfigure(networks, paused=paused, ports=ports)
         if update is not None and update.whole:
-            previous = {**table.replace(update.connections), **previous}
-        else:
-            previous = {**table.update({} if update is None else update.connections), **previous}
-        return self._planner.update(previous, table.decisions, self._clock.monotonic(), settings)
+            return {**table.replace(update.connections), **previous}
+        return {**table.update({} if update is None else update.connections), **previous}
 
     def _reconcile(self, step: _Step) -> None:
         """Bring the kernel to the plan, by the delta alone where that is enough; nothing is read without a reason."""

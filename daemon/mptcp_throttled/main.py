@@ -8,8 +8,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,14 @@ from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.api import Api
-from mptcp_throttled.cleanup import clean_up, release_ports, release_sockets, remove_leftovers
+from mptcp_throttled.cleanup import clean_up, free_uplinks, release_ports, release_sockets, remove_leftovers
 from mptcp_throttled.clock import SystemClock
 from mptcp_throttled.inbox import Inbox, Request
+from mptcp_throttled.kernel.egress_filter import EgressFilter
 from mptcp_throttled.kernel.kept_link import KeptLink
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.port_record import PortRecord
+from mptcp_throttled.kernel.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.observer import Observer
@@ -49,9 +51,12 @@ class Daemon:
     `load` reads the configuration files again; it raises ConfigError. `kept` is the link of `kernel`.
     """
 
-    def __init__(self, config: Config, load: Callable[[], Config], kernel: LinuxKernel, kept: KeptLink) -> None:
+    def __init__(
+        self, config: Config, load: Callable[[], Config], kernel: LinuxKernel, uplinks: Uplinks, kept: KeptLink
+    ) -> None:
         self._config = config
         self._kernel = kernel
+        self._uplinks = uplinks
         self._kept = kept
         self._load = load
         self._inbox = Inbox()
@@ -59,7 +64,7 @@ class Daemon:
         self._restarting = False
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
-        self._loop = Loop(running, operator, self._source, kernel, SystemClock())
+        self._loop = Loop(running, operator, self._source, kernel, uplinks, SystemClock())
         self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes)
         enforcement = lambda: self._observer.enforcement  # noqa: E731
         self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, enforcement, load)
@@ -90,7 +95,8 @@ class Daemon:
             networks = [network.name for network in config.networks]
             _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
-            Notifications(config.proxy.interface, self._kernel.ports, self._kernel_changed).start()
+            own_ports = self._kernel.ports | self._uplinks.ports
+            Notifications(config.proxy.interface, own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()
             systemd.notify("READY=1")
@@ -182,17 +188,29 @@ def _clean_up(path: Path) -> None:
         finally:
             if other is not None:
                 remove_leftovers(other)
-            _release_other_ports(PortRecord(directory), (), KeptLink())
+            record = PortRecord(directory)
+            with _usable():
+                recorded = record.load()
+            with closing(EgressFilter(directory)) as filter_:
+                free_uplinks(filter_, recorded)
+            _release_other_ports(recorded, (), KeptLink())
+            with _usable():
+                record.write(())
 
 
-def _release_other_ports(record: PortRecord, ports: Collection[int], kept: KeptLink) -> None:
-    """Free the sockets that an earlier instance has throttled on other ports than these, and record these."""
+def _release_other_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
+    """Free the sockets that an earlier instance has throttled on other ports than these."""
+    others = {*recorded} - {*ports}
+    if others:
+        kept.forget_earlier()  # its program would throttle them again
+        release_ports(others)
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    """Turn an OSError about a file into a UserError."""
     try:
-        others = record.load() - {*ports}
-        if others:
-            kept.forget_earlier()  # its program would throttle them again
-            release_ports(others)
-        record.write(ports)
+        yield
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be used: {error.strerror}", os.EX_NOPERM) from error
 
@@ -216,13 +234,21 @@ def _serve(path: Path) -> None:
         if other is not None:
             remove_leftovers(other)
         _check_kernel(kernel)
-        ports = config.proxy.ports if config.daemon.pacing else ()
-        _release_other_ports(PortRecord(config.sockets.daemon.parent), ports, kept)
-        daemon = Daemon(config, lambda: load_config(path), kernel, kept)
-        service.on_stop_signal(daemon.stop)
-        service.on_hand_over_signal(daemon.hand_over)
-        service.on_reload_signal(daemon.api.reload_on_signal)
-        daemon.run()
+        directory = config.sockets.daemon.parent
+        record = PortRecord(directory)
+        with _usable():
+            recorded = record.load()
+        with closing(EgressFilter(directory)) as filter_:
+            free_uplinks(filter_, {*recorded, *config.proxy.ports})
+            _release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
+            with _usable():
+                record.write(config.proxy.ports)
+            uplinks = Uplinks(config.proxy.interface, filter_)
+            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, kept)
+            service.on_stop_signal(daemon.stop)
+            service.on_hand_over_signal(daemon.hand_over)
+            service.on_reload_signal(daemon.api.reload_on_signal)
+            daemon.run()
 
 
 def _main(arguments: Sequence[str] | None) -> None:

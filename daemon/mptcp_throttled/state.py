@@ -12,7 +12,9 @@ from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
 from mptcp_throttled.accounting import Accounts, ProgramCounters
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
-from mptcp_throttled.policy.decide import Decision
+from mptcp_throttled.policy.decide import Decision, Throttle
+
+_NOT_APPLIED: Final = "not applied; see status"
 
 MAX_ERRORS: Final = 20
 """The errors of a snapshot; one more says how many others there are."""
@@ -46,7 +48,7 @@ class Snapshot:
 
     `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
     sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
-    `mark_back_end` is the one in use.
+    `mark_back_end` is the one in use. `uplinks` are those that are throttled in the kernel.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
@@ -64,6 +66,7 @@ class Snapshot:
     mark_back_end: str = ""
     accounts: Accounts = field(default_factory=Accounts)
     counters: ProgramCounters = field(default_factory=ProgramCounters)
+    uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,12 @@ class Transition:
 
 def why_free(decision: Decision) -> str:
     """Why a subflow is free: it has no rate, or the kernel does not have its rate."""
-    return decision.reason if decision.throttle is None else "not applied; see status"
+    return decision.reason if decision.throttle is None else _NOT_APPLIED
+
+
+def why_uplink_free(decision: Decision) -> str:
+    """Why the uplink of a subflow is free, as `why_free`."""
+    return decision.uplink_reason if decision.uplink is None else _NOT_APPLIED
 
 
 def update_throttled(

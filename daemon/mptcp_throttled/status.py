@@ -19,7 +19,7 @@ from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.operator_state import Pause
 from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
-from mptcp_throttled.state import Snapshot, why_free
+from mptcp_throttled.state import Snapshot, why_free, why_uplink_free
 
 _MAX_LINES: Final = 20
 
@@ -28,6 +28,7 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
     """The answer to `status`; `config` is the part about the configuration."""
     throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
     kinds = Counter(throttle.share.kind for throttle in throttles)
+    kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
     throttled = Counter(throttle.share.network for throttle in throttles)
     rates = network_rates(enforcement, snapshot)
     live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
@@ -41,6 +42,8 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
             "classes": len(snapshot.applied.classes),
             "capped_subflows": kinds[RateKind.CAP],
             "limited_subflows": kinds[RateKind.LIMIT],
+            "capped_uplinks": kinds[RateKind.UPLINK_CAP],
+            "limited_uplinks": kinds[RateKind.UPLINK_LIMIT],
             "paced_subflows": len(snapshot.applied.paces),
             "unpaced": snapshot.pacing_problem,
             "deciding_problem": snapshot.deciding_problem,
@@ -133,6 +136,10 @@ def _network_status(
         "limit": _text(present.limit),
         "configured_cap": _text(configured.cap),
         "configured_limit": _text(configured.limit),
+        "uplink_cap": _text(present.uplink_cap),
+        "uplink_limit": _text(present.uplink_limit),
+        "configured_uplink_cap": _text(configured.uplink_cap),
+        "configured_uplink_limit": _text(configured.uplink_limit),
         "overrides": [encode_override(o, now) for o in snapshot.operator.overrides if o.network == present.name],
         "closed": asdict(snapshot.accounts.networks.get(present.name, Totals())),
         "subflows": live,
@@ -144,6 +151,7 @@ def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
     throttled = snapshot.throttled.get(decision.subflow.ends)
     throttle = None if throttled is None else throttled.decision.throttle
     latency = None if throttled is None else throttled.latency
+    uplink = snapshot.uplinks.get(decision.subflow.ends)
     return {
         **encode_subflow(decision.subflow),
         "opened_at": now.in_epoch(decision.subflow.opened_at),
@@ -153,6 +161,10 @@ def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
         "rate_bps": None if throttle is None else throttle.rate.bits_per_second,
         "class": None if throttled is None else format_classid(classid(throttled.minor)),
         "reason": why_free(decision) if throttle is None else decision.reason,
+        "uplink_rule": None if uplink is None else uplink.share.kind,
+        "uplink_rate": None if uplink is None else str(uplink.rate),
+        "uplink_rate_bps": None if uplink is None else uplink.rate.bits_per_second,
+        "uplink_reason": why_uplink_free(decision) if uplink is None else decision.uplink_reason,
         "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
     }
 

@@ -37,6 +37,10 @@ http {{
         listen {port};
         listen [::]:{port};
         root {documents};
+        location /uploads/ {{
+            dav_methods PUT;
+            client_max_body_size 0;
+        }}
     }}
 }}
 """
@@ -53,10 +57,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A running origin server and its documents."""
+    """A running origin server, its documents, and where those that it receives are."""
 
     process: Process
     documents: Path
+
+    @property
+    def uploads(self) -> Path:
+        """The directory of what clients upload."""
+        return self.documents / "uploads"
 
     def add(self, size: int) -> Document:
         """A new document of `size` random bytes; random, so that no program on the way can shrink it."""
@@ -88,7 +97,9 @@ def start_origin(host: Host) -> Origin:
     # the loss for a policer: 0.2 Mb/s for up to ten seconds. Reno is the one alternative every namespace may choose.
     host.sysctl({"net/ipv4/tcp_congestion_control": "reno"})
     documents = host.directory / "documents"
-    documents.mkdir()
+    uploads = documents / "uploads"
+    uploads.mkdir(parents=True)
+    uploads.chmod(0o777)  # nginx's workers are nobody
     config = host.directory / "nginx.conf"
     config.write_text(_CONFIG.format(directory=host.directory, documents=documents, port=_PORT), encoding="ascii")
     # -e: else nginx complains about the compiled-in log file before it has read the configuration.

@@ -43,7 +43,8 @@ WIFI_FIRST: Final = (
 class SubflowStatus:
     """A live subflow as the daemon reports it; `rate` (bits per second) is None while it is neither capped nor limited.
 
-    `join_to_cap`: seconds from the SYN that led to the rate until the mark was in the kernel.
+    `uplink_rule` and `uplink_rate` are the same for what its client sends. `join_to_cap`: seconds from the SYN that led
+    to the rate until the mark was in the kernel.
     """
 
     token: str
@@ -54,6 +55,8 @@ class SubflowStatus:
     rule: str | None
     rate: int | None
     reason: str
+    uplink_rule: str | None
+    uplink_rate: int | None
     join_to_cap: float | None
 
 
@@ -115,6 +118,10 @@ class Services:
                     "preference": network.preference,
                     "cap": None if network.cap is None else str(network.cap),
                     "limit": None if network.limit is None else str(network.limit),
+                    "uplink": {
+                        "cap": None if network.uplink_cap is None else str(network.uplink_cap),
+                        "limit": None if network.uplink_limit is None else str(network.uplink_limit),
+                    },
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,
                     "client_prefix": asdict(network.client_prefix),
@@ -234,6 +241,8 @@ class Services:
                 rule=subflow["rule"],
                 rate=subflow["rate_bps"],
                 reason=subflow["reason"],
+                uplink_rule=subflow["uplink_rule"],
+                uplink_rate=subflow["uplink_rate_bps"],
                 join_to_cap=None if subflow["join_to_cap_ms"] is None else subflow["join_to_cap_ms"] / 1000,
             )
             for connection in connections

@@ -21,6 +21,8 @@ cache_store_log none
 pid_filename {directory}/squid.pid
 coredump_dir none
 visible_hostname proxy
+# Squid 5 ends an upload when this buffer is full (bug 5405), 512 KB by default.
+client_request_buffer_max_size 64 MB
 # Requests name addresses only: nothing waits for a name server.
 dns_nameservers 127.0.0.1
 hosts_file none

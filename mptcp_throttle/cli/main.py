@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     set_rate.add_argument("network", metavar="NETWORK")
     set_rate.add_argument("rate", type=_argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
+    set_rate.add_argument("--uplink", action="store_true", help="override the rate of what clients send")
     _add_duration(set_rate, "reset-rate")
     reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
     reset_rate.add_argument("network", metavar="NETWORK")
@@ -118,7 +119,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _set_rate(options: argparse.Namespace) -> None:
-    rule = "limit" if options.limit else "cap"
+    rule = f"{'uplink_' if options.uplink else ''}{'limit' if options.limit else 'cap'}"
     rate = None if options.rate is None else str(options.rate)
     _print(options, _call(options, "set_rate", options.network, rule, rate, options.seconds), tables.show_network)
 

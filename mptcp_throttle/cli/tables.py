@@ -12,6 +12,7 @@ from rich.text import Text
 from mptcp_throttle.rpc import Json
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
+_UPLINK_RULES: Final = ("uplink_cap", "uplink_limit")
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
@@ -35,6 +36,8 @@ def show_status(data: Json) -> None:
         f" marks by {daemon['marks']},"
         f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
     )
+    if daemon["capped_uplinks"] or daemon["limited_uplinks"]:
+        console.print(f"uplinks: {daemon['capped_uplinks']} capped, {daemon['limited_uplinks']} limited")
     console.print(
         f"pacing: {daemon['paced_subflows']} subflows paced, {_who_decides(daemon['deciding_problem'])}"
         if daemon["unpaced"] is None
@@ -116,14 +119,16 @@ def show_network(data: Json) -> None:
 
 
 def _show_networks(console: Console, networks: Json) -> None:
-    columns = ("network", "preference", "cap", "limit", "per", "subflows", "throttled", "sends", "subnets")
-    table = Table(*columns, box=None)
+    rules = ["cap", "limit"]
+    if any(network[rule] or network[f"configured_{rule}"] for network in networks for rule in _UPLINK_RULES):
+        rules += _UPLINK_RULES
+    names = (rule.replace("_", " ") for rule in rules)
+    table = Table("network", "preference", *names, "per", "subflows", "throttled", "sends", "subnets", box=None)
     for network in networks:
         table.add_row(
             network["name"],
             str(network["preference"]),
-            _rate(network, "cap"),
-            _rate(network, "limit"),
+            *(_rate(network, rule) for rule in rules),
             network["per"],
             str(network["subflows"]),
             str(network["held_subflows"]),
@@ -143,6 +148,11 @@ def _applied_rate(subflow: Json) -> str:
     return f"{subflow['rate']} ({'not enforced' if subflow['not_enforced'] else subflow['rule']})"
 
 
+def _uplink_rate(subflow: Json) -> str:
+    rule = subflow["uplink_rule"]
+    return f"{subflow['uplink_rate']} ({rule.removeprefix('uplink_')})" if rule else "-"
+
+
 def _rate(network: Json, rule: str) -> str:
     now = network[rule] or "-"
     override = next((o for o in network["overrides"] if o["rule"] == rule), None)
@@ -155,8 +165,11 @@ def _rate(network: Json, rule: str) -> str:
 
 def show_connections(data: Json) -> None:
     """The answer to `connections`."""
-    columns = ("token", "client", "network", "id", "backup", "rate", "class", "sends", "since join", "reason")
-    table = Table(*columns, box=None)
+    has_uplinks = any(subflow["uplink_rule"] for of in data["connections"] for subflow in of["subflows"])
+    rates = ("rate", "uplink") if has_uplinks else ("rate",)
+    table = Table(
+        "token", "client", "network", "id", "backup", *rates, "class", "sends", "since join", "reason", box=None
+    )
     for connection in data["connections"]:
         for index, subflow in enumerate(connection["subflows"]):
             latency = subflow["join_to_cap_ms"]
@@ -167,6 +180,7 @@ def show_connections(data: Json) -> None:
                 str(subflow["address_id"]),
                 "yes" if subflow["backup"] else "no",
                 _applied_rate(subflow),
+                *((_uplink_rate(subflow),) if has_uplinks else ()),
                 subflow["class"] or "-",
                 _mbps(subflow["sent_bps"]),
                 "-" if latency is None else f"{latency:.1f} ms",

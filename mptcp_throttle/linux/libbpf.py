@@ -1,4 +1,4 @@
-"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to a cgroup or an interface.
+"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to a cgroup.
 
 An object is compiled from C (`daemon/mptcp_throttled/kernel/bpf/`). libbpf fits it to the running kernel: it finds the
 fields of kernel structures by the kernel's type information (CO-RE), so one object serves all kernels.
@@ -60,34 +60,6 @@ class _TestRunOptions(ctypes.Structure):
     )
 
 
-class _TcHook(ctypes.Structure):
-    """struct bpf_tc_hook (bpf/libbpf.h)."""
-
-    _fields_ = (
-        ("sz", ctypes.c_size_t),
-        ("ifindex", ctypes.c_int),
-        ("attach_point", ctypes.c_int),
-        ("parent", ctypes.c_uint32),
-    )
-
-
-class _TcOptions(ctypes.Structure):
-    """struct bpf_tc_opts (bpf/libbpf.h)."""
-
-    _fields_ = (
-        ("sz", ctypes.c_size_t),
-        ("prog_fd", ctypes.c_int),
-        ("flags", ctypes.c_uint32),
-        ("prog_id", ctypes.c_uint32),
-        ("handle", ctypes.c_uint32),
-        ("priority", ctypes.c_uint32),
-    )
-
-
-# bpf/libbpf.h: enum bpf_tc_attach_point, enum bpf_tc_flags
-_BPF_TC_EGRESS: Final = 1 << 1
-_BPF_TC_F_REPLACE: Final = 1 << 0
-
 _POINTER, _INT, _TEXT, _UINT64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "libbpf_set_print": (_POINTER, _POINTER),
@@ -109,9 +81,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_link__fd": (_INT, _POINTER),
     "bpf_iter_create": (_INT, _INT),
     "bpf_prog_test_run_opts": (_INT, _INT, _POINTER),
-    "bpf_tc_hook_create": (_INT, _POINTER),
-    "bpf_tc_attach": (_INT, _POINTER, _POINTER),
-    "bpf_tc_detach": (_INT, _POINTER, _POINTER),
     "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
     "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
@@ -325,28 +294,13 @@ class BpfObject:
             data_size_out=len(after),
             repeat=1,
         )
-        descriptor = self._library.bpf_program__fd(self._find("program", program))
-        _checked(f"run {program}", self._library.bpf_prog_test_run_opts(descriptor, ctypes.byref(options)))
+        result = self._library.bpf_prog_test_run_opts(self.program(program), ctypes.byref(options))
+        _checked(f"run {program}", result)
         return options.retval, after.raw[: options.data_size_out]
 
-    def attach_egress(self, program: str, interface: int, priority: int, handle: int) -> None:
-        """Attach a tc program to what leaves through an interface, in place of another with this priority and handle.
-
-        Adds the qdisc clsact if it is not there. Raises KernelError.
-        """
-        fault_point("bpf tc attach")
-        hook = _egress(interface)
-        result = self._library.bpf_tc_hook_create(ctypes.byref(hook))
-        if result != -errno.EEXIST:
-            _checked("tc qdisc add clsact", result)
-        options = _TcOptions(
-            sz=ctypes.sizeof(_TcOptions),
-            prog_fd=self._library.bpf_program__fd(self._find("program", program)),
-            flags=_BPF_TC_F_REPLACE,
-            handle=handle,
-            priority=priority,
-        )
-        _checked(f"attach {program}", self._library.bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options)))
+    def program(self, name: str) -> int:
+        """The file descriptor of the program of that name, for netlink. Raises KernelError."""
+        return _checked(f"program {name}", self._library.bpf_program__fd(self._find("program", name)))
 
     def close(self) -> None:
         """Detach the programs, and drop them and the maps."""
@@ -357,19 +311,6 @@ class BpfObject:
         if self._object:
             self._library.bpf_object__close(self._object)
         self._object = 0
-
-
-def _egress(interface: int) -> _TcHook:
-    return _TcHook(sz=ctypes.sizeof(_TcHook), ifindex=interface, attach_point=_BPF_TC_EGRESS)
-
-
-def detach_egress(interface: int, priority: int, handle: int) -> None:
-    """Detach what `BpfObject.attach_egress` has attached; the qdisc stays.
-
-    Raises KernelError, with ENOENT if there is nothing.
-    """
-    hook, options = _egress(interface), _TcOptions(sz=ctypes.sizeof(_TcOptions), handle=handle, priority=priority)
-    _checked("tc filter del", _libbpf().bpf_tc_detach(ctypes.byref(hook), ctypes.byref(options)))
 
 
 def detach_link(link: int) -> None:

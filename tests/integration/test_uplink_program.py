@@ -57,7 +57,7 @@ def host() -> Iterator[Host]:
 def program(host: Host) -> Iterator[UplinkProgram]:
     netns.pushns(host.namespace)
     try:
-        with closing(UplinkProgram((PROXY_PORT,))) as program:
+        with closing(UplinkProgram()) as program:
             yield program
     finally:
         netns.popns()
@@ -88,7 +88,7 @@ def are_checksums_right(packet: bytes) -> bool:
 def throttle(program: UplinkProgram, *subflows: FourTuple, rate: Rate = SLOW) -> None:
     """Throttle these subflows to one rate, with nothing forgiven."""
     program.set_shares({1: rate})
-    program.throttle(dict.fromkeys(subflows, 1), forgiven=0.0)
+    program.assign(dict.fromkeys(subflows, 1), forgiven=0.0)
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -142,7 +142,7 @@ def test_client_below_its_rate_is_told_nothing(program: UplinkProgram, sent: Cal
 
 def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
     program.set_shares({1: SLOW})
-    program.throttle({ends(): 1}, forgiven=60.0)
+    program.assign({ends(): 1}, forgiven=60.0)
     sent(segment(0))
     large = segment(1000 * KIB)
     assert sent(large) == bytes(large)
@@ -173,7 +173,7 @@ def test_segment_that_cannot_carry_the_option_counts(
         segment(100 * KIB, ends(6)),
         segment(100 * KIB, flags="SA"),
         segment(100 * KIB, flags="R"),
-        segment(100 * KIB, FourTuple(ends().client, Endpoint(ends().proxy.address, 8081))),
+        segment(100 * KIB, FourTuple(ends().client, Endpoint(ends().proxy.address, PROXY_PORT + 1))),
         Ether(bytes(segment(100 * KIB))[:40]),
         Ether(bytes(60)),
     ],
@@ -242,22 +242,6 @@ def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(
         program.remind()
     assert program.counters().repeated == 5
     assert program.counters().not_repeated == 0
-
-
-def test_filter_beside_those_of_others_is_attached_and_detached(host: Host, program: UplinkProgram) -> None:
-    host.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
-    foreign = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
-    host.run("tc", "filter", "add", "dev", "eth0", "egress", *foreign)
-    before = host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout
-    index = socket.if_nametoindex("eth0")
-    for _ in range(2):
-        program.attach(index)
-    after = host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout
-    assert after.replace(before, "").count("handle 0x4d50 throttle_uplink") == 1
-    for _ in range(2):
-        program.detach(index)
-    assert host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout == before
-    host.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
 
 
 def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(

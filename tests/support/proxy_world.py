@@ -17,14 +17,15 @@ from mptcp_lab import oracle
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, Mark, parse_marks
 from mptcp_lab.origin import Origin, endless, start_origin
-from mptcp_lab.scenario.recording import MEGA
+from mptcp_lab.scenario.recording import MEGA, Curve
 from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
+from mptcp_lab.upload import Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mptcp_lab.process import Process
     from mptcp_throttle.model import AccessNetwork
@@ -56,6 +57,7 @@ class ProxyWorld:
     origin: Origin
     services: Services
     _downloads: dict[Download, Client] = field(default_factory=dict, init=False)
+    _uploads: list[Upload] = field(default_factory=list, init=False)
 
     @property
     def daemon(self) -> Process:
@@ -88,8 +90,14 @@ class ProxyWorld:
         self._downloads[download] = client
         return download
 
+    def upload(self, size: int, client: Client | None = None, *, family: Family = 4) -> Upload:
+        """An upload of `size` random bytes."""
+        upload = Upload(self.lab, client or self.lab.client, self.origin, size, family=family)
+        self._uploads.append(upload)
+        return upload
+
     def abort(self, *downloads: Download) -> None:
-        """End these downloads, all if none is named, by resetting all subflows of their clients."""
+        """End these downloads, or everything if none is named, by resetting all subflows of their clients."""
         ended = downloads or tuple(self._downloads)
         clients = {self._downloads[download] for download in downloads} or set(self.lab.clients.values())
         for client in clients:
@@ -97,6 +105,9 @@ class ProxyWorld:
         for download in ended:
             download.stop()
             del self._downloads[download]
+        if not downloads:
+            while self._uploads:
+                self._uploads.pop().stop()
 
     def capped(self) -> list[SubflowStatus]:
         """The capped subflows."""
@@ -240,7 +251,18 @@ def proxy_world(
 
 def receive_rates(client: Client, seconds: float) -> dict[str, float]:
     """What each interface of a client receives in the next `seconds`, in bits per second."""
+    return _rates(client, seconds, PathMeter.received)
+
+
+def send_rates(client: Client, seconds: float) -> dict[str, float]:
+    """What each interface of a client sends in the next `seconds`, in bits per second."""
+    return _rates(client, seconds, PathMeter.sent)
+
+
+def _rates(client: Client, seconds: float, direction: Callable[[PathMeter, str], Curve]) -> dict[str, float]:
     with PathMeter(client, ("eth0", "wlan0")) as meter:
         began = time.monotonic()
         eventually(lambda: meter.interfaces[-1].at >= began + seconds, "sampled", within=seconds + 30)
-    return {interface: meter.received(interface).mbps(began, began + seconds) * MEGA for interface in ("eth0", "wlan0")}
+    return {
+        interface: direction(meter, interface).mbps(began, began + seconds) * MEGA for interface in ("eth0", "wlan0")
+    }

@@ -30,6 +30,7 @@ from typing import Final
 import pytest
 from examples import connection, subflow
 from model_kernel import ModelKernel, dangling
+from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow
@@ -59,7 +60,7 @@ class Story:
         self.kernel = ModelKernel(UNPACED)
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(directory / "overrides.json", (), self.clock)
-        self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.clock)
+        self.loop = Loop(self.running, self.operator, self.source, self.kernel, ModelUplinks(), self.clock)
 
     @property
     def marking(self) -> MarkedTraffic:

@@ -17,6 +17,7 @@ import pytest
 from examples import ETHERNET, WIFI, connection, ends, subflow
 from immutables import Map
 from model_kernel import ModelKernel
+from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.errors import UserError
@@ -54,6 +55,7 @@ class World:
 
     directory: Path
     kernel: ModelKernel = field(default_factory=lambda: ModelKernel(KernelState(pacing=PacingState({}))))
+    uplinks: ModelUplinks = field(default_factory=ModelUplinks)
     clock: ManualClock = field(default_factory=ManualClock)
     source: ManualSource = field(default_factory=ManualSource)
     inbox: Inbox = field(default_factory=Inbox)
@@ -62,7 +64,7 @@ class World:
     def __post_init__(self) -> None:
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET), self.clock)
-        self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.clock)
+        self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.uplinks, self.clock)
 
     def step(self, *joined: Connection, ended: int | None = None, after: float = 0.0) -> list[Operation]:
         """Let time pass, connections join and one end, and take one step; the operations that it tried."""
@@ -575,3 +577,74 @@ def test_kernel_whose_totals_cannot_be_read_keeps_those_from_before(
     monkeypatch.setattr(world.kernel, "closed_subflows", fail)
     world.step()
     assert world.loop.snapshot.accounts is before
+
+
+# Uplinks
+
+
+@pytest.fixture
+def uplinks(world: World) -> ModelUplinks:
+    """Those of a world that caps what clients send over Ethernet, and nothing that they receive."""
+    capped_uplinks = replace(ETHERNET, cap=None, uplink_cap=SLOW)
+    world.running.config = replace(world.running.config, networks=(WIFI, capped_uplinks))
+    return world.uplinks
+
+
+def test_loop_caps_an_uplink_and_frees_it_with_the_preferred_path(world: World, uplinks: ModelUplinks) -> None:
+    assert world.step(client(1)) == []
+    assert {*uplinks.throttled} == {*world.loop.snapshot.uplinks} == {capped(1)}
+    world.step(connection(1, subflow("10.1.0.1")))
+    assert {*uplinks.throttled} == {*world.loop.snapshot.uplinks} == set()
+
+
+def test_loop_frees_uplinks_without_the_sniffer_and_while_paused(world: World, uplinks: ModelUplinks) -> None:
+    world.step(client(1))
+    world.operator.pause(Pause(None))
+    world.step()
+    assert uplinks.throttled == {}
+    world.operator.pause(None)
+    world.step()
+    assert {*uplinks.throttled} == {capped(1)}
+    world.source.update = TableUpdate(problem="no service answers")
+    world.step()
+    assert uplinks.throttled == {}
+
+
+def test_rate_of_an_uplink_is_the_operators(world: World, uplinks: ModelUplinks) -> None:
+    world.step(client(1))
+    faster = Rate.parse("5mbit")
+    world.operator.set(Override("ethernet", RateKind.UPLINK_CAP, faster, None))
+    world.step()
+    assert [throttle.rate for throttle in uplinks.throttled.values()] == [faster]
+
+
+def test_refused_uplink_is_reported_and_tried_again(
+    world: World, uplinks: ModelUplinks, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    uplinks.refuse = {capped(1)}
+    world.step(client(1), client(2))
+    assert {*world.loop.snapshot.uplinks} == {capped(2)}
+    assert world.errors == ["throttle 10.1.0.1:40000: E2BIG"]
+    uplinks.refuse.clear()
+    world.step(after=world.loop.next_deadline - world.clock.now)
+    assert {*uplinks.throttled} == {capped(1), capped(2)}
+    assert world.errors == []
+    assert "uplink_cap token=" in caplog.text
+
+
+def test_loop_puts_a_deleted_uplink_filter_back(world: World, uplinks: ModelUplinks) -> None:
+    world.step(client(1))
+    uplinks.has_filter = False
+    world.loop.note_kernel_change()
+    world.step()
+    assert uplinks.has_filter
+
+
+def test_loop_release_frees_uplinks(world: World, uplinks: ModelUplinks) -> None:
+    world.step(client(1))
+    assert world.loop.release() == ()
+    assert (uplinks.throttled, uplinks.has_filter) == ({}, False)
+    world.step(client(2))
+    uplinks.refuse = {"release"}
+    assert world.loop.release() == ("release: ENOMEM",)

@@ -6,15 +6,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from examples import ETHERNET, WIFI, connection, subflow
+from examples import ETHERNET, WIFI, connection, ends, subflow
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
 from model_kernel import ModelKernel
+from model_uplinks import ModelUplinks
 from policy_oracle import decide_all
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import Connection, Token
+from mptcp_throttle.units import Rate
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore
 from mptcp_throttled.reconcile.kernel_state import KernelState, MarkState, PacingState
@@ -32,6 +34,7 @@ from mptcp_throttled.reconcile.operations import (
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.source import TableUpdate
 
+NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))
 NUMBERS = st.integers(1, 4)
 REFUSALS = st.sets(
     st.sampled_from(
@@ -39,13 +42,15 @@ REFUSALS = st.sets(
     ),
     max_size=3,
 )
+UPLINK_REFUSALS = st.sets(st.sampled_from(["attach", "throttle", "detach_if_told", ends("10.1.0.1"), ends("10.1.0.2")]))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("join"), NUMBERS, st.booleans()),
         st.tuples(st.just("lone"), NUMBERS, st.booleans()),
         st.tuples(st.just("end"), NUMBERS, st.booleans()),
         st.tuples(st.just("refuse"), REFUSALS, st.booleans()),
-        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "marks"]), st.booleans()),
+        st.tuples(st.just("refuse uplinks"), UPLINK_REFUSALS, st.booleans()),
+        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "marks", "filter"]), st.booleans()),
         st.tuples(st.just("wait"), st.sampled_from([0.01, 0.15, 1.1, 6.0]), st.booleans()),
     ),
     max_size=25,
@@ -61,10 +66,11 @@ def joined(number: int, *, v6: bool, alone: bool) -> Connection:
 def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, object, bool]], paced: bool) -> None:
     pacing = PacingState({}) if paced else PacingState(None, "no cgroup2")
     kernel, clock, source = ModelKernel(KernelState(pacing=pacing)), ManualClock(), ManualSource()
+    uplinks = ModelUplinks()
     table: dict[Token, Connection] = {}
     with tempfile.TemporaryDirectory() as directory:
-        operator = OperatorStore(Path(directory) / "overrides.json", (WIFI, ETHERNET), clock)
-        loop = Loop(RunningConfig(configuration(), clock.time()), operator, source, kernel, clock)
+        operator = OperatorStore(Path(directory) / "overrides.json", NETWORKS, clock)
+        loop = Loop(RunningConfig(configuration(NETWORKS), clock.time()), operator, source, kernel, uplinks, clock)
         for what, argument, flag in steps:
             match what, argument:
                 case (("join" | "lone"), int(number)):
@@ -73,8 +79,13 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
                     table.pop(Token(number), None)
                 case "refuse", set(refused):
                     kernel.refuse = tuple(refused)
+                case "refuse uplinks", set(refused):
+                    uplinks.refuse = refused
                 case "undo", "qdisc":
                     kernel.replace_qdisc(htb=None)
+                    loop.note_kernel_change()
+                case "undo", "filter":
+                    uplinks.has_filter = False
                     loop.note_kernel_change()
                 case "undo", _:
                     kernel.state = KernelState(
@@ -84,18 +95,25 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
                     clock.now += seconds
             source.update = TableUpdate("epoch", 1, dict(table), True, None)
             loop.step()
-            decisions = decide_all(table.values(), (WIFI, ETHERNET))
+            decisions = decide_all(table.values(), NETWORKS)
             justified = {d.subflow.ends for d in decisions if d.throttle is not None}
             if RestoreQdisc not in kernel.refuse:
                 # With everything refused that could free, only the qdisc itself can go.
                 assert kernel.throttled.keys() <= justified
             assert set(loop.snapshot.throttled) <= justified
+            justified_uplinks = {d.subflow.ends for d in decisions if d.uplink is not None}
+            # What cannot be freed is reported, and tried again.
+            assert uplinks.throttled.keys() <= justified_uplinks or loop.snapshot.errors
+            assert set(loop.snapshot.uplinks) <= uplinks.throttled.keys()
         kernel.refuse = ()
+        uplinks.refuse = set()
         loop.note_kernel_change()
         for _ in range(40):
             clock.now += 0.5
             loop.step()
         assert set(loop.snapshot.throttled) == kernel.throttled.keys() == (justified if steps else set())
+        assert {*loop.snapshot.uplinks} == {*uplinks.throttled} == (justified_uplinks if steps else set())
+        assert uplinks.has_filter == bool(uplinks.throttled)
         assert loop.snapshot.errors == ()
         plan = loop.snapshot.plan
         assert loop.snapshot.applied == (plan if paced else replace(plan, paces=Map()))
@@ -103,3 +121,5 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
         assert kernel.state.qdisc.htb is None
         assert not kernel.state.marks
         assert not kernel.state.pacing.paces
+        assert not uplinks.throttled
+        assert not uplinks.has_filter

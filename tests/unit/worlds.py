@@ -8,7 +8,7 @@ from pathlib import Path
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
-from mptcp_throttle.model import LogLevel
+from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttled.source import TableUpdate
 
 
@@ -42,7 +42,7 @@ class ManualSource:
         return update
 
 
-def configuration(**daemon: object) -> Config:
+def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daemon: object) -> Config:
     return Config(
         ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
         SnifferSection(),
@@ -51,5 +51,5 @@ def configuration(**daemon: object) -> Config:
         Path("/run/x"),
         Path("/var/lib/x"),
         None,
-        (WIFI, ETHERNET),
+        networks,
     )

@@ -6,7 +6,6 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from socket import if_nametoindex
 from typing import Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
@@ -98,7 +97,7 @@ class RootQdisc:
 
     def restore(self, name: str | None = None) -> None:
         """Restore the saved qdisc of an interface (default: the proxy's), or the kernel's default if none is saved."""
-        self._saved.restore(_interface(name or self._interface))
+        self._saved.restore(tc.find_interface(name or self._interface))
 
     def fail_open(self) -> None:
         """Restore every interface whose root is our HTB; if that fails, delete the filter that leads to the classes.
@@ -111,8 +110,8 @@ class RootQdisc:
                 if dump.has_htb(interface):
                     self.restore(interface.name)
         except KernelError:
-            with suppress(OSError, KernelError):
-                self._tc.delete_filters(tc.Interface(if_nametoindex(self._interface), self._interface), htb.HANDLE)
+            with suppress(KernelError):
+                self._tc.delete_filters(self._own_interface(), htb.HANDLE)
             raise
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
@@ -147,7 +146,7 @@ class RootQdisc:
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
     def _own_interface(self) -> tc.Interface:
-        return _interface(self._interface)
+        return tc.find_interface(self._interface)
 
     def _read_htb(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
@@ -181,13 +180,6 @@ class RootQdisc:
             f"{interface.name}: root {problem} that cannot be restored exactly; remove it, replace it by fq_codel or"
             " pfifo, or set daemon.replace_any_qdisc"
         )
-
-
-def _interface(name: str) -> tc.Interface:
-    try:
-        return tc.Interface(if_nametoindex(name), name)
-    except OSError as error:
-        raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
 
 
 def _requests(operation: ClassOperation, interface: tc.Interface) -> Iterator[Request]:

@@ -91,6 +91,14 @@ class Interface:
     name: str
 
 
+def find_interface(name: str) -> Interface:
+    """The interface with this name. Raises KernelError with ENODEV if there is none."""
+    try:
+        return Interface(if_nametoindex(name), name)
+    except OSError as error:
+        raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
+
+
 class TrafficControl:
     """tc of this network namespace. All methods raise KernelError."""
 
@@ -126,6 +134,11 @@ class TrafficControl:
         """Add a qdisc, or `replace` the one at its parent."""
         self._carry_out(add_qdisc(interface, qdisc, replace=replace))
 
+    def delete_qdisc(self, interface: Interface, qdisc: Qdisc) -> None:
+        """Delete a qdisc; the kernel attaches its default if it is the root."""
+        what = f"tc qdisc del dev {interface.name} {qdisc.kind}"
+        self._carry_out(tc_request(what, rtnl.RTM_DELQDISC, 0, interface.index, qdisc.handle, qdisc.parent))
+
     def delete_root(self, interface: Interface) -> None:
         """Delete the root qdisc; the kernel attaches its default there."""
         with netlink_call(f"tc qdisc del dev {interface.name} root"):
@@ -148,6 +161,14 @@ class TrafficControl:
         body = _kind_and_options(kind, options)
         flags = NLM_F_CREATE | NLM_F_EXCL
         self._carry_out(tc_request(what, rtnl.RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
+
+    def delete_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
+        """Delete one filter of a qdisc."""
+        what = f"tc filter del dev {interface.name} {filter_.kind}"
+        body = _kind_and_options(filter_.kind, None)
+        self._carry_out(
+            tc_request(what, rtnl.RTM_DELTFILTER, 0, interface.index, filter_.handle, parent, filter_.info, body)
+        )
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""

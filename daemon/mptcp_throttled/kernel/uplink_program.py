@@ -5,23 +5,17 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.libbpf import BpfObject, detach_egress
+from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import payload_pace
-from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, pack_settings, read_counters, unpack_ends
-
-PRIORITY: Final = 77
-"""Of our filter: unlikely to be chosen by others, and before the kernel's own choices, from 49152 down."""
-
-HANDLE: Final = 0x4D50
-"""Of our filter ("MP")."""
+from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
 
 FORGIVEN_SECONDS: Final = 1.0
 """What a client sends for so long after the beginning of a cap had been queued there before, and costs nothing."""
@@ -29,7 +23,10 @@ FORGIVEN_SECONDS: Final = 1.0
 _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
 _UPLINK: Final = Struct(f"=QIIQQQ7I{_LAST_ACK_BYTES}s")
-_UPLINK_BY_DAEMON: Final = Struct("=QI")  # its first two fields
+_COUNTS_FROM: Final = Struct("=Q")
+_MAX_ASSIGNMENTS: Final = 32
+_ETHERNET_BYTES: Final = 14
+_END_OF_RESULTS: Final = 1 << 32
 _EMPTY_PACKET: Final = bytes(60)
 
 
@@ -59,25 +56,18 @@ class UplinkCounters(NamedTuple):
 
 
 class UplinkProgram:
-    """Throttles uplinks to the rates of their shares, on the interfaces to which it is attached. Raises KernelError."""
+    """Throttles uplinks to the rates of their shares, where it sees what leaves the proxy. Raises KernelError."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
-        self._object = BpfObject(OBJECTS / "uplink.bpf.o", pack_settings(0, ports, 0))
+    def __init__(self) -> None:
+        self._object = BpfObject(OBJECTS / "uplink.bpf.o")
         self._shares = self._object.map("shares")
         self._uplinks = self._object.map("uplinks")
         self._counters = self._object.map("counters")
 
-    def attach(self, interface: int) -> None:
-        """Act on what leaves through the interface with this index. Raises KernelError."""
-        self._object.attach_egress("throttle_uplinks", interface, PRIORITY, HANDLE)
-
-    def detach(self, interface: int) -> None:
-        """Act on it no longer. Raises KernelError."""
-        try:
-            detach_egress(interface, PRIORITY, HANDLE)
-        except KernelError as error:
-            if error.number != errno.ENOENT:
-                raise
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor of the program that is to see what leaves the proxy. Raises KernelError."""
+        return self._object.program("throttle_uplinks")
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
         """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
@@ -87,16 +77,18 @@ class UplinkProgram:
         """Free their subflows: `remind` tells the clients, and forgets the subflows. Raises KernelError."""
         self._shares.delete_all([_key(share) for share in shares])
 
-    def throttle(self, subflows: Mapping[FourTuple, int], forgiven: float = FORGIVEN_SECONDS) -> None:
-        """Throttle the uplinks of subflows to the rates of these shares.
+    def assign(self, shares: Mapping[FourTuple, int], forgiven: float = FORGIVEN_SECONDS) -> None:
+        """Throttle the uplinks of subflows to the rates of these shares; 0: free them, as `remove_shares` does.
 
-        What they send for `forgiven` seconds costs nothing. Raises KernelError.
+        What new ones send for `forgiven` seconds costs nothing. Raises KernelError; then any part may have been done.
         """
         counts_from = time.monotonic_ns() + round(forgiven * 1e9)
-        empty = bytes(_UPLINK.size - _UPLINK_BY_DAEMON.size)
-        self._uplinks.update(
-            {pack_ends(ends): _UPLINK_BY_DAEMON.pack(counts_from, share) + empty for ends, share in subflows.items()}
-        )
+        records = [pack_ends(ends) + _key(share) for ends, share in shares.items()]
+        for first in range(0, len(records), _MAX_ASSIGNMENTS):
+            batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
+            result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _COUNTS_FROM.pack(counts_from) + batch)
+            if result:
+                raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
     def run(self, packet: bytes) -> tuple[int, bytes]:
         """What the program does to a packet with an Ethernet header: its verdict, and the packet then.
@@ -127,7 +119,7 @@ class UplinkProgram:
         return UplinkCounters(*read_counters(self._counters, len(UplinkCounters._fields)))
 
     def close(self) -> None:
-        """Drop its maps; filters that are attached stay."""
+        """Drop it and its maps; a filter that is attached keeps them."""
         self._object.close()
 
 

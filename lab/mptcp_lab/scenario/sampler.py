@@ -158,7 +158,7 @@ class Sampler(Background):
 
 
 class PathMeter(Sampler):
-    """Samples what a host receives over these interfaces; times are those of the monotonic clock."""
+    """Samples what a host receives and sends over these interfaces; times are those of the monotonic clock."""
 
     def __init__(self, host: Host, interfaces: Sequence[str]) -> None:
         self._host = host.name
@@ -167,7 +167,14 @@ class PathMeter(Sampler):
 
     def received(self, interface: str) -> Curve:
         """The bytes received until now."""
-        return interface_curves(self.interfaces.copy())[Port(self._host, interface)][0]
+        return self._curves(interface)[0]
+
+    def sent(self, interface: str) -> Curve:
+        """The bytes sent until now."""
+        return self._curves(interface)[1]
+
+    def _curves(self, interface: str) -> tuple[Curve, Curve]:
+        return interface_curves(self.interfaces.copy())[Port(self._host, interface)]
 
 
 def _established(diag: InetDiag) -> list[SocketInfo]:

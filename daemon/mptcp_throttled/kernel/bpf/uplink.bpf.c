@@ -14,6 +14,7 @@
  * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and some of those after that.
  */
 #include <stddef.h>
+#include <linux/errno.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
@@ -111,7 +112,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 		return false;
 	segment->payload = total - segment->ip_bytes - segment->tcp_bytes;
 	segment->ip_at = skb->len - total;
-	return is_proxy_port(segment->ends.proxy_port);
+	return true;
 }
 
 /* Whether the share is in debt once so many more bytes have been sent. */
@@ -235,11 +236,16 @@ int throttle_uplinks(struct __sk_buff *skb)
 	__u32 bytes;
 	enum told told;
 
-	if (!parse(skb, &segment) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst)
+	if (!parse(skb, &segment) || !segment.tcp.ack || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
 	if (!uplink)
 		return TC_ACT_UNSPEC;
+	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
+		uplink->is_counting = 0;
+		uplink->told = NOTHING;
+		return TC_ACT_UNSPEC;
+	}
 	now = bpf_ktime_get_ns();
 	bytes = newly_acknowledged(uplink, &segment);
 	uplink->bytes += bytes;
@@ -352,6 +358,38 @@ static long remind_one(struct bpf_map *map, const struct ends *ends, struct upli
 		count(repeat_ack(reminding->skb, uplink) ? ACKS_REPEATED : ACKS_NOT_REPEATED);
 	} else if (!share && is_told(uplink)) {
 		bpf_map_delete_elem(map, ends);
+	}
+	return 0;
+}
+
+/* Puts subflows into their shares, or frees them. The daemon runs it by BPF_PROG_TEST_RUN: it cannot change a part of an
+ * element in the map itself. The packet is an Ethernet header, the time from which new subflows count, and up to
+ * MAX_ASSIGNMENTS assignments. Returns 0, or the negative error of the first that was refused. */
+SEC("tc")
+int assign(struct __sk_buff *skb)
+{
+	__u64 counts_from;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &counts_from, sizeof(counts_from)))
+		return -EINVAL;
+#pragma unroll 1
+	for (int i = 0; i < MAX_ASSIGNMENTS; i++) {
+		__u32 at = ETH_HLEN + sizeof(counts_from) + i * sizeof(struct assignment);
+		struct assignment assignment;
+		struct uplink *uplink;
+
+		if (bpf_skb_load_bytes(skb, at, &assignment, sizeof(assignment)))
+			break;
+		uplink = bpf_map_lookup_elem(&uplinks, &assignment.ends);
+		if (uplink) {
+			uplink->share = assignment.share;
+		} else if (assignment.share) {
+			struct uplink new = { .counts_from = counts_from, .share = assignment.share };
+			long error = bpf_map_update_elem(&uplinks, &assignment.ends, &new, BPF_NOEXIST);
+
+			if (error)
+				return error;
+		}
 	}
 	return 0;
 }

@@ -36,8 +36,16 @@ struct last_ack {
 	__u8 tcp[MAX_TCP_BYTES];
 };
 
-/* A subflow whose uplink is throttled to the rate of a share. The daemon writes the first two: what comes before
- * `counts_from` costs nothing, since it was queued at the client when the cap began. `sequence`, of the next byte, and
+#define MAX_ASSIGNMENTS 32
+
+/* A subflow and the share that it pays from; 0: none, it is free. */
+struct assignment {
+	struct ends ends;
+	__u32 share;
+};
+
+/* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told that it is free. What comes
+ * before `counts_from` costs nothing, since it was queued at the client when the cap began. `sequence`, of the next byte, and
  * `acknowledged` are those of the last segment, in host byte order; its time stamps are as they were sent. `appended` and
  * `repeats` are how many ACKs have told the client what it was told last. */
 struct uplink {

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Lists the subflows of the proxy, with what an ACK on each of them would contain. Needs CAP_BPF and CAP_PERFMON, and the
+ * kernel's type information.
+ */
+#include "subflow.h"
+#include "acks.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define MAX_WINDOW 65535
+#define USEC_PER_MSEC 1000 /* TCP's time stamps count milliseconds, tcp_mstamp microseconds: include/net/tcp.h */
+
+SEC("iter/tcp")
+int list_acks(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct tcp_sock *tp = sending_subflow(common);
+	struct ack ack = {};
+
+	if (!tp || is_backup_for_client(subflow_context(tp)))
+		return 0;
+	ends_of_socket(common, &ack.ends);
+	ack.sequence = BPF_CORE_READ(tp, snd_nxt);
+	ack.acknowledged = BPF_CORE_READ(tp, rcv_nxt);
+	ack.window = BPF_CORE_READ(tp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(&tp->rx_opt, rcv_wscale);
+	if (ack.window > MAX_WINDOW) /* MPTCP's window can be larger than TCP's: net/mptcp/options.c, mptcp_set_rwin */
+		ack.window = MAX_WINDOW;
+	ack.has_timestamps = BPF_CORE_READ_BITFIELD_PROBED(&tp->rx_opt, tstamp_ok);
+	ack.timestamp = (__u32)(BPF_CORE_READ(tp, tcp_mstamp) / USEC_PER_MSEC) + BPF_CORE_READ(tp, tsoffset);
+	ack.timestamp_echo = BPF_CORE_READ(tp, rx_opt.ts_recent);
+	bpf_seq_write(ctx->meta->seq, &ack, sizeof(ack));
+	return 0;
+}

@@ -1,0 +1,161 @@
+"""The throttled uplinks of this host: program, filter and shares, and the thread that lets it remind clients."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.egress_filter import EgressFilter
+from mptcp_throttled.kernel.tc import Interface, find_interface
+from mptcp_throttled.kernel.uplink_program import UplinkProgram
+from mptcp_throttled.policy.decide import Share, Throttle
+
+_log = logging.getLogger("mptcp-throttled")
+
+_REMIND_SECONDS: Final = 0.02  # CREDIT_NS in bpf/uplink.bpf.c
+# MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
+_RELEASE_SECONDS: Final = 1.2
+_FREE: Final = 0
+
+
+class Uplinks:
+    """Throttles what the clients send. For one thread. All methods raise KernelError.
+
+    The program sees what leaves through the interface, and nothing while no uplink is throttled.
+    """
+
+    def __init__(self, interface: str, filter_: EgressFilter) -> None:
+        self._interface = interface
+        self._filter = filter_
+        self._program: UplinkProgram | None = None
+        self._attached_to: Interface | None = None
+        self._reminder: _Reminder | None = None
+        self._numbers = count(_FREE + 1)
+        self._shares: dict[Share, int] = {}
+        self._rates: dict[Share, Rate] = {}
+        self._sharers: Counter[Share] = Counter()
+        self._share_of: dict[FourTuple, Share] = {}
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests."""
+        return self._filter.ports
+
+    def attach(self) -> bool:
+        """Let the program see what leaves; whether it did not."""
+        interface = find_interface(self._interface)
+        if interface == self._attached_to and self._filter.is_attached(interface):
+            return False
+        for other in self._filter.interfaces():
+            if other != interface:
+                self._filter.detach(other)
+        if self._program is None:
+            self._program = UplinkProgram()
+        self._filter.attach(interface, self._program.descriptor)
+        self._attached_to = interface
+        if self._reminder is None:
+            self._reminder = _Reminder(self._program.remind)
+            self._reminder.start()
+        return True
+
+    def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
+        """Throttle the uplinks of these subflows, and free those for which it is None.
+
+        If this fails, any part of it may have been done.
+        """
+        program = self._program
+        if program is None:
+            return
+        throttles = {throttle.share: throttle.rate for throttle in uplinks.values() if throttle is not None}
+        rates = {share: rate for share, rate in throttles.items() if self._rates.get(share) != rate}
+        for share in rates:
+            if share not in self._shares:
+                self._shares[share] = next(self._numbers)
+        program.set_shares({self._shares[share]: rate for share, rate in rates.items()})
+        self._rates.update(rates)
+        numbers = {ends: _FREE if t is None else self._shares[t.share] for ends, t in uplinks.items()}
+        program.assign(numbers)
+        for ends, throttle in uplinks.items():
+            self._note(ends, None if throttle is None else throttle.share)
+        self._remove_unused()
+
+    def _note(self, ends: FourTuple, share: Share | None) -> None:
+        before = self._share_of.pop(ends, None)
+        if before is not None:
+            self._sharers[before] -= 1
+        if share is not None:
+            self._share_of[ends] = share
+            self._sharers[share] += 1
+
+    def _remove_unused(self) -> None:
+        unused = [share for share in self._shares if not self._sharers[share]]
+        if unused and self._program is not None:
+            self._program.remove_shares([self._shares[share] for share in unused])
+        for share in unused:
+            del self._shares[share], self._rates[share], self._sharers[share]
+
+    def detach_if_told(self) -> bool:
+        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
+        if self._program is not None and self._program.uplinks():
+            return False
+        self._detach()
+        return True
+
+    def release(self) -> None:
+        """Free all uplinks, tell the clients, and detach the program; takes up to 1.2 s while uplinks are throttled."""
+        program, end = self._program, time.monotonic() + _RELEASE_SECONDS
+        if program is None:
+            return
+        try:
+            self.throttle(dict.fromkeys(self._share_of))
+            program.remind()
+            while program.uplinks() and time.monotonic() < end:
+                time.sleep(_REMIND_SECONDS)
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        if self._reminder is not None:
+            self._reminder.stop()
+            self._reminder = None
+        if self._attached_to is not None:
+            self._filter.detach(self._attached_to)
+            self._attached_to = None
+        if self._program is not None:
+            self._program.close()
+            self._program = None
+        self._shares, self._rates, self._share_of = {}, {}, {}
+        self._sharers.clear()
+
+
+class _Reminder(threading.Thread):
+    """Lets the program tell clients whose debt is paid, until `stop()`."""
+
+    def __init__(self, remind: Callable[[], None]) -> None:
+        super().__init__(name="reminder", daemon=True)
+        self._remind = remind
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        failing = False
+        while not self._stopping.wait(_REMIND_SECONDS):
+            try:
+                self._remind()
+                failing = False
+            except KernelError as error:
+                if not failing:
+                    _log.error("clients cannot be told that they may send again: %s", error)
+                failing = True
+
+    def stop(self) -> None:
+        """End the thread; when this returns, it has ended."""
+        self._stopping.set()
+        self.join()

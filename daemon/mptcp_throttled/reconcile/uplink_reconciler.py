@@ -1,0 +1,179 @@
+"""Makes the kernel throttle the uplinks that are to be throttled.
+
+Uplinks need neither classes nor marks, and no program but ours changes them; only the filter that shows our program
+what leaves may be deleted by others. So nothing is read back: what the kernel acknowledges is applied, what it refuses
+is free and tried again with exponential back-off, and a check once an interval puts the filter back.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from immutables import Map
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled import eventlog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttled.clock import Clock
+    from mptcp_throttled.policy.decide import Decision, Throttle
+
+_FIRST_DELAY_SECONDS: Final = 0.1
+
+
+class UplinkKernel(Protocol):
+    """The kernel as this reconciler sees it. All methods raise KernelError."""
+
+    def attach(self) -> bool:
+        """Let the program see what leaves; whether it did not."""
+
+    def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
+        """Throttle the uplinks of these subflows, and free those for which it is None."""
+
+    def detach_if_told(self) -> bool:
+        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
+
+    def release(self) -> None:
+        """Free all uplinks, tell the clients, and detach the program."""
+
+
+class UplinkReconciler:
+    """The throttled uplinks; what is `applied`, and the `errors` of what is not. For one thread."""
+
+    def __init__(self, kernel: UplinkKernel, clock: Clock) -> None:
+        self._kernel = kernel
+        self._clock = clock
+        self._wanted: dict[FourTuple, Decision] = {}
+        self._is_attached = False
+        self._check_due = self._retry_due = math.inf
+        self._delay = 0.0
+        self.applied: Map[FourTuple, Throttle] = Map()
+        self.errors: tuple[str, ...] = ()
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next `step` is due even if nothing changes, in monotonic seconds."""
+        return min(self._check_due, self._retry_due)
+
+    def note_kernel_change(self) -> None:
+        """Somebody else has changed something in the kernel: the next step checks whether it was the filter."""
+        if self._is_attached:
+            self._check_due = -math.inf
+
+    def step(
+        self, changes: Mapping[FourTuple, Decision | None], interval: float
+    ) -> Mapping[FourTuple, Decision | None]:
+        """Take changed decisions, None for subflows that have ended, and do what is due; what it tried to apply.
+
+        `interval`, in seconds, is between two checks, and the longest delay between two attempts.
+        """
+        for ends, decision in changes.items():
+            if decision is None or decision.uplink is None:
+                self._wanted.pop(ends, None)
+            else:
+                self._wanted[ends] = decision
+        began = self._clock.monotonic()
+        is_retry = began >= self._retry_due
+        is_first = self._wanted and not self._is_attached and self._retry_due == math.inf
+        if is_first or is_retry or began >= self._check_due:
+            self._check(interval)
+        if not self._is_attached:
+            return {}
+        due = self._missing() if is_retry else changes
+        if due:
+            self._apply(due, interval)
+        elif is_retry:
+            self._succeeded()
+        return due
+
+    def release(self) -> tuple[str, ...]:
+        """Free all uplinks; what could not be restored."""
+        try:
+            self._kernel.release()
+        except KernelError as error:
+            return (str(error),)
+        finally:
+            self._wanted, self.applied, self._is_attached = {}, Map(), False
+            self._check_due = self._retry_due = math.inf
+        return ()
+
+    def _missing(self) -> dict[FourTuple, Decision | None]:
+        missing: dict[FourTuple, Decision | None] = {e: None for e in self.applied if e not in self._wanted}
+        missing.update((ends, d) for ends, d in self._wanted.items() if self.applied.get(ends) != d.uplink)
+        return missing
+
+    def _check(self, interval: float) -> None:
+        """Attach the program while any uplink is throttled, detach it when none is and no client has to be told."""
+        try:
+            if self._wanted or self.applied:
+                if self._kernel.attach() and self._is_attached:
+                    eventlog.log_repair(1)
+                self._is_attached = True
+            elif self._kernel.detach_if_told():
+                self._is_attached, self._check_due = False, math.inf
+                self._succeeded()
+                return
+        except KernelError as error:
+            self._fail(error, interval)
+            return
+        self._check_due = self._clock.monotonic() + interval
+
+    def _apply(self, due: Mapping[FourTuple, Decision | None], interval: float) -> None:
+        refused: dict[str, None] = {}
+        throttles = {ends: None if decision is None else decision.uplink for ends, decision in due.items()}
+        try:
+            self._kernel.throttle(throttles)
+            self._note(throttles)
+        except KernelError:
+            for ends, throttle in throttles.items():
+                error = self._apply_one(ends, throttle)
+                if error is not None:
+                    refused[str(error)] = None
+        if refused:
+            self.errors = tuple(refused)
+            self._delay_retry(interval)
+        elif not self._missing():
+            self._succeeded()
+
+    def _apply_one(self, ends: FourTuple, throttle: Throttle | None) -> KernelError | None:
+        try:
+            self._kernel.throttle({ends: throttle})
+        except KernelError as error:
+            if throttle is not None:
+                with suppress(KernelError):
+                    self._kernel.throttle({ends: None})
+                    self._note({ends: None})
+            return error
+        self._note({ends: throttle})
+        return None
+
+    def _note(self, done: Mapping[FourTuple, Throttle | None]) -> None:
+        with self.applied.mutate() as applied:
+            for ends, throttle in done.items():
+                if throttle is None:
+                    applied.pop(ends, None)
+                else:
+                    applied[ends] = throttle
+            self.applied = applied.finish()
+
+    def _fail(self, error: KernelError, interval: float) -> None:
+        """The program may see nothing, or something else: free everybody."""
+        with suppress(KernelError):
+            self._kernel.throttle(dict.fromkeys(self.applied))
+            self.applied = Map()
+        self._is_attached = False
+        self.errors = (str(error),)
+        self._check_due = math.inf
+        self._delay_retry(interval)
+
+    def _delay_retry(self, interval: float) -> None:
+        self._delay = min(max(self._delay * 2, _FIRST_DELAY_SECONDS), interval)
+        self._retry_due = self._clock.monotonic() + self._delay
+
+    def _succeeded(self) -> None:
+        self.errors, self._delay, self._retry_due = (), 0.0, math.inf

@@ -1,0 +1,70 @@
+"""Uploads by curl through the proxy to the origin server, in the background."""
+
+from __future__ import annotations
+
+import filecmp
+import itertools
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.scenario.plan import in_url
+from mptcp_lab.squid import PORT
+
+if TYPE_CHECKING:
+    from mptcp_lab.origin import Origin
+    from mptcp_lab.topology import Client, Family, Lab
+
+_CHUNK: Final = 2**20
+_serial: Final = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class UploadResult:
+    """The result of an upload.
+
+    `seconds` are from curl's start of the request until the origin server has answered. `exit_status` is curl's, minus
+    the number of the signal that ended it. `intact`: the origin server has the whole document, unchanged.
+    """
+
+    seconds: float
+    exit_status: int
+    intact: bool
+
+
+class Upload:
+    """A running upload of `size` random bytes by `client`; see `wait`."""
+
+    def __init__(self, lab: Lab, client: Client, origin: Origin, size: int, *, family: Family = 4) -> None:
+        name = f"upload-{next(_serial)}"
+        self._sent, self._stored = client.directory / f"{name}.bin", origin.uploads / name
+        self._figures = client.directory / f"{name}.json"
+        with self._sent.open("wb") as file:
+            for start in range(0, size, _CHUNK):
+                file.write(random.randbytes(min(_CHUNK, size - start)))  # noqa: S311
+        proxy, server = in_url(lab.proxy_address(family)), in_url(lab.origin_address(family))
+        self._process = client.start(
+            name,
+            *("mptcpize", "run", "curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}"),
+            # Without the header, for whose answer curl would wait a second.
+            *("--header", "Expect:", "--proxy", f"http://{proxy}:{PORT}", "--upload-file", self._sent),
+            f"http://{server}/uploads/{name}",
+            output=self._figures,
+        )
+
+    def wait(self, timeout: float = 120.0) -> UploadResult:
+        """Wait up to `timeout` seconds for the end. Raises LabError if it does not come."""
+        return self._result(self._process.wait(timeout))
+
+    def stop(self) -> UploadResult:
+        """End the upload."""
+        return self._result(self._process.stop())
+
+    def _result(self, status: int) -> UploadResult:
+        text = self._figures.read_text(encoding="utf-8")
+        figures = json.loads(text) if text else {}  # a signal ends curl before it writes them
+        intact = self._stored.exists() and filecmp.cmp(self._sent, self._stored, shallow=False)
+        for file in (self._sent, self._stored):
+            file.unlink(missing_ok=True)
+        return UploadResult(figures.get("time_total", 0.0), status, intact)

@@ -1,0 +1,162 @@
+"""Uploads: the capped path carries its cap, the preferred path the rest, and nobody is left throttled."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import proxy_world
+import pytest
+from polling import eventually
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, send_rates, serving
+
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.services import WIFI_FIRST, SubflowStatus
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import WIFI
+from mptcp_throttle.units import Rate
+
+CAP: Final = Rate.parse("1mbit")
+NETWORKS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], cap=None, uplink_cap=CAP))
+BOTH_DIRECTIONS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], uplink_cap=CAP))
+LONG: Final = 200 * MEGABYTE
+"""More than both links carry in half a minute."""
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    with serving(hosts, NETWORKS) as running:
+        yield running
+
+
+def capped(world: ProxyWorld) -> list[SubflowStatus]:
+    """The subflows whose uplinks are capped."""
+    return [subflow for subflow in world.services.subflows() if subflow.uplink_rule == "uplink_cap"]
+
+
+def wait_capped(world: ProxyWorld) -> None:
+    """Wait until the Ethernet of a client is capped, and has paid for what the client had queued there before."""
+    eventually(lambda: bool(capped(world)), "an uplink capped")
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] < 1.5e6, "what was queued is sent")
+
+
+def has_backup(world: ProxyWorld) -> bool:
+    """Whether a subflow is a backup to the client, by what the proxy has told it last."""
+    # ss(8): B is MPTCP_SUBFLOW_FLAG_BKUP_REM.
+    flags = re.findall(r" flags:(\w+)", world.lab.client.run("ss", "-tiH", "dport", "=", f":{PORT}").stdout)
+    assert flags
+    return any("B" in of for of in flags)
+
+
+def wait_backup(world: ProxyWorld) -> None:
+    """Wait until the client's Ethernet is a backup, and will stay it for a while."""
+    wait_capped(world)
+    eventually(lambda: has_backup(world), "the share in debt")
+
+
+def egress(world: ProxyWorld) -> str:
+    """The qdiscs and the filters of what leaves the proxy."""
+    show = "tc qdisc show dev eth0; tc filter show dev eth0 egress"
+    return world.lab.proxy.run("sh", "-c", show).stdout
+
+
+def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    world.upload(LONG)
+    wait_capped(world)
+    windows = [send_rates(world.lab.client, 4) for _ in range(3)]
+    assert max(rates["eth0"] for rates in windows) < 1.25e6
+    assert statistics.median(rates["eth0"] for rates in windows) > 0.75e6
+    assert statistics.median(rates["wlan0"] for rates in windows) > 25e6
+    world.abort()
+    eventually(lambda: "clsact" not in egress(world), "the filter detached")
+    assert kernel_state(world.lab.proxy) == before
+
+
+def test_document_arrives_intact_while_its_path_is_capped(world: ProxyWorld) -> None:
+    result = world.upload(20 * MEGABYTE).wait()
+    assert (result.exit_status, result.intact) == (0, True)
+    assert " uplink_cap token=" in world.daemon.log_text()
+    assert result.seconds < 20 * MEGABYTE * 8 / 25e6
+
+
+def test_uplink_is_free_within_a_second_of_wifi_loss() -> None:
+    with proxy_world.proxy_world(networks=NETWORKS) as world:
+        world.upload(LONG)
+        wait_capped(world)
+        document = world.upload(8 * MEGABYTE)
+        eventually(lambda: len(capped(world)) == 2, "both uplinks capped")
+        world.lab.client.leave(WIFI)
+        eventually(lambda: not capped(world), "the caps lifted", within=1)
+        eventually(lambda: send_rates(world.lab.client, 0.5)["eth0"] > 5e6, "Ethernet in use", within=3)
+        result = document.wait()
+        assert (result.exit_status, result.intact) == (0, True)
+
+
+def test_own_mp_prio_is_no_backup_to_the_policy(hosts: Hosts) -> None:
+    with serving(hosts, BOTH_DIRECTIONS) as world:
+        world.upload(LONG)
+        wait_capped(world)
+        for _ in range(40):
+            ethernet = next(s for s in world.services.subflows() if s.network == "ethernet")
+            assert (ethernet.backup, ethernet.rule, ethernet.uplink_rule) == (False, "cap", "uplink_cap")
+
+
+def test_uplink_rate_set_by_hand_reaches_a_running_upload(world: ProxyWorld) -> None:
+    world.upload(LONG)
+    wait_capped(world)
+    changed = world.services.cli_json("set-rate", "--uplink", "ethernet", "4mbit")
+    assert (changed["uplink_cap"], changed["configured_uplink_cap"], changed["cap"]) == ("4mbit", "1mbit", None)
+    eventually(lambda: 3.2e6 < send_rates(world.lab.client, 3)["eth0"] < 4.8e6, "4 Mb/s for 3 s")
+    world.services.cli("pause")
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 7e6, "Ethernet free")
+
+
+def test_stopped_daemon_leaves_no_subflow_a_backup(world: ProxyWorld) -> None:
+    world.upload(LONG)
+    wait_backup(world)
+    world.daemon.stop()
+    assert "clsact" not in egress(world)
+    eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
+
+
+@pytest.mark.parametrize("then", ["clean_up", "start_daemon"])
+def test_killed_daemon_leaves_no_subflow_a_backup(world: ProxyWorld, then: str) -> None:
+    world.upload(LONG)
+    wait_backup(world)
+    world.daemon.kill()
+    assert "clsact" in egress(world)
+    if then == "start_daemon":
+        world.services.configure(WIFI_FIRST)
+    getattr(world.services, then)()
+    eventually(lambda: "clsact" not in egress(world), "the filter detached")
+    eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
+
+
+def test_clsact_and_filters_of_others_stay(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    proxy.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
+    try:
+        match = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
+        proxy.run("tc", "filter", "add", "dev", "eth0", "egress", *match)
+        before = egress(world)
+        world.upload(LONG)
+        wait_capped(world)
+        assert egress(world) != before
+        world.abort()
+        eventually(lambda: egress(world) == before, "as before")
+    finally:
+        proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
+
+
+def test_deleted_filter_is_put_back(world: ProxyWorld) -> None:
+    world.upload(LONG)
+    wait_capped(world)
+    world.lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
+    eventually(lambda: "mptcp-throttle" in egress(world), "the filter is back", within=2)
+    assert send_rates(world.lab.client, 4)["eth0"] < 1.5e6

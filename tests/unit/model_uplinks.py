@@ -1,0 +1,61 @@
+"""Uplinks in memory, for tests of pure code: they refuse what they are told to refuse."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.policy.decide import Throttle
+
+
+@dataclass
+class ModelUplinks:
+    """What the reconciler of the uplinks sees of the kernel.
+
+    `refuse` has what fails: names of methods, and the subflows that cannot be throttled. `untold` is how many clients
+    must still be told that they are free. `calls` are the methods that were called, `tried` the subflows of each
+    request.
+    """
+
+    throttled: dict[FourTuple, Throttle] = field(default_factory=dict)
+    refuse: set[str | FourTuple] = field(default_factory=set)
+    has_filter: bool = False
+    untold: int = 0
+    calls: list[str] = field(default_factory=list)
+    tried: list[set[FourTuple]] = field(default_factory=list)
+
+    def attach(self) -> bool:
+        self._call("attach")
+        was_there, self.has_filter = self.has_filter, True
+        return not was_there
+
+    def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
+        self.tried.append({*uplinks})
+        self._call("throttle")
+        for ends, throttle in uplinks.items():
+            if throttle is None:
+                self.throttled.pop(ends, None)
+            elif ends in self.refuse:
+                raise KernelError(f"throttle {ends.client}", errno.E2BIG)
+            else:
+                self.throttled[ends] = throttle
+
+    def detach_if_told(self) -> bool:
+        self._call("detach_if_told")
+        if self.untold:
+            return False
+        self.has_filter = False
+        return True
+
+    def release(self) -> None:
+        self._call("release")
+        self.throttled.clear()
+        self.has_filter = False
+
+    def _call(self, method: str) -> None:
+        self.calls.append(method)
+        if method in self.refuse:
+            raise KernelError(method, errno.ENOMEM)

@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import pytest
+from examples import ETHERNET, WIFI, connection, subflow
+
+from mptcp_throttle.model import Connection
+from mptcp_throttle.units import Rate
+from mptcp_throttled.desired.uplink_changes import uplink_changes
+from mptcp_throttled.policy.decisions import DecisionTable, Previous
+
+NETWORKS = (WIFI, replace(ETHERNET, cap=None, uplink_cap=Rate.parse("250kbit")))
+BOTH = connection(1, subflow("10.1.0.1"), subflow("10.2.0.1"))
+LONE = connection(1, subflow("10.1.0.1"))
+OTHER = connection(2, subflow("10.1.0.1"), subflow("10.2.0.1"))
+
+
+@pytest.fixture
+def table() -> DecisionTable:
+    return DecisionTable(NETWORKS)
+
+
+def take(table: DecisionTable, *connections: Connection) -> dict[str, str | None]:
+    """Give the table these connections. The changes: client address -> rate, "free", None for one that has ended."""
+    return changes(table, table.replace({one.token: one for one in connections}))
+
+
+def changes(table: DecisionTable, previous: Previous) -> dict[str, str | None]:
+    shown: dict[str, str | None] = {}
+    for ends, decision in uplink_changes(previous, table.decisions).items():
+        uplink = None if decision is None else decision.uplink
+        shown[str(ends.client.address)] = None if decision is None else "free" if uplink is None else str(uplink.rate)
+    return shown
+
+
+def test_only_subflows_with_another_rate_are_named(table: DecisionTable) -> None:
+    assert take(table, LONE) == {}
+    assert take(table, BOTH) == {"10.1.0.1": "250kbit"}
+    assert take(table, connection(1, *BOTH.subflows, subflow("10.2.0.1", 40001))) == {}
+    assert take(table, LONE) == {"10.1.0.1": "free"}
+
+
+def test_ended_subflow_is_named_if_it_was_throttled(table: DecisionTable) -> None:
+    take(table, BOTH)
+    assert take(table) == {"10.1.0.1": None}
+    take(table, LONE)
+    assert take(table) == {}
+
+
+def test_subflow_of_a_new_connection_on_the_same_ends_is_not_named(table: DecisionTable) -> None:
+    take(table, BOTH)
+    assert take(table, OTHER) == {}
+
+
+def test_new_rate_is_a_change(table: DecisionTable) -> None:
+    take(table, BOTH)
+    faster = (WIFI, replace(NETWORKS[1], uplink_cap=Rate.parse("1mbit")))
+    assert changes(table, table.reconfigure(faster, paused=False)) == {"10.1.0.1": "1mbit"}
+    assert changes(table, table.reconfigure(faster, paused=True)) == {"10.1.0.1": "free"}

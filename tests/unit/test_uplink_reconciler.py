@@ -1,0 +1,188 @@
+"""What is applied of the throttled uplinks, what is tried again, and when the filter is looked at."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from examples import ETHERNET, WIFI, connection, ends, subflow
+from model_uplinks import ModelUplinks
+from policy_oracle import decide_all
+from worlds import ManualClock
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.policy.decide import Decision
+from mptcp_throttled.reconcile.uplink_reconciler import UplinkReconciler
+
+INTERVAL = 1.0
+NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))
+ONE, OTHER = ends("10.1.0.1"), ends("10.1.0.2")
+
+
+def decision(of: FourTuple, *, capped: bool = True) -> Decision:
+    number = int(str(of.client.address).rsplit(".", 1)[1])
+    paths = [subflow(f"10.{network}.0.{number}") for network in ((1, 2) if capped else (1,))]
+    return decide_all([connection(number, *paths)], NETWORKS)[0]
+
+
+@dataclass
+class World:
+    kernel: ModelUplinks = field(default_factory=ModelUplinks)
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        self.reconciler = UplinkReconciler(self.kernel, self.clock)
+
+    def step(self, *capped: FourTuple, freed: FourTuple | None = None, ended: FourTuple | None = None) -> list[str]:
+        """Take a step with these changes; the methods that it called."""
+        changes: dict[FourTuple, Decision | None] = {one: decision(one) for one in capped}
+        if freed is not None:
+            changes[freed] = decision(freed, capped=False)
+        if ended is not None:
+            changes[ended] = None
+        self.kernel.calls.clear()
+        self.kernel.tried.clear()
+        self.reconciler.step(changes, INTERVAL)
+        return list(self.kernel.calls)
+
+    def step_when_due(self) -> list[str]:
+        """Take the next step that is due by itself."""
+        assert self.clock.now <= self.reconciler.next_deadline < math.inf
+        self.clock.now = self.reconciler.next_deadline
+        return self.step()
+
+    @property
+    def applied(self) -> set[FourTuple]:
+        return {*self.reconciler.applied}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_nothing_is_attached_while_no_uplink_is_throttled(world: World) -> None:
+    assert world.step() == []
+    assert world.step(freed=ONE) == []
+    assert world.reconciler.next_deadline == math.inf
+
+
+def test_uplink_is_throttled_at_once(world: World) -> None:
+    assert world.step(ONE) == ["attach", "throttle"]
+    assert world.step(OTHER) == ["throttle"]
+    assert world.kernel.tried == [{OTHER}]
+    assert world.applied == {*world.kernel.throttled} == {ONE, OTHER}
+
+
+def test_filter_is_checked_once_an_interval(world: World) -> None:
+    world.step(ONE)
+    assert world.reconciler.next_deadline == world.clock.now + INTERVAL
+    assert world.step_when_due() == ["attach"]
+    assert world.reconciler.next_deadline == world.clock.now + INTERVAL
+
+
+def test_deleted_filter_is_back_at_the_next_step(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.step(ONE)
+    world.kernel.has_filter = False
+    world.reconciler.note_kernel_change()
+    assert world.step() == ["attach"]
+    assert world.kernel.has_filter
+    assert "the kernel had been changed; repaired" in caplog.text
+
+
+def test_change_by_others_is_nothing_to_us_while_no_uplink_is_throttled(world: World) -> None:
+    world.reconciler.note_kernel_change()
+    assert world.step() == []
+
+
+@pytest.mark.parametrize("how", ["freed", "ended"])
+def test_filter_goes_when_the_last_client_has_been_told(world: World, how: str) -> None:
+    world.step(ONE)
+    world.kernel.untold = 1
+    assert world.step(**{how: ONE}) == ["throttle"]
+    assert (world.applied, world.kernel.throttled) == (set(), {})
+    assert world.step_when_due() == ["detach_if_told"]
+    assert world.kernel.has_filter
+    world.kernel.untold = 0
+    assert world.step_when_due() == ["detach_if_told"]
+    assert not world.kernel.has_filter
+    assert world.reconciler.next_deadline == math.inf
+    assert world.step(OTHER) == ["attach", "throttle"]
+
+
+def test_refused_uplink_delays_nobody_else(world: World) -> None:
+    world.kernel.refuse = {ONE}
+    world.step(ONE, OTHER)
+    assert world.applied == {OTHER}
+    assert world.reconciler.errors == ("throttle 10.1.0.1:40000: E2BIG",)
+    world.step(ends("10.1.0.3"))
+    assert world.kernel.tried == [{ends("10.1.0.3")}]
+    assert world.applied == {OTHER, ends("10.1.0.3")}
+
+
+def test_refused_uplink_is_tried_again_with_growing_delays(world: World) -> None:
+    world.kernel.refuse = {ONE}
+    world.step(ONE)
+    attempts = [world.clock.now]
+    while len(attempts) < 7:
+        if "throttle" in world.step_when_due():
+            attempts.append(world.clock.now)
+    delays = [after - before for before, after in pairwise(attempts)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, INTERVAL, INTERVAL])
+    world.kernel.refuse.clear()
+    while world.reconciler.errors:
+        world.step_when_due()
+    assert world.applied == {ONE}
+
+
+def test_subflow_that_ended_meanwhile_is_not_tried_again(world: World) -> None:
+    world.kernel.refuse = {ONE}
+    world.step(ONE)
+    world.step(ended=ONE)
+    world.kernel.refuse.clear()
+    while world.reconciler.errors:
+        world.step_when_due()
+    assert (world.applied, world.kernel.throttled) == (set(), {})
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_uplinks_are_free_while_the_filter_cannot_be_there(world: World, changed: bool) -> None:
+    world.step(ONE)
+    world.kernel.refuse = {"attach"}
+    world.kernel.has_filter = False
+    world.reconciler.note_kernel_change()
+    world.step(OTHER) if changed else world.step()
+    assert (world.applied, world.kernel.throttled) == (set(), {})
+    assert world.reconciler.errors == ("attach: ENOMEM",)
+    world.kernel.refuse.clear()
+    world.step_when_due()
+    assert world.applied == ({ONE, OTHER} if changed else {ONE})
+    assert not world.reconciler.errors
+
+
+def test_subflow_that_cannot_be_freed_is_still_shown_and_freed_later(world: World) -> None:
+    world.step(ONE)
+    world.kernel.refuse = {"throttle"}
+    world.step(freed=ONE)
+    assert world.applied == {ONE}
+    world.kernel.refuse.clear()
+    world.step_when_due()
+    assert (world.applied, world.kernel.throttled) == (set(), {})
+
+
+def test_release_frees_everybody_and_says_what_failed(world: World) -> None:
+    world.step(ONE)
+    assert world.reconciler.release() == ()
+    assert (world.applied, world.kernel.throttled, world.reconciler.next_deadline) == (set(), {}, math.inf)
+    world.kernel.refuse = {"release"}
+    assert world.reconciler.release() == ("release: ENOMEM",)
+
+
+def test_repair_is_not_reported_for_the_first_filter(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    world.step(ONE)
+    assert not caplog.records
