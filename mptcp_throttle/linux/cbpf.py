@@ -25,6 +25,7 @@ _BPF_TAX, _BPF_TXA = 0x00, 0x80
 LDH_ABS: Final = _BPF_LD | _BPF_H | _BPF_ABS  # A = frame[k:k+2]
 LDB: Final = _BPF_LD | _BPF_B | _BPF_IND  # A = frame[X+k]
 LDH: Final = _BPF_LD | _BPF_H | _BPF_IND  # A = frame[X+k:X+k+2]
+LD_IND: Final = _BPF_LD | _BPF_W | _BPF_IND  # A = frame[X+k:X+k+4]
 LD_IMM: Final = _BPF_LD | _BPF_IMM  # A = k
 LDX_IMM: Final = _BPF_LDX | _BPF_IMM  # X = k
 LD_MEM: Final = _BPF_LD | _BPF_MEM  # A = M[k]
@@ -42,6 +43,7 @@ RSH: Final = _BPF_ALU | _BPF_RSH | _BPF_K  # A >>= k
 JA: Final = _BPF_JMP | _BPF_JA  # always
 JEQ: Final = _BPF_JMP | _BPF_JEQ | _BPF_K  # if A == k
 JGT_X: Final = _BPF_JMP | _BPF_JGT | _BPF_X  # if A > X
+JGE_X: Final = _BPF_JMP | _BPF_JGE | _BPF_X  # if A >= X
 JGE: Final = _BPF_JMP | _BPF_JGE | _BPF_K  # if A >= k
 JSET: Final = _BPF_JMP | _BPF_JSET | _BPF_K  # if A & k
 RET: Final = _BPF_RET | _BPF_K  # accept k bytes of the frame; 0 rejects it

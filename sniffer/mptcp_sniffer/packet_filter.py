@@ -1,7 +1,8 @@
 """The classic BPF program of the packet socket: it passes only signalling to Python.
 
 It accepts, from or to the proxy ports, SYN, FIN and RST, and every segment with an MPTCP option other than DSS. Data
-and acknowledgments carry DSS alone and are rejected in the kernel.
+and acknowledgments carry DSS alone and are rejected in the kernel, also with the MP_PRIO that the daemon's program for
+uplinks appends: up to all acknowledgments of an upload have it.
 
 libpcap's filter language cannot express this: options have no fixed offset, and it has no loop. Classic BPF jumps
 forward only, so the walk over the options is unrolled: once per byte at which an option can begin.
@@ -24,6 +25,7 @@ SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
 _TCP_HEADER: Final = 0
 _OPTIONS_END: Final = 1
 _KIND_AND_LENGTH: Final = 2
+_OPTION: Final = 3
 
 _ETH_P_IP, _ETH_P_IPV6, _ETH_P_8021Q, _ETH_P_8021AD = 0x0800, 0x86DD, 0x8100, 0x88A8
 _IPPROTO_TCP: Final = 6
@@ -31,7 +33,7 @@ _IPV4_FIXED_BYTES: Final = 20
 _IPV6_HEADER_BYTES: Final = 40
 _TCP_FIXED_BYTES: Final = 20
 _KIND_END, _KIND_NOP, _KIND_MPTCP = 0, 1, 30
-_DSS: Final = 0x2
+_DSS, _MP_PRIO = 0x2, 0x5
 _OPTION_STARTS: Final = 40 - 2
 """TCP has up to 40 bytes of options; the last option with a subtype, its third byte, begins at the 38th."""
 
@@ -55,7 +57,7 @@ def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction,
     TCP behind IPv6 extension headers is rejected. Options are read as in Linux (net/mptcp/options.c,
     mptcp_get_options): the walk ends at kind 0, at a length below 2, and at a length that exceeds the header.
     """
-    return assemble([*_find_ip(link), *_find_tcp(), *_select(ports), *_walk_options()])
+    return assemble([*_find_ip(link), *_find_tcp(), *_select(ports), *_walk_options(), *_judge(ports)])
 
 
 def _find_ip(link: Link) -> Iterator[Line | str]:
@@ -162,12 +164,29 @@ def _walk_options() -> Iterator[Line | str]:
         yield Line(cbpf.ADD_X)
         yield Line(cbpf.TAX)
     yield _REJECT
+
+
+def _judge(ports: Sequence[int]) -> Iterator[Line | str]:
+    """Accept the option at X if it is whole, and not the one that `options.without_appended_priority` takes away."""
     yield "signalling"
+    yield Line(cbpf.STX, _OPTION)
     yield Line(cbpf.LDB, 1)
     yield Line(cbpf.JGE, 2, otherwise="reject")
     yield Line(cbpf.ADD_X)
     yield Line(cbpf.LDX_MEM, _OPTIONS_END)
     yield Line(cbpf.JGT_X, then="reject")
+    yield Line(cbpf.JGE_X, otherwise="accept")  # not the last one
+    yield Line(cbpf.LD_MEM, _OPTION)
+    yield Line(cbpf.SUB, 1)
+    yield Line(cbpf.TAX)
+    yield Line(cbpf.LD_IND, 0)
+    yield Line(cbpf.AND, 0xFFFF_FFF0)
+    yield Line(cbpf.JEQ, _KIND_NOP << 24 | _KIND_MPTCP << 16 | 3 << 8 | _MP_PRIO << 4, otherwise="accept")
+    yield Line(cbpf.LDX_MEM, _TCP_HEADER)
+    yield Line(cbpf.LDH, 0)
+    for port in ports:
+        yield Line(cbpf.JEQ, port, "reject")
+    yield "accept"
     yield _ACCEPT
     yield "reject"
     yield _REJECT

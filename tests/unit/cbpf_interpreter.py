@@ -17,6 +17,7 @@ CONDITIONS: dict[int, Callable[[int, int, int], bool]] = {
     0x15: lambda a, k, _x: a == k,
     0x2D: lambda a, _k, x: a > x,
     0x35: lambda a, k, _x: a >= k,
+    0x3D: lambda a, _k, x: a >= x,
     0x45: lambda a, k, _x: a & k != 0,
 }
 ARITHMETIC: dict[int, Callable[[int, int, int], int]] = {
@@ -27,7 +28,7 @@ ARITHMETIC: dict[int, Callable[[int, int, int], int]] = {
     0x64: lambda a, k, _x: a << k,
     0x74: lambda a, k, _x: a >> k,
 }
-PACKET_LOADS = {0x28: (2, False), 0x48: (2, True), 0x50: (1, True)}  # code: bytes, from X on
+PACKET_LOADS = {0x28: (2, False), 0x40: (4, True), 0x48: (2, True), 0x50: (1, True)}  # code: bytes, from X on
 
 
 def check(program: Sequence[Instruction]) -> None:

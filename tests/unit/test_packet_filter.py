@@ -31,6 +31,7 @@ END, NOP = b"\0", b"\1"
 TIMESTAMPS = bytes([8, 10]) + bytes(8)
 DSS = bytes([30, 20, 0x20, 0x05]) + bytes(16)
 PRIO = bytes([30, 3, 0x51])
+APPENDED = NOP + PRIO
 DATA = b"data" * 350
 
 
@@ -72,6 +73,11 @@ def carrying(*options: bytes) -> bytes:
     return ethernet(ipv4(tcp(b"".join(options))))
 
 
+def from_proxy(*options: bytes) -> bytes:
+    """A segment of the proxy with these options."""
+    return ethernet(ipv4(tcp(b"".join(options), b"", sport=8080, dport=40000)))
+
+
 PASS = {
     "SYN": frame("10.1.0.2", 40000, "10.3.0.2", 8080, "S", capable_syn()),
     "SYN over IPv6": frame("fd00:1::2", 40000, "fd00:3::2", 8080, "S", join_syn(token())),
@@ -89,6 +95,12 @@ PASS = {
     "MP_FAIL": carrying(bytes([30, 12, 0x60, 0]) + bytes(8)),
     "MP_FASTCLOSE": carrying(bytes([30, 12, 0x70, 0]) + bytes(8)),
     "MP_TCPRST": carrying(bytes([30, 4, 0x80, 1])),
+    "MP_PRIO of the proxy's kernel": from_proxy(DSS, PRIO),
+    "MP_PRIO behind a NOP, of a client": carrying(DSS, APPENDED),
+    "another option of the proxy behind a NOP": from_proxy(DSS, NOP, bytes([30, 3, 0x41])),
+    "MP_PRIO of the proxy behind another option": from_proxy(TIMESTAMPS, bytes([8, 3, 0]), PRIO),
+    "REMOVE_ADDR before the appended MP_PRIO": from_proxy(bytes([30, 4, 0x40, 3]), APPENDED),
+    "MP_PRIO before the appended one": from_proxy(PRIO, NOP, APPENDED),
     "after DSS": carrying(DSS, PRIO),
     "before DSS": carrying(PRIO, DSS),
     "after timestamps": carrying(NOP, NOP, TIMESTAMPS, PRIO),
@@ -113,6 +125,11 @@ REJECT = {
     "two DSS": carrying(DSS, DSS),
     "DSS with reserved bits": carrying(bytes([30, 4, 0x2F, 0])),
     "flags that neither open nor close": ethernet(ipv4(tcp(DSS, flags=OTHER_FLAGS))),
+    "MP_PRIO appended to an acknowledgment": from_proxy(DSS, APPENDED),
+    "MP_PRIO appended to an acknowledgment from the second port": ethernet(
+        ipv4(tcp(DSS + APPENDED, b"", sport=3128, dport=40000))
+    ),
+    "MP_PRIO appended to the longest options": from_proxy(NOP * 36, APPENDED),
     "other ports": ethernet(ipv4(tcp(flags=SYN, sport=8081, dport=443))),
     "UDP": ethernet(ipv4(tcp(flags=SYN), protocol=17)),
     "UDP over IPv6": ethernet(ipv6(tcp(flags=SYN), next_header=17)),
@@ -151,15 +168,16 @@ FILLED = [NOP * start + bytes([8, 2 + -(start + 2) % 4]) for start in range(OPTI
 EXAMPLES = [*PASS.values(), *REJECT.values(), *EVERYWHERE, *map(carrying, FILLED)]
 
 
-def options_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and body of each option; like in the kernel, invalid and truncated ones end the list."""
+def options_of(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Kind, body and end of each option; like in the kernel, invalid and truncated ones end the list."""
+    whole = len(data)
     while data and data[0] != 0:
         if data[0] == 1:
             data = data[1:]
             continue
         if len(data) < 2 or not 2 <= data[1] <= len(data):
             return
-        yield data[0], data[2 : data[1]]
+        yield data[0], data[2 : data[1]], whole - len(data) + data[1]
         data = data[data[1] :]
 
 
@@ -173,7 +191,11 @@ def signals(ethernet_frame: bytes) -> bool:
         return False
     if segment.flags & (FIN | SYN | RST):
         return True
-    return any(kind == 30 and body and body[0] >> 4 != 2 for kind, body in options_of(segment.options))
+    ends = [end for kind, body, end in options_of(segment.options) if kind == 30 and body and body[0] >> 4 != 2]
+    is_appended = (
+        segment.source.port in PORTS and segment.options[-4:-1] == APPENDED[:3] and segment.options[-1] >> 4 == 5
+    )
+    return bool(ends) and not (is_appended and ends[0] == len(segment.options))
 
 
 class Kernel:
