@@ -48,6 +48,7 @@ def test_readme_install_commands_install_every_file(tmp_path: Path) -> None:
         "systemd/sysctl.d/*": "sysctl.d",
         "config/*.yaml": "mptcp-throttle",
         "config/networks.d/*": "mptcp-throttle/networks.d",
+        "config/squid/*": "squid/conf.d",
     }
     expected = {
         tmp_path / directory / file.name: file.read_bytes()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor import file_checks, kernel_checks, mark_checks, proxy_checks, service_checks
+from mptcp_throttle.cli.doctor import (
+    file_checks,
+    kernel_checks,
+    mark_checks,
+    proxy_checks,
+    service_checks,
+    squid_checks,
+)
 from mptcp_throttle.cli.doctor.finding import Check, Finding, Host
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
@@ -18,6 +25,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     proxy_checks.interface,
     proxy_checks.listeners,
     proxy_checks.routes,
+    squid_checks.uploads,
     mark_checks.foreign_marks,
     file_checks.configuration_files,
     file_checks.socket_group,
