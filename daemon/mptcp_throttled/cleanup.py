@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from mptcp_throttle.model import FourTuple
-    from mptcp_throttled.kernel.egress_filter import EgressFilter
+    from mptcp_throttled.kernel.clsact_filters import ClsactFilters
     from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 
 _log = logging.getLogger("mptcp-throttled")
@@ -49,16 +49,16 @@ def release_ports(ports: Iterable[int]) -> None:
         release_sockets(PacedSockets((port,)).release)
 
 
-def free_uplinks(filter_: EgressFilter, ports: Collection[int]) -> None:
+def free_uplinks(filters: ClsactFilters, ports: Collection[int]) -> None:
     """Free the uplinks that another instance has left throttled; what cannot be freed is logged.
 
     Its filter tells that there may be any: then all clients are told that none of their subflows is a backup.
     """
     try:
-        interfaces = filter_.interfaces()
+        interfaces = filters.interfaces()
         for interface in interfaces:
-            filter_.detach(interface)
-        filter_.forget_stale()
+            filters.detach(interface)
+        filters.forget_stale()
     except KernelError as error:
         _log.warning("uplinks may stay throttled: %s", error)
         return

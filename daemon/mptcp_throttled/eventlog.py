@@ -10,8 +10,16 @@ from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
-from mptcp_throttled.policy.decide import Decision, Throttle
-from mptcp_throttled.state import MAX_ERRORS, Snapshot, Throttled, Transition, why_free, why_uplink_free
+from mptcp_throttled.policy.decide import Decision
+from mptcp_throttled.state import (
+    IGNORES_MP_PRIO,
+    MAX_ERRORS,
+    Snapshot,
+    Throttled,
+    Transition,
+    why_free,
+    why_uplink_free,
+)
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -33,18 +41,17 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
 
 
-def log_uplinks(
-    before: Mapping[FourTuple, Throttle],
-    after: Mapping[FourTuple, Throttle],
-    changed: Mapping[FourTuple, Decision | None],
-) -> None:
+def log_uplinks(before: Snapshot, after: Snapshot, changed: Mapping[FourTuple, Decision | None]) -> None:
     """Log which uplinks are throttled otherwise than before.
 
     `changed` has the decisions, None for subflows that have ended.
     """
+    for ends in after.policed - before.policed:
+        of_client = about(str(ends.client.address))
+        _log.info("police uplink client=%s reason=%r", ends.client, IGNORES_MP_PRIO, extra=of_client)
     for ends, decision in changed.items():
-        throttle = after.get(ends)
-        if throttle == before.get(ends):
+        throttle = after.uplinks.get(ends)
+        if throttle == before.uplinks.get(ends):
             continue
         if decision is None:
             _log.debug("free uplink client=%s reason='subflow ended'", ends.client)

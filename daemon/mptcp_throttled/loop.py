@@ -228,9 +228,10 @@ class Loop:
             self._kernel.mark_back_end,
             *self._count_closed(before, networks),
             self._uplinks.applied,
+            self._uplinks.policed,
         )
         eventlog.log_step(before, self.snapshot, transitions)
-        eventlog.log_uplinks(before.uplinks, self.snapshot.uplinks, changed_uplinks)
+        eventlog.log_uplinks(before, self.snapshot, changed_uplinks)
 
     def _count_closed(self, before: Snapshot, networks: Sequence[AccessNetwork]) -> tuple[Accounts, ProgramCounters]:
         try:

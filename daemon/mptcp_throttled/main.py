@@ -25,7 +25,7 @@ from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, free_uplinks, release_ports, release_sockets, remove_leftovers
 from mptcp_throttled.clock import SystemClock
 from mptcp_throttled.inbox import Inbox, Request
-from mptcp_throttled.kernel.egress_filter import EgressFilter
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.kept_link import KeptLink
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.port_record import PortRecord
@@ -191,8 +191,8 @@ def _clean_up(path: Path) -> None:
             record = PortRecord(directory)
             with _usable():
                 recorded = record.load()
-            with closing(EgressFilter(directory)) as filter_:
-                free_uplinks(filter_, recorded)
+            with closing(ClsactFilters(directory)) as filters:
+                free_uplinks(filters, recorded)
             _release_other_ports(recorded, (), KeptLink())
             with _usable():
                 record.write(())
@@ -238,12 +238,12 @@ def _serve(path: Path) -> None:
         record = PortRecord(directory)
         with _usable():
             recorded = record.load()
-        with closing(EgressFilter(directory)) as filter_:
-            free_uplinks(filter_, {*recorded, *config.proxy.ports})
+        with closing(ClsactFilters(directory)) as filters:
+            free_uplinks(filters, {*recorded, *config.proxy.ports})
             _release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             with _usable():
                 record.write(config.proxy.ports)
-            uplinks = Uplinks(config.proxy.interface, filter_)
+            uplinks = Uplinks(config.proxy.interface, filters)
             daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, kept)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)

@@ -14,6 +14,7 @@ from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
 from mptcp_throttled.policy.decide import Decision, Throttle
 
+IGNORES_MP_PRIO: Final = "client does not heed MP_PRIO; the excess is dropped"
 _NOT_APPLIED: Final = "not applied; see status"
 
 MAX_ERRORS: Final = 20
@@ -48,7 +49,8 @@ class Snapshot:
 
     `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
     sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
-    `mark_back_end` is the one in use. `uplinks` are those that are throttled in the kernel.
+    `mark_back_end` is the one in use. `uplinks` are those that are throttled in the kernel; of
+    `policed`, what exceeds the rate is dropped.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
@@ -67,6 +69,7 @@ class Snapshot:
     accounts: Accounts = field(default_factory=Accounts)
     counters: ProgramCounters = field(default_factory=ProgramCounters)
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
+    policed: frozenset[FourTuple] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,11 @@ def why_free(decision: Decision) -> str:
 def why_uplink_free(decision: Decision) -> str:
     """Why the uplink of a subflow is free, as `why_free`."""
     return decision.uplink_reason if decision.uplink is None else _NOT_APPLIED
+
+
+def why_uplink_throttled(decision: Decision, *, is_policed: bool) -> str:
+    """Why the uplink of a subflow is throttled, and how, if not in the client."""
+    return f"{decision.uplink_reason}; {IGNORES_MP_PRIO}" if is_policed else decision.uplink_reason
 
 
 def update_throttled(

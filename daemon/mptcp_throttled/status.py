@@ -19,7 +19,7 @@ from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.operator_state import Pause
 from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
-from mptcp_throttled.state import Snapshot, why_free, why_uplink_free
+from mptcp_throttled.state import Snapshot, why_free, why_uplink_free, why_uplink_throttled
 
 _MAX_LINES: Final = 20
 
@@ -152,6 +152,7 @@ def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
     throttle = None if throttled is None else throttled.decision.throttle
     latency = None if throttled is None else throttled.latency
     uplink = snapshot.uplinks.get(decision.subflow.ends)
+    is_policed = uplink is not None and decision.subflow.ends in snapshot.policed
     return {
         **encode_subflow(decision.subflow),
         "opened_at": now.in_epoch(decision.subflow.opened_at),
@@ -164,7 +165,10 @@ def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
         "uplink_rule": None if uplink is None else uplink.share.kind,
         "uplink_rate": None if uplink is None else str(uplink.rate),
         "uplink_rate_bps": None if uplink is None else uplink.rate.bits_per_second,
-        "uplink_reason": why_uplink_free(decision) if uplink is None else decision.uplink_reason,
+        "uplink_policed": is_policed,
+        "uplink_reason": (
+            why_uplink_free(decision) if uplink is None else why_uplink_throttled(decision, is_policed=is_policed)
+        ),
         "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
     }
 

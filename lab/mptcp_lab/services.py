@@ -43,8 +43,8 @@ WIFI_FIRST: Final = (
 class SubflowStatus:
     """A live subflow as the daemon reports it; `rate` (bits per second) is None while it is neither capped nor limited.
 
-    `uplink_rule` and `uplink_rate` are the same for what its client sends. `join_to_cap`: seconds from the SYN that led
-    to the rate until the mark was in the kernel.
+    `uplink_rule` and `uplink_rate` are the same for what its client sends; `uplink_policed`: the excess is dropped.
+    `join_to_cap`: seconds from the SYN that led to the rate until the mark was in the kernel.
     """
 
     token: str
@@ -57,6 +57,7 @@ class SubflowStatus:
     reason: str
     uplink_rule: str | None
     uplink_rate: int | None
+    uplink_policed: bool
     join_to_cap: float | None
 
 
@@ -243,6 +244,7 @@ class Services:
                 reason=subflow["reason"],
                 uplink_rule=subflow["uplink_rule"],
                 uplink_rate=subflow["uplink_rate_bps"],
+                uplink_policed=subflow["uplink_policed"],
                 join_to_cap=None if subflow["join_to_cap_ms"] is None else subflow["join_to_cap_ms"] / 1000,
             )
             for connection in connections

@@ -153,6 +153,11 @@ def _uplink_rate(subflow: Json) -> str:
     return f"{subflow['uplink_rate']} ({rule.removeprefix('uplink_')})" if rule else "-"
 
 
+def _reason(subflow: Json) -> str:
+    is_of_uplink = subflow["uplink_policed"] or (subflow["uplink_rule"] and not subflow["rule"])
+    return str(subflow["not_enforced"] or subflow["uplink_reason" if is_of_uplink else "reason"])
+
+
 def _rate(network: Json, rule: str) -> str:
     now = network[rule] or "-"
     override = next((o for o in network["overrides"] if o["rule"] == rule), None)
@@ -184,7 +189,7 @@ def show_connections(data: Json) -> None:
                 subflow["class"] or "-",
                 _mbps(subflow["sent_bps"]),
                 "-" if latency is None else f"{latency:.1f} ms",
-                subflow["not_enforced"] or subflow["reason"],
+                _reason(subflow),
             )
     _console().print(table if data["connections"] else "no MPTCP connections")
 

@@ -28,6 +28,7 @@ TIMESTAMPS: Final = [("NOP", None), ("NOP", None), ("Timestamp", (1000, 2000))]
 DATA_ACK: Final = [(30, bytes.fromhex("200100000001"))]
 BACKUP, REGULAR = bytes.fromhex("011e0351"), bytes.fromhex("011e0350")
 KIB: Final = 1024
+UNSPECIFIED, SHOT = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC: the filters of others go on; TC_ACT_SHOT
 SLOW: Final = Rate.parse("1mbit")
 
 
@@ -69,7 +70,7 @@ def sent(program: UplinkProgram) -> Callable[[Packet], bytes]:
 
     def send(packet: Packet) -> bytes:
         action, after = program.run(bytes(packet))
-        assert action == 0xFFFFFFFF  # TC_ACT_UNSPEC: the filters of others go on
+        assert action == UNSPECIFIED
         assert are_checksums_right(after)
         return after
 
@@ -183,7 +184,7 @@ def test_other_packets_are_not_touched(program: UplinkProgram, sent: Callable[[P
     throttle(program, ends())
     sent(segment(0))
     action, after = program.run(bytes(packet))
-    assert (action, after) == (0xFFFFFFFF, bytes(packet))
+    assert (action, after) == (UNSPECIFIED, bytes(packet))
     assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, 0, 0)}
 
 
@@ -200,6 +201,51 @@ def test_acknowledgment_number_may_wrap(program: UplinkProgram, sent: Callable[[
     sent(segment(2**32 - 5000 - KIB))
     sent(segment(2**32 - 5000 - KIB + 3 * KIB - 2**32))
     assert program.uplinks()[ends()].acknowledged == 3 * KIB
+
+
+def sent_by_client(of: FourTuple, payload: bytes = b"data", flags: str = "A") -> bytes:
+    """A segment of the client."""
+    ip = IP if of.proxy.address.version == 4 else IPv6
+    tcp = TCP(sport=of.client.port, dport=of.proxy.port, seq=5000, flags=flags)
+    return bytes(Ether() / ip(src=str(of.client.address), dst=str(of.proxy.address)) / tcp / payload)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_excess_of_a_client_that_goes_on_sending_is_dropped(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], version: int
+) -> None:
+    of, other = ends(version), ends(version, port=40001)
+    throttle(program, of, other)
+    for acknowledged in (0, 100, 700):
+        sent(segment(acknowledged * KIB, of))
+    assert not program.uplinks()[of].is_policed, "it may not have heard of it"
+    time.sleep(2.0)
+    assert program.police(sent_by_client(of)) == UNSPECIFIED
+    sent(segment(701 * KIB, of))
+    assert program.uplinks()[of].is_policed
+    for kib in range(702, 720):
+        sent(segment(kib * KIB, of))
+    assert program.police(sent_by_client(of)) == SHOT
+    assert program.police(sent_by_client(of, b"")) == UNSPECIFIED
+    assert program.police(sent_by_client(of, b"", "SA")) == UNSPECIFIED
+    assert program.police(sent_by_client(other)) == UNSPECIFIED
+    assert (program.counters().policed, program.counters().dropped) == (1, 1)
+    throttle(program, of, rate=Rate.parse("1gbit"))
+    assert program.police(sent_by_client(of)) == UNSPECIFIED
+
+
+def test_subflow_in_another_share_is_no_longer_policed(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    throttle(program, ends())
+    for acknowledged in (0, 100, 700):
+        sent(segment(acknowledged * KIB))
+    time.sleep(2.0)
+    sent(segment(701 * KIB))
+    assert program.uplinks()[ends()].is_policed
+    throttle(program, ends())
+    assert program.uplinks()[ends()].is_policed
+    program.set_shares({2: SLOW})
+    program.assign({ends(): 2})
+    assert not program.uplinks()[ends()].is_policed
 
 
 @pytest.fixture

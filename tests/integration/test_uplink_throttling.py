@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 import statistics
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 import proxy_world
 import pytest
+from deaf_client import ignore_priorities
 from polling import eventually
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, send_rates, serving
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST, SubflowStatus
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import WIFI
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.units import Rate
 
 CAP: Final = Rate.parse("1mbit")
@@ -55,6 +58,27 @@ def wait_backup(world: ProxyWorld) -> None:
     """Wait until the client's Ethernet is a backup, and will stay it for a while."""
     wait_capped(world)
     eventually(lambda: has_backup(world), "the share in debt")
+
+
+def received_rates(world: ProxyWorld, seconds: float) -> dict[str, float]:
+    """What the proxy acknowledges in the next `seconds`, in bits per second, by the client's interface."""
+    before, began = acknowledged(world), time.monotonic()
+    time.sleep(seconds)
+    after, elapsed = acknowledged(world), time.monotonic() - began
+    return {interface: (after[interface] - before[interface]) * 8 / elapsed for interface in after}
+
+
+def acknowledged(world: ProxyWorld) -> Counter[str]:
+    """Bytes of the client that the proxy has acknowledged, by the client's interface."""
+    shown = world.lab.client.run("ss", "-tinHO", "dport", "=", f":{PORT}").stdout.splitlines()
+    addresses = {str(world.lab.client.address(link, 4)): link.interface for link in (ETHERNET, WIFI)}
+    found: Counter[str] = Counter()
+    for line in shown:
+        address = re.search(r"(10\.\d+\.\d+\.\d+)\S*:\d+ ", line)
+        acked = re.search(r"bytes_acked:(\d+)", line)
+        if address is not None and acked is not None:
+            found[addresses[address[1]]] += int(acked[1])
+    return found
 
 
 def egress(world: ProxyWorld) -> str:
@@ -136,6 +160,25 @@ def test_killed_daemon_leaves_no_subflow_a_backup(world: ProxyWorld, then: str) 
     eventually(lambda: "clsact" not in egress(world), "the filter detached")
     eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
     eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
+
+
+def test_cap_is_obeyed_although_the_client_ignores_mp_prio() -> None:
+    with proxy_world.proxy_world(networks=NETWORKS) as world:
+        ignore_priorities(world.lab.client)
+        world.upload(LONG)
+        eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
+        assert "police uplink client=" in world.daemon.log_text()
+        assert not has_backup(world)
+        # After a pause of TCP the share has credit for a moment.
+        eventually(lambda: 0.5e6 < received_rates(world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")
+
+
+def test_limit_of_an_only_path_is_obeyed() -> None:
+    networks = (NETWORKS[0], replace(NETWORKS[1], uplink_cap=None, uplink_limit=Rate.parse("4mbit")))
+    with proxy_world.proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
+        world.upload(LONG)
+        eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
+        eventually(lambda: 2e6 < received_rates(world, 5)["eth0"] < 4.2e6, "4 Mb/s for 5 s")
 
 
 def test_clsact_and_filters_of_others_stay(world: ProxyWorld) -> None:

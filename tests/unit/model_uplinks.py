@@ -23,14 +23,16 @@ class ModelUplinks:
     throttled: dict[FourTuple, Throttle] = field(default_factory=dict)
     refuse: set[str | FourTuple] = field(default_factory=set)
     has_filter: bool = False
+    was_attached: bool = False
+    policed: frozenset[FourTuple] = frozenset()
     untold: int = 0
     calls: list[str] = field(default_factory=list)
     tried: list[set[FourTuple]] = field(default_factory=list)
 
     def attach(self) -> bool:
         self._call("attach")
-        was_there, self.has_filter = self.has_filter, True
-        return not was_there
+        is_repaired, self.has_filter, self.was_attached = self.was_attached and not self.has_filter, True, True
+        return is_repaired
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         self.tried.append({*uplinks})
@@ -47,13 +49,13 @@ class ModelUplinks:
         self._call("detach_if_told")
         if self.untold:
             return False
-        self.has_filter = False
+        self.has_filter = self.was_attached = False
         return True
 
     def release(self) -> None:
         self._call("release")
         self.throttled.clear()
-        self.has_filter = False
+        self.has_filter = self.was_attached = False
 
     def _call(self, method: str) -> None:
         self.calls.append(method)

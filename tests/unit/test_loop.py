@@ -25,6 +25,8 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting import ClosedSubflow
+from mptcp_throttled.clock import Now
+from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.loop import Loop
 from mptcp_throttled.operator_state import OperatorStore, Pause
@@ -44,6 +46,7 @@ from mptcp_throttled.reconcile.operations import (
 )
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.source import TableUpdate
+from mptcp_throttled.status import connections
 
 INTERVAL = 1.0
 SLOW = Rate.parse("1mbit")
@@ -648,3 +651,20 @@ def test_loop_release_frees_uplinks(world: World, uplinks: ModelUplinks) -> None
     world.step(client(2))
     uplinks.refuse = {"release"}
     assert world.loop.release() == ("release: ENOMEM",)
+
+
+def test_policed_uplink_is_reported_with_its_reason_and_logged_once(
+    world: World, uplinks: ModelUplinks, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world.step(client(1))
+    uplinks.policed = frozenset({capped(1)})
+    for _ in range(3):
+        world.step(after=INTERVAL)
+    (connection_status,) = connections(world.loop.snapshot, Enforcement(), Now(0.0, 0.0))["connections"]
+    shown = {one["network"]: (one["uplink_policed"], one["uplink_reason"]) for one in connection_status["subflows"]}
+    assert shown == {
+        "ethernet": (True, "wifi is live; client does not heed MP_PRIO; the excess is dropped"),
+        "wifi": (False, "network has no cap"),
+    }
+    assert caplog.text.count("police uplink client=10.1.0.1:40000") == 1

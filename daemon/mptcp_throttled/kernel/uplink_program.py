@@ -22,7 +22,7 @@ FORGIVEN_SECONDS: Final = 1.0
 
 _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
-_UPLINK: Final = Struct(f"=QIIQQQ7I{_LAST_ACK_BYTES}s")
+_UPLINK: Final = Struct(f"=QIIQQQ8I{_LAST_ACK_BYTES}s")
 _COUNTS_FROM: Final = Struct("=Q")
 _MAX_ASSIGNMENTS: Final = 32
 _ETHERNET_BYTES: Final = 14
@@ -39,20 +39,29 @@ class Told(IntEnum):
 
 
 class ThrottledUplink(NamedTuple):
-    """`acknowledged` bytes since it is throttled, `since_told` of them since the client was told what it was `told`."""
+    """`acknowledged` bytes since it is throttled, `since_told` of them since the client was told what it was `told`.
+
+    `is_policed`: the client went on sending, so what exceeds the rate is dropped.
+    """
 
     told: Told
     acknowledged: int
     since_told: int
+    is_policed: bool = False
 
 
 class UplinkCounters(NamedTuple):
-    """Options appended, segments without room for one, ACKs repeated, and not repeated since they could not be sent."""
+    """Options appended, segments without room for one, ACKs repeated, and not repeated since they could not be sent.
+
+    `policed` is how often a subflow has begun to be policed, `dropped` how many segments that has cost.
+    """
 
     appended: int
     without_room: int
     repeated: int
     not_repeated: int
+    policed: int
+    dropped: int
 
 
 class UplinkProgram:
@@ -68,6 +77,11 @@ class UplinkProgram:
     def descriptor(self) -> int:
         """The file descriptor of the program that is to see what leaves the proxy. Raises KernelError."""
         return self._object.program("throttle_uplinks")
+
+    @property
+    def policing_descriptor(self) -> int:
+        """The file descriptor of the program that is to see what arrives, while any is policed. Raises KernelError."""
+        return self._object.program("police_uplinks")
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
         """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
@@ -91,11 +105,15 @@ class UplinkProgram:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
     def run(self, packet: bytes) -> tuple[int, bytes]:
-        """What the program does to a packet with an Ethernet header: its verdict, and the packet then.
+        """What the program does to a packet that leaves, with an Ethernet header: its verdict, and the packet then.
 
         Raises KernelError.
         """
         return self._object.run("throttle_uplinks", packet)
+
+    def police(self, packet: bytes) -> int:
+        """The verdict about a packet that arrives, with an Ethernet header. Raises KernelError."""
+        return self._object.run("police_uplinks", packet)[0]
 
     def remind(self) -> None:
         """Tell the clients whose debt is paid; every 20 ms while uplinks are throttled. Raises KernelError."""
@@ -106,12 +124,14 @@ class UplinkProgram:
         found = {}
         for key in self._uplinks.all_keys():
             try:
-                _, _, told, _, acknowledged, when_told, *_ = _UPLINK.unpack(self._uplinks.get(key, _UPLINK.size))
+                values = _UPLINK.unpack(self._uplinks.get(key, _UPLINK.size))
             except KernelError as error:
                 if error.number != errno.ENOENT:
                     raise
                 continue
-            found[unpack_ends(key)] = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told)
+            _, _, told, _, acknowledged, when_told, *_, is_policed, _ = values
+            uplink = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told, bool(is_policed))
+            found[unpack_ends(key)] = uplink
         return found
 
     def counters(self) -> UplinkCounters:

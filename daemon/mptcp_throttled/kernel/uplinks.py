@@ -13,7 +13,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.egress_filter import EgressFilter
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.tc import Interface, find_interface
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
 from mptcp_throttled.policy.decide import Share, Throttle
@@ -29,15 +29,19 @@ _FREE: Final = 0
 class Uplinks:
     """Throttles what the clients send. For one thread. All methods raise KernelError.
 
-    The program sees what leaves through the interface, and nothing while no uplink is throttled.
+    The program sees what leaves through the interface, and nothing while no uplink is throttled; it sees what arrives
+    while any is policed. `policed` are these subflows, when `attach` was called last.
     """
 
-    def __init__(self, interface: str, filter_: EgressFilter) -> None:
+    def __init__(self, interface: str, filters: ClsactFilters) -> None:
+        self.policed: frozenset[FourTuple] = frozenset()
         self._interface = interface
-        self._filter = filter_
+        self._filters = filters
         self._program: UplinkProgram | None = None
         self._attached_to: Interface | None = None
+        self._directions: set[Direction] = set()
         self._reminder: _Reminder | None = None
+        self._seen_policed = 0
         self._numbers = count(_FREE + 1)
         self._shares: dict[Share, int] = {}
         self._rates: dict[Share, Rate] = {}
@@ -47,24 +51,36 @@ class Uplinks:
     @property
     def ports(self) -> frozenset[int]:
         """The netlink ports (nlmsg_pid) of our requests."""
-        return self._filter.ports
+        return self._filters.ports
 
     def attach(self) -> bool:
-        """Let the program see what leaves; whether it did not."""
+        """Let the program see what it must; whether somebody else had changed what it sees."""
         interface = find_interface(self._interface)
-        if interface == self._attached_to and self._filter.is_attached(interface):
-            return False
-        for other in self._filter.interfaces():
-            if other != interface:
-                self._filter.detach(other)
         if self._program is None:
             self._program = UplinkProgram()
-        self._filter.attach(interface, self._program.descriptor)
-        self._attached_to = interface
+        self._look_for_policed(self._program)
+        programs = {Direction.EGRESS: self._program.descriptor}
+        if self.policed:
+            programs[Direction.INGRESS] = self._program.policing_descriptor
+        is_first = self._attached_to is None
+        is_changed = interface != self._attached_to or self._filters.attached(interface) != self._directions
+        if not is_changed and programs.keys() == self._directions:
+            return False
+        for other in self._filters.interfaces():
+            if other != interface:
+                self._filters.detach(other)
+        self._filters.attach(interface, programs)
+        self._attached_to, self._directions = interface, {*programs}
         if self._reminder is None:
             self._reminder = _Reminder(self._program.remind)
             self._reminder.start()
-        return True
+        return is_changed and not is_first
+
+    def _look_for_policed(self, program: UplinkProgram) -> None:
+        begun = program.counters().policed
+        if begun != self._seen_policed or self.policed:
+            self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
+            self._seen_policed = begun
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """Throttle the uplinks of these subflows, and free those for which it is None.
@@ -127,11 +143,12 @@ class Uplinks:
             self._reminder.stop()
             self._reminder = None
         if self._attached_to is not None:
-            self._filter.detach(self._attached_to)
+            self._filters.detach(self._attached_to)
             self._attached_to = None
         if self._program is not None:
             self._program.close()
             self._program = None
+        self._directions, self.policed, self._seen_policed = set(), frozenset(), 0
         self._shares, self._rates, self._share_of = {}, {}, {}
         self._sharers.clear()
 

@@ -29,8 +29,12 @@ _FIRST_DELAY_SECONDS: Final = 0.1
 class UplinkKernel(Protocol):
     """The kernel as this reconciler sees it. All methods raise KernelError."""
 
+    @property
+    def policed(self) -> frozenset[FourTuple]:
+        """The subflows whose clients went on sending, so that what exceeds their rate is dropped."""
+
     def attach(self) -> bool:
-        """Let the program see what leaves; whether it did not."""
+        """Let the program see what it must; whether somebody else had changed what it sees."""
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """Throttle the uplinks of these subflows, and free those for which it is None."""
@@ -54,6 +58,11 @@ class UplinkReconciler:
         self._delay = 0.0
         self.applied: Map[FourTuple, Throttle] = Map()
         self.errors: tuple[str, ...] = ()
+
+    @property
+    def policed(self) -> frozenset[FourTuple]:
+        """The subflows whose clients went on sending."""
+        return self._kernel.policed
 
     @property
     def next_deadline(self) -> float:
@@ -111,7 +120,7 @@ class UplinkReconciler:
         """Attach the program while any uplink is throttled, detach it when none is and no client has to be told."""
         try:
             if self._wanted or self.applied:
-                if self._kernel.attach() and self._is_attached:
+                if self._kernel.attach():
                     eventlog.log_repair(1)
                 self._is_attached = True
             elif self._kernel.detach_if_told():

@@ -12,6 +12,9 @@
  * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
  *
  * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and some of those after that.
+ *
+ * A client without another path goes on sending over a backup, and others may ignore MP_PRIO. What they send above the rate
+ * is dropped by `police_uplinks`, at the ingress. It counts what is acknowledged, so nothing counts twice.
  */
 #include <stddef.h>
 #include <linux/errno.h>
@@ -32,6 +35,12 @@ char LICENSE[] SEC("license") = "GPL";
 #define REPEAT_NS 200000000ULL
 #define MAX_REPEATS 5
 #define REGULAR_ACKS 3
+
+/* A client that heeds MP_PRIO has queued up to 300 kB on the subflow before it hears of it. */
+#define IGNORED_NS 2000000000ULL
+#define IGNORED_BYTES (512 << 10)
+#define POLICED_BURST_NS 250000000ULL
+#define POLICED_BURST_KIB 32
 
 /* NOP, and MP_PRIO without an address id; the kernel puts its NOP behind the option, so that ours can be told from its own. */
 #define PRIORITY_OPTION 0x011e0350U
@@ -59,7 +68,7 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
-/* A TCP segment of the proxy. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
+/* A TCP segment. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
 struct segment {
 	struct ends ends;
 	struct tcphdr tcp;
@@ -75,9 +84,10 @@ static __always_inline bool is_ip(__u32 protocol)
 	       protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* False if it is no such segment. IPv4 options and IPv6 extension headers are not looked into. */
-static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment)
+/* False if it is none. IPv4 options and IPv6 extension headers are not looked into. */
+static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment, bool is_from_client)
 {
+	struct ends *ends = &segment->ends;
 	union {
 		struct iphdr v4;
 		struct ipv6hdr v6;
@@ -89,15 +99,15 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	if (ip.v4.version == 4) {
 		if (ip.v4.ihl != 5 || ip.v4.protocol != IPPROTO_TCP || ip.v4.frag_off & bpf_htons(IP_FRAGMENT))
 			return false;
-		map_ipv4(segment->ends.client, ip.v4.daddr);
-		map_ipv4(segment->ends.proxy, ip.v4.saddr);
+		map_ipv4(is_from_client ? ends->proxy : ends->client, ip.v4.daddr);
+		map_ipv4(is_from_client ? ends->client : ends->proxy, ip.v4.saddr);
 		segment->ip_bytes = sizeof(ip.v4);
 		total = bpf_ntohs(ip.v4.tot_len);
 	} else if (ip.v4.version == 6) {
 		if (ip.v6.nexthdr != IPPROTO_TCP)
 			return false;
-		__builtin_memcpy(segment->ends.client, &ip.v6.daddr, sizeof(ip.v6.daddr));
-		__builtin_memcpy(segment->ends.proxy, &ip.v6.saddr, sizeof(ip.v6.saddr));
+		__builtin_memcpy(is_from_client ? ends->proxy : ends->client, &ip.v6.daddr, sizeof(ip.v6.daddr));
+		__builtin_memcpy(is_from_client ? ends->client : ends->proxy, &ip.v6.saddr, sizeof(ip.v6.saddr));
 		segment->ip_bytes = sizeof(ip.v6);
 		total = sizeof(ip.v6) + bpf_ntohs(ip.v6.payload_len);
 	} else {
@@ -105,8 +115,8 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	}
 	if (bpf_skb_load_bytes_relative(skb, segment->ip_bytes, &segment->tcp, sizeof(segment->tcp), BPF_HDR_START_NET))
 		return false;
-	segment->ends.client_port = (__u32)segment->tcp.dest << 16;
-	segment->ends.proxy_port = bpf_ntohs(segment->tcp.source);
+	ends->client_port = (__u32)(is_from_client ? segment->tcp.source : segment->tcp.dest) << 16;
+	ends->proxy_port = bpf_ntohs(is_from_client ? segment->tcp.dest : segment->tcp.source);
 	segment->tcp_bytes = segment->tcp.doff * 4;
 	if (total > skb->len || total < segment->ip_bytes + segment->tcp_bytes)
 		return false;
@@ -226,6 +236,51 @@ static __always_inline void tell(struct uplink *uplink, enum told told, __u64 no
 	uplink->bytes_when_told = uplink->bytes;
 }
 
+/* Whether the client goes on sending although it was told that the subflow is a backup. */
+static __always_inline bool is_ignored(const struct uplink *uplink, __u64 now)
+{
+	return uplink->told == BACKUP && now - uplink->told_at >= IGNORED_NS &&
+	       uplink->bytes - uplink->bytes_when_told >= IGNORED_BYTES;
+}
+
+static __always_inline __u64 policed_debt(const struct share *share)
+{
+	return POLICED_BURST_NS + share->ns_per_kib * POLICED_BURST_KIB;
+}
+
+/* A larger debt is forgiven, from before the daemon had attached `police_uplinks`: until it is paid everything would be
+ * dropped. */
+static __always_inline void police(struct uplink *uplink, struct share *share, __u64 now)
+{
+	__u64 largest = now + 2 * policed_debt(share);
+
+	if (share->paid_at > largest)
+		share->paid_at = largest;
+	if (uplink->is_policed)
+		return;
+	uplink->is_policed = 1;
+	count(UPLINKS_POLICED);
+}
+
+SEC("tc")
+int police_uplinks(struct __sk_buff *skb)
+{
+	struct segment segment;
+	struct uplink *uplink;
+	struct share *share;
+
+	if (!parse(skb, &segment, true) || !segment.payload)
+		return TC_ACT_UNSPEC;
+	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
+	if (!uplink || !uplink->is_policed)
+		return TC_ACT_UNSPEC;
+	share = bpf_map_lookup_elem(&shares, &uplink->share);
+	if (!share || share->paid_at <= bpf_ktime_get_ns() + policed_debt(share))
+		return TC_ACT_UNSPEC;
+	count(SEGMENTS_DROPPED);
+	return TC_ACT_SHOT;
+}
+
 SEC("tc")
 int throttle_uplinks(struct __sk_buff *skb)
 {
@@ -236,13 +291,14 @@ int throttle_uplinks(struct __sk_buff *skb)
 	__u32 bytes;
 	enum told told;
 
-	if (!parse(skb, &segment) || !segment.tcp.ack || segment.tcp.rst)
+	if (!parse(skb, &segment, false) || !segment.tcp.ack || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
 	if (!uplink)
 		return TC_ACT_UNSPEC;
 	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
 		uplink->is_counting = 0;
+		uplink->is_policed = 0;
 		uplink->told = NOTHING;
 		return TC_ACT_UNSPEC;
 	}
@@ -252,6 +308,8 @@ int throttle_uplinks(struct __sk_buff *skb)
 	share = bpf_map_lookup_elem(&shares, &uplink->share);
 	told = share && in_debt(share, now < uplink->counts_from ? 0 : bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
+	if (share && told == BACKUP && bytes && (uplink->is_policed || is_ignored(uplink, now)))
+		police(uplink, share, now);
 	if (told == REGULAR && uplink->told == NOTHING)
 		told = NOTHING;
 	if (told != uplink->told)
@@ -382,6 +440,7 @@ int assign(struct __sk_buff *skb)
 			break;
 		uplink = bpf_map_lookup_elem(&uplinks, &assignment.ends);
 		if (uplink) {
+			uplink->is_policed &= uplink->share == assignment.share;
 			uplink->share = assignment.share;
 		} else if (assignment.share) {
 			struct uplink new = { .counts_from = counts_from, .share = assignment.share };

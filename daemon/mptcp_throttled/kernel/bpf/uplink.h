@@ -47,7 +47,8 @@ struct assignment {
 /* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told that it is free. What comes
  * before `counts_from` costs nothing, since it was queued at the client when the cap began. `sequence`, of the next byte, and
  * `acknowledged` are those of the last segment, in host byte order; its time stamps are as they were sent. `appended` and
- * `repeats` are how many ACKs have told the client what it was told last. */
+ * `repeats` are how many ACKs have told the client what it was told last. `is_policed`: the client went on sending although
+ * the share was in debt, so what exceeds the rate is dropped. */
 struct uplink {
 	__u64 counts_from;
 	__u32 share;
@@ -62,10 +63,12 @@ struct uplink {
 	__u32 is_counting;
 	__u32 appended;
 	__u32 repeats;
+	__u32 is_policed;
 	struct last_ack ack;
 };
 
 /* Indices of the map `counters`. */
-enum uplink_counter { OPTIONS_APPENDED, OPTIONS_WITHOUT_ROOM, ACKS_REPEATED, ACKS_NOT_REPEATED };
+enum uplink_counter { OPTIONS_APPENDED, OPTIONS_WITHOUT_ROOM, ACKS_REPEATED, ACKS_NOT_REPEATED,
+		      UPLINKS_POLICED, SEGMENTS_DROPPED };
 
 #endif

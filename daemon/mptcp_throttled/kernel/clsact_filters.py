@@ -1,4 +1,4 @@
-"""Our filter at the egress of an interface (clsact), beside those of others.
+"""Our filters at the egress and the ingress of an interface (clsact), beside those of others.
 
 clsact is there for whoever wants it: it is added if nobody has, and deleted again only if we have added it and nobody
 else uses it.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from socket import htons
 from struct import Struct
@@ -20,18 +21,15 @@ from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.tc import Filter, Interface, Qdisc, TrafficControl
 
 _PRIORITY: Final = 77
-"""Of our filter, if those of others come later: the kernel itself chooses them from 49152 down."""
+"""Of our filters, if those of others come later: the kernel itself chooses them from 49152 down."""
 
 _HANDLE: Final = 0x4D50
-"""Of our filter ("MP")."""
+"""Of our filters ("MP")."""
 
 _NAME: Final = "mptcp-throttle"
 _FILE_NAME: Final = re.compile(r"clsact-(\d+)")
 
-# include/uapi/linux/pkt_sched.h: TC_H_CLSACT, and TC_H_MIN_INGRESS, TC_H_MIN_EGRESS below it
-_CLSACT: Final = Qdisc("clsact", 0xFFFF_0000, 0xFFFF_FFF1, None)
-_INGRESS: Final = 0xFFFF_FFF2
-_EGRESS: Final = 0xFFFF_FFF3
+_CLSACT: Final = Qdisc("clsact", 0xFFFF_0000, 0xFFFF_FFF1, None)  # include/uapi/linux/pkt_sched.h: TC_H_CLSACT
 _ALL_PROTOCOLS: Final = htons(0x0003)  # ETH_P_ALL
 # include/uapi/linux/pkt_cls.h
 _TCA_BPF_FD, _TCA_BPF_NAME, _TCA_BPF_FLAGS = 6, 7, 8
@@ -39,8 +37,15 @@ _TCA_BPF_FLAG_ACT_DIRECT: Final = 1
 _UINT32: Final = Struct("=I")
 
 
-class EgressFilter:
-    """Attaches a program to what leaves through an interface. All methods raise KernelError.
+class Direction(Enum):
+    """Which packets a filter sees: the parent of the filter (include/uapi/linux/pkt_sched.h)."""
+
+    INGRESS = 0xFFFF_FFF2
+    EGRESS = 0xFFFF_FFF3
+
+
+class ClsactFilters:
+    """Attaches programs to what arrives or leaves through an interface. All methods raise KernelError.
 
     `directory` has a file for each interface to which we have added clsact; a reboot empties it.
     """
@@ -50,7 +55,7 @@ class EgressFilter:
         self._tc = TrafficControl()
 
     def close(self) -> None:
-        """Close the sockets; the filter stays."""
+        """Close the sockets; the filters stay."""
         self._tc.close()
 
     @property
@@ -59,37 +64,47 @@ class EgressFilter:
         return self._tc.ports
 
     def interfaces(self) -> list[Interface]:
-        """Those that have our filter, or a clsact that we have added."""
-        return [one for one in self._tc.interfaces() if self._record(one).exists() or self._ours(one)]
+        """Those that have a filter of ours, or a clsact that we have added."""
+        return [one for one in self._tc.interfaces() if self._record(one).exists() or self._all_of_ours(one)]
 
-    def is_attached(self, interface: Interface) -> bool:
-        """Whether our filter is there, where it comes first."""
-        ours, others = self._filters(interface)
-        return [_priority_of(filter_) for filter_ in ours] == [_priority_before(others)]
+    def attached(self, interface: Interface) -> set[Direction]:
+        """Where our filter is there, and comes first."""
+        found = set()
+        for direction in Direction:
+            ours, others = self._filters(interface, direction)
+            if [_priority_of(filter_) for filter_ in ours] == [_priority_before(others)]:
+                found.add(direction)
+        return found
 
-    def attach(self, interface: Interface, program: int) -> None:
-        """Attach the program with this file descriptor, in place of the one that is there."""
-        fault_point("tc filter add egress")
+    def attach(self, interface: Interface, programs: Mapping[Direction, int]) -> None:
+        """Attach the programs with these file descriptors, in place of those that are there."""
+        fault_point("tc filter add clsact")
         self._add_clsact(interface)
-        ours, others = self._filters(interface)
-        for filter_ in ours:
-            self._tc.delete_filter(interface, _EGRESS, filter_)
+        for direction in Direction:
+            ours, others = self._filters(interface, direction)
+            for filter_ in ours:
+                self._tc.delete_filter(interface, direction.value, filter_)
+            if direction in programs:
+                self._add(interface, direction, programs[direction], _priority_before(others))
+
+    def _add(self, interface: Interface, direction: Direction, program: int, priority: int) -> None:
         options = (
             attribute(_TCA_BPF_FD, _UINT32.pack(program))
             + attribute(_TCA_BPF_NAME, _NAME.encode() + b"\0")
             + attribute(_TCA_BPF_FLAGS, _UINT32.pack(_TCA_BPF_FLAG_ACT_DIRECT))
         )
-        info = _priority_before(others) << 16 | _ALL_PROTOCOLS
-        self._tc.add_filter(interface, _EGRESS, Filter("bpf", _HANDLE, info, options))
+        filter_ = Filter("bpf", _HANDLE, priority << 16 | _ALL_PROTOCOLS, options)
+        self._tc.add_filter(interface, direction.value, filter_)
 
     def detach(self, interface: Interface) -> None:
         """Leave the interface as it was before `attach`."""
-        for filter_ in self._ours(interface):
-            self._tc.delete_filter(interface, _EGRESS, filter_)
+        for direction, filter_ in self._all_of_ours(interface):
+            self._tc.delete_filter(interface, direction.value, filter_)
         record = self._record(interface)
         if not record.exists():
             return
-        if self._has_clsact(interface) and not self._filters_of_others(interface):
+        is_used = any(self._filters(interface, direction)[1] for direction in Direction)
+        if self._has_clsact(interface) and not is_used:
             self._tc.delete_qdisc(interface, _CLSACT)
         with os_errors(f"{record}"):
             record.unlink(missing_ok=True)
@@ -118,7 +133,7 @@ class EgressFilter:
             if error.number != errno.EEXIST:
                 raise
             if not self._has_clsact(interface):
-                # It has no egress: the kernel would attach our filter to its ingress.
+                # It has no egress: the kernel would attach a filter for that to its ingress.
                 raise KernelError(f"add clsact to {interface.name}, which has a qdisc ingress", errno.EEXIST) from error
 
     def _has_clsact(self, interface: Interface) -> bool:
@@ -126,16 +141,13 @@ class EgressFilter:
         qdiscs = self._tc.qdiscs().get(interface.index, [])
         return any(qdisc.kind == _CLSACT.kind and qdisc.parent == _CLSACT.parent for qdisc in qdiscs)
 
-    def _ours(self, interface: Interface) -> list[Filter]:
-        return self._filters(interface)[0]
+    def _all_of_ours(self, interface: Interface) -> list[tuple[Direction, Filter]]:
+        return [(direction, one) for direction in Direction for one in self._filters(interface, direction)[0]]
 
-    def _filters(self, interface: Interface) -> tuple[list[Filter], list[Filter]]:
-        """Ours and those of others, at the egress."""
-        filters = self._tc.filters(interface, _EGRESS)
+    def _filters(self, interface: Interface, direction: Direction) -> tuple[list[Filter], list[Filter]]:
+        """Ours and those of others."""
+        filters = self._tc.filters(interface, direction.value)
         return [one for one in filters if _is_ours(one)], [one for one in filters if not _is_ours(one)]
-
-    def _filters_of_others(self, interface: Interface) -> list[Filter]:
-        return [*self._tc.filters(interface, _EGRESS), *self._tc.filters(interface, _INGRESS)]
 
     def _record(self, interface: Interface) -> Path:
         return self._directory / f"clsact-{interface.index}"
