@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -57,15 +58,24 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A running origin server, its documents, and where those that it receives are."""
+    """A running origin server, its documents, and where those are that it is receiving."""
 
     process: Process
     documents: Path
+    arriving: Path
 
     @property
     def uploads(self) -> Path:
-        """The directory of what clients upload."""
+        """The directory of what clients have uploaded."""
         return self.documents / "uploads"
+
+    def received(self) -> int:
+        """Bytes of the uploads that are not complete yet."""
+        size = 0
+        for file in self.arriving.iterdir():
+            with suppress(FileNotFoundError):  # complete by now
+                size += file.stat().st_size
+        return size
 
     def add(self, size: int) -> Document:
         """A new document of `size` random bytes; random, so that no program on the way can shrink it."""
@@ -105,4 +115,4 @@ def start_origin(host: Host) -> Origin:
     # -e: else nginx complains about the compiled-in log file before it has read the configuration.
     process = host.start("nginx", "nginx", "-e", "stderr", "-c", config)
     process.wait_until(lambda: host.listens(_PORT), f"listening on port {_PORT}")
-    return Origin(process, documents)
+    return Origin(process, documents, host.directory / "body")

@@ -53,6 +53,11 @@ class Upload:
             output=self._figures,
         )
 
+    @property
+    def running(self) -> bool:
+        """Whether curl still runs."""
+        return self._process.exit_status is None
+
     def wait(self, timeout: float = 120.0) -> UploadResult:
         """Wait up to `timeout` seconds for the end. Raises LabError if it does not come."""
         return self._result(self._process.wait(timeout))

@@ -143,10 +143,12 @@ def test_client_below_its_rate_is_told_nothing(program: UplinkProgram, sent: Cal
 
 def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
     program.set_shares({1: SLOW})
-    program.assign({ends(): 1}, forgiven=60.0)
-    sent(segment(0))
-    large = segment(1000 * KIB)
-    assert sent(large) == bytes(large)
+    program.assign({ends(): 1}, forgiven=0.5)
+    assert sent(segment(0)).endswith(BACKUP)
+    program.remind()
+    assert sent(segment(1000 * KIB)).endswith(BACKUP)
+    time.sleep(0.5)
+    assert sent(segment(1000 * KIB)).endswith(REGULAR)
 
 
 @pytest.mark.parametrize(

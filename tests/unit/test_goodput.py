@@ -12,7 +12,7 @@ CELL = Cell("native", "bbr", (0, 0), (1.0, 40.0), "ours")
 
 
 def figures(percent: float, gap: float, *, intact: bool = True) -> Figures:
-    return Figures(percent, gap, 0.0, 1.0, 1000.4, intact, {"TcpRetransSegs": 1})
+    return Figures(percent, gap, 0.0, 0.0, 1.0, 1000.4, intact, {"TcpRetransSegs": 1})
 
 
 def test_spread_of_a_cell_ends_with_the_lowest_goodput_and_the_longest_gap() -> None:

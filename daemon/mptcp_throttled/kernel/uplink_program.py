@@ -18,7 +18,10 @@ from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
 
 FORGIVEN_SECONDS: Final = 1.0
-"""What a client sends for so long after the beginning of a cap had been queued there before, and costs nothing."""
+"""What a client sends for so long after the beginning of a cap had been queued there before, and costs nothing.
+
+Meanwhile the subflow is a backup.
+"""
 
 _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
@@ -94,7 +97,8 @@ class UplinkProgram:
     def assign(self, shares: Mapping[FourTuple, int], forgiven: float = FORGIVEN_SECONDS) -> None:
         """Throttle the uplinks of subflows to the rates of these shares; 0: free them, as `remove_shares` does.
 
-        What new ones send for `forgiven` seconds costs nothing. Raises KernelError; then any part may have been done.
+        New ones are backups for `forgiven` seconds, in which what they send costs nothing. Raises KernelError; then any
+        part may have been done.
         """
         counts_from = time.monotonic_ns() + round(forgiven * 1e9)
         records = [pack_ends(ends) + _key(share) for ends, share in shares.items()]

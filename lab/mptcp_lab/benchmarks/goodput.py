@@ -1,8 +1,9 @@
-"""What a cap costs the user: goodput with no cap, with the seed's method (HTB alone) and with ours.
+"""What a cap costs the user: goodput with no cap, with the usual method and with ours.
 
-Each transfer is a download through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s). The rates begin with the
-connection, or in mid-transfer, and end in mid-transfer. Permitted is the payload of the sum of both rates: 1428 of 1514
-bytes of every full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS 20).
+Each transfer is a download or an upload through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s; 40 for uploads). The
+usual method is the seed's for downloads (HTB alone), for uploads that of traffic shapers: HTB on an IFB device (`ifb`).
+The rates begin with the connection, or in mid-transfer, and end in mid-transfer. Permitted is the payload of the sum of
+both rates: 1428 of 1514 bytes of every full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS 20).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
-from itertools import count, groupby, pairwise, product
+from functools import partial
+from itertools import chain, count, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -29,6 +31,7 @@ from mptcp_lab.benchmarks.stock_kernels import (
     set_up_guest,
 )
 from mptcp_lab.download import Download
+from mptcp_lab.host import Host
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.percentiles import percentile
@@ -38,13 +41,20 @@ from mptcp_lab.scenario.sampler import PathMeter, Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_lab.upload import Upload
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.uplink_program import FORGIVEN_SECONDS
 
 DELAYS: Final = ((0, 0), (5, 15), (15, 50))
-CAPS: Final = ((1.0, 40.0), (4.0, 20.0), (0.25, 10.0))
-VARIANTS: Final = ("none", "seed", "ours")
+CAPS: Final = {
+    "down": ((1.0, 40.0), (4.0, 20.0), (0.25, 10.0)),
+    # Uploads have a cap on Ethernet; the other rate is that of the Wi-Fi.
+    "up": ((1.0, 40.0), (4.0, 40.0), (0.25, 40.0)),
+}
+VARIANTS: Final = {"down": ("none", "seed", "ours"), "up": ("none", "ifb", "ours")}
 BEGINS: Final = ("mid-transfer", "connection")
 
+_UPLINK_WIFI: Final = Rate(40_000_000)
 PAYLOAD_PART: Final = 1428 / 1514
 """Of every full frame."""
 
@@ -52,13 +62,14 @@ PAYLOAD_PART: Final = 1428 / 1514
 # queue of as much; a transfer throttled before that has not reached its full rate yet.
 _BEFORE_SECONDS: Final = 6.0
 _AFTER_SECONDS: Final = 1.5
-_DRAIN_SECONDS: Final = 1.5  # DRAIN_NS of throttle.bpf.c
+_DRAIN_SECONDS: Final = {"down": 1.5, "up": FORGIVEN_SECONDS}  # DRAIN_NS of throttle.bpf.c
 _POLL_SECONDS: Final = 0.01
 _COUNTERS_SECONDS: Final = 10.0
 _LOW_IS_BAD: Final = "percent_of_permitted"
 _COLUMNS: Final = {
     _LOW_IS_BAD: ("% of the permitted", 1),
     "start_gap": ("gap at begin, s", 3),
+    "hold_gap": ("gap in between, s", 3),
     "end_gap": ("gap at end, s", 3),
     "worst_window": ("5 s / cap", 3),
     "start_excess": ("excess of drain, B", None),
@@ -76,6 +87,7 @@ class Cell:
     caps: tuple[float, float]
     variant: str
     begin: str = BEGINS[0]
+    direction: str = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,7 @@ class Figures:
 
     percent_of_permitted: float
     start_gap: float
+    hold_gap: float
     end_gap: float
     worst_window: float
     start_excess: float
@@ -111,45 +124,78 @@ class Bench:
         return Services(self._lab.proxy, name=next(self._names), linger="300ms", daemon=settings, tuning=tuning)
 
     def transfer(self, services: Services, cell: Cell, seconds: float) -> Figures:
-        """One download, on which the rates are for `seconds`."""
-        at_once = cell.begin == "connection"
+        """One download or upload, on which the rates are for `seconds`."""
+        at_once, is_up = cell.begin == "connection", cell.direction == "up"
         slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
         wifi, ethernet = WIFI_FIRST
-        services.configure((replace(wifi, limit=fast), replace(ethernet, cap=slow)))
+        if is_up:
+            services.configure((wifi, replace(ethernet, cap=None, uplink_cap=slow)))
+        else:
+            services.configure((replace(wifi, limit=fast), replace(ethernet, cap=slow)))
         services.ask("reload")
         capped = cell.variant != "none"
-        _throttle(services, on=capped and at_once)
+        throttle = partial(self._shape, slow) if cell.variant == "ifb" else partial(_throttle, services)
+        _throttle(services, on=False)
+        throttle(on=capped and at_once)
+        drain = _DRAIN_SECONDS[cell.direction]
         permitted = sum(cell.caps) * 1e6 * PAYLOAD_PART
-        links = (ETHERNET.rate.bits_per_second + WIFI.rate.bits_per_second) * PAYLOAD_PART
+        links = (ETHERNET.rate.bits_per_second + self._lab.topology.wifi.rate.bits_per_second) * PAYLOAD_PART
         meanwhile = permitted if capped else links
         size = int(links * (_BEFORE_SECONDS + _AFTER_SECONDS + 1) + meanwhile * (seconds + 1)) // 8
         with (
             PathMeter(self._lab.client, [ETHERNET.interface]) as meter,
             Sampler({"proxy": self._lab.proxy.namespace}, (), _COUNTERS_SECONDS, 0.0, sockets=False) as sampler,
         ):
-            download = Download(self._lab, self._lab.client, self._document(size))
+            transfer, delivered_bytes = self._start_upload(size) if is_up else self._start_download(size)
             wait_until(lambda: len(services.subflows()) == 2, "two subflows")
-            with _Delivery(download) as delivered:
+            with _Delivery(delivered_bytes) as delivered:
                 if not at_once:
-                    _pass(_BEFORE_SECONDS, download)
+                    _pass(_BEFORE_SECONDS, transfer)
                 begins = time.monotonic()
-                _throttle(services, on=capped)
+                throttle(on=capped)
                 began = time.monotonic()
-                _pass(seconds + 1, download)
+                _pass(seconds + 1, transfer)
                 ended = time.monotonic()
-                _throttle(services, on=False)
-                _pass(_AFTER_SECONDS, download)
-            result = download.wait(10 * (size * 8 / permitted))
-            received = meter.received(ETHERNET.interface)
+                throttle(on=False)
+                _pass(_AFTER_SECONDS, transfer)
+            result = transfer.wait(10 * (size * 8 / permitted))
+            path = meter.sent(ETHERNET.interface) if is_up else meter.received(ETHERNET.interface)
         carried = delivered.between(began + 1, ended)
         return Figures(
             100 * carried * 8 / (ended - began - 1) / permitted,
             delivered.longest_gap(begins, began + 3),
+            delivered.longest_gap(began + 3, ended),
             delivered.longest_gap(ended, ended + _AFTER_SECONDS),
-            _worst_window(received, began + _DRAIN_SECONDS, ended) * MEGA / slow.bits_per_second,
-            received.at(began + _DRAIN_SECONDS) - received.at(began) - slow.bytes_per_second * _DRAIN_SECONDS,
+            _worst_window(path, began + drain, ended) * MEGA / slow.bits_per_second,
+            path.at(began + drain) - path.at(began) - slow.bytes_per_second * drain,
             result.intact,
             {name: value for name, value in sampler.counters["proxy"].items() if value},
+        )
+
+    def _start_download(self, size: int) -> tuple[Download, Callable[[], int]]:
+        download = Download(self._lab, self._lab.client, self._document(size))
+        return download, lambda: download.received
+
+    def _start_upload(self, size: int) -> tuple[Upload, Callable[[], int]]:
+        return Upload(self._lab, self._lab.client, self._origin, size), self._origin.received
+
+    def _shape(self, rate: Rate, *, on: bool) -> None:
+        """What comes from the client's Ethernet address passes HTB on an IFB device, as traffic shapers do it."""
+        proxy, client = self._lab.proxy, self._lab.client.address(ETHERNET, 4)
+        if not on:
+            proxy.run("tc", "qdisc", "del", "dev", "eth0", "ingress", check=False)
+            proxy.run("ip", "link", "del", "ifb0", check=False)
+            return
+        proxy.run("ip", "link", "add", "ifb0", "up", "type", "ifb")
+        proxy.tc(
+            [
+                "qdisc add dev ifb0 root handle 1: htb default 1",
+                f"class add dev ifb0 parent 1: classid 1:1 htb rate {rate}",
+                "qdisc add dev ifb0 parent 1:1 pfifo limit 50",
+                "qdisc add dev eth0 ingress",
+                f"filter add dev eth0 ingress protocol ip u32 match ip src {client}"
+                " action mirred egress redirect dev ifb0",
+            ]
         )
 
     def _document(self, size: int) -> Document:
@@ -166,21 +212,30 @@ def _throttle(services: Services, *, on: bool) -> None:
 
 
 @contextmanager
-def bench(cc: str, delay: tuple[int, int]) -> Iterator[Bench]:
+def bench(cc: str, delay: tuple[int, int], direction: str = "down") -> Iterator[Bench]:
     """Build the hosts; `delay` is that of Ethernet and Wi-Fi, in milliseconds."""
-    with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
-        lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc})
-        delay_links(lab, delay)
+    wifi = replace(WIFI, rate=_UPLINK_WIFI) if direction == "up" else WIFI
+    with build(Topology(clients=(ClientSpec(families=(4,)),), wifi=wifi)) as lab:
+        sender = lab.client if direction == "up" else lab.proxy
+        sender.sysctl({"net/ipv4/tcp_congestion_control": cc})
+        delay_links(lab, delay, direction)
         start_squid(lab.proxy)
         yield Bench(lab, start_origin(lab.origin))
 
 
-def delay_links(lab: Lab, delay: tuple[int, int]) -> None:
-    """Delay what the client sends over Ethernet and Wi-Fi by so many milliseconds. Takes netem."""
+def delay_links(lab: Lab, delay: tuple[int, int], direction: str = "down") -> None:
+    """Delay the acknowledgments of what is sent in that direction over Ethernet and Wi-Fi by so many milliseconds.
+
+    Takes netem.
+    """
     for link, milliseconds in zip((ETHERNET, WIFI), delay, strict=True):
         if milliseconds:
-            # Below the token bucket, as the bottleneck's queue comes before the distance.
-            lab.client.tc([f"qdisc replace dev {link.interface} root netem delay {milliseconds}ms limit 5000"])
+            # In place of the token bucket, which acknowledgments do not need.
+            host: Host = lab.client
+            interface = link.interface
+            if direction == "up":
+                host, interface = lab.router, f"{lab.client.name}-{link.interface}"
+            host.tc([f"qdisc replace dev {interface} root netem delay {milliseconds}ms limit 5000"])
 
 
 def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> Iterator[tuple[Cell, Figures]]:
@@ -195,7 +250,7 @@ def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> I
         variants.setdefault(cell.variant, []).append(cell)
     order = list(variants) * repeats
     shuffle(order)
-    with bench(cells[0].cc, cells[0].delay) as here:
+    with bench(cells[0].cc, cells[0].delay, cells[0].direction) as here:
         for variant, turns in groupby(order):
             with here.services(variant) as services:
                 for _ in turns:
@@ -204,16 +259,16 @@ def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> I
                         yield cell, here.transfer(services, cell, seconds)
 
 
-def _pass(seconds: float, download: Download) -> None:
-    """Wait for `seconds`, or until the download ends."""
+def _pass(seconds: float, transfer: Download | Upload) -> None:
+    """Wait for `seconds`, or until the transfer ends."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until and download.running:
+    while time.monotonic() < until and transfer.running:
         time.sleep(_POLL_SECONDS)
 
 
-def _worst_window(received: Curve, began: float, ended: float) -> float:
+def _worst_window(path: Curve, began: float, ended: float) -> float:
     starts = [began + 0.25 * n for n in range(int(max(ended - began - 5, 0) / 0.25) + 1)]
-    return max(received.mbps(start, min(start + 5, ended)) for start in starts)
+    return max(path.mbps(start, min(start + 5, ended)) for start in starts)
 
 
 class _Delivery(Background):
@@ -222,14 +277,14 @@ class _Delivery(Background):
     So a slow call of the daemon in the main thread is not taken for a gap.
     """
 
-    def __init__(self, download: Download) -> None:
-        self._download = download
+    def __init__(self, received: Callable[[], int]) -> None:
+        self._received = received
         self._samples: list[tuple[float, int]] = []
         super().__init__("delivery")
 
     def _run(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
-            self._samples.append((time.monotonic(), self._download.received))
+            self._samples.append((time.monotonic(), self._received()))
 
     def between(self, began: float, ended: float) -> int:
         """The bytes received in that time."""
@@ -303,21 +358,27 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
     parser.add_argument("--cc", nargs="+", choices=CONGESTION_CONTROLS, default=CONGESTION_CONTROLS)
     parser.add_argument("--delays", nargs="+", type=delay_pair, default=DELAYS, metavar="MS+MS")
-    parser.add_argument("--caps", nargs="+", type=number_pair, default=CAPS, metavar="MBPS+MBPS")
+    parser.add_argument("--direction", choices=tuple(CAPS), default="down", help="default: %(default)s")
+    parser.add_argument("--caps", nargs="+", type=number_pair, metavar="MBPS+MBPS")
     parser.add_argument("--begins", nargs="+", choices=BEGINS, default=BEGINS, help="when the rates begin")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--variants", nargs="+", choices=sorted({*chain(*VARIANTS.values())}))
     parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.caps = options.caps or CAPS[options.direction]
+    options.variants = options.variants or VARIANTS[options.direction]
+    if not {*options.variants} <= {*VARIANTS[options.direction]}:
+        parser.error(f"--variants of {options.direction}: allowed: {', '.join(VARIANTS[options.direction])}")
     set_up_guest()
     results: list[tuple[Cell, Figures]] = []
     for kernel, cc, delay in product(("native",) if options.quick else options.kernels, options.cc, options.delays):
         if lacking := missing(kernel, delay, cc):
             print(f"{kernel} {cc} {pair_text(delay)}: this kernel has no {lacking} for namespaces", file=sys.stderr)
         elif options.inside or kernel == "native":
-            cells = [Cell(kernel, cc, delay, *rest) for rest in product(options.caps, options.variants, options.begins)]
+            varied = product(options.caps, options.variants, options.begins, (options.direction,))
+            cells = [Cell(kernel, cc, delay, *rest) for rest in varied]
             results += _measure_here(cells, options)
         else:
             results += _measure_in_guest(kernel, cc, delay)
@@ -340,8 +401,8 @@ def _measure_in_guest(kernel: str, cc: str, delay: tuple[int, int]) -> list[tupl
     except LabError:
         return []
     return [
-        (Cell(kernel, cc, delay, tuple(caps), variant, begin), Figures(*figures))
-        for (_, _, _, caps, variant, begin), figures in results
+        (Cell(kernel, cc, delay, tuple(caps), variant, begin, direction), Figures(*figures))
+        for (_, _, _, caps, variant, begin, direction), figures in results
     ]
 
 

@@ -306,7 +306,12 @@ int throttle_uplinks(struct __sk_buff *skb)
 	bytes = newly_acknowledged(uplink, &segment);
 	uplink->bytes += bytes;
 	share = bpf_map_lookup_elem(&shares, &uplink->share);
-	told = share && in_debt(share, now < uplink->counts_from ? 0 : bytes, now) ? BACKUP : REGULAR;
+	if (!share)
+		told = REGULAR;
+	else if (now < uplink->counts_from)
+		told = BACKUP;
+	else
+		told = in_debt(share, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || is_ignored(uplink, now)))
 		police(uplink, share, now);
@@ -392,7 +397,7 @@ struct reminding {
 static __always_inline bool is_due(const struct uplink *uplink, const struct share *share, __u64 now)
 {
 	if (uplink->told == BACKUP)
-		return !share || share->paid_at <= now;
+		return !share || (share->paid_at <= now && uplink->counts_from <= now);
 	return uplink->told == REGULAR && uplink->repeats < MAX_REPEATS && uplink->bytes == uplink->bytes_when_told &&
 	       now - uplink->told_at > REPEAT_NS;
 }
