@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 _PROGRAM: Final = "run-demo"
 _WIDTH: Final = 120
 _NETWORKS: Final = {"ethernet": "Ethernet", "wifi": "Wi-Fi"}
-SITUATIONS: Final = ("plain-tcp", "mptcp-uncapped", "capped-1mbit", "rate-change", "backup", "wifi-lost")
+SITUATIONS: Final = (
+    *("plain-tcp", "mptcp-uncapped", "capped-1mbit", "rate-change", "backup", "wifi-lost"),
+    "upload-capped",
+)
 """The scenarios, in the order in which they are run."""
 
 

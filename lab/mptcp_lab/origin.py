@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ENDLESS: Final = 10**11
 """Bytes of a document that nobody receives to its end: 3 hours at the rate of both access links."""
 
-_PORT: Final = 80
+PORT: Final = 80
 _CHUNK: Final = 2**20
 
 _CONFIG: Final = """\
@@ -80,13 +80,7 @@ class Origin:
     def add(self, size: int) -> Document:
         """A new document of `size` random bytes; random, so that no program on the way can shrink it."""
         name = f"{size}-{len(list(self.documents.iterdir()))}.bin"
-        digest = hashlib.sha256()
-        with (self.documents / name).open("wb") as file:
-            for start in range(0, size, _CHUNK):
-                chunk = random.randbytes(min(_CHUNK, size - start))  # noqa: S311
-                digest.update(chunk)
-                file.write(chunk)
-        return Document(name, size, digest.hexdigest())
+        return Document(name, size, write_random(self.documents / name, size))
 
     def add_zeros(self, size: int) -> str:
         """The name of a new document of `size` zeros, which takes no room and no time."""
@@ -94,6 +88,17 @@ class Origin:
         with (self.documents / name).open("wb") as file:
             file.truncate(size)
         return name
+
+
+def write_random(path: Path, size: int) -> str:
+    """Make a file of `size` random bytes; their SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for start in range(0, size, _CHUNK):
+            chunk = random.randbytes(min(_CHUNK, size - start))  # noqa: S311
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
 
 
 def endless(origin: Origin) -> Document:
@@ -111,8 +116,8 @@ def start_origin(host: Host) -> Origin:
     uploads.mkdir(parents=True)
     uploads.chmod(0o777)  # nginx's workers are nobody
     config = host.directory / "nginx.conf"
-    config.write_text(_CONFIG.format(directory=host.directory, documents=documents, port=_PORT), encoding="ascii")
+    config.write_text(_CONFIG.format(directory=host.directory, documents=documents, port=PORT), encoding="ascii")
     # -e: else nginx complains about the compiled-in log file before it has read the configuration.
     process = host.start("nginx", "nginx", "-e", "stderr", "-c", config)
-    process.wait_until(lambda: host.listens(_PORT), f"listening on port {_PORT}")
+    process.wait_until(lambda: host.listens(PORT), f"listening on port {PORT}")
     return Origin(process, documents, host.directory / "body")

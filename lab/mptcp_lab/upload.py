@@ -5,10 +5,10 @@ from __future__ import annotations
 import filecmp
 import itertools
 import json
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.origin import write_random
 from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.squid import PORT
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mptcp_lab.origin import Origin
     from mptcp_lab.topology import Client, Family, Lab
 
-_CHUNK: Final = 2**20
 _serial: Final = itertools.count()
 
 
@@ -40,9 +39,7 @@ class Upload:
         name = f"upload-{next(_serial)}"
         self._sent, self._stored = client.directory / f"{name}.bin", origin.uploads / name
         self._figures = client.directory / f"{name}.json"
-        with self._sent.open("wb") as file:
-            for start in range(0, size, _CHUNK):
-                file.write(random.randbytes(min(_CHUNK, size - start)))  # noqa: S311
+        write_random(self._sent, size)
         proxy, server = in_url(lab.proxy_address(family)), in_url(lab.origin_address(family))
         self._process = client.start(
             name,

@@ -52,8 +52,8 @@ def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> N
     assert all(experiment.scenario.report for experiment in experiments)
 
 
-def test_project_has_the_demo_and_the_sets_of_five_seeds() -> None:
-    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3", "s4"}
+def test_project_has_the_demo_the_sets_of_five_seeds_and_uploads() -> None:
+    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3", "s4", "uplink"}
 
 
 def test_load_fills_in_defaults(tmp_path: Path) -> None:

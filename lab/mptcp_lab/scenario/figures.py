@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab import origin
 from mptcp_lab.percentiles import percentile
 from mptcp_lab.scenario.plan import Addresses, server_port
 from mptcp_lab.scenario.recording import MEGA, interface_curves, moments, received_curve
@@ -76,12 +77,14 @@ def _volume(scenario: Scenario, recording: Recording, figure: FigureSection, sta
 def _samples_of(scenario: Scenario, recording: Recording, flow_name: str) -> list[SubflowSample]:
     """Samples of the sockets at which a flow arrives."""
     flow = scenario.flows[flow_name]
-    port = server_port(scenario, flow_name)
+    is_upload = scenario.is_upload(flow_name)
+    port = origin.PORT if is_upload else server_port(scenario, flow_name)
+    is_server = flow.via is None or is_upload
     return [
         sample
         for sample in recording.subflows
         if sample.host == flow.receiver
-        and (sample.socket.local_port == port if flow.via is None else sample.socket.remote_port == PORT)
+        and (sample.socket.local_port == port if is_server else sample.socket.remote_port == PORT)
     ]
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.origin import write_random
 from mptcp_lab.scenario.plan import (
     curl_arguments,
     document_size,
@@ -46,15 +47,19 @@ class Flow:
         self._process: Process | None = None
         self._url = ""
         self._sent: Path | None = None  # what is sent, if what arrives is compared with it
+        self._figures = world.directory / f"{name}.json"
+        self._received = world.directory / f"{name}.received"
         if self._flow.via is None:
             self._serve()
+        elif origin is not None and scenario.is_upload(name):
+            self._sent, self._received = world.directory / f"{name}.sent", origin.uploads / name
+            write_random(self._sent, document_size(scenario, name))
+            self._url = origin_url(scenario, name, f"uploads/{name}")
         elif origin is not None:
             size, checked = document_size(scenario, name), self._flow.check or not self.limited
             document = origin.add(size).name if checked else origin.add_zeros(size)
             self._sent = origin.documents / document if checked else None
             self._url = origin_url(scenario, name, document)
-        self._figures = world.directory / f"{name}.json"
-        self._received = world.directory / f"{name}.received"
 
     def start(self) -> None:
         """Start it now."""
@@ -65,8 +70,10 @@ class Flow:
             seconds = self._flow.duration or self._scenario.duration - self._flow.start
             argv = iperf_arguments(self._scenario, self.name, seconds)
         else:
-            output = "/dev/null" if self._sent is None else str(self._received)
-            host, argv = self._flow.receiver, curl_arguments(self._scenario, self.name, self._url, PORT, output)
+            is_upload = self._scenario.is_upload(self.name)
+            file = "/dev/null" if self._sent is None else str(self._sent if is_upload else self._received)
+            host = self._scenario.client_of(self.name)
+            argv = curl_arguments(self._scenario, self.name, self._url, PORT, file)
         self._process = self._world.hosts[host].start(f"flow-{self.name}", *argv, output=self._figures)
         self.began = time.monotonic()
 
@@ -106,7 +113,8 @@ class Flow:
         except ValueError:
             return FlowResult(None, None)  # a signal ends a program before it writes them
         if self._flow.via is not None:
-            return FlowResult(figures["time_total"], figures["size_download"])
+            size = figures["size_upload" if self._scenario.is_upload(self.name) else "size_download"]
+            return FlowResult(figures["time_total"], size)
         if self.limited:
             return FlowResult(figures["seconds"], figures["bytes"])
         received = figures.get("end", {}).get("sum_received", {})

@@ -387,13 +387,16 @@ def send_arguments(scenario: Scenario, name: str) -> list[str]:
     return arguments if source is None else [*arguments, source]
 
 
-def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int, output: str = "/dev/null") -> list[str]:
-    """The command line of the receiver of a flow through Squid, which writes what arrives to the file `output`."""
+def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int, file: str = "/dev/null") -> list[str]:
+    """The command line of the client of a flow through Squid, which uploads the file, or writes what arrives to it."""
     flow = scenario.flows[name]
     addresses = Addresses(scenario)
     proxy = in_url(addresses.first(flow.via or "", flow.family))
-    command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}", "--output", output]
-    if flow.over is not None and (source := addresses.on(flow.receiver, flow.family, flow.over)) is not None:
+    # Without the header, for whose answer curl would wait a second.
+    what = ["--header", "Expect:", "--upload-file"] if scenario.is_upload(name) else ["--output"]
+    command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}", *what, file]
+    client = scenario.client_of(name)
+    if flow.over is not None and (source := addresses.on(client, flow.family, flow.over)) is not None:
         command += ["--interface", source]
     return [*_preload(flow), *command, "--proxy", f"http://{proxy}:{proxy_port}", url]
 
@@ -406,9 +409,10 @@ def document_size(scenario: Scenario, name: str) -> int:
 
 
 def origin_url(scenario: Scenario, name: str, document: str) -> str:
-    """Where the document of a flow through Squid is."""
+    """Where the document of a flow through Squid is, or will be."""
     flow = scenario.flows[name]
-    return f"http://{in_url(Addresses(scenario).first(flow.sender, flow.family))}/{document}"
+    origin = flow.receiver if scenario.is_upload(name) else flow.sender
+    return f"http://{in_url(Addresses(scenario).first(origin, flow.family))}/{document}"
 
 
 def _preload(flow: FlowSection) -> list[str]:

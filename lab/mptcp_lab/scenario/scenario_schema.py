@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from pydantic import AfterValidator, Field, PlainValidator
 
 from mptcp_lab.scenario.quantities import Amount, Moment, MomentText, Percent, Queue, QueueText, number
+from mptcp_throttle.config.schema import UplinkSection
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -212,6 +213,7 @@ class ThrottledNetwork(Section):
     preference: Annotated[int, whole(1, 1000)]
     cap: RateText | None = None
     limit: RateText | None = None
+    uplink: UplinkSection = UplinkSection()
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
 
 
@@ -237,8 +239,9 @@ class ControllerSection(Section):
 class FlowSection(Section):
     """Data from `sender` to `receiver`: a file through Squid and `via`, or by iperf3 directly.
 
-    Without a `size`, the flow goes on until the run ends, or for its `duration`. `check`: what arrives through Squid is
-    compared with what was sent, as it always is without a `size`.
+    Through Squid, one of them is the origin server: a download comes from it, an upload goes to it. Without a `size`,
+    the flow goes on until the run ends, or for its `duration`. `check`: what arrives through Squid is compared with
+    what was sent, as it always is without a `size`, and of an upload.
     """
 
     sender: HostName = Field(alias="from")
@@ -477,6 +480,15 @@ class Scenario(Network):
         """The part of the run in which a figure is measured."""
         return figure if figure.window is None else self.windows[figure.window]
 
+    def is_upload(self, flow: str) -> bool:
+        """Whether the flow goes through Squid to the origin server."""
+        section = self.flows[flow]
+        return section.via is not None and Program.ORIGIN in self.hosts[section.receiver].run
+
+    def client_of(self, flow: str) -> HostName:
+        """The end of a flow through Squid that asks for it."""
+        return self.flows[flow].sender if self.is_upload(flow) else self.flows[flow].receiver
+
     def host_running(self, program: Program) -> str | None:
         """The host that runs the program."""
         return next((name for name, host in self.hosts.items() if program in host.run), None)
@@ -596,11 +608,13 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if flow.via is not None:
             if Program.SQUID not in scenario.hosts[flow.via].run:
                 yield (*keys, "via"), "this host does not run squid"
-            if Program.ORIGIN not in scenario.hosts[flow.sender].run:
-                yield (*keys, "from"), "this host does not run origin"
+            if Program.ORIGIN not in scenario.hosts[flow.sender].run + scenario.hosts[flow.receiver].run:
+                yield (*keys, "from"), "neither this host nor the other one runs origin"
             rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
             if flow.size is None and None in rates:
                 yield (*keys, "size"), "is required where a link of the receiver has no rate"
+            if flow.size is None and scenario.is_upload(name):
+                yield (*keys, "size"), "is required of an upload"
             if flow.protocol not in {Protocol.MPTCP, Protocol.TCP}:
                 yield (*keys, "protocol"), "allowed with via: mptcp, tcp"
         elif flow.check:
