@@ -199,8 +199,9 @@ class Services:
 
     @property
     def records(self) -> list[str]:
-        """The names of the daemon's files that hold saved qdiscs."""
-        return sorted(path.name for path in self.sockets.daemon.parent.glob("original-qdisc-*"))
+        """The names of the daemon's files that say what it has changed at interfaces."""
+        directory = self.sockets.daemon.parent
+        return sorted(path.name for pattern in ("original-qdisc-*", "clsact-*") for path in directory.glob(pattern))
 
     def wait_ready(self, timeout: float = 15.0) -> None:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""

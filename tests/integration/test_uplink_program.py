@@ -312,3 +312,15 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(
     while program.uplinks():
         program.remind()
     assert program.counters().repeated == 6
+
+
+def test_subflow_that_has_ended_is_forgotten_at_once(program: UplinkProgram, sent: Callable[[Packet], bytes]) -> None:
+    ended, other = ends(), ends(port=40001)
+    throttle(program, ended, other)
+    sent(segment(0, ended))
+    sent(segment(100 * KIB, ended))
+    program.assign({ended: 0})
+    program.forget([ended, ends(port=40002)])
+    program.remind()
+    assert program.uplinks().keys() == {other}
+    assert program.counters().repeated == 0

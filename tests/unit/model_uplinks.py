@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -44,6 +44,12 @@ class ModelUplinks:
                 raise KernelError(f"throttle {ends.client}", errno.E2BIG)
             else:
                 self.throttled[ends] = throttle
+
+    def forget(self, ended: Collection[FourTuple]) -> None:
+        self._call("forget")
+        for ends in ended:
+            self.throttled.pop(ends, None)
+        self.untold = max(self.untold - len(ended), 0)
 
     def detach_if_told(self) -> bool:
         self._call("detach_if_told")

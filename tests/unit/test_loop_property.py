@@ -42,7 +42,9 @@ REFUSALS = st.sets(
     ),
     max_size=3,
 )
-UPLINK_REFUSALS = st.sets(st.sampled_from(["attach", "throttle", "detach_if_told", ends("10.1.0.1"), ends("10.1.0.2")]))
+UPLINK_REFUSALS = st.sets(
+    st.sampled_from(["attach", "throttle", "forget", "detach_if_told", ends("10.1.0.1"), ends("10.1.0.2")])
+)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("join"), NUMBERS, st.booleans()),

@@ -72,8 +72,8 @@ def test_nothing_is_attached_while_no_uplink_is_throttled(world: World) -> None:
 
 
 def test_uplink_is_throttled_at_once(world: World) -> None:
-    assert world.step(ONE) == ["attach", "throttle"]
-    assert world.step(OTHER) == ["throttle"]
+    assert world.step(ONE) == ["attach", "forget", "throttle"]
+    assert world.step(OTHER) == ["forget", "throttle"]
     assert world.kernel.tried == [{OTHER}]
     assert world.applied == {*world.kernel.throttled} == {ONE, OTHER}
 
@@ -102,8 +102,8 @@ def test_change_by_others_is_nothing_to_us_while_no_uplink_is_throttled(world: W
 @pytest.mark.parametrize("how", ["freed", "ended"])
 def test_filter_goes_when_the_last_client_has_been_told(world: World, how: str) -> None:
     world.step(ONE)
-    world.kernel.untold = 1
-    assert world.step(**{how: ONE}) == ["throttle"]
+    world.kernel.untold = 1 if how == "freed" else 2
+    assert world.step(**{how: ONE}) == ["forget", "throttle"]
     assert (world.applied, world.kernel.throttled) == (set(), {})
     assert world.step_when_due() == ["detach_if_told"]
     assert world.kernel.has_filter
@@ -111,7 +111,7 @@ def test_filter_goes_when_the_last_client_has_been_told(world: World, how: str) 
     assert world.step_when_due() == ["detach_if_told"]
     assert not world.kernel.has_filter
     assert world.reconciler.next_deadline == math.inf
-    assert world.step(OTHER) == ["attach", "throttle"]
+    assert world.step(OTHER) == ["attach", "forget", "throttle"]
 
 
 def test_refused_uplink_delays_nobody_else(world: World) -> None:

@@ -108,6 +108,10 @@ class UplinkProgram:
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
+    def forget(self, ended: Collection[FourTuple]) -> None:
+        """Forget subflows that have ended. Raises KernelError."""
+        self._uplinks.delete_all([pack_ends(ends) for ends in ended])
+
     def run(self, packet: bytes) -> tuple[int, bytes]:
         """What the program does to a packet that leaves, with an Ethernet header: its verdict, and the packet then.
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from typing import Final
 
@@ -117,6 +117,15 @@ class Uplinks:
             self._program.remove_shares([self._shares[share] for share in unused])
         for share in unused:
             del self._shares[share], self._rates[share], self._sharers[share]
+
+    def forget(self, ended: Collection[FourTuple]) -> None:
+        """Forget subflows that have ended: nobody is left to be told."""
+        if self._program is None:
+            return
+        self._program.forget(ended)
+        for ends in ended:
+            self._note(ends, None)
+        self._remove_unused()
 
     def detach_if_told(self) -> bool:
         """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""

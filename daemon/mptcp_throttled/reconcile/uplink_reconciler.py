@@ -17,7 +17,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttled.clock import Clock
@@ -38,6 +38,9 @@ class UplinkKernel(Protocol):
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """Throttle the uplinks of these subflows, and free those for which it is None."""
+
+    def forget(self, ended: Collection[FourTuple]) -> None:
+        """Forget subflows that have ended: nobody is left to be told."""
 
     def detach_if_told(self) -> bool:
         """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
@@ -95,7 +98,9 @@ class UplinkReconciler:
             return {}
         due = self._missing() if is_retry else changes
         if due:
-            self._apply(due, interval)
+            ended = frozenset() if is_retry else frozenset(ends for ends, d in due.items() if d is None)
+            throttles = {ends: None if d is None else d.uplink for ends, d in due.items() if ends not in ended}
+            self._apply(throttles, ended, interval)
         elif is_retry:
             self._succeeded()
         return due
@@ -132,17 +137,23 @@ class UplinkReconciler:
             return
         self._check_due = self._clock.monotonic() + interval
 
-    def _apply(self, due: Mapping[FourTuple, Decision | None], interval: float) -> None:
+    def _apply(
+        self, throttles: Mapping[FourTuple, Throttle | None], ended: Collection[FourTuple], interval: float
+    ) -> None:
         refused: dict[str, None] = {}
-        throttles = {ends: None if decision is None else decision.uplink for ends, decision in due.items()}
+        try:
+            self._kernel.forget(ended)
+            self._note(dict.fromkeys(ended))
+        except KernelError as error:
+            refused[str(error)] = None
         try:
             self._kernel.throttle(throttles)
             self._note(throttles)
         except KernelError:
             for ends, throttle in throttles.items():
-                error = self._apply_one(ends, throttle)
-                if error is not None:
-                    refused[str(error)] = None
+                failed = self._apply_one(ends, throttle)
+                if failed is not None:
+                    refused[str(failed)] = None
         if refused:
             self.errors = tuple(refused)
             self._delay_retry(interval)

@@ -1,17 +1,19 @@
-"""Random faults during downloads: services are killed, the kernel refuses calls, others delete our kernel objects.
+"""Random faults during transfers: services are killed, the kernel refuses calls, others delete our kernel objects.
 
 A run follows from its seed alone. After the faults the services are recovered as systemd or an operator would do it.
-Within 2 s the kernel state must be the planned or the original one; the download must complete; and at the end the
-original state must be restored.
+Within 2 s the kernel state must be the planned or the original one, and no subflow a backup at the client without a
+reason; the transfer must complete; and at the end the original state must be restored.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
@@ -23,9 +25,10 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
-from mptcp_lab.squid import start_squid
-from mptcp_lab.throttled import may_be_throttled, paced, throttled
+from mptcp_lab.squid import PORT, start_squid
+from mptcp_lab.throttled import Client, may_be_throttled, paced, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
+from mptcp_lab.upload import Upload
 from mptcp_throttle.errors import EX_INTERRUPTED
 from mptcp_throttle.model import KernelDecides, MarkMethod
 from mptcp_throttle.rpc import RpcError
@@ -34,7 +37,7 @@ from mptcp_throttle.units import Rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mptcp_lab.origin import Document
+    from mptcp_lab.origin import Document, Origin
     from mptcp_lab.process import Process
     from mptcp_lab.topology import Family, Lab
 
@@ -43,7 +46,7 @@ _BYTES: Final = 1_200_000
 _ETHERNET: Final = replace(ETHERNET, rate=Rate(4_000_000))
 _WIFI: Final = replace(WIFI, rate=Rate(6_000_000))
 _CAP: Final = Rate(2_000_000)
-_DOWNLOAD_SECONDS: Final = 10.0
+_TRANSFER_SECONDS: Final = 10.0
 _BETWEEN_SECONDS: Final = 2.0  # how long the kernel state may be neither the planned nor the original one
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES: Final = 30
@@ -74,6 +77,7 @@ _CALLS: Final = (
     "tc class show",
     "tc class",
     "tc filter add",
+    "tc filter add clsact",
     "iptables-legacy",
     "iptables-legacy: ",
     "iptables-legacy -t mangle -A",
@@ -93,6 +97,7 @@ _CALLS: Final = (
     "bpf link create",
     "bpf map update",
     "bpf iterator",
+    "bpf test run",
 )
 """Prefixes of the names of calls; the empty one matches all."""
 
@@ -104,6 +109,7 @@ _DELETIONS: Final = {
     "chain flushed": "iptables-legacy -t mangle -F MPTCP-THROTTLE; ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
     "sets flushed": "ipset flush mptcp-throttle-4-8080; ipset flush mptcp-throttle-6-8080",
     "rules flushed, sets destroyed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F; ipset destroy",
+    "clsact deleted": "tc qdisc del dev eth0 clsact",
     "jump deleted": "iptables-legacy -t mangle -F POSTROUTING; ip6tables-legacy -t mangle -F POSTROUTING",
 }
 _DAEMON_KILLED: Final = "daemon killed"
@@ -116,7 +122,7 @@ _WIFI_LOST: Final = "wifi lost"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens `at` seconds after the start of the download."""
+    """What happens `at` seconds after the start of the transfer."""
 
     at: float
     what: str
@@ -141,9 +147,10 @@ class Scenario:
     clean_up: bool
     start_daemon: bool
     start_sniffer: bool
+    is_upload: bool
 
     def __str__(self) -> str:
-        what = "; ".join(map(str, (*self.faults, *self.events)))
+        what = "; ".join(map(str, ("upload" if self.is_upload else "download", *self.faults, *self.events)))
         steps = {"clean-up": self.clean_up, "daemon": self.start_daemon, "sniffer": self.start_sniffer}
         then = ", ".join(name for name, wanted in steps.items() if wanted)
         return f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {then}"
@@ -169,6 +176,7 @@ def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
         clean_up=clean_up,
         start_daemon=not clean_up or chance.random() < 0.7,
         start_sniffer=chance.random() < 0.8,
+        is_upload=chance.random() < 0.5,
     )
 
 
@@ -199,8 +207,9 @@ class Result:
 class _Run:
     """One run, in a lab that several runs share."""
 
-    def __init__(self, lab: Lab, services: Services, document: Document, plan: Scenario) -> None:
+    def __init__(self, lab: Lab, services: Services, origin: Origin, document: Document, plan: Scenario) -> None:
         self._lab = lab
+        self._origin = origin
         self._proxy = lab.proxy
         self._services = services
         self._document = document
@@ -221,14 +230,14 @@ class _Run:
             self._faults.plan()
             self._start(daemon=True, sniffer=True)
             self._faults.plan(*self._plan.faults)
-            download = Download(self._lab, self._lab.client, self._document, family=self._plan.family)
+            transfer = self._start_transfer()
             self._suffer(time.monotonic())
             self._recover()
             self._settle("after recovery")
-            result = download.wait(_DOWNLOAD_SECONDS)
+            result = transfer.wait(_TRANSFER_SECONDS)
             if not result.intact:
-                self._stranded.append(f"download not intact: {result}")
-            self._settle("after the download")
+                self._stranded.append(f"transfer not intact: {result}")
+            self._settle("after the transfer")
         except LabError as error:
             self._stranded.append(str(error))
         finally:
@@ -239,6 +248,12 @@ class _Run:
             self._stranded.append("a traceback in the daemon's log")
         seconds = time.monotonic() - began
         return Result(seed, tuple(self._leftovers), tuple(self._stranded), self._recovered, seconds, log)
+
+    def _start_transfer(self) -> Download | Upload:
+        lab, family = self._lab, self._plan.family
+        if self._plan.is_upload:
+            return Upload(lab, lab.client, self._origin, _BYTES, family=family)
+        return Download(lab, lab.client, self._document, family=family)
 
     def _start(self, *, daemon: bool, sniffer: bool) -> None:
         if sniffer:
@@ -321,7 +336,18 @@ class _Run:
             return f"throttled: {present}, to be throttled: {wanted}"
         if unwanted := paced(self._proxy) - wanted.keys():
             return f"paced: {unwanted}, to be throttled: {wanted}"
-        return None if plan["operations"] else self._difference()
+        uplinks = {Client(s.client, s.client_port) for s in self._services.subflows() if s.uplink_rule is not None}
+        if uplinks != wanted.keys():
+            return f"throttled uplinks: {uplinks}, to be throttled: {wanted}"
+        if unwanted := self._backups() - wanted.keys():
+            return f"backups: {unwanted}, to be throttled: {wanted}"
+        return None if plan["operations"] or wanted else self._difference()
+
+    def _backups(self) -> set[Client]:
+        """The subflows of which the client was told that they are backups (ss(8): B, MPTCP_SUBFLOW_FLAG_BKUP_REM)."""
+        lines = self._lab.client.run("ss", "-tinH", "dport", "=", f":{PORT}").stdout.splitlines()
+        told = [ends.split()[3].rsplit(":", 1) for ends, info in pairwise(lines) if re.search(r" flags:\w*B", info)]
+        return {Client(address.split("%")[0].strip("[]"), int(port)) for address, port in told}
 
     def _difference(self) -> str | None:
         now = kernel_state(self._proxy)
@@ -329,10 +355,12 @@ class _Run:
         records = [f"record {name}" for name in self._services.records]
         paces = [f"paced: {client}" for client in sorted(paced(self._proxy))]
         marks = [f"marked: {mark}" for mark in parse_marks(self._proxy.run("sh", "-c", SHOW_MARKS).stdout)]
-        return "; ".join([*changed, *records, *paces, *marks]) or None
+        backups = [f"backup: {client}" for client in sorted(self._backups())]
+        return "; ".join([*changed, *records, *paces, *marks, *backups]) or None
 
     def _anybody_stranded(self) -> bool:
         present = throttled(self._proxy).keys() | paced(self._proxy)
+        present |= self._backups()
         return bool(present) and (not self._daemon_runs or not present <= may_be_throttled(self._proxy, _WIFI))
 
     def _expect_original(self, when: str) -> None:
@@ -357,7 +385,8 @@ class _Run:
 
 def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
     """Remove what a failed run has left, and give the interface its original qdisc."""
-    lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+    for qdisc in ("root", "clsact"):
+        lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", qdisc, check=False)
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         lab.proxy.run(tool, "-t", "mangle", "-F")
         lab.proxy.run(tool, "-t", "mangle", "-X")
@@ -374,13 +403,15 @@ def measure(
     results = []
     with build(Topology(ethernet=_ETHERNET, wifi=_WIFI)) as lab:
         start_squid(lab.proxy)
-        document = start_origin(lab.origin).add(_BYTES)
-        networks = [replace(network, cap=network.cap and _CAP) for network in WIFI_FIRST]
+        origin = start_origin(lab.origin)
+        document = origin.add(_BYTES)
+        wifi, ethernet = WIFI_FIRST
+        networks = wifi, replace(ethernet, cap=_CAP, uplink_cap=_CAP)
         settings = {"reconcile_interval": "1s", "kernel_decides": str(kernel_decides)}
         services = Services(lab.proxy, networks, linger="200ms", daemon=settings)
         for seed in seeds:
             plan = scenario(seed, kernel_decides)
-            results.append(_Run(lab, services, document, plan).carry_out(seed))
+            results.append(_Run(lab, services, origin, document, plan).carry_out(seed))
             report(results[-1], plan)
     return results
 
