@@ -1,6 +1,6 @@
 """What `benchmarks/kernel-cost` computes from the kernel's accounts."""
 
-from mptcp_lab.benchmarks.kernel_cost import Used, costs_of_joins, costs_of_transfer, program_runs
+from mptcp_lab.benchmarks.kernel_cost import Used, costs_of_joins, costs_of_transfer, costs_of_uploads, program_runs
 
 DESCRIPTOR = (
     "pos:\t0\nflags:\t02000002\nprog_type:\t{}\nprog_tag:\tb0b1\nprog_id:\t{}\nrun_time_ns:\t{}\nrun_cnt:\t{}\n"
@@ -62,3 +62,21 @@ def test_costs_of_a_transfer_are_per_packet_and_per_gigabyte() -> None:
     used = Used(packets=1000, callbacks=500, callbacks_ns=400_000, elapsed_ns=1_000_000_000)
     costs = costs_of_transfer(used, 2e9)
     assert (costs["callbacks_per_packet"], costs["ns_per_packet"], costs["ms_per_gigabyte"]) == (0.5, 400.0, 0.2)
+
+
+def test_costs_of_uploads_are_those_of_each_packet() -> None:
+    used = Used(
+        packets=1000,
+        packet_programs=600,
+        packet_programs_ns=120_000,
+        sniffer_ns=1_000_000,
+        daemon_ns=5_000_000,
+        elapsed_ns=1_000_000_000,
+    )
+    assert costs_of_uploads(used) == {
+        "program_calls_per_packet": 0.6,
+        "ns_per_call": 200,
+        "ns_per_packet": 120.0,
+        "sniffer_percent_of_core": 0.1,
+        "daemon_percent_of_core": 0.5,
+    }

@@ -1,14 +1,15 @@
 """What one client's cap costs another client that is not capped: throughput and round-trip time.
 
-Both download through the same Squid at the same time: a plain TCP client over its Ethernet (10 Mb/s), and an MPTCP
-client whose Ethernet is capped while our services run. Then the proxy's interface has HTB, and its cgroup our program.
+Both use the same Squid at the same time: a plain TCP client downloads over its Ethernet (10 Mb/s), and an MPTCP client,
+whose Ethernet is capped while our services run, downloads or uploads. Then the proxy's interface has HTB, and its
+cgroup our program; or our program sees what leaves through the interface.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
@@ -17,15 +18,18 @@ from mptcp_lab.download import Download
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.sampler import Sampler
-from mptcp_lab.services import Services
+from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_lab.upload import Upload
 
 if TYPE_CHECKING:
-    from mptcp_lab.origin import Document
+    from mptcp_lab.origin import Document, Origin
 
 _SETTLE_SECONDS: Final = 3.0
 _SAMPLE_SECONDS: Final = 0.05
+_UPLINK_CAPPED: Final = replace(WIFI_FIRST[1], cap=None, uplink_cap=WIFI_FIRST[1].cap)
+_NETWORKS: Final = {"down": WIFI_FIRST, "up": (WIFI_FIRST[0], _UPLINK_CAPPED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Figures:
     rtt: float
 
 
-def measure(seconds: float, repeats: int) -> dict[str, list[Figures]]:
+def measure(seconds: float, repeats: int, direction: str) -> dict[str, list[Figures]]:
     """Without and with our services in turn, `repeats` times."""
     results: dict[str, list[Figures]] = {"without": [], "with": []}
     clients = (ClientSpec("ue", families=(4,)), ClientSpec("other", families=(4,), wifi=None))
@@ -46,21 +50,25 @@ def measure(seconds: float, repeats: int) -> dict[str, list[Figures]]:
         links = ETHERNET.rate.bytes_per_second + WIFI.rate.bytes_per_second
         document = origin.add(int(links * 2 * (seconds + _SETTLE_SECONDS)))
         for number in range(repeats):
-            results["without"].append(_run(lab, document, seconds, None))
-            results["with"].append(_run(lab, document, seconds, Services(lab.proxy, name=f"throttle-{number}")))
+            services = Services(lab.proxy, _NETWORKS[direction], name=f"throttle-{number}")
+            for way, running in (("without", None), ("with", services)):
+                results[way].append(_run(lab, origin, document, seconds, running, direction))
     return results
 
 
-def _run(lab: Lab, document: Document, seconds: float, services: Services | None) -> Figures:
+def _run(
+    lab: Lab, origin: Origin, document: Document, seconds: float, services: Services | None, direction: str
+) -> Figures:
     capped, bystander = lab.clients.values()
     with ExitStack() as stack:
         if services is not None:
             stack.enter_context(services)
-        downloads = [Download(lab, capped, document), Download(lab, bystander, document, mptcp=False)]
-        for download in downloads:
-            stack.callback(download.stop)
+        stack.callback(Download(lab, bystander, document, mptcp=False).stop)
+        is_up = direction == "up"
+        other = Upload(lab, capped, origin, document.size) if is_up else Download(lab, capped, document)
+        stack.callback(other.stop)
         if services is not None:
-            wait_until(lambda: any(subflow.rule == "cap" for subflow in services.subflows()), "capped")
+            wait_until(lambda: any(s.rule or s.uplink_rule for s in services.subflows()), "capped")
         time.sleep(_SETTLE_SECONDS)
         with Sampler({"proxy": lab.proxy.namespace}, (), _SAMPLE_SECONDS, time.monotonic()) as sampler:
             time.sleep(seconds)
@@ -80,9 +88,10 @@ def main() -> None:
     """Print the medians and the ratios."""
     parser = command_line("bystander", __doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement; default: %(default)g")
+    parser.add_argument("--direction", choices=tuple(_NETWORKS), default="down", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
     options = parser.parse_args()
-    results = measure(options.seconds, options.repeats)
+    results = measure(options.seconds, options.repeats, options.direction)
     print(f"{'':8} {'Mb/s':>7} {'RTT ms':>7}")
     for way, runs in results.items():
         throughput, rtt = median(run.throughput for run in runs), median(run.rtt for run in runs)

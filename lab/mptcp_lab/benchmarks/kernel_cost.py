@@ -4,7 +4,8 @@ Connections are those of `join-latency`: two subflows, of which the first is cap
 time includes their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
 time of whatever handles the packet; `iterators` run in the daemon, whose time includes theirs, and are called for each
 socket. The transfer has two subflows, too, one of them with a cap that it does not reach; its packets are those of both
-directions. While this runs the kernel measures its programs, which adds two readings of the clock to each call.
+directions. Uploads have one subflow each that is capped, by itself; the program sees each packet that leaves the proxy.
+While this runs the kernel measures its programs, which adds two readings of the clock to each call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import re
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,17 +27,22 @@ from mptcp_lab.benchmarks.measure import PORT, command_line, cpu_seconds, unshap
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.sampler import Sampler
-from mptcp_lab.services import Services
-from mptcp_lab.topology import ClientSpec, build
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.topology import ClientSpec, Topology, build
 from mptcp_lab.traffic import drain, program, start_pour, start_server
+from mptcp_throttle.model import Per
+from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from mptcp_lab.process import Process
     from mptcp_lab.topology import Lab
+    from mptcp_throttle.model import AccessNetwork
 
-_PROGRAM_TYPES: Final = {"13": "callbacks", "26": "iterators"}  # enum bpf_prog_type (include/uapi/linux/bpf.h)
+# enum bpf_prog_type (include/uapi/linux/bpf.h)
+_PROGRAM_TYPES: Final = {"3": "packet_programs", "13": "callbacks", "26": "iterators"}
+_UPLINK_CAP: Final = Rate(100_000)
 _STATS_RUN_TIME: Final = 0  # enum bpf_stats_type (include/uapi/linux/bpf.h)
 _FIELD: Final = re.compile(r"^(\w+):\s*(\w+)$", re.MULTILINE)
 
@@ -75,13 +82,21 @@ def _programs_measured() -> Iterator[None]:
         os.close(descriptor)
 
 
-def _measure(lab: Lab, settings: Mapping[str, object], work: Callable[[Services], None]) -> Used:
+def _measure(
+    lab: Lab,
+    settings: Mapping[str, object],
+    work: Callable[[Services], None],
+    *,
+    configured: Sequence[AccessNetwork] | None = None,
+    before_work: Callable[[Services], None] = lambda _: None,
+) -> Used:
     """What the services, their programs and the proxy's TCP have used for that work."""
-    with (
-        Services(lab.proxy, networks(joiner=False), ports=(PORT,), daemon=settings) as services,
-        Sampler({"proxy": lab.proxy.namespace}, (), 1.0, 0.0, sockets=False) as sampler,
-        _programs_measured(),
-    ):
+    with ExitStack() as stack:
+        of_networks = networks(joiner=False) if configured is None else configured
+        services = stack.enter_context(Services(lab.proxy, of_networks, ports=(PORT,), daemon=settings))
+        before_work(services)
+        sampler = stack.enter_context(Sampler({"proxy": lab.proxy.namespace}, (), 1.0, 0.0, sockets=False))
+        stack.enter_context(_programs_measured())
         began, before = time.monotonic(), _used(services)
         work(services)
         used = _used(services)
@@ -158,6 +173,39 @@ def costs_of_transfer(used: Used, received: float) -> dict[str, float]:
     }
 
 
+def measure_uploads(uploads: int, seconds: float) -> dict[str, Any]:
+    """The costs of so many capped uploads at once."""
+    wifi, ethernet = WIFI_FIRST
+    configured = (wifi, replace(ethernet, cap=None, uplink_cap=_UPLINK_CAP, per=Per.SUBFLOW))
+    with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
+        server = lab.proxy.start("iperf3", "mptcpize", "run", "iperf3", "--server", "--port", str(PORT))
+        server.wait_until(lambda: lab.proxy.listens(PORT, mptcp=True), f"listening on port {PORT}")
+
+        def start(services: Services) -> None:
+            command = ("mptcpize", "run", "iperf3", "--client", str(lab.proxy_address(4)), "--port", str(PORT))
+            lab.client.start("uploads", *command, "--parallel", str(uploads), "--time", "3600")
+            wait_until(lambda: _capped_uplinks(services) >= uploads, f"{uploads} uplinks capped", 60)
+
+        used = _measure(lab, {}, lambda _: time.sleep(seconds), configured=configured, before_work=start)
+    return {"uploads": uploads, **costs_of_uploads(used)}
+
+
+def _capped_uplinks(services: Services) -> int:
+    number: int = services.status()["daemon"]["capped_uplinks"]
+    return number
+
+
+def costs_of_uploads(used: Used) -> dict[str, float]:
+    """What the programs at the interface take per packet of both directions, reminders included; the services of a core."""
+    return {
+        "program_calls_per_packet": round(used["packet_programs"] / used["packets"], 3),
+        "ns_per_call": _per_call(used, "packet_programs"),
+        "ns_per_packet": round(used["packet_programs_ns"] / used["packets"], 1),
+        "sniffer_percent_of_core": round(100 * used["sniffer_ns"] / used["elapsed_ns"], 2),
+        "daemon_percent_of_core": round(100 * used["daemon_ns"] / used["elapsed_ns"], 2),
+    }
+
+
 def _per_call(used: Used, kind: str) -> int:
     return round(used[f"{kind}_ns"] / used[kind]) if used[kind] else 0
 
@@ -172,9 +220,13 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=[50, 200, 1000], help="JOINs per second")
     parser.add_argument("--kernel-decides", nargs="+", default=["auto", "off"], help="default: auto off")
     parser.add_argument("--marks", nargs="+", default=["auto"], help="daemon.marks; default: auto")
+    parser.add_argument("--uploads", type=int, nargs="*", default=[1, 100], help="at once; default: 1 100")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
     options = parser.parse_args()
-    rows: dict[str, list[dict[str, Any]]] = {"joins": [], "transfers": []}
+    rows: dict[str, list[dict[str, Any]]] = {"joins": [], "transfers": [], "uploads": []}
+    for uploads in options.uploads:
+        rows["uploads"].append(measure_uploads(uploads, options.seconds))
+        _print(rows["uploads"][-1])
     for decides, marks in product(options.kernel_decides, options.marks):
         settings = {"kernel_decides": decides, "marks": marks}
         for rate in options.rates:
