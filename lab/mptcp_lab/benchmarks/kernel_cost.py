@@ -196,7 +196,7 @@ def _capped_uplinks(services: Services) -> int:
 
 
 def costs_of_uploads(used: Used) -> dict[str, float]:
-    """What the programs at the interface take per packet of both directions, reminders included; the services of a core."""
+    """Of the programs at the interface, with reminders, per packet of both directions; of the services, of a core."""
     return {
         "program_calls_per_packet": round(used["packet_programs"] / used["packets"], 3),
         "ns_per_call": _per_call(used, "packet_programs"),
