@@ -12,7 +12,7 @@ from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.policy.decide import Decision
 from mptcp_throttled.state import (
-    IGNORES_MP_PRIO,
+    KEEPS_SENDING,
     MAX_ERRORS,
     Snapshot,
     Throttled,
@@ -42,22 +42,22 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
 
 
 def log_uplinks(before: Snapshot, after: Snapshot, changed: Mapping[FourTuple, Decision | None]) -> None:
-    """Log which uplinks are throttled otherwise than before.
+    """Log the uplinks whose throttle has changed.
 
     `changed` has the decisions, None for subflows that have ended.
     """
     for ends in after.policed - before.policed:
         of_client = about(str(ends.client.address))
-        _log.info("police uplink client=%s reason=%r", ends.client, IGNORES_MP_PRIO, extra=of_client)
+        _log.info("uplink_policed client=%s reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
     for ends, decision in changed.items():
         throttle = after.uplinks.get(ends)
         if throttle == before.uplinks.get(ends):
             continue
         if decision is None:
-            _log.debug("free uplink client=%s reason='subflow ended'", ends.client)
+            _log.debug("uplink_free client=%s reason='subflow ended'", ends.client)
         elif throttle is None:
             reason = why_uplink_free(decision)
-            _log.info("free uplink %s reason=%r", _identify(decision), reason, extra=_about(decision))
+            _log.info("uplink_free %s reason=%r", _identify(decision), reason, extra=_about(decision))
         else:
             _log.info(
                 "%s %s rate=%s reason=%r",

@@ -229,6 +229,7 @@ class Loop:
             *self._count_closed(before, networks),
             self._uplinks.applied,
             self._uplinks.policed,
+            self._uplinks.counters,
         )
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, changed_uplinks)

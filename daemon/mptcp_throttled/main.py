@@ -189,12 +189,12 @@ def _clean_up(path: Path) -> None:
             if other is not None:
                 remove_leftovers(other)
             record = PortRecord(directory)
-            with _usable():
+            with _file_errors_as_user_errors():
                 recorded = record.load()
             with closing(ClsactFilters(directory)) as filters:
                 free_uplinks(filters, recorded)
             _release_other_ports(recorded, (), KeptLink())
-            with _usable():
+            with _file_errors_as_user_errors():
                 record.write(())
 
 
@@ -207,7 +207,7 @@ def _release_other_ports(recorded: Collection[int], ports: Collection[int], kept
 
 
 @contextmanager
-def _usable() -> Iterator[None]:
+def _file_errors_as_user_errors() -> Iterator[None]:
     """Turn an OSError about a file into a UserError."""
     try:
         yield
@@ -236,12 +236,12 @@ def _serve(path: Path) -> None:
         _check_kernel(kernel)
         directory = config.sockets.daemon.parent
         record = PortRecord(directory)
-        with _usable():
+        with _file_errors_as_user_errors():
             recorded = record.load()
         with closing(ClsactFilters(directory)) as filters:
             free_uplinks(filters, {*recorded, *config.proxy.ports})
             _release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
-            with _usable():
+            with _file_errors_as_user_errors():
                 record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interface, filters)
             daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, kept)

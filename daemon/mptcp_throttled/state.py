@@ -9,12 +9,12 @@ from typing import Final
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
-from mptcp_throttled.accounting import Accounts, ProgramCounters
+from mptcp_throttled.accounting import Accounts, ProgramCounters, UplinkCounters
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
 from mptcp_throttled.policy.decide import Decision, Throttle
 
-IGNORES_MP_PRIO: Final = "client does not heed MP_PRIO; the excess is dropped"
+KEEPS_SENDING: Final = "client keeps sending (does not heed MP_PRIO, or has no other path): the excess is dropped"
 _NOT_APPLIED: Final = "not applied; see status"
 
 MAX_ERRORS: Final = 20
@@ -70,6 +70,7 @@ class Snapshot:
     counters: ProgramCounters = field(default_factory=ProgramCounters)
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()
+    uplink_counters: UplinkCounters = field(default_factory=UplinkCounters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def why_uplink_free(decision: Decision) -> str:
 
 def why_uplink_throttled(decision: Decision, *, is_policed: bool) -> str:
     """Why the uplink of a subflow is throttled, and how, if not in the client."""
-    return f"{decision.uplink_reason}; {IGNORES_MP_PRIO}" if is_policed else decision.uplink_reason
+    return f"{decision.uplink_reason}; {KEEPS_SENDING}" if is_policed else decision.uplink_reason
 
 
 def update_throttled(

@@ -48,6 +48,7 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
             "unpaced": snapshot.pacing_problem,
             "deciding_problem": snapshot.deciding_problem,
             "kernel_program": asdict(snapshot.counters),
+            "uplink_program": asdict(snapshot.uplink_counters),
             "errors": list(snapshot.errors),
             "not_enforced": _not_enforced(enforcement),
         },

@@ -2,7 +2,7 @@
 
 It accepts, from or to the proxy ports, SYN, FIN and RST, and every segment with an MPTCP option other than DSS. Data
 and acknowledgments carry DSS alone and are rejected in the kernel, also with the MP_PRIO that the daemon's program for
-uplinks appends: up to all acknowledgments of an upload have it.
+uplinks appends: it may be on every acknowledgment of an upload.
 
 libpcap's filter language cannot express this: options have no fixed offset, and it has no loop. Classic BPF jumps
 forward only, so the walk over the options is unrolled: once per byte at which an option can begin.
@@ -57,7 +57,7 @@ def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction,
     TCP behind IPv6 extension headers is rejected. Options are read as in Linux (net/mptcp/options.c,
     mptcp_get_options): the walk ends at kind 0, at a length below 2, and at a length that exceeds the header.
     """
-    return assemble([*_find_ip(link), *_find_tcp(), *_select(ports), *_walk_options(), *_judge(ports)])
+    return assemble([*_find_ip(link), *_find_tcp(), *_select(ports), *_walk_options(), *_accept_unless_appended(ports)])
 
 
 def _find_ip(link: Link) -> Iterator[Line | str]:
@@ -166,7 +166,7 @@ def _walk_options() -> Iterator[Line | str]:
     yield _REJECT
 
 
-def _judge(ports: Sequence[int]) -> Iterator[Line | str]:
+def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
     """Accept the option at X if it is whole, and not the one that `options.without_appended_priority` takes away."""
     yield "signalling"
     yield Line(cbpf.STX, _OPTION)

@@ -167,7 +167,7 @@ def test_cap_is_obeyed_although_the_client_ignores_mp_prio() -> None:
         ignore_priorities(world.lab.client)
         world.upload(LONG)
         eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
-        assert "police uplink client=" in world.daemon.log_text()
+        assert "uplink_policed client=" in world.daemon.log_text()
         assert not has_backup(world)
         # After a pause of TCP the share has credit for a moment.
         eventually(lambda: 0.5e6 < received_rates(world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")

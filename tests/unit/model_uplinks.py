@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
+from mptcp_throttled.accounting import UplinkCounters
 from mptcp_throttled.policy.decide import Throttle
 
 
@@ -25,6 +26,7 @@ class ModelUplinks:
     has_filter: bool = False
     was_attached: bool = False
     policed: frozenset[FourTuple] = frozenset()
+    counters: UplinkCounters = field(default_factory=UplinkCounters)
     untold: int = 0
     calls: list[str] = field(default_factory=list)
     tried: list[set[FourTuple]] = field(default_factory=list)

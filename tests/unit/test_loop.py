@@ -46,6 +46,7 @@ from mptcp_throttled.reconcile.operations import (
 )
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.source import TableUpdate
+from mptcp_throttled.state import KEEPS_SENDING
 from mptcp_throttled.status import connections
 
 INTERVAL = 1.0
@@ -664,7 +665,7 @@ def test_policed_uplink_is_reported_with_its_reason_and_logged_once(
     (connection_status,) = connections(world.loop.snapshot, Enforcement(), Now(0.0, 0.0))["connections"]
     shown = {one["network"]: (one["uplink_policed"], one["uplink_reason"]) for one in connection_status["subflows"]}
     assert shown == {
-        "ethernet": (True, "wifi is live; client does not heed MP_PRIO; the excess is dropped"),
+        "ethernet": (True, f"wifi is live; {KEEPS_SENDING}"),
         "wifi": (False, "network has no cap"),
     }
-    assert caplog.text.count("police uplink client=10.1.0.1:40000") == 1
+    assert caplog.text.count("uplink_policed client=10.1.0.1:40000") == 1

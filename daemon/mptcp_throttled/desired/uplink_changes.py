@@ -12,7 +12,7 @@ from mptcp_throttled.policy.decisions import Previous
 def uplink_changes(
     previous: Previous, present: Mapping[Token, tuple[Decision, ...]]
 ) -> dict[FourTuple, Decision | None]:
-    """The decisions for the subflows whose uplinks are throttled otherwise than before; None: the subflow has ended."""
+    """The decisions for the subflows whose uplink throttle has changed; None: the subflow has ended."""
     before: dict[FourTuple, Throttle] = {
         d.subflow.ends: d.uplink for of in previous.values() for d in of if d.uplink is not None
     }

@@ -1,4 +1,4 @@
-"""ACKs that tell clients that no subflow is a backup, whatever they were told before.
+"""ACKs that tell clients that every subflow is regular, whatever they were told before.
 
 A killed daemon leaves no list of those whom it has told otherwise, but the kernel knows what the next ACK of each
 subflow contains (`bpf/acks.bpf.c`). MP_PRIO is added to it (RFC 8684, section 3.3.8).
@@ -29,7 +29,7 @@ _FLAG_ACK: Final = 0x10
 _DO_NOT_FRAGMENT: Final = 0x4000
 _HOPS: Final = 64
 _TIMESTAMPS: Final = Struct("!BBBBII")  # NOP, NOP, kind 8, length 10: RFC 7323, section 3.2
-_NO_BACKUP: Final = bytes.fromhex("011e0350")
+_REGULAR_OPTION: Final = bytes.fromhex("011e0350")
 """NOP, and MP_PRIO without the B bit; behind all other options, as bpf/uplink.bpf.c appends it."""
 
 # include/uapi/linux/in.h, in6.h: they choose the route by the address of the proxy that the client knows.
@@ -48,10 +48,10 @@ class Ack(NamedTuple):
     timestamps: tuple[int, int] | None
 
     def packet(self) -> bytes:
-        """The ACK as an IP packet, with the option that the subflow is no backup."""
+        """The ACK as an IP packet, with the option that the subflow is regular."""
         client, proxy = self.ends.client, self.ends.proxy
         options = b"" if self.timestamps is None else _TIMESTAMPS.pack(1, 1, 8, 10, *self.timestamps)
-        options += _NO_BACKUP
+        options += _REGULAR_OPTION
         offset = (_TCP.size + len(options)) // 4 << 4
         before = proxy.port, client.port, self.sequence, self.acknowledged, offset, _FLAG_ACK, self.window
         addresses = proxy.address.packed + client.address.packed
@@ -67,7 +67,7 @@ class Ack(NamedTuple):
 
 
 def list_acks(port: int) -> Iterator[Ack]:
-    """Those of all subflows of connections to this port of the proxy, but for backups that its kernel asked for.
+    """The next ACK of each subflow on this port of the proxy, except of backups that the proxy's kernel asked for.
 
     Raises KernelError.
     """

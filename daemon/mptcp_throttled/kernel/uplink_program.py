@@ -6,6 +6,7 @@ import errno
 import sys
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
@@ -14,6 +15,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting import UplinkCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
 
@@ -44,27 +46,13 @@ class Told(IntEnum):
 class ThrottledUplink(NamedTuple):
     """`acknowledged` bytes since it is throttled, `since_told` of them since the client was told what it was `told`.
 
-    `is_policed`: the client went on sending, so what exceeds the rate is dropped.
+    `is_policed`: the client kept sending in debt, so what exceeds the rate is dropped.
     """
 
     told: Told
     acknowledged: int
     since_told: int
     is_policed: bool = False
-
-
-class UplinkCounters(NamedTuple):
-    """Options appended, segments without room for one, ACKs repeated, and not repeated since they could not be sent.
-
-    `policed` is how often a subflow has begun to be policed, `dropped` how many segments that has cost.
-    """
-
-    appended: int
-    without_room: int
-    repeated: int
-    not_repeated: int
-    policed: int
-    dropped: int
 
 
 class UplinkProgram:
@@ -128,7 +116,7 @@ class UplinkProgram:
         self._object.run("remind", _EMPTY_PACKET)
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
-        """Those that are throttled, or whose clients must still be told that they are free. Raises KernelError."""
+        """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""
         found = {}
         for key in self._uplinks.all_keys():
             try:
@@ -144,7 +132,7 @@ class UplinkProgram:
 
     def counters(self) -> UplinkCounters:
         """What the program has counted. Raises KernelError."""
-        return UplinkCounters(*read_counters(self._counters, len(UplinkCounters._fields)))
+        return UplinkCounters(*read_counters(self._counters, len(fields(UplinkCounters))))
 
     def close(self) -> None:
         """Drop it and its maps; a filter that is attached keeps them."""

@@ -1,4 +1,4 @@
-"""The throttled uplinks of this host: program, filter and shares, and the thread that lets it remind clients."""
+"""The throttled uplinks of this host: program, filters and shares, and the thread that runs `remind`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting import UplinkCounters
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.tc import Interface, find_interface
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
@@ -30,18 +31,18 @@ class Uplinks:
     """Throttles what the clients send. For one thread. All methods raise KernelError.
 
     The program sees what leaves through the interface, and nothing while no uplink is throttled; it sees what arrives
-    while any is policed. `policed` are these subflows, when `attach` was called last.
+    while any is policed. `policed` are these subflows, and `counters` what was counted, when `attach` was called last.
     """
 
     def __init__(self, interface: str, filters: ClsactFilters) -> None:
         self.policed: frozenset[FourTuple] = frozenset()
+        self.counters = UplinkCounters()
         self._interface = interface
         self._filters = filters
         self._program: UplinkProgram | None = None
         self._attached_to: Interface | None = None
         self._directions: set[Direction] = set()
         self._reminder: _Reminder | None = None
-        self._seen_policed = 0
         self._numbers = count(_FREE + 1)
         self._shares: dict[Share, int] = {}
         self._rates: dict[Share, Rate] = {}
@@ -54,7 +55,10 @@ class Uplinks:
         return self._filters.ports
 
     def attach(self) -> bool:
-        """Let the program see what it must; whether somebody else had changed what it sees."""
+        """Attach the filters that are missing, and refresh `policed` and `counters`.
+
+        True if another program had removed or displaced one, or the interface is a new one.
+        """
         interface = find_interface(self._interface)
         if self._program is None:
             self._program = UplinkProgram()
@@ -77,10 +81,9 @@ class Uplinks:
         return is_changed and not is_first
 
     def _look_for_policed(self, program: UplinkProgram) -> None:
-        begun = program.counters().policed
-        if begun != self._seen_policed or self.policed:
+        before, self.counters = self.counters.policed, program.counters()
+        if self.counters.policed != before or self.policed:
             self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
-            self._seen_policed = begun
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """Throttle the uplinks of these subflows, and free those for which it is None.
@@ -157,7 +160,7 @@ class Uplinks:
         if self._program is not None:
             self._program.close()
             self._program = None
-        self._directions, self.policed, self._seen_policed = set(), frozenset(), 0
+        self._directions, self.policed, self.counters = set(), frozenset(), UplinkCounters()
         self._shares, self._rates, self._share_of = {}, {}, {}
         self._sharers.clear()
 

@@ -52,7 +52,8 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What policy decides for one subflow. Without a `throttle` it is free; without `uplink`, what its client sends is.
+    """What policy decides for one subflow. Without a `throttle` it is free; without an `uplink`, what its client sends
+    is not throttled.
 
     `reason` is why, `uplink_reason` the same for what its client sends.
     """

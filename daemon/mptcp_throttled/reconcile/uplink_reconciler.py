@@ -1,8 +1,8 @@
 """Makes the kernel throttle the uplinks that are to be throttled.
 
-Uplinks need neither classes nor marks, and no program but ours changes them; only the filter that shows our program
-what leaves may be deleted by others. So nothing is read back: what the kernel acknowledges is applied, what it refuses
-is free and tried again with exponential back-off, and a check once an interval puts the filter back.
+Uplinks need neither classes nor marks, and no other program is expected to change our maps: what the kernel
+acknowledges is applied, and what it refuses is free and tried again with exponential back-off. The filters are checked
+once an interval, and put back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from mptcp_throttle.model import FourTuple
+    from mptcp_throttled.accounting import UplinkCounters
     from mptcp_throttled.clock import Clock
     from mptcp_throttled.policy.decide import Decision, Throttle
 
@@ -31,10 +32,17 @@ class UplinkKernel(Protocol):
 
     @property
     def policed(self) -> frozenset[FourTuple]:
-        """The subflows whose clients went on sending, so that what exceeds their rate is dropped."""
+        """The subflows whose clients keep sending in debt, so that what exceeds their rate is dropped."""
+
+    @property
+    def counters(self) -> UplinkCounters:
+        """What the program has counted."""
 
     def attach(self) -> bool:
-        """Let the program see what it must; whether somebody else had changed what it sees."""
+        """Attach the filters that are missing, and refresh `policed` and `counters`.
+
+        True if another program had removed or displaced one, or the interface is a new one.
+        """
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """Throttle the uplinks of these subflows, and free those for which it is None."""
@@ -64,8 +72,13 @@ class UplinkReconciler:
 
     @property
     def policed(self) -> frozenset[FourTuple]:
-        """The subflows whose clients went on sending."""
+        """The subflows whose clients keep sending in debt."""
         return self._kernel.policed
+
+    @property
+    def counters(self) -> UplinkCounters:
+        """What the program has counted."""
+        return self._kernel.counters
 
     @property
     def next_deadline(self) -> float:

@@ -1,7 +1,7 @@
 """What a cap costs the user: goodput with no cap, with the usual method and with ours.
 
 Each transfer is a download or an upload through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s; 40 for uploads). The
-usual method is the seed's for downloads (HTB alone), for uploads that of traffic shapers: HTB on an IFB device (`ifb`).
+usual methods: `seed` is HTB alone, for downloads; `ifb` is HTB on an IFB device, for uploads, as traffic shapers do it.
 The rates begin with the connection, or in mid-transfer, and end in mid-transfer. Permitted is the payload of the sum of
 both rates: 1428 of 1514 bytes of every full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS 20).
 """
@@ -369,6 +369,8 @@ def main() -> None:
     options = parser.parse_args()
     options.caps = options.caps or CAPS[options.direction]
     options.variants = options.variants or VARIANTS[options.direction]
+    if options.direction == "up" and any(wifi * 1e6 != _UPLINK_WIFI.bits_per_second for _, wifi in options.caps):
+        parser.error(f"--caps of up: allowed: MBPS+{_UPLINK_WIFI.bits_per_second / 1e6:g}")
     if not {*options.variants} <= {*VARIANTS[options.direction]}:
         parser.error(f"--variants of {options.direction}: allowed: {', '.join(VARIANTS[options.direction])}")
     set_up_guest()

@@ -44,7 +44,7 @@ _DAY_SECONDS: Final = 86_400
 # Of the daemon's log: `cap token=... client=... network=... rate=... after_ms=...`; `limit` and `free` end a cap. Of
 # uplinks: `uplink_cap` and so on.
 _CHANGE: Final = re.compile(
-    r"^(?P<at>[\d:.]+) INFO (?P<kind>(?:uplink_)?(?:cap|limit)|free(?: uplink)?) token=\S+ client=(?P<client>\S+)"
+    r"^(?P<at>[\d:.]+) INFO (?P<kind>(?:uplink_)?(?:cap|limit|free)) token=\S+ client=(?P<client>\S+)"
     r" network=(?P<network>\S+)(?: rate=(?P<rate>\S+))?.*?(?: after_ms=(?P<after>[\d.]+))?$",
     re.MULTILINE,
 )

@@ -12,7 +12,7 @@ from mptcp_throttle.cli.doctor.finding import Finding, Host
 
 _CONFIGURATION: Final = Path("/etc/squid/squid.conf")
 _MOST_INCLUDED: Final = 16  # Squid's own bound: src/cache_cf.cc, parseManyConfigFiles
-_ENOUGH_BYTES: Final = 16 << 20
+_ENOUGH_BYTES: Final = 16 << 20  # a quarter of what config/squid/mptcp-throttle.conf has, and 32 times the default
 _UNITS: Final = {"": 1, "B": 1, "BYTES": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
@@ -29,7 +29,7 @@ def uploads(_host: Host) -> Iterator[Finding]:
     if sizes and sizes[-1] >= _ENOUGH_BYTES:
         yield Finding(subject)
         return
-    problem = "Squid may end them when its request buffer is full (its bug 5405)"
+    problem = "Squid may end them when its request buffer is full (Squid bug 5405)"
     remedy = "install config/squid/mptcp-throttle.conf in /etc/squid/conf.d, and restart Squid"
     yield Finding(subject, problem, remedy, harm=False)
 

@@ -2,19 +2,20 @@
 /*
  * Throttles what clients send over some of their subflows. Needs CAP_BPF and CAP_NET_ADMIN.
  *
- * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of such a subflow acknowledges. While
+ * `throttle_uplinks`, at the egress of proxy.interface (clsact), counts what each segment of such a subflow acknowledges. While
  * the client has sent more than the rate allows, its pure ACKs carry MP_PRIO (RFC 8684, section 3.3.8): the subflow is a
- * backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is none. Nothing is queued
- * or lost: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and the whole
+ * backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is regular. Nothing is
+ * queued: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and the whole
  * connection would wait for that.
  *
  * A backup carries no data, so that there are no ACKs to say that the debt is paid: `remind` repeats the last ACK. The daemon
  * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
  *
- * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and some of those after that.
+ * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first REGULAR_ACKS after it.
  *
- * A client without another path goes on sending over a backup, and others may ignore MP_PRIO. What they send above the rate
- * is dropped by `police_uplinks`, at the ingress. It counts what is acknowledged, so nothing counts twice.
+ * A client without another path keeps sending over a backup, and others may ignore MP_PRIO. `police_uplinks`, at the ingress,
+ * drops their data while the share's debt exceeds the burst. Debt grows only with what `throttle_uplinks` sees acknowledged, so
+ * a dropped segment costs nothing.
  */
 #include <stddef.h>
 #include <linux/errno.h>
@@ -30,15 +31,15 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* As long as the daemon may take to run `remind` again: so much of the rate would be lost each time. */
+/* Unused rate that a share may keep: the interval of `remind`. Without it each interval would lose that much. */
 #define CREDIT_NS 20000000ULL
 #define REPEAT_NS 200000000ULL
 #define MAX_REPEATS 5
-#define REGULAR_ACKS 3
+#define REGULAR_ACKS 3 /* that repeat the end of a backup */
 
-/* A client that heeds MP_PRIO has queued up to 300 kB on the subflow before it hears of it. */
-#define IGNORED_NS 2000000000ULL
-#define IGNORED_BYTES (512 << 10)
+/* More than a client that obeys MP_PRIO may still have queued on the subflow. */
+#define KEEPS_SENDING_NS 2000000000ULL
+#define KEEPS_SENDING_BYTES (512 << 10)
 #define POLICED_BURST_NS 250000000ULL
 #define POLICED_BURST_KIB 32
 
@@ -125,8 +126,8 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	return true;
 }
 
-/* Whether the share is in debt once so many more bytes have been sent. */
-static __always_inline bool in_debt(struct share *share, __u32 bytes, __u64 now)
+/* Charges the share for the bytes; whether it is in debt then. */
+static __always_inline bool charge(struct share *share, __u32 bytes, __u64 now)
 {
 	__u64 cost = bytes * share->ns_per_kib >> 10, paid_at = share->paid_at;
 
@@ -227,7 +228,7 @@ static __always_inline void append_option(struct __sk_buff *skb, const struct se
 	count(OPTIONS_APPENDED);
 }
 
-static __always_inline void tell(struct uplink *uplink, enum told told, __u64 now)
+static __always_inline void note_told(struct uplink *uplink, enum told told, __u64 now)
 {
 	if (uplink->told != told)
 		uplink->appended = uplink->repeats = 0;
@@ -236,23 +237,23 @@ static __always_inline void tell(struct uplink *uplink, enum told told, __u64 no
 	uplink->bytes_when_told = uplink->bytes;
 }
 
-/* Whether the client goes on sending although it was told that the subflow is a backup. */
-static __always_inline bool is_ignored(const struct uplink *uplink, __u64 now)
+/* Whether the client keeps sending although it was told that the subflow is a backup. */
+static __always_inline bool keeps_sending(const struct uplink *uplink, __u64 now)
 {
-	return uplink->told == BACKUP && now - uplink->told_at >= IGNORED_NS &&
-	       uplink->bytes - uplink->bytes_when_told >= IGNORED_BYTES;
+	return uplink->told == BACKUP && now - uplink->told_at >= KEEPS_SENDING_NS &&
+	       uplink->bytes - uplink->bytes_when_told >= KEEPS_SENDING_BYTES;
 }
 
-static __always_inline __u64 policed_debt(const struct share *share)
+static __always_inline __u64 burst_ns(const struct share *share)
 {
 	return POLICED_BURST_NS + share->ns_per_kib * POLICED_BURST_KIB;
 }
 
-/* A larger debt is forgiven, from before the daemon had attached `police_uplinks`: until it is paid everything would be
- * dropped. */
-static __always_inline void police(struct uplink *uplink, struct share *share, __u64 now)
+/* Debt that arose before `police_uplinks` was attached is cut to twice the burst: everything would be dropped until it is
+ * paid. */
+static __always_inline void begin_policing(struct uplink *uplink, struct share *share, __u64 now)
 {
-	__u64 largest = now + 2 * policed_debt(share);
+	__u64 largest = now + 2 * burst_ns(share);
 
 	if (share->paid_at > largest)
 		share->paid_at = largest;
@@ -275,7 +276,7 @@ int police_uplinks(struct __sk_buff *skb)
 	if (!uplink || !uplink->is_policed)
 		return TC_ACT_UNSPEC;
 	share = bpf_map_lookup_elem(&shares, &uplink->share);
-	if (!share || share->paid_at <= bpf_ktime_get_ns() + policed_debt(share))
+	if (!share || share->paid_at <= bpf_ktime_get_ns() + burst_ns(share))
 		return TC_ACT_UNSPEC;
 	count(SEGMENTS_DROPPED);
 	return TC_ACT_SHOT;
@@ -311,14 +312,14 @@ int throttle_uplinks(struct __sk_buff *skb)
 	else if (now < uplink->counts_from)
 		told = BACKUP;
 	else
-		told = in_debt(share, bytes, now) ? BACKUP : REGULAR;
+		told = charge(share, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
-	if (share && told == BACKUP && bytes && (uplink->is_policed || is_ignored(uplink, now)))
-		police(uplink, share, now);
+	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
+		begin_policing(uplink, share, now);
 	if (told == REGULAR && uplink->told == NOTHING)
 		told = NOTHING;
 	if (told != uplink->told)
-		tell(uplink, told, now);
+		note_told(uplink, told, now);
 	if (segment.payload || segment.tcp.fin)
 		return TC_ACT_UNSPEC;
 	remember_ack(skb, &uplink->ack, &segment);
@@ -336,7 +337,7 @@ static __always_inline __u16 folded(__u32 sum)
 	return ~sum;
 }
 
-/* Sends the last ACK once more, with the option that the subflow is no backup, and what is newer. */
+/* Sends the last ACK once more, with the option that the subflow is regular, and what is newer. */
 static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *uplink)
 {
 	struct last_ack *ack = &uplink->ack;
@@ -416,7 +417,7 @@ static long remind_one(struct bpf_map *map, const struct ends *ends, struct upli
 	__u64 now = reminding->now;
 
 	if (is_due(uplink, share, now)) {
-		tell(uplink, REGULAR, now);
+		note_told(uplink, REGULAR, now);
 		uplink->repeats++;
 		count(repeat_ack(reminding->skb, uplink) ? ACKS_REPEATED : ACKS_NOT_REPEATED);
 	} else if (!share && is_told(uplink)) {
@@ -425,8 +426,8 @@ static long remind_one(struct bpf_map *map, const struct ends *ends, struct upli
 	return 0;
 }
 
-/* Puts subflows into their shares, or frees them. The daemon runs it by BPF_PROG_TEST_RUN: it cannot change a part of an
- * element in the map itself. The packet is an Ethernet header, the time from which new subflows count, and up to
+/* Puts subflows into their shares, or frees them. The daemon runs it by BPF_PROG_TEST_RUN: a map update from user space
+ * replaces the whole element. The packet is an Ethernet header, the time from which new subflows count, and up to
  * MAX_ASSIGNMENTS assignments. Returns 0, or the negative error of the first that was refused. */
 SEC("tc")
 int assign(struct __sk_buff *skb)

@@ -18,7 +18,7 @@ struct share {
 	__u64 paid_at;
 };
 
-/* What the client was told of a subflow last: nothing yet, that it is a backup, that it is none. */
+/* What the client was told of a subflow last: nothing yet, that it is a backup, that it is regular. */
 enum told { NOTHING, BACKUP, REGULAR };
 
 /* The last pure ACK of a subflow, as it left, without an option of ours. */
@@ -48,7 +48,7 @@ struct assignment {
  * before `counts_from` costs nothing, since it was queued at the client when the cap began; until then the client is told that
  * the subflow is a backup. `sequence`, of the next byte, and `acknowledged` are those of the last segment, in host byte order;
  * its time stamps are as they were sent. `appended` and `repeats` are how many ACKs have told the client what it was told
- * last. `is_policed`: the client went on sending although the share was in debt, so what exceeds the rate is dropped. */
+ * last. `is_policed`: the client kept sending although the share was in debt, so what exceeds the rate is dropped. */
 struct uplink {
 	__u64 counts_from;
 	__u32 share;
