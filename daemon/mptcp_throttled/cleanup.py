@@ -8,14 +8,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED
+from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.acks import AckSender, list_acks
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.reconcile.reconciler import Reconciler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttled.kernel.clsact_filters import ClsactFilters
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mptcp-throttled")
 
+_UNTOLD: Final = "clients-untold"
 _TELLING_ATTEMPTS: Final = 3
 _TELLING_SECONDS: Final = 0.2
 
@@ -49,25 +52,32 @@ def release_ports(ports: Iterable[int]) -> None:
         release_sockets(PacedSockets((port,)).release)
 
 
-def free_uplinks(filters: ClsactFilters, ports: Collection[int]) -> None:
+def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
     """Free the uplinks that another instance has left throttled; what cannot be freed is logged.
 
-    Its filter tells that there may be any: then all clients are told that none of their subflows is a backup.
+    Its filter tells that there may be any: then all clients are told that their subflows are regular. A file in
+    `directory` remembers that until it is done.
     """
+    untold = directory / _UNTOLD
     try:
         interfaces = filters.interfaces()
+        if interfaces:
+            with os_errors(f"{untold}"):
+                write_atomically(untold, "")
         for interface in interfaces:
             filters.detach(interface)
         filters.forget_stale()
     except KernelError as error:
         _log.warning("uplinks may stay throttled: %s", error)
         return
-    if not interfaces:
+    if not untold.exists():
         return
     try:
         told = _tell_clients(ports)
+        with os_errors(f"{untold}"):
+            untold.unlink(missing_ok=True)
     except KernelError as error:
-        _log.warning("clients may use subflows as backups until these end: %s", error)
+        _log.warning("clients may use subflows as backups until the next start: %s", error)
     else:
         _log.info("uplinks of an earlier instance: %d subflows freed", told)
 

@@ -197,7 +197,9 @@ class Loop:
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)
         changed_uplinks = self._uplinks.step(
-            uplink_changes(previous, self._decisions.decisions), config.daemon.reconcile_interval
+            uplink_changes(previous, self._decisions.decisions),
+            config.daemon.reconcile_interval,
+            may_live=update is not None and update.whole,
         )
         throttled, transitions = update_throttled(
             before.throttled,

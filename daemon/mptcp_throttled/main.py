@@ -192,7 +192,7 @@ def _clean_up(path: Path) -> None:
             with _file_errors_as_user_errors():
                 recorded = record.load()
             with closing(ClsactFilters(directory)) as filters:
-                free_uplinks(filters, recorded)
+                free_uplinks(filters, directory, recorded)
             _release_other_ports(recorded, (), KeptLink())
             with _file_errors_as_user_errors():
                 record.write(())
@@ -239,7 +239,7 @@ def _serve(path: Path) -> None:
         with _file_errors_as_user_errors():
             recorded = record.load()
         with closing(ClsactFilters(directory)) as filters:
-            free_uplinks(filters, {*recorded, *config.proxy.ports})
+            free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
             _release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             with _file_errors_as_user_errors():
                 record.write(config.proxy.ports)

@@ -13,7 +13,11 @@ import pytest
 from mptcp_lab.guest.kernels import NAMES
 
 REPOSITORY = Path(__file__).parents[2]
-INSIDE = ("tests/guest/smoke.py", "tests/integration/test_qdisc_round_trip.py")
+INSIDE = (
+    "tests/guest/smoke.py",
+    "tests/integration/test_qdisc_round_trip.py",
+    "tests/integration/test_uplink_program.py",
+)
 """Run in one guest per kernel: starting the guest and Python takes longer than the tests."""
 
 INSIDE_ONE = {

@@ -279,6 +279,33 @@ def test_reminder_is_the_last_ack_with_what_is_newer(
     assert program.uplinks()[of].told is Told.REGULAR
 
 
+def test_reminder_has_the_latest_sequence_number(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], wire: socket.socket
+) -> None:
+    throttle(program, ends(), rate=Rate.parse("1gbit"))
+    sent(segment(0))
+    sent(segment(8_000_000, seq=1000))
+    sent(segment(8_000_000, seq=1000, payload=b"data"))
+    sent(segment(8_000_000, seq=500, payload=b"retransmitted"))
+    while not program.counters().repeated:
+        program.remind()
+    assert Ether(wire.recv(2000))[TCP].seq == 1004
+
+
+def test_new_subflow_of_a_share_in_use_has_no_free_second(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    one, other = ends(), ends(port=40001)
+    throttle(program, one)
+    sent(segment(0, one))
+    sent(segment(100 * KIB, one))
+    program.assign({other: 1}, forgiven=60.0)
+    sent(segment(0, other))
+    sent(segment(1000 * KIB, other))
+    throttle(program, rate=Rate.parse("1gbit"))  # which forgets the debt
+    assert sent(segment(1000 * KIB, other)).endswith(REGULAR)
+
+
 def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(
     program: UplinkProgram, sent: Callable[[Packet], bytes]
 ) -> None:
@@ -306,7 +333,7 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(
     assert program.counters().repeated == 2
     program.remind()
     assert program.uplinks().keys() == {told, sending}
-    assert sent(segment(101 * KIB, sending)).endswith(REGULAR)
+    assert sent(segment(200 * KIB, sending)).endswith(REGULAR)
     program.remind()
     assert program.uplinks().keys() == {told}
     while program.uplinks():

@@ -47,11 +47,11 @@ class ModelUplinks:
             else:
                 self.throttled[ends] = throttle
 
-    def forget(self, ended: Collection[FourTuple]) -> None:
+    def forget(self, untold: Collection[FourTuple]) -> None:
         self._call("forget")
-        for ends in ended:
+        for ends in untold:
             self.throttled.pop(ends, None)
-        self.untold = max(self.untold - len(ended), 0)
+        self.untold = max(self.untold - len(untold), 0)
 
     def detach_if_told(self) -> bool:
         self._call("detach_if_told")

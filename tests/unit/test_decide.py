@@ -129,8 +129,8 @@ def test_uplink_has_rates_of_its_own_by_the_same_rules() -> None:
     assert uplinks == {
         "10.1.0.2": (RateKind.UPLINK_LIMIT, "4mbit", "limit of the network"),
         "10.1.0.3": (RateKind.UPLINK_CAP, "250kbit", "wifi is live"),
-        "10.1.0.4": (RateKind.UPLINK_LIMIT, "4mbit", "limit of the network"),
     }
+    assert decisions[3].uplink_reason.startswith("backup subflow")
 
 
 def test_uplink_pays_from_another_share_than_the_downlink() -> None:

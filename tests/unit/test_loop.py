@@ -609,9 +609,11 @@ def test_loop_frees_uplinks_without_the_sniffer_and_while_paused(world: World, u
     world.operator.pause(None)
     world.step()
     assert {*uplinks.throttled} == {capped(1)}
+    uplinks.tried.clear()
     world.source.update = TableUpdate(problem="no service answers")
     world.step()
     assert uplinks.throttled == {}
+    assert uplinks.tried == [{capped(1)}], "the subflow may live: its client is told"
 
 
 def test_rate_of_an_uplink_is_the_operators(world: World, uplinks: ModelUplinks) -> None:

@@ -186,3 +186,23 @@ def test_repair_is_not_reported_for_the_first_filter(world: World, caplog: pytes
     caplog.set_level(logging.DEBUG)
     world.step(ONE)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("may_live", [False, True])
+def test_client_of_a_subflow_that_may_live_is_told(world: World, may_live: bool) -> None:
+    world.step(ONE)
+    world.kernel.calls.clear()
+    world.kernel.tried.clear()
+    world.reconciler.step({ONE: None}, INTERVAL, may_live=may_live)
+    assert ({ONE} in world.kernel.tried) == may_live
+    assert (world.applied, world.kernel.throttled) == (set(), {})
+
+
+def test_client_that_makes_its_subflow_a_backup_is_not_told_otherwise(world: World) -> None:
+    world.step(ONE)
+    paths = replace(subflow("10.1.0.1"), backup=True), subflow("10.2.0.1")
+    freed = decide_all([connection(1, *paths)], NETWORKS)[0]
+    world.kernel.tried.clear()
+    world.reconciler.step({ONE: freed}, INTERVAL)
+    assert not any(world.kernel.tried)
+    assert (world.applied, world.kernel.throttled) == (set(), {})

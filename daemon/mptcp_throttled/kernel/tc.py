@@ -11,7 +11,9 @@ all kinds nor classic BPF.
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import if_nameindex, if_nametoindex
@@ -41,6 +43,10 @@ _TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats
 _TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
 _OF_CLASS: Final = frozenset({_TCA_STATS_BASIC, _TCA_STATS_QUEUE})
 _BYTES: Final = Struct("=Q")
+# include/uapi/linux/sockios.h, if.h (struct ifreq), if_arp.h (ARPHRD_ETHER, ARPHRD_LOOPBACK)
+_SIOCGIFHWADDR: Final = 0x8927
+_IFNAMSIZ, _IFREQ_BYTES = 16, 40
+_ETHERNET_TYPES: Final = (1, 772)
 _BACKLOG: Final = Struct("=4xI")
 
 
@@ -97,6 +103,14 @@ def find_interface(name: str) -> Interface:
         return Interface(if_nametoindex(name), name)
     except OSError as error:
         raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
+
+
+def is_ethernet(interface: Interface) -> bool:
+    """Whether its frames have an Ethernet header; those of loopback have one. Raises KernelError."""
+    request = interface.name.encode().ljust(_IFREQ_BYTES, b"\0")
+    with os_errors(f"ip link show {interface.name}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        answer = fcntl.ioctl(asking, _SIOCGIFHWADDR, request)
+    return int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder) in _ETHERNET_TYPES
 
 
 class TrafficControl:

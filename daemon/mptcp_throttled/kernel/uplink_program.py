@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -27,7 +28,7 @@ Meanwhile the subflow is a backup.
 
 _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
-_UPLINK: Final = Struct(f"=QIIQQQ8I{_LAST_ACK_BYTES}s")
+_UPLINK: Final = Struct(f"=QIIQQQ10I{_LAST_ACK_BYTES}s")
 _COUNTS_FROM: Final = Struct("=Q")
 _MAX_ASSIGNMENTS: Final = 32
 _ETHERNET_BYTES: Final = 14
@@ -63,6 +64,8 @@ class UplinkProgram:
         self._shares = self._object.map("shares")
         self._uplinks = self._object.map("uplinks")
         self._counters = self._object.map("counters")
+        # `remind` deletes free subflows, which `assign` may be giving a share.
+        self._lock = threading.Lock()
 
     @property
     def descriptor(self) -> int:
@@ -92,13 +95,14 @@ class UplinkProgram:
         records = [pack_ends(ends) + _key(share) for ends, share in shares.items()]
         for first in range(0, len(records), _MAX_ASSIGNMENTS):
             batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
-            result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _COUNTS_FROM.pack(counts_from) + batch)
+            with self._lock:
+                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _COUNTS_FROM.pack(counts_from) + batch)
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
-    def forget(self, ended: Collection[FourTuple]) -> None:
-        """Forget subflows that have ended. Raises KernelError."""
-        self._uplinks.delete_all([pack_ends(ends) for ends in ended])
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients. Raises KernelError."""
+        self._uplinks.delete_all([pack_ends(ends) for ends in untold])
 
     def run(self, packet: bytes) -> tuple[int, bytes]:
         """What the program does to a packet that leaves, with an Ethernet header: its verdict, and the packet then.
@@ -113,7 +117,8 @@ class UplinkProgram:
 
     def remind(self) -> None:
         """Tell the clients whose debt is paid; every 20 ms while uplinks are throttled. Raises KernelError."""
-        self._object.run("remind", _EMPTY_PACKET)
+        with self._lock:
+            self._object.run("remind", _EMPTY_PACKET)
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
         """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""
@@ -125,7 +130,7 @@ class UplinkProgram:
                 if error.number != errno.ENOENT:
                     raise
                 continue
-            _, _, told, _, acknowledged, when_told, *_, is_policed, _ = values
+            _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _ = values
             uplink = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told, bool(is_policed))
             found[unpack_ends(key)] = uplink
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting import UplinkCounters
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
-from mptcp_throttled.kernel.tc import Interface, find_interface
+from mptcp_throttled.kernel.tc import Interface, find_interface, is_ethernet
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
 from mptcp_throttled.policy.decide import Share, Throttle
 
@@ -25,6 +26,8 @@ _REMIND_SECONDS: Final = 0.02  # CREDIT_NS in bpf/uplink.bpf.c
 # MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
 _RELEASE_SECONDS: Final = 1.2
 _FREE: Final = 0
+_LINGER_SECONDS: Final = 10.0
+"""For so long a share without subflows keeps its debt: a client could open new ones to escape it."""
 
 
 class Uplinks:
@@ -47,6 +50,7 @@ class Uplinks:
         self._shares: dict[Share, int] = {}
         self._rates: dict[Share, Rate] = {}
         self._sharers: Counter[Share] = Counter()
+        self._unused_since: dict[Share, float] = {}
         self._share_of: dict[FourTuple, Share] = {}
 
     @property
@@ -60,6 +64,8 @@ class Uplinks:
         True if another program had removed or displaced one, or the interface is a new one.
         """
         interface = find_interface(self._interface)
+        if not is_ethernet(interface):
+            raise KernelError(f"throttle uplinks on {interface.name}, which is no Ethernet", errno.EOPNOTSUPP)
         if self._program is None:
             self._program = UplinkProgram()
         self._look_for_policed(self._program)
@@ -73,8 +79,8 @@ class Uplinks:
         for other in self._filters.interfaces():
             if other != interface:
                 self._filters.detach(other)
-        self._filters.attach(interface, programs)
         self._attached_to, self._directions = interface, {*programs}
+        self._filters.attach(interface, programs)
         if self._reminder is None:
             self._reminder = _Reminder(self._program.remind)
             self._reminder.start()
@@ -98,6 +104,7 @@ class Uplinks:
         for share in rates:
             if share not in self._shares:
                 self._shares[share] = next(self._numbers)
+                self._unused_since[share] = time.monotonic()
         program.set_shares({self._shares[share]: rate for share, rate in rates.items()})
         self._rates.update(rates)
         numbers = {ends: _FREE if t is None else self._shares[t.share] for ends, t in uplinks.items()}
@@ -108,31 +115,40 @@ class Uplinks:
 
     def _note(self, ends: FourTuple, share: Share | None) -> None:
         before = self._share_of.pop(ends, None)
-        if before is not None:
-            self._sharers[before] -= 1
         if share is not None:
             self._share_of[ends] = share
             self._sharers[share] += 1
+            self._unused_since.pop(share, None)
+        if before is not None:
+            self._sharers[before] -= 1
+            if not self._sharers[before]:
+                self._unused_since[before] = time.monotonic()
 
     def _remove_unused(self) -> None:
-        unused = [share for share in self._shares if not self._sharers[share]]
+        now = time.monotonic()
+        unused = [share for share, since in self._unused_since.items() if now - since > _LINGER_SECONDS]
         if unused and self._program is not None:
             self._program.remove_shares([self._shares[share] for share in unused])
         for share in unused:
-            del self._shares[share], self._rates[share], self._sharers[share]
+            del self._shares[share], self._unused_since[share], self._sharers[share]
+            self._rates.pop(share, None)
 
-    def forget(self, ended: Collection[FourTuple]) -> None:
-        """Forget subflows that have ended: nobody is left to be told."""
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients."""
         if self._program is None:
             return
-        self._program.forget(ended)
-        for ends in ended:
+        self._program.forget(untold)
+        for ends in untold:
             self._note(ends, None)
         self._remove_unused()
 
     def detach_if_told(self) -> bool:
-        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
-        if self._program is not None and self._program.uplinks():
+        """Detach the program if no uplink was throttled for some seconds, and all clients have been told.
+
+        Returns whether it is detached.
+        """
+        self._remove_unused()
+        if self._shares or (self._program is not None and self._program.uplinks()):
             return False
         self._detach()
         return True
@@ -161,7 +177,7 @@ class Uplinks:
             self._program.close()
             self._program = None
         self._directions, self.policed, self.counters = set(), frozenset(), UplinkCounters()
-        self._shares, self._rates, self._share_of = {}, {}, {}
+        self._shares, self._rates, self._share_of, self._unused_since = {}, {}, {}, {}
         self._sharers.clear()
 
 

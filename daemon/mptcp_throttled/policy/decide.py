@@ -20,6 +20,7 @@ from mptcp_throttle.units import Rate
 _CACHE_ENTRIES: Final = 65536
 _OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.marks: socket"
 _PAUSED: Final = "paused by the operator"
+_BACKUP_UPLINK: Final = "backup subflow: to throttle it by MP_PRIO would make it a regular one"
 _NO_NETWORK: Final = "address is in no access network"
 
 
@@ -149,9 +150,11 @@ def _decide(
     preferred = best if best is not None and best.preference < network.preference else None
     down = (RateKind.CAP, network.cap), (RateKind.LIMIT, network.limit)
     up = (RateKind.UPLINK_CAP, network.uplink_cap), (RateKind.UPLINK_LIMIT, network.uplink_limit)
-    (throttle, reason), (uplink, uplink_reason) = (
-        _applicable(subflow, network, cap, limit, preferred, client_of, is_used=is_used) for cap, limit in (down, up)
-    )
+    throttle, reason = _applicable(subflow, network, *down, preferred, client_of, is_used=is_used)
+    if subflow.backup and (network.uplink_cap or network.uplink_limit):
+        uplink, uplink_reason = None, _BACKUP_UPLINK
+    else:
+        uplink, uplink_reason = _applicable(subflow, network, *up, preferred, client_of, is_used=is_used)
     return Decision(token, subflow, network.name, throttle, reason, uplink, uplink_reason)
 
 

@@ -47,8 +47,8 @@ class UplinkKernel(Protocol):
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """Throttle the uplinks of these subflows, and free those for which it is None."""
 
-    def forget(self, ended: Collection[FourTuple]) -> None:
-        """Forget subflows that have ended: nobody is left to be told."""
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients."""
 
     def detach_if_told(self) -> bool:
         """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
@@ -91,11 +91,12 @@ class UplinkReconciler:
             self._check_due = -math.inf
 
     def step(
-        self, changes: Mapping[FourTuple, Decision | None], interval: float
+        self, changes: Mapping[FourTuple, Decision | None], interval: float, *, may_live: bool = False
     ) -> Mapping[FourTuple, Decision | None]:
         """Take changed decisions, None for subflows that have ended, and do what is due; what it tried to apply.
 
-        `interval`, in seconds, is between two checks, and the longest delay between two attempts.
+        `may_live`: those with None may live, since the sniffer's table was lost or replaced as a whole. `interval`, in
+        seconds, is between two checks, and the longest delay between two attempts.
         """
         for ends, decision in changes.items():
             if decision is None or decision.uplink is None:
@@ -111,9 +112,9 @@ class UplinkReconciler:
             return {}
         due = self._missing() if is_retry else changes
         if due:
-            ended = frozenset() if is_retry else frozenset(ends for ends, d in due.items() if d is None)
-            throttles = {ends: None if d is None else d.uplink for ends, d in due.items() if ends not in ended}
-            self._apply(throttles, ended, interval)
+            untold = _not_to_be_told({} if is_retry else due, may_live=may_live)
+            throttles = {ends: None if d is None else d.uplink for ends, d in due.items() if ends not in untold}
+            self._apply(throttles, untold, interval)
         elif is_retry:
             self._succeeded()
         return due
@@ -151,12 +152,12 @@ class UplinkReconciler:
         self._check_due = self._clock.monotonic() + interval
 
     def _apply(
-        self, throttles: Mapping[FourTuple, Throttle | None], ended: Collection[FourTuple], interval: float
+        self, throttles: Mapping[FourTuple, Throttle | None], untold: Collection[FourTuple], interval: float
     ) -> None:
         refused: dict[str, None] = {}
         try:
-            self._kernel.forget(ended)
-            self._note(dict.fromkeys(ended))
+            self._kernel.forget(untold)
+            self._note(dict.fromkeys(untold))
         except KernelError as error:
             refused[str(error)] = None
         try:
@@ -210,3 +211,12 @@ class UplinkReconciler:
 
     def _succeeded(self) -> None:
         self.errors, self._delay, self._retry_due = (), 0.0, math.inf
+
+
+def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: bool) -> frozenset[FourTuple]:
+    """The subflows that have ended, and those that have become backups: to be told that they are regular ends that."""
+    return frozenset(
+        ends
+        for ends, decision in changes.items()
+        if (not may_live if decision is None else decision.uplink is None and decision.subflow.backup)
+    )

@@ -20,6 +20,10 @@ int list_acks(struct bpf_iter__tcp *ctx)
 
 	if (!tp || is_backup_for_client(subflow_context(tp)))
 		return 0;
+	/* Who has sent nothing was told nothing. Until it has, an ACK without DSS makes it fall back to TCP: net/mptcp/options.c,
+	 * check_fully_established. */
+	if (!BPF_CORE_READ(tp, bytes_received))
+		return 0;
 	ends_of_socket(common, &ack.ends);
 	ack.sequence = BPF_CORE_READ(tp, snd_nxt);
 	ack.acknowledged = BPF_CORE_READ(tp, rcv_nxt);

@@ -35,6 +35,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define CREDIT_NS 20000000ULL
 #define REPEAT_NS 200000000ULL
 #define MAX_REPEATS 5
+#define IN_FLIGHT_BYTES (64 << 10)
 #define REGULAR_ACKS 3 /* that repeat the end of a backup */
 
 /* More than a client that obeys MP_PRIO may still have queued on the subflow. */
@@ -164,9 +165,11 @@ static __always_inline __u32 newly_acknowledged(struct uplink *uplink, const str
  * 3.10.7.4; RFC 7323, section 5.3). */
 static __always_inline void remember_segment(struct __sk_buff *skb, struct uplink *uplink, const struct segment *segment)
 {
-	__u32 options[3];
+	__u32 options[3], next = bpf_ntohl(segment->tcp.seq) + segment->payload + segment->tcp.fin;
 
-	uplink->sequence = bpf_ntohl(segment->tcp.seq) + segment->payload;
+	if (!uplink->has_sequence || (__s32)(next - uplink->sequence) > 0) /* not of a retransmission */
+		uplink->sequence = next;
+	uplink->has_sequence = 1;
 	if (segment->tcp_bytes < sizeof(segment->tcp) + sizeof(options) ||
 	    bpf_skb_load_bytes(skb, segment->ip_at + segment->ip_bytes + sizeof(segment->tcp), options, sizeof(options)) ||
 	    options[0] != bpf_htonl(TIMESTAMPS))
@@ -181,9 +184,11 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	__u32 link_bytes = segment->ip_at, ip_bytes = segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
 
 	ack->tcp_bytes = 0;
-	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
+	/* The lower bound is for the verifier of Linux 6.1; the daemon attaches the program to Ethernet only. */
+	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) ||
+	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
 		return;
-	if (link_bytes && bpf_skb_load_bytes(skb, 0, ack->link, link_bytes))
+	if (bpf_skb_load_bytes(skb, 0, ack->link, link_bytes))
 		return;
 	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
 					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
@@ -198,7 +203,7 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	ack->tcp_bytes = tcp_bytes;
 }
 
-static __always_inline void append_option(struct __sk_buff *skb, const struct segment *segment, __u32 option)
+static __always_inline bool append_option(struct __sk_buff *skb, const struct segment *segment, __u32 option)
 {
 	__u32 ip_at = segment->ip_at, tcp_at = ip_at + segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
 	bool is_v4 = segment->ip_bytes == sizeof(struct iphdr);
@@ -211,7 +216,7 @@ static __always_inline void append_option(struct __sk_buff *skb, const struct se
 	if (tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES || bpf_skb_load_bytes(skb, offset_at, &old_offset, sizeof(old_offset)) ||
 	    bpf_skb_change_tail(skb, skb->len + OPTION_BYTES, 0)) {
 		count(OPTIONS_WITHOUT_ROOM);
-		return;
+		return false;
 	}
 	new_offset = bpf_htons(bpf_ntohs(old_offset) + (OPTION_BYTES / 4 << 12));
 	option = bpf_htonl(option);
@@ -226,6 +231,7 @@ static __always_inline void append_option(struct __sk_buff *skb, const struct se
 	bpf_l4_csum_replace(skb, check_at, 0, option, 4);
 	bpf_skb_store_bytes(skb, offset_at, &new_offset, sizeof(new_offset), 0);
 	count(OPTIONS_APPENDED);
+	return true;
 }
 
 static __always_inline void note_told(struct uplink *uplink, enum told told, __u64 now)
@@ -299,6 +305,8 @@ int throttle_uplinks(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
 		uplink->is_counting = 0;
+		uplink->has_sequence = 0;
+		uplink->ack.has_timestamps = 0;
 		uplink->is_policed = 0;
 		uplink->told = NOTHING;
 		return TC_ACT_UNSPEC;
@@ -316,6 +324,10 @@ int throttle_uplinks(struct __sk_buff *skb)
 	remember_segment(skb, uplink, &segment);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
 		begin_policing(uplink, share, now);
+	if (now < uplink->counts_from) { /* what comes is no sign that the client ignores what it was told */
+		uplink->told_at = now;
+		uplink->bytes_when_told = uplink->bytes;
+	}
 	if (told == REGULAR && uplink->told == NOTHING)
 		told = NOTHING;
 	if (told != uplink->told)
@@ -323,10 +335,8 @@ int throttle_uplinks(struct __sk_buff *skb)
 	if (segment.payload || segment.tcp.fin)
 		return TC_ACT_UNSPEC;
 	remember_ack(skb, &uplink->ack, &segment);
-	if (told == BACKUP || (told == REGULAR && uplink->appended < REGULAR_ACKS)) {
-		append_option(skb, &segment, PRIORITY_OPTION | (told == BACKUP ? IS_BACKUP : 0));
-		uplink->appended++;
-	}
+	if (told == BACKUP || (told == REGULAR && uplink->appended < REGULAR_ACKS))
+		uplink->appended += append_option(skb, &segment, PRIORITY_OPTION | (told == BACKUP ? IS_BACKUP : 0));
 	return TC_ACT_UNSPEC;
 }
 
@@ -346,8 +356,8 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 	struct tcphdr *tcp = (void *)segment;
 	bool is_sent;
 
-	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES ||
-	    bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
+	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) ||
+	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES || bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
 		return false;
 	__builtin_memcpy(ip, ack->ip, sizeof(ip));
 	__builtin_memcpy(segment, ack->tcp, sizeof(segment));
@@ -379,8 +389,7 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 	}
 	tcp->check = folded(bpf_csum_diff(NULL, 0, (void *)segment, tcp_bytes, sum));
 	bpf_skb_store_bytes(skb, link_bytes + ip_bytes, segment, tcp_bytes, 0);
-	if (link_bytes)
-		bpf_skb_store_bytes(skb, 0, ack->link, link_bytes, 0);
+	bpf_skb_store_bytes(skb, 0, ack->link, link_bytes, 0);
 	if (ack->vlan_protocol)
 		bpf_skb_vlan_push(skb, ack->vlan_protocol, ack->vlan_tag);
 	is_sent = !bpf_clone_redirect(skb, ack->interface, 0);
@@ -394,19 +403,25 @@ struct reminding {
 	__u64 now;
 };
 
+/* Whether the client has sent more than what may have been in flight when it was told that the subflow is regular. */
+static __always_inline bool sends_again(const struct uplink *uplink)
+{
+	return uplink->bytes - uplink->bytes_when_told > IN_FLIGHT_BYTES;
+}
+
 /* Whether the client is to be told again: it does not know yet that the debt is paid, or it may not have heard. */
 static __always_inline bool is_due(const struct uplink *uplink, const struct share *share, __u64 now)
 {
 	if (uplink->told == BACKUP)
 		return !share || (share->paid_at <= now && uplink->counts_from <= now);
-	return uplink->told == REGULAR && uplink->repeats < MAX_REPEATS && uplink->bytes == uplink->bytes_when_told &&
+	return uplink->told == REGULAR && uplink->repeats < MAX_REPEATS && !sends_again(uplink) &&
 	       now - uplink->told_at > REPEAT_NS;
 }
 
 /* Whether nothing is left to tell the client. */
 static __always_inline bool is_told(const struct uplink *uplink)
 {
-	return uplink->told == NOTHING || uplink->repeats >= MAX_REPEATS || uplink->bytes != uplink->bytes_when_told;
+	return uplink->told == NOTHING || uplink->repeats >= MAX_REPEATS || sends_again(uplink);
 }
 
 struct bpf_map;
@@ -449,7 +464,10 @@ int assign(struct __sk_buff *skb)
 			uplink->is_policed &= uplink->share == assignment.share;
 			uplink->share = assignment.share;
 		} else if (assignment.share) {
-			struct uplink new = { .counts_from = counts_from, .share = assignment.share };
+			struct share *share = bpf_map_lookup_elem(&shares, &assignment.share);
+			/* A subflow of a share that others have used may be opened to escape the debt. */
+			struct uplink new = { .counts_from = share && share->paid_at ? 0 : counts_from,
+					      .share = assignment.share };
 			long error = bpf_map_update_elem(&uplinks, &assignment.ends, &new, BPF_NOEXIST);
 
 			if (error)

@@ -64,6 +64,8 @@ struct uplink {
 	__u32 appended;
 	__u32 repeats;
 	__u32 is_policed;
+	__u32 has_sequence;
+	__u32 padding;
 	struct last_ack ack;
 };
 

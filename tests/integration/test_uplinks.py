@@ -1,0 +1,146 @@
+"""What the daemon does with the program for uplinks, and the ACKs to the clients of a killed daemon."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from polling import eventually
+from pyroute2 import netns
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from test_uplink_program import ends
+
+from mptcp_lab.host import Host
+from mptcp_lab.topology import Topology, build
+from mptcp_lab.traffic import IPPROTO_MPTCP
+from mptcp_throttle.linux.kernel_error import KernelError, set_faults
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel import uplinks as module
+from mptcp_throttled.kernel.acks import Ack, list_acks
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters
+from mptcp_throttled.kernel.uplinks import Uplinks
+from mptcp_throttled.policy.decide import RateKind, Share, Throttle
+
+ONE, OTHER = ends(), ends(port=40001)
+
+
+def throttle(who: str) -> Throttle:
+    return Throttle(Share("lte", RateKind.UPLINK_CAP, who), Rate.parse("1mbit"))
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with build(Topology()) as lab:
+        yield lab.proxy
+
+
+@pytest.fixture
+def inside(host: Host) -> Iterator[Host]:
+    """The host, in whose network namespace the test runs."""
+    netns.pushns(host.namespace)
+    try:
+        yield host
+    finally:
+        netns.popns()
+        set_faults(None)
+
+
+@pytest.fixture
+def filters(inside: Host, tmp_path: Path) -> Iterator[ClsactFilters]:  # noqa: ARG001
+    with closing(ClsactFilters(tmp_path)) as filters:
+        yield filters
+
+
+@pytest.fixture
+def uplinks(filters: ClsactFilters) -> Iterator[Uplinks]:
+    uplinks = Uplinks("eth0", filters)
+    uplinks.attach()
+    yield uplinks
+    set_faults(None)
+    uplinks.release()
+
+
+def refuse(call: str) -> None:
+    """Let the kernel refuse these calls."""
+
+    def answer(requests: Sequence[str]) -> list[OSError | None]:
+        return [OSError(errno.ENOMEM, "no memory") if request == call else None for request in requests]
+
+    set_faults(answer)
+
+
+def test_share_that_was_refused_does_not_end_the_daemon(uplinks: Uplinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LINGER_SECONDS", 0.0)
+    refuse("bpf map update")
+    for ends_, who in ((ONE, "one"), (OTHER, "other")):
+        with pytest.raises(KernelError):
+            uplinks.throttle({ends_: throttle(who)})
+    set_faults(None)
+    uplinks.throttle({ONE: throttle("one")})
+    uplinks.throttle({ONE: None})
+    eventually(uplinks.detach_if_told, "nothing left")
+
+
+def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    uplinks.throttle({ONE: throttle("one")})
+    uplinks.forget([ONE])
+    assert not uplinks.detach_if_told()
+    monkeypatch.setattr(module, "_LINGER_SECONDS", 0.0)
+    assert uplinks.detach_if_told()
+
+
+def test_interface_that_is_no_ethernet_is_refused(inside: Host, filters: ClsactFilters) -> None:
+    inside.run("ip", "tuntap", "add", "dev", "tun0", "mode", "tun", machine_files=True)
+    with pytest.raises(KernelError, match="tun0, which is no Ethernet"):
+        Uplinks("tun0", filters).attach()
+    assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "tun0").stdout
+
+
+def test_clsact_goes_if_the_filter_is_refused(inside: Host, filters: ClsactFilters) -> None:
+    uplinks = Uplinks("eth0", filters)
+    refuse("tc filter add dev eth0 bpf")
+    with pytest.raises(KernelError):
+        uplinks.attach()
+    set_faults(None)
+    uplinks.release()
+    assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "eth0").stdout
+
+
+@pytest.mark.parametrize("timestamps", [None, (1, 2**32 - 1)])
+@pytest.mark.parametrize("version", [4, 6])
+def test_ack_of_a_killed_daemons_client_is_a_valid_packet(version: int, timestamps: tuple[int, int] | None) -> None:
+    packet = Ack(ends(version), 2**32 - 1, 77, 500, timestamps).packet()
+    ip = (IP if version == 4 else IPv6)(packet)
+    assert (ip[TCP].seq, ip[TCP].ack, ip[TCP].window, ip[TCP].flags) == (2**32 - 1, 77, 500, "A")
+    assert ip[TCP].dataofs == (6 if timestamps is None else 9)
+    assert packet.endswith(bytes.fromhex("011e0350"))
+    computed = ip.copy()
+    del computed[TCP].chksum
+    assert type(ip)(bytes(computed))[TCP].chksum == ip[TCP].chksum
+
+
+def test_only_subflows_on_which_the_client_has_sent_are_listed(inside: Host) -> None:  # noqa: ARG001
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as listener,
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as client,
+    ):
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        client.connect(("127.0.0.1", port))
+        accepted, _ = listener.accept()
+        with accepted:
+            assert listed(port) == []
+            client.sendall(b"x")
+            eventually(lambda: len(listed(port)) == 1, "listed")
+            assert listed(port)[0].client.port == client.getsockname()[1]
+
+
+def listed(port: int) -> list[FourTuple]:
+    return [ack.ends for ack in list_acks(port)]
