@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from examples import examined_host
 
 from mptcp_throttle.cli.doctor import squid_checks
 from mptcp_throttle.cli.doctor.finding import Finding
+from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -22,12 +24,20 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def findings() -> list[Finding]:
-    return list(squid_checks.uploads(examined_host()))
+    """Of a host where an access network has a rate for uplinks."""
+    host = examined_host()
+    capped = replace(host.config.networks[-1], uplink_cap=Rate.parse("1mbit"))
+    return list(squid_checks.uploads(replace(host, config=replace(host.config, networks=(capped,)))))
 
 
 def test_host_without_squid_has_nothing_to_report(configuration: Path) -> None:
     assert not configuration.exists()
     assert findings() == []
+
+
+def test_host_without_rates_for_uplinks_has_nothing_to_report(configuration: Path) -> None:
+    configuration.write_text("http_port 8080\n")
+    assert list(squid_checks.uploads(examined_host())) == []
 
 
 def test_shipped_configuration_is_enough(configuration: Path) -> None:

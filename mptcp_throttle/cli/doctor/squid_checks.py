@@ -16,9 +16,11 @@ _ENOUGH_BYTES: Final = 16 << 20  # a quarter of what config/squid/mptcp-throttle
 _UNITS: Final = {"": 1, "B": 1, "BYTES": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
-def uploads(_host: Host) -> Iterator[Finding]:
-    """Whether Squid ends uploads that are faster than their server."""
+def uploads(host: Host) -> Iterator[Finding]:
+    """Whether Squid ends uploads that are faster than their server; only where uplinks have a rate."""
     subject = "uploads through Squid"
+    if all(network.uplink_cap is None and network.uplink_limit is None for network in host.config.networks):
+        return
     try:
         if not _CONFIGURATION.exists():
             return
