@@ -351,3 +351,29 @@ def test_subflow_that_has_ended_is_forgotten_at_once(program: UplinkProgram, sen
     program.remind()
     assert program.uplinks().keys() == {other}
     assert program.counters().repeated == 0
+
+
+def test_reminders_go_to_all_whatever_was_forgotten_before(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    several = [ends(port=40000 + number) for number in range(6)]
+    throttle(program, *several)
+    for of in several:
+        sent(segment(0, of))
+    sent(segment(100 * KIB, several[0]))
+    for of in several[1:]:
+        sent(segment(0, of))
+    program.forget([several[1], several[5]])
+    program.forget([several[0]])
+    program.assign({several[1]: 1}, forgiven=0.0)
+    left = [several[1], several[2], several[3], several[4]]
+    assert program.uplinks().keys() == {*left}
+    program.remove_shares([1])
+    program.remind()
+    assert program.counters().repeated == 3, "all but the one that was told nothing since"
+    while program.uplinks():
+        program.remind()
+    program.remind()
+    program.set_shares({1: SLOW})
+    program.assign(dict.fromkeys(several, 1), forgiven=0.0)
+    assert program.uplinks().keys() == {*several}

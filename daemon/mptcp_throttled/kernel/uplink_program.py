@@ -31,6 +31,7 @@ _LAST_ACK_BYTES: Final = 132
 _UPLINK: Final = Struct(f"=QIIQQQ10I{_LAST_ACK_BYTES}s")
 _COUNTS_FROM: Final = Struct("=Q")
 _MAX_ASSIGNMENTS: Final = 32
+_FORGOTTEN: Final = 0xFFFF_FFFF
 _ETHERNET_BYTES: Final = 14
 _END_OF_RESULTS: Final = 1 << 32
 _EMPTY_PACKET: Final = bytes(60)
@@ -64,7 +65,7 @@ class UplinkProgram:
         self._shares = self._object.map("shares")
         self._uplinks = self._object.map("uplinks")
         self._counters = self._object.map("counters")
-        # `remind` deletes free subflows, which `assign` may be giving a share.
+        # `assign` and `remind` may not run at the same time.
         self._lock = threading.Lock()
 
     @property
@@ -91,7 +92,13 @@ class UplinkProgram:
         New ones are backups for `forgiven` seconds, in which what they send costs nothing. Raises KernelError; then any
         part may have been done.
         """
-        counts_from = time.monotonic_ns() + round(forgiven * 1e9)
+        self._assign(shares, time.monotonic_ns() + round(forgiven * 1e9))
+
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients. Raises KernelError."""
+        self._assign(dict.fromkeys(untold, _FORGOTTEN), 0)
+
+    def _assign(self, shares: Mapping[FourTuple, int], counts_from: int) -> None:
         records = [pack_ends(ends) + _key(share) for ends, share in shares.items()]
         for first in range(0, len(records), _MAX_ASSIGNMENTS):
             batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
@@ -99,10 +106,6 @@ class UplinkProgram:
                 result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _COUNTS_FROM.pack(counts_from) + batch)
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
-
-    def forget(self, untold: Collection[FourTuple]) -> None:
-        """Free subflows without telling their clients. Raises KernelError."""
-        self._uplinks.delete_all([pack_ends(ends) for ends in untold])
 
     def run(self, packet: bytes) -> tuple[int, bytes]:
         """What the program does to a packet that leaves, with an Ethernet header: its verdict, and the packet then.
@@ -116,7 +119,7 @@ class UplinkProgram:
         return self._object.run("police_uplinks", packet)[0]
 
     def remind(self) -> None:
-        """Tell the clients whose debt is paid; every 20 ms while uplinks are throttled. Raises KernelError."""
+        """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled. Raises KernelError."""
         with self._lock:
             self._object.run("remind", _EMPTY_PACKET)
 

@@ -22,7 +22,7 @@ from mptcp_throttled.policy.decide import Share, Throttle
 
 _log = logging.getLogger("mptcp-throttled")
 
-_REMIND_SECONDS: Final = 0.02  # CREDIT_NS in bpf/uplink.bpf.c
+_REMIND_SECONDS: Final = 0.04  # CREDIT_NS in bpf/uplink.bpf.c
 # MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
 _RELEASE_SECONDS: Final = 1.2
 _FREE: Final = 0

@@ -32,7 +32,7 @@
 char LICENSE[] SEC("license") = "GPL";
 
 /* Unused rate that a share may keep: the interval of `remind`. Without it each interval would lose that much. */
-#define CREDIT_NS 20000000ULL
+#define CREDIT_NS 40000000ULL
 #define REPEAT_NS 200000000ULL
 #define MAX_REPEATS 5
 #define IN_FLIGHT_BYTES (64 << 10)
@@ -64,11 +64,22 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MAX_UPLINKS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ends);
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
+
+/* The keys of `uplinks`, so that `remind` takes time for those that exist, and not for all that may. Only `assign` and
+ * `remind` write them, one at a time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_UPLINKS);
+	__type(key, __u32);
+	__type(value, struct ends);
+} slots SEC(".maps");
+
+static volatile __u32 used_slots;
 
 /* A TCP segment. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
 struct segment {
@@ -401,6 +412,7 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 struct reminding {
 	struct __sk_buff *skb;
 	__u64 now;
+	__u32 last;
 };
 
 /* Whether the client has sent more than what may have been in flight when it was told that the subflow is regular. */
@@ -424,25 +436,69 @@ static __always_inline bool is_told(const struct uplink *uplink)
 	return uplink->told == NOTHING || uplink->repeats >= MAX_REPEATS || sends_again(uplink);
 }
 
-struct bpf_map;
-
-static long remind_one(struct bpf_map *map, const struct ends *ends, struct uplink *uplink, struct reminding *reminding)
+/* Adds an element behind the others. Returns 0 or a negative error. */
+static __always_inline long add_uplink(const struct ends *ends, struct uplink *new)
 {
-	struct share *share = bpf_map_lookup_elem(&shares, &uplink->share);
+	__u32 slot = used_slots;
+	long error;
+
+	if (slot >= MAX_UPLINKS)
+		return -E2BIG;
+	new->slot = slot;
+	error = bpf_map_update_elem(&uplinks, ends, new, BPF_NOEXIST);
+	if (error)
+		return error;
+	error = bpf_map_update_elem(&slots, &slot, ends, BPF_ANY);
+	if (error)
+		return error;
+	used_slots = slot + 1;
+	return 0;
+}
+
+/* Removes an element, and puts the last one into its place. */
+static __always_inline void remove_uplink(const struct ends *removed, __u32 slot)
+{
+	__u32 last = used_slots - 1;
+	struct ends *ends = bpf_map_lookup_elem(&slots, &last);
+	struct uplink *moved = ends ? bpf_map_lookup_elem(&uplinks, ends) : NULL;
+
+	if (ends && slot != last) {
+		bpf_map_update_elem(&slots, &slot, ends, BPF_ANY);
+		if (moved)
+			moved->slot = slot;
+	}
+	used_slots = last;
+	bpf_map_delete_elem(&uplinks, removed);
+}
+
+static long remind_one(__u32 number, struct reminding *reminding)
+{
+	/* Backwards: what is moved into the place of a removed one has been looked at. */
+	__u32 slot = reminding->last - number;
+	struct ends *at = bpf_map_lookup_elem(&slots, &slot), ends;
+	struct uplink *uplink;
+	struct share *share;
 	__u64 now = reminding->now;
 
+	if (!at)
+		return 0;
+	ends = *at;
+	uplink = bpf_map_lookup_elem(&uplinks, &ends);
+	if (!uplink)
+		return 0;
+	share = bpf_map_lookup_elem(&shares, &uplink->share);
 	if (is_due(uplink, share, now)) {
 		note_told(uplink, REGULAR, now);
 		uplink->repeats++;
 		count(repeat_ack(reminding->skb, uplink) ? ACKS_REPEATED : ACKS_NOT_REPEATED);
 	} else if (!share && is_told(uplink)) {
-		bpf_map_delete_elem(map, ends);
+		remove_uplink(&ends, slot);
 	}
 	return 0;
 }
 
-/* Puts subflows into their shares, or frees them. The daemon runs it by BPF_PROG_TEST_RUN: a map update from user space
- * replaces the whole element. The packet is an Ethernet header, the time from which new subflows count, and up to
+/* Puts subflows into their shares, frees or forgets them. The daemon runs it by BPF_PROG_TEST_RUN: a map update from user
+ * space replaces the whole element. The packet is an Ethernet header, the time from which new subflows count, and up to
  * MAX_ASSIGNMENTS assignments. Returns 0, or the negative error of the first that was refused. */
 SEC("tc")
 int assign(struct __sk_buff *skb)
@@ -460,7 +516,10 @@ int assign(struct __sk_buff *skb)
 		if (bpf_skb_load_bytes(skb, at, &assignment, sizeof(assignment)))
 			break;
 		uplink = bpf_map_lookup_elem(&uplinks, &assignment.ends);
-		if (uplink) {
+		if (assignment.share == FORGOTTEN) {
+			if (uplink)
+				remove_uplink(&assignment.ends, uplink->slot);
+		} else if (uplink) {
 			uplink->is_policed &= uplink->share == assignment.share;
 			uplink->share = assignment.share;
 		} else if (assignment.share) {
@@ -468,7 +527,7 @@ int assign(struct __sk_buff *skb)
 			/* A subflow of a share that others have used may be opened to escape the debt. */
 			struct uplink new = { .counts_from = share && share->paid_at ? 0 : counts_from,
 					      .share = assignment.share };
-			long error = bpf_map_update_elem(&uplinks, &assignment.ends, &new, BPF_NOEXIST);
+			long error = add_uplink(&assignment.ends, &new);
 
 			if (error)
 				return error;
@@ -480,8 +539,8 @@ int assign(struct __sk_buff *skb)
 SEC("tc")
 int remind(struct __sk_buff *skb)
 {
-	struct reminding reminding = { .skb = skb, .now = bpf_ktime_get_ns() };
+	struct reminding reminding = { .skb = skb, .now = bpf_ktime_get_ns(), .last = used_slots - 1 };
 
-	bpf_for_each_map_elem(&uplinks, remind_one, &reminding, 0);
+	bpf_loop(used_slots, remind_one, &reminding, 0);
 	return TC_ACT_OK;
 }

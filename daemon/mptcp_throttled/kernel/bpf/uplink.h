@@ -36,9 +36,11 @@ struct last_ack {
 	__u8 tcp[MAX_TCP_BYTES];
 };
 
+#define MAX_UPLINKS 65536
 #define MAX_ASSIGNMENTS 32
 
-/* A subflow and the share that it pays from; 0: none, it is free. */
+/* A subflow and the share that it pays from; 0: none, it is free. FORGOTTEN: it is free, and its client is not told. */
+#define FORGOTTEN 0xffffffff
 struct assignment {
 	struct ends ends;
 	__u32 share;
@@ -65,7 +67,7 @@ struct uplink {
 	__u32 repeats;
 	__u32 is_policed;
 	__u32 has_sequence;
-	__u32 padding;
+	__u32 slot;
 	struct last_ack ack;
 };
 
