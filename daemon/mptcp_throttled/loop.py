@@ -120,6 +120,7 @@ class Loop:
         self._decisions = DecisionTable()
         self._planner = Planner()
         self._reconciler = Reconciler(kernel)
+        self._uplink_kernel = uplinks
         self._uplinks = UplinkReconciler(uplinks, clock)
         self._retries = Retries()
         self._unverified: set[KernelObject] = set()
@@ -196,6 +197,7 @@ class Loop:
         delta = self._planner.update(previous, self._decisions.decisions, self._clock.monotonic(), settings)
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)
+        self._uplink_kernel.linger = config.daemon.linger
         changed_uplinks = self._uplinks.step(
             uplink_changes(previous, self._decisions.decisions),
             config.daemon.reconcile_interval,

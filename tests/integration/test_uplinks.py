@@ -21,7 +21,6 @@ from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel import uplinks as module
 from mptcp_throttled.kernel.acks import Ack, list_acks
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplinks import Uplinks
@@ -75,8 +74,7 @@ def refuse(call: str) -> None:
     set_faults(answer)
 
 
-def test_share_that_was_refused_does_not_end_the_daemon(uplinks: Uplinks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LINGER_SECONDS", 0.0)
+def test_share_that_was_refused_does_not_end_the_daemon(uplinks: Uplinks) -> None:
     refuse("bpf map update")
     for ends_, who in ((ONE, "one"), (OTHER, "other")):
         with pytest.raises(KernelError):
@@ -87,11 +85,12 @@ def test_share_that_was_refused_does_not_end_the_daemon(uplinks: Uplinks, monkey
     eventually(uplinks.detach_if_told, "nothing left")
 
 
-def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks) -> None:
+    uplinks.linger = 60.0
     uplinks.throttle({ONE: throttle("one")})
     uplinks.forget([ONE])
     assert not uplinks.detach_if_told()
-    monkeypatch.setattr(module, "_LINGER_SECONDS", 0.0)
+    uplinks.linger = 0.0
     assert uplinks.detach_if_told()
 
 

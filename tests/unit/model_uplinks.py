@@ -25,6 +25,7 @@ class ModelUplinks:
     refuse: set[str | FourTuple] = field(default_factory=set)
     has_filter: bool = False
     was_attached: bool = False
+    linger: float = 0.0
     policed: frozenset[FourTuple] = frozenset()
     counters: UplinkCounters = field(default_factory=UplinkCounters)
     untold: int = 0

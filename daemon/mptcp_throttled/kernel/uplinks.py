@@ -26,8 +26,6 @@ _REMIND_SECONDS: Final = 0.04  # CREDIT_NS in bpf/uplink.bpf.c
 # MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
 _RELEASE_SECONDS: Final = 1.2
 _FREE: Final = 0
-_LINGER_SECONDS: Final = 10.0
-"""For so long a share without subflows keeps its debt: a client could open new ones to escape it."""
 
 
 class Uplinks:
@@ -35,11 +33,13 @@ class Uplinks:
 
     The program sees what leaves through the interface, and nothing while no uplink is throttled; it sees what arrives
     while any is policed. `policed` are these subflows, and `counters` what was counted, when `attach` was called last.
+    For `linger` seconds a share without subflows keeps its debt: a client could open new ones to escape it.
     """
 
     def __init__(self, interface: str, filters: ClsactFilters) -> None:
         self.policed: frozenset[FourTuple] = frozenset()
         self.counters = UplinkCounters()
+        self.linger = 0.0
         self._interface = interface
         self._filters = filters
         self._program: UplinkProgram | None = None
@@ -126,7 +126,7 @@ class Uplinks:
 
     def _remove_unused(self) -> None:
         now = time.monotonic()
-        unused = [share for share, since in self._unused_since.items() if now - since > _LINGER_SECONDS]
+        unused = [share for share, since in self._unused_since.items() if now - since >= self.linger]
         if unused and self._program is not None:
             self._program.remove_shares([self._shares[share] for share in unused])
         for share in unused:
@@ -143,7 +143,7 @@ class Uplinks:
         self._remove_unused()
 
     def detach_if_told(self) -> bool:
-        """Detach the program if no uplink was throttled for some seconds, and all clients have been told.
+        """Detach the program if no share is left, and all clients have been told.
 
         Returns whether it is detached.
         """

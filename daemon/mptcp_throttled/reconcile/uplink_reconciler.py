@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from mptcp_throttled.policy.decide import Decision, Throttle
 
 _FIRST_DELAY_SECONDS: Final = 0.1
+_DETACH_SECONDS: Final = 0.25
+"""Between two looks whether the program can be detached."""
 
 
 class UplinkKernel(Protocol):
     """The kernel as this reconciler sees it. All methods raise KernelError."""
+
+    linger: float
+    """Seconds for which a share without subflows keeps its debt."""
 
     @property
     def policed(self) -> frozenset[FourTuple]:
@@ -146,6 +151,8 @@ class UplinkReconciler:
                 self._is_attached, self._check_due = False, math.inf
                 self._succeeded()
                 return
+            else:
+                interval = min(interval, _DETACH_SECONDS)
         except KernelError as error:
             self._fail(error, interval)
             return
