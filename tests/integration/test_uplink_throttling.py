@@ -31,6 +31,8 @@ LONG: Final = 200 * MEGABYTE
 
 @pytest.fixture
 def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    # The pulses of BBR, the lab's default here, are several times as large as those of others.
+    hosts.lab.client.sysctl({"net/ipv4/tcp_congestion_control": "reno"})
     with serving(hosts, NETWORKS) as running:
         yield running
 
@@ -92,8 +94,9 @@ def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> N
     world.upload(LONG)
     wait_capped(world)
     windows = [send_rates(world.lab.client, 4) for _ in range(3)]
-    assert max(rates["eth0"] for rates in windows) < 1.25e6
-    assert statistics.median(rates["eth0"] for rates in windows) > 0.75e6
+    # A window has two or three pulses of 64 KiB or more.
+    assert max(rates["eth0"] for rates in windows) < 2e6
+    assert 0.7e6 < statistics.mean(rates["eth0"] for rates in windows) < 1.3e6
     assert statistics.median(rates["wlan0"] for rates in windows) > 25e6
     world.abort()
     eventually(lambda: "clsact" not in egress(world), "the filter detached")
@@ -202,4 +205,4 @@ def test_deleted_filter_is_put_back(world: ProxyWorld) -> None:
     wait_capped(world)
     world.lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
     eventually(lambda: "mptcp-throttle" in egress(world), "the filter is back", within=2)
-    assert send_rates(world.lab.client, 4)["eth0"] < 1.5e6
+    assert send_rates(world.lab.client, 4)["eth0"] < 2e6
