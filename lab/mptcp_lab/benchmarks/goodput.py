@@ -31,6 +31,8 @@ from mptcp_lab.benchmarks.stock_kernels import (
     set_up_guest,
 )
 from mptcp_lab.download import Download
+from mptcp_lab.guest import kernels
+from mptcp_lab.guest_client import GuestClient
 from mptcp_lab.host import Host
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Document, Origin, start_origin
@@ -40,7 +42,7 @@ from mptcp_lab.scenario.recording import MEGA, Curve
 from mptcp_lab.scenario.sampler import PathMeter, Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
-from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_lab.topology import ETHERNET, WIFI, Client, ClientSpec, Lab, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.uplink_program import FORGIVEN_SECONDS
@@ -64,6 +66,7 @@ _BEFORE_SECONDS: Final = 6.0
 _AFTER_SECONDS: Final = 1.5
 _DRAIN_SECONDS: Final = {"down": 1.5, "up": FORGIVEN_SECONDS}  # DRAIN_NS of throttle.bpf.c
 _POLL_SECONDS: Final = 0.01
+_CONNECT_SECONDS: Final = 60.0  # a client in a guest boots first
 _COUNTERS_SECONDS: Final = 10.0
 _LOW_IS_BAD: Final = "percent_of_permitted"
 _COLUMNS: Final = {
@@ -79,7 +82,10 @@ _COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured: `delay` in ms and `caps` in Mb/s, of Ethernet and Wi-Fi; `begin`: when the rates do."""
+    """What is measured: `delay` in ms and `caps` in Mb/s, of Ethernet and Wi-Fi; `begin`: when the rates do.
+
+    `kernel` is the proxy's, and the client's too unless it has one of its own.
+    """
 
     kernel: str
     cc: str
@@ -88,6 +94,7 @@ class Cell:
     variant: str
     begin: str = BEGINS[0]
     direction: str = "down"
+    client_kernel: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +117,11 @@ class Figures:
 
 
 class Bench:
-    """Hosts with Squid and an origin server, for one transfer after the other."""
+    """Hosts with Squid and an origin server, for one transfer after the other; `uploader`: the client of uploads."""
 
-    def __init__(self, lab: Lab, origin: Origin) -> None:
+    def __init__(self, lab: Lab, origin: Origin, uploader: Client) -> None:
         self._lab = lab
+        self._uploader = uploader
         self._origin = origin
         self._documents: dict[int, Document] = {}
         self._names = (f"throttle-{number}" for number in count())
@@ -147,7 +155,7 @@ class Bench:
             Sampler({"proxy": self._lab.proxy.namespace}, (), _COUNTERS_SECONDS, 0.0, sockets=False) as sampler,
         ):
             transfer, delivered_bytes = self._start_upload(size) if is_up else self._start_download(size)
-            wait_until(lambda: len(services.subflows()) == 2, "two subflows")
+            wait_until(lambda: len(services.subflows()) == 2, "two subflows", _CONNECT_SECONDS)
             with _Delivery(delivered_bytes) as delivered:
                 if not at_once:
                     _pass(_BEFORE_SECONDS, transfer)
@@ -177,7 +185,7 @@ class Bench:
         return download, lambda: download.received
 
     def _start_upload(self, size: int) -> tuple[Upload, Callable[[], int]]:
-        return Upload(self._lab, self._lab.client, self._origin, size), self._origin.received
+        return Upload(self._lab, self._uploader, self._origin, size), self._origin.received
 
     def _shape(self, rate: Rate, *, on: bool) -> None:
         """What comes from the client's Ethernet address passes HTB on an IFB device, as traffic shapers do it."""
@@ -212,15 +220,22 @@ def _throttle(services: Services, *, on: bool) -> None:
 
 
 @contextmanager
-def bench(cc: str, delay: tuple[int, int], direction: str = "down") -> Iterator[Bench]:
+def bench(
+    cc: str, delay: tuple[int, int], direction: str = "down", client_kernel: str | None = None
+) -> Iterator[Bench]:
     """Build the hosts; `delay` is that of Ethernet and Wi-Fi, in milliseconds."""
     wifi = replace(WIFI, rate=_UPLINK_WIFI) if direction == "up" else WIFI
     with build(Topology(clients=(ClientSpec(families=(4,)),), wifi=wifi)) as lab:
         sender = lab.client if direction == "up" else lab.proxy
-        sender.sysctl({"net/ipv4/tcp_congestion_control": cc})
+        parameters = {"net/ipv4/tcp_congestion_control": cc}
+        uploader = lab.client
+        if client_kernel is None:
+            sender.sysctl(parameters)
+        else:
+            uploader = GuestClient(lab, client_kernel, parameters)
         delay_links(lab, delay, direction)
         start_squid(lab.proxy)
-        yield Bench(lab, start_origin(lab.origin))
+        yield Bench(lab, start_origin(lab.origin), uploader)
 
 
 def delay_links(lab: Lab, delay: tuple[int, int], direction: str = "down") -> None:
@@ -250,7 +265,8 @@ def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> I
         variants.setdefault(cell.variant, []).append(cell)
     order = list(variants) * repeats
     shuffle(order)
-    with bench(cells[0].cc, cells[0].delay, cells[0].direction) as here:
+    first = cells[0]
+    with bench(first.cc, first.delay, first.direction, first.client_kernel) as here:
         for variant, turns in groupby(order):
             with here.services(variant) as services:
                 for _ in turns:
@@ -342,12 +358,14 @@ def delay_pair(text: str) -> tuple[int, int]:
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     headings = "".join(f" {heading:>22}" for heading, _ in _COLUMNS.values())
     print("of each figure: median, p90, worst")
-    print(f"{'kernel':12} {'cc':6} {'delay ms':9} {'caps Mb/s':10} {'begin':12} {'variant':8} {'runs':>4}{headings}")
+    columns = f"{'cc':6} {'delay ms':9} {'caps Mb/s':10} {'begin':12} {'variant':8} {'runs':>4}{headings}"
+    print(f"{'proxy':12} {'client':12} {columns}")
     for row in rows:
         figures = "".join(f" {', '.join(map(str, row[figure])):>22}" for figure in _COLUMNS)
         print(
-            f"{row['kernel']:12} {row['cc']:6} {pair_text(row['delay']):9} {pair_text(row['caps']):10}"
-            f" {row['begin']:12} {row['variant']:8} {len(row['runs']):4}{figures}"
+            f"{row['kernel']:12} {row['client_kernel'] or row['kernel']:12} {row['cc']:6}"
+            f" {pair_text(row['delay']):9} {pair_text(row['caps']):10} {row['begin']:12} {row['variant']:8}"
+            f" {len(row['runs']):4}{figures}"
         )
 
 
@@ -359,6 +377,9 @@ def main() -> None:
     parser.add_argument("--cc", nargs="+", choices=CONGESTION_CONTROLS, default=CONGESTION_CONTROLS)
     parser.add_argument("--delays", nargs="+", type=delay_pair, default=DELAYS, metavar="MS+MS")
     parser.add_argument("--direction", choices=tuple(CAPS), default="down", help="default: %(default)s")
+    parser.add_argument(
+        "--client-kernel", choices=sorted(kernels.NAMES), help="of uploads; default: the same kernel as the proxy's"
+    )
     parser.add_argument("--caps", nargs="+", type=number_pair, metavar="MBPS+MBPS")
     parser.add_argument("--begins", nargs="+", choices=BEGINS, default=BEGINS, help="when the rates begin")
     parser.add_argument("--variants", nargs="+", choices=sorted({*chain(*VARIANTS.values())}))
@@ -371,16 +392,22 @@ def main() -> None:
     options.variants = options.variants or VARIANTS[options.direction]
     if options.direction == "up" and any(wifi * 1e6 != _UPLINK_WIFI.bits_per_second for _, wifi in options.caps):
         parser.error(f"--caps of up: allowed: MBPS+{_UPLINK_WIFI.bits_per_second / 1e6:g}")
+    options.kernels = ("native",) if options.quick else options.kernels
+    if options.client_kernel and (options.direction, *options.kernels) != ("up", "native"):
+        parser.error("--client-kernel: allowed: with --direction up --quick")
     if not {*options.variants} <= {*VARIANTS[options.direction]}:
         parser.error(f"--variants of {options.direction}: allowed: {', '.join(VARIANTS[options.direction])}")
     set_up_guest()
     results: list[tuple[Cell, Figures]] = []
-    for kernel, cc, delay in product(("native",) if options.quick else options.kernels, options.cc, options.delays):
-        if lacking := missing(kernel, delay, cc):
+    for kernel, cc, delay in product(options.kernels, options.cc, options.delays):
+        # The sender's kernel needs the congestion control; the router, which delays, is always here.
+        needs = (cc,) if options.client_kernel is None else ()
+        if lacking := missing(kernel, delay, *needs):
             print(f"{kernel} {cc} {pair_text(delay)}: this kernel has no {lacking} for namespaces", file=sys.stderr)
         elif options.inside or kernel == "native":
-            varied = product(options.caps, options.variants, options.begins, (options.direction,))
-            cells = [Cell(kernel, cc, delay, *rest) for rest in varied]
+            varied = product(options.caps, options.variants, options.begins)
+            same = (options.direction, options.client_kernel)
+            cells = [Cell(kernel, cc, delay, *rest, *same) for rest in varied]
             results += _measure_here(cells, options)
         else:
             results += _measure_in_guest(kernel, cc, delay)
@@ -404,7 +431,7 @@ def _measure_in_guest(kernel: str, cc: str, delay: tuple[int, int]) -> list[tupl
         return []
     return [
         (Cell(kernel, cc, delay, tuple(caps), variant, begin, direction), Figures(*figures))
-        for (_, _, _, caps, variant, begin, direction), figures in results
+        for (_, _, _, caps, variant, begin, direction, _), figures in results
     ]
 
 

@@ -46,6 +46,13 @@ def _options(program: str) -> argparse.Namespace:
     parser.add_argument(
         "--share", type=_DIRECTORY, action="append", default=[], metavar="DIR", help="may be written; may be repeated"
     )
+    parser.add_argument(
+        "--tap",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an existing tap device, the guest's next network interface (virtio_net); may be repeated",
+    )
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     return parser.parse_args()
 
@@ -59,7 +66,8 @@ def main(program: str) -> int:
     executables = Path(sys.executable).parent
     end_mark = f"[{secrets.token_hex(16)}]"
     job = initramfs.Job(options.command, Path.cwd(), end_mark, options.share, [executables])
-    machine = Machine(kernel.vmlinux, initramfs.build(kernel, job), end_mark.encode(), options.memory, options.share)
+    archive = initramfs.build(kernel, job)
+    machine = Machine(kernel.vmlinux, archive, end_mark.encode(), options.memory, options.share, options.tap)
     return run(machine, lambda data: _write(1, data), lambda data: _write(2, data), options.timeout)
 
 

@@ -53,7 +53,8 @@ kernel is replacing in another (a static key, in sched_clock_idle_wakeup_event).
 class Machine:
     """What to start: an ELF kernel, its initramfs, `memory` in MiB, and the directories that the guest may write to.
 
-    `end_mark` is what the guest writes after the command's output (initramfs.Job).
+    `end_mark` is what the guest writes after the command's output (initramfs.Job). `taps` are tap devices of this
+    network namespace, the guest's network interfaces in that order.
     """
 
     kernel: Path
@@ -61,6 +62,7 @@ class Machine:
     end_mark: bytes
     memory: int
     shares: Sequence[Path] = ()
+    taps: Sequence[str] = ()
     processors: int = 2
 
 
@@ -134,6 +136,7 @@ def _start(
             *_hardware(machine, initramfs, console),
             *(word for name, writer in writers.items() for word in _port(name, writer)),
             *(word for tag, connection in connections.items() for word in _file_system(tag, connection)),
+            *(word for tap in machine.taps for word in _network_interface(tap)),
         ]
         processes.append(_child(command, console, pass_fds=[file.fileno() for file in files]))
         return list(readers.values())
@@ -182,6 +185,13 @@ def _file_system(tag: str, connection: socket.socket) -> list[str]:
     return [
         *("-chardev", f"socket,id={tag},fd={connection.fileno()}"),
         *("-device", f"vhost-user-fs-pci,queue-size=1024,chardev={tag},tag={tag}"),
+    ]
+
+
+def _network_interface(tap: str) -> list[str]:
+    return [
+        *("-netdev", f"tap,id={tap},ifname={tap},script=no,downscript=no"),
+        *("-device", f"virtio-net-pci,netdev={tap}"),
     ]
 
 
