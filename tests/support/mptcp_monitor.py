@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab.oracle import Ends, plain
 
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mptcp_throttle.rpc import Json
+
+
+class Opening(NamedTuple):
+    """The n-th subflow of a connection between these ends, from 1: a client may take a free port again."""
+
+    ends: Ends
+    number: int
 
 
 @dataclass
@@ -28,7 +35,7 @@ class Subflow:
 class Kernel:
     """The state after all events of a log of `ip mptcp monitor`."""
 
-    subflows: dict[Ends, Subflow] = field(default_factory=dict)
+    subflows: dict[Opening, Subflow] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
 
@@ -38,6 +45,7 @@ _EVENT: Final = re.compile(r"\[ *(\w+)\] (.*)")
 def read_events(lines: Iterable[str]) -> Kernel:
     """The state after these lines of `ip mptcp monitor`."""
     kernel = Kernel()
+    openings = Counter[Ends]()
     for line in lines:
         match = _EVENT.match(line)
         if match is None:
@@ -51,18 +59,35 @@ def read_events(lines: Iterable[str]) -> Kernel:
         ends = Ends(token, plain(attributes.get("daddr4") or attributes["daddr6"]), int(attributes["dport"]))
         backup = attributes.get("backup") == "1"
         if kind in ("ESTABLISHED", "SF_ESTABLISHED"):
-            kernel.subflows[ends] = Subflow(int(attributes["remid"]), [backup])
-        elif ends in kernel.subflows and kind == "SF_PRIO":
-            kernel.subflows[ends].priorities.append(backup)
-        elif ends in kernel.subflows:
-            kernel.subflows[ends].closed = True
+            openings[ends] += 1
+            kernel.subflows[Opening(ends, openings[ends])] = Subflow(int(attributes["remid"]), [backup])
+        elif openings[ends] and kind == "SF_PRIO":
+            kernel.subflows[Opening(ends, openings[ends])].priorities.append(backup)
+        elif openings[ends]:
+            kernel.subflows[Opening(ends, openings[ends])].closed = True
     return kernel
 
 
-def priorities(events: Iterable[Json]) -> dict[Ends, list[bool]]:
+def openings_of(history: Json) -> dict[Opening, Json]:
+    """The established subflows in the output of `mptcp-sniffer --read`."""
+    openings = Counter[Ends]()
+    found = {}
+    for connection in history["connections"]:
+        for subflow in connection["subflows"]:
+            if subflow["established"]:
+                ends = Ends(connection["token"], subflow["client"], subflow["client_port"])
+                openings[ends] += 1
+                found[Opening(ends, openings[ends])] = subflow
+    return found
+
+
+def priorities(events: Iterable[Json]) -> dict[Opening, list[bool]]:
     """The successive values of each subflow's backup flag, from the output of `mptcp-sniffer --read`."""
+    openings = Counter[Ends]()
     found = defaultdict(list)
     for event in events:
         if event["event"] in ("established", "backup-changed"):
-            found[Ends(event["token"], event["client"], event["client_port"])].append(event["backup"])
+            ends = Ends(event["token"], event["client"], event["client_port"])
+            openings[ends] += event["event"] == "established"
+            found[Opening(ends, openings[ends])].append(event["backup"])
     return dict(found)
