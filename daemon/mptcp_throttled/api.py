@@ -14,8 +14,8 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
+from mptcp_throttled.accounting.history import History, requested_account, resolution_for
 from mptcp_throttled.clock import Now, SystemClock
-from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.operator_state import OperatorStore, Pause
@@ -25,6 +25,7 @@ from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.state import Snapshot
+from mptcp_throttled.status import Observed
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -32,7 +33,7 @@ _log = logging.getLogger("mptcp-throttled")
 class Api:
     """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `snapshot` gives that of the last step, `enforcement` what was observed last; `load` reads the configuration files
+    `snapshot` gives that of the last step, `observed` what was observed last; `load` reads the configuration files
     again and raises ConfigError.
     """
 
@@ -42,14 +43,16 @@ class Api:
         operator: OperatorStore,
         inbox: Inbox,
         snapshot: Callable[[], Snapshot],
-        enforcement: Callable[[], Enforcement],
+        observed: Callable[[], Observed],
+        history: History,
         load: Callable[[], Config],
     ) -> None:
         self._config = config
         self._operator = operator
         self._inbox = inbox
         self._snapshot = snapshot
-        self._enforcement = enforcement
+        self._observed = observed
+        self._history = history
         self._load = load
         self._reloading = threading.Lock()
 
@@ -58,7 +61,7 @@ class Api:
         return {
             "status": self.status,
             "connections": self.connections,
-            "totals": self.totals,
+            "history": self.history,
             "plan": self.plan,
             "set_rate": self.set_rate,
             "reset_rate": self.reset_rate,
@@ -71,15 +74,21 @@ class Api:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interface = self._config.config.proxy.interface
         now = Now.of(SystemClock())
-        return status.status(self._snapshot(), self._enforcement(), interface, self._config.status(), now)
+        return status.status(self._snapshot(), self._observed(), interface, self._config.status(), now)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
-        return status.connections(self._snapshot(), self._enforcement(), Now.of(SystemClock()))
+        return status.connections(self._snapshot(), self._observed().enforcement, Now.of(SystemClock()))
 
-    def totals(self) -> Json:
-        """What the subflows that have closed carried since the daemon's start, where a kernel program counts it."""
-        return status.totals(self._snapshot())
+    def history(self, name: str, seconds: float) -> Json:
+        """What an access network, or a client by one of its addresses, has carried in the last `seconds`.
+
+        `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
+        the epoch, and its traffic.
+        """
+        account = requested_account(name, self._snapshot().networks)
+        resolution = resolution_for(seconds)
+        return status.history(account, resolution, self._history.read(account, resolution, time.time() - seconds))
 
     def plan(self) -> Json:
         """The operations that lead from an untouched interface to the plan, as commands, and whether it is applied."""

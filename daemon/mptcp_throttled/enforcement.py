@@ -8,19 +8,24 @@ before the daemon, and a socket gets its class when its queue has drained.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from immutables import Map
 
 from mptcp_throttle.model import FourTuple, MarkMethod
+from mptcp_throttled.accounting.subflow_traffic import SocketTotals
 from mptcp_throttled.state import Snapshot
 
 GRACE_SECONDS: Final = 3.0
 _LONG_SECONDS: Final = 10.0
 # A few packets may have been sent between the readings of classes and sockets; the slowest caps pass little more.
 _CLASS_LAG_BYTES: Final = 3000
+
+_SENT: Final = attrgetter("sent")
+_RECEIVED: Final = attrgetter("received")
 
 _STARVED: Final = "its packets do not reach its class"
 _STARVED_BUT_PACED: Final = f"{_STARVED}, only its pace limits it"
@@ -32,12 +37,14 @@ _PACED: Final = "its socket is paced, though nothing is applied for it"
 
 @dataclass(frozen=True, slots=True)
 class SocketState:
-    """An established socket of the proxy: the minor of its class (0: none), its pace (bytes/s; None: not paced), and
-    bytes of payload sent, retransmissions included."""
+    """A socket of the proxy that can send: the minor of its class (0: none), its pace (bytes/s; None: not paced), what
+    it has carried, its smoothed RTT in seconds (None before the first sample), and its cookie (SO_COOKIE)."""
 
     minor: int
     pace: int | None
-    sent: int
+    totals: SocketTotals
+    rtt: float | None = None
+    cookie: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """What the latest observation shows. Rates are bytes of payload per second: `rates` since the observation before,
-    `long_rates` over the last 10 to 20 seconds, or since the subflow began."""
+    """What the latest observation shows. Rates are bytes of payload per second: `rates` and `received_rates` since the
+    observation before, `long_rates` over the last 10 to 20 seconds, or since the subflow began."""
 
     latest: Observation | None = None
     rates: Mapping[FourTuple, float] = field(default_factory=Map)
+    received_rates: Mapping[FourTuple, float] = field(default_factory=Map)
     long_rates: Mapping[FourTuple, float] = field(default_factory=Map)
     differences: Mapping[FourTuple, Difference] = field(default_factory=Map)
     anchors: tuple[Observation, ...] = ()
@@ -84,18 +92,20 @@ class Enforcement:
         is_due = now.at - self.anchors[-1].at >= _LONG_SECONDS
         return Enforcement(
             now,
-            _rates(before, now),
-            _rates(self.anchors[0], now),
+            _rates(before, now, _SENT),
+            _rates(before, now, _RECEIVED),
+            _rates(self.anchors[0], now, _SENT),
             {ends: Difference(text, since.get(ends, before.at)) for ends, text in found.items()},
             (self.anchors[-1], now) if is_due else self.anchors,
         )
 
 
-def _rates(before: Observation, now: Observation) -> dict[FourTuple, float]:
+def _rates(before: Observation, now: Observation, of: Callable[[SocketTotals], int]) -> dict[FourTuple, float]:
     seconds = now.at - before.at
-    nothing = SocketState(0, None, 0)
+    nothing = SocketState(0, None, SocketTotals())
     return {
-        ends: (state.sent - before.sockets.get(ends, nothing).sent) / seconds for ends, state in now.sockets.items()
+        ends: (of(state.totals) - of(before.sockets.get(ends, nothing).totals)) / seconds
+        for ends, state in now.sockets.items()
     }
 
 
@@ -107,7 +117,7 @@ def _differences(before: Observation, now: Observation, snapshot: Snapshot) -> I
     by_socket = snapshot.mark_back_end == MarkMethod.SOCKET
     for ends, state in now.sockets.items():
         earlier = before.sockets.get(ends)
-        if earlier is None or state.sent == earlier.sent or ends not in subflows:
+        if earlier is None or state.totals.sent == earlier.totals.sent or ends not in subflows:
             continue
         minor = applied.marks.get(ends, 0)
         if minor in starved:
@@ -123,18 +133,18 @@ def _classes_without_traffic(before: Observation, now: Observation, marks: Mappi
     sent: Counter[int] = Counter()
     for ends, minor in marks.items():
         if ends in now.sockets and ends in before.sockets:
-            sent[minor] += now.sockets[ends].sent - before.sockets[ends].sent
+            sent[minor] += now.sockets[ends].totals.sent - before.sockets[ends].totals.sent
     for minor, total in sent.items():
         counted = now.classes.get(minor, 0) - before.classes.get(minor, 0)
         if total > _CLASS_LAG_BYTES and counted < total / 2:
             yield minor
 
 
-def network_rates(enforcement: Enforcement, snapshot: Snapshot) -> dict[str, float]:
-    """The sums of `rates` by access network."""
+def network_rates(rates: Mapping[FourTuple, float], snapshot: Snapshot) -> dict[str, float]:
+    """The sums of rates by access network."""
     sums: dict[str, float] = defaultdict(float)
     for decisions in snapshot.decisions.values():
         for decision in decisions:
             if decision.network is not None:
-                sums[decision.network] += enforcement.rates.get(decision.subflow.ends, 0.0)
+                sums[decision.network] += rates.get(decision.subflow.ends, 0.0)
     return sums

@@ -35,11 +35,12 @@ from mptcp_throttled.reconcile.uplink_reconciler import UplinkKernel, UplinkReco
 from mptcp_throttled.state import MAX_ERRORS, Snapshot, SnifferState, update_throttled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
-    from mptcp_throttled.accounting import Accounts, ClosedSubflow, ProgramCounters
+    from mptcp_throttled.accounting.program_counters import ProgramCounters
+    from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
     from mptcp_throttled.clock import Clock
     from mptcp_throttled.inbox import Request
     from mptcp_throttled.operator_state import OperatorStore
@@ -100,6 +101,7 @@ class _Step:
 class Loop:
     """The control loop without its thread: `step` is called from outside.
 
+    `note_closed` is given the subflows that have closed.
     `snapshot` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -111,12 +113,14 @@ class Loop:
         kernel: DecidingKernel,
         uplinks: UplinkKernel,
         clock: Clock,
+        note_closed: Callable[[Iterable[ClosedSubflow]], None],
     ) -> None:
         self._config = config
         self._operator = operator
         self._source = source
         self._kernel = kernel
         self._clock = clock
+        self._note_closed = note_closed
         self._decisions = DecisionTable()
         self._planner = Planner()
         self._reconciler = Reconciler(kernel)
@@ -230,7 +234,7 @@ class Loop:
             work.pacing_problem,
             self._kernel.deciding_problem,
             self._kernel.mark_back_end,
-            *self._count_closed(before, networks),
+            self._counters(before),
             self._uplinks.applied,
             self._uplinks.policed,
             self._uplinks.counters,
@@ -238,11 +242,13 @@ class Loop:
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, changed_uplinks)
 
-    def _count_closed(self, before: Snapshot, networks: Sequence[AccessNetwork]) -> tuple[Accounts, ProgramCounters]:
+    def _counters(self, before: Snapshot) -> ProgramCounters:
+        """What the kernel program has counted; what it reports of closed subflows is passed on."""
         try:
-            return before.accounts.plus(self._kernel.closed_subflows(), networks), self._kernel.counters()
+            self._note_closed(self._kernel.closed_subflows())
+            return self._kernel.counters()
         except KernelError:
-            return before.accounts, before.counters
+            return before.counters
 
     def _decide(self, update: TableUpdate | None, networks: Sequence[AccessNetwork], *, paused: bool) -> Previous:
         """Decide for whom something has changed; their decisions before."""

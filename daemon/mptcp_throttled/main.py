@@ -21,6 +21,8 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import back_ends, eventlog
+from mptcp_throttled.accounting.accounts import Accounts
+from mptcp_throttled.accounting.history import History
 from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, free_uplinks, release_ports, release_sockets, remove_leftovers
 from mptcp_throttled.clock import SystemClock
@@ -36,6 +38,7 @@ from mptcp_throttled.observer import Observer
 from mptcp_throttled.operator_state import OperatorStore
 from mptcp_throttled.running_config import RunningConfig, judge
 from mptcp_throttled.source import TableSource
+from mptcp_throttled.status import Observed
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -64,10 +67,12 @@ class Daemon:
         self._restarting = False
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
-        self._loop = Loop(running, operator, self._source, kernel, uplinks, SystemClock())
-        self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes)
-        enforcement = lambda: self._observer.enforcement  # noqa: E731
-        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, enforcement, load)
+        history = History(config.state_directory / "history.sqlite")
+        accounts = Accounts(history, SystemClock())
+        self._loop = Loop(running, operator, self._source, kernel, uplinks, SystemClock(), accounts.note_closed)
+        self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes, accounts)
+        observed = lambda: Observed(self._observer.enforcement, accounts.networks)  # noqa: E731
+        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, observed, history, load)
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""

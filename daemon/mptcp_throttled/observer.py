@@ -11,6 +11,7 @@ from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
+from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.enforcement import Enforcement, Observation
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
 from mptcp_throttled.state import Snapshot
@@ -18,30 +19,36 @@ from mptcp_throttled.state import Snapshot
 _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 2.0
 # Fraction of the time. With many subflows an observation takes long.
 _MAX_FRACTION: Final = 1 / 50
 
 
 class Observer(threading.Thread):
-    """Observes once a second, or less often, until `stop()`.
+    """Observes at once, then every second or less often, until `stop()`; keeps `accounts` up to date.
 
     `snapshot` gives what is applied, `class_bytes` the bytes of each class by minor.
     """
 
     def __init__(
-        self, ports: Sequence[int], snapshot: Callable[[], Snapshot], class_bytes: Callable[[], Mapping[int, int]]
+        self,
+        ports: Sequence[int],
+        snapshot: Callable[[], Snapshot],
+        class_bytes: Callable[[], Mapping[int, int]],
+        accounts: Accounts,
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
         self._ports = frozenset(ports)
         self._sockets = SocketReader(ports)
         self._snapshot = snapshot
+        self._accounts = accounts
         self._stopping = threading.Event()
         self.enforcement = Enforcement()
 
     def run(self) -> None:
         """Observe until `stop()`."""
-        pause = _INTERVAL_SECONDS
+        pause = 0.0
         while not self._stopping.wait(pause):
             used = time.thread_time()
             try:
@@ -49,10 +56,15 @@ class Observer(threading.Thread):
             except KernelError as error:
                 _log.debug("what flows cannot be observed: %s", error)
             pause = max(_INTERVAL_SECONDS, (time.thread_time() - used) / _MAX_FRACTION)
+        with suppress(KernelError):
+            self._observe()
+        self._accounts.close()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and wait until what it has counted is written, unless that takes too long."""
         self._stopping.set()
+        if self.is_alive():
+            self.join(_STOP_SECONDS)
 
     def _observe(self) -> None:
         snapshot = self._snapshot()
@@ -65,4 +77,5 @@ class Observer(threading.Thread):
         on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)
         sockets = self._sockets.read(on_all_ports=on_all_ports)
         self.enforcement = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
+        self._accounts.look(sockets, snapshot)
         eventlog.log_enforcement(before.not_enforced, self.enforcement.not_enforced)

@@ -9,7 +9,7 @@ from typing import Final
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
-from mptcp_throttled.accounting import Accounts, ProgramCounters, UplinkCounters
+from mptcp_throttled.accounting.program_counters import ProgramCounters, UplinkCounters
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
 from mptcp_throttled.policy.decide import Decision, Throttle
@@ -66,7 +66,6 @@ class Snapshot:
     pacing_problem: str | None = None
     deciding_problem: str | None = None
     mark_back_end: str = ""
-    accounts: Accounts = field(default_factory=Accounts)
     counters: ProgramCounters = field(default_factory=ProgramCounters)
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()

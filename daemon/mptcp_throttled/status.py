@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
-from mptcp_throttled.accounting import Totals
+from mptcp_throttled.accounting.history import Account, Period
+from mptcp_throttled.accounting.subflow_traffic import Traffic
 from mptcp_throttled.clock import Now, encode_end
 from mptcp_throttled.enforcement import Enforcement, network_rates
 from mptcp_throttled.kernel.htb import classid
@@ -24,13 +25,22 @@ from mptcp_throttled.state import Snapshot, why_free, why_uplink_free, why_uplin
 _MAX_LINES: Final = 20
 
 
-def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config: Json, now: Now) -> Json:
+class Observed(NamedTuple):
+    """What the observer has seen last, and what networks have carried since the daemon's start, by name."""
+
+    enforcement: Enforcement
+    networks: Mapping[str, Traffic]
+
+
+def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json, now: Now) -> Json:
     """The answer to `status`; `config` is the part about the configuration."""
     throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
     kinds = Counter(throttle.share.kind for throttle in throttles)
     kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
     throttled = Counter(throttle.share.network for throttle in throttles)
-    rates = network_rates(enforcement, snapshot)
+    enforcement = observed.enforcement
+    sent = network_rates(enforcement.rates, snapshot)
+    received = network_rates(enforcement.received_rates, snapshot)
     live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
     return {
         "daemon": {
@@ -62,7 +72,9 @@ def status(snapshot: Snapshot, enforcement: Enforcement, interface: str, config:
         "networks": [
             {
                 **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),
-                "sent_bps": round(8 * rates.get(network.name, 0.0)),
+                "sent_bps": round(8 * sent.get(network.name, 0.0)),
+                "received_bps": round(8 * received.get(network.name, 0.0)),
+                "totals": asdict(observed.networks.get(network.name, Traffic())),
             }
             for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
         ],
@@ -74,12 +86,13 @@ def pause_status(pause: Pause | None, now: Now) -> Json:
     return None if pause is None else encode_end(pause.end, now)
 
 
-def totals(snapshot: Snapshot) -> Json:
-    """The answer to `totals`: what closed subflows carried, by access network and by client address."""
-    accounts = snapshot.accounts
+def history(account: Account, resolution: int, periods: Iterable[Period]) -> Json:
+    """The answer to `history`."""
     return {
-        "networks": {name: asdict(totals) for name, totals in accounts.networks.items()},
-        "clients": {str(address): asdict(totals) for address, totals in accounts.clients.items()},
+        "kind": account.kind,
+        "name": account.name,
+        "resolution": resolution,
+        "periods": [{"start": period.start, **asdict(period.traffic)} for period in periods],
     }
 
 
@@ -111,10 +124,16 @@ def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
 
 
 def _flow(ends: FourTuple, enforcement: Enforcement, differing: Mapping[FourTuple, str]) -> Json:
-    """What the subflow sends, in bits of payload per second, null if not observed yet; why its rate is not enforced."""
+    """What the subflow carries, in bits of payload per second, and its RTT, null if not observed yet; why its rate is
+    not enforced."""
     rate, long_rate = enforcement.rates.get(ends), enforcement.long_rates.get(ends)
+    received = enforcement.received_rates.get(ends)
+    socket = None if enforcement.latest is None else enforcement.latest.sockets.get(ends)
+    rtt = None if socket is None or socket.rtt is None else round(socket.rtt * 1000, 3)
     return {
         "sent_bps": None if rate is None else round(8 * rate),
+        "received_bps": None if received is None else round(8 * received),
+        "rtt_ms": rtt,
         "sent_bps_10s": None if long_rate is None else round(8 * long_rate),
         "not_enforced": differing.get(ends),
     }
@@ -142,7 +161,6 @@ def _network_status(
         "configured_uplink_cap": _text(configured.uplink_cap),
         "configured_uplink_limit": _text(configured.uplink_limit),
         "overrides": [encode_override(o, now) for o in snapshot.operator.overrides if o.network == present.name],
-        "closed": asdict(snapshot.accounts.networks.get(present.name, Totals())),
         "subflows": live,
         "held_subflows": throttled,
     }

@@ -19,6 +19,7 @@ from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
 
 _TIMEOUT_SECONDS: Final = 10.0
+_HISTORY_SECONDS: Final = 3600.0
 _MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per connection
 
 
@@ -62,6 +63,17 @@ def _parser() -> argparse.ArgumentParser:
 
     add("status", _status, "show networks, rates, and what is applied in the kernel")
     add("connections", _connections, "show every connection, and for each subflow its rate and the reason")
+    history = add("history", _history, "show what an access network or a client has carried")
+    history.add_argument("name", metavar="NETWORK|ADDRESS")
+    history.add_argument(
+        "--since",
+        dest="seconds",
+        type=_argument(_duration),
+        default=_HISTORY_SECONDS,
+        metavar="DURATION",
+        help=f"how far back: {DURATION_SYNTAX}; default: 1h. By second up to 10m, by minute up to 1d, else by hour",
+    )
+    history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     add("plan", _plan, "show the planned kernel state as tc, iptables and ipset commands")
     add("doctor", _doctor, "look for problems that keep the services from working")
     add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
@@ -112,6 +124,11 @@ def _status(options: argparse.Namespace) -> None:
 
 def _connections(options: argparse.Namespace) -> None:
     _print(options, _call(options, "connections"), tables.show_connections)
+
+
+def _history(options: argparse.Namespace) -> None:
+    show = tables.write_history_csv if options.csv else tables.show_history
+    _print(options, _call(options, "history", options.name, options.seconds), show)
 
 
 def _plan(options: argparse.Namespace) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import sys
+import time
+from collections import Counter
 from typing import Final
 
 from rich.console import Console
@@ -123,7 +126,8 @@ def _show_networks(console: Console, networks: Json) -> None:
     if any(network[rule] or network[f"configured_{rule}"] for network in networks for rule in _UPLINK_RULES):
         rules += _UPLINK_RULES
     names = (rule.replace("_", " ") for rule in rules)
-    table = Table("network", "preference", *names, "per", "subflows", "throttled", "sends", "subnets", box=None)
+    flows = ("subflows", "throttled", "sends", "receives")
+    table = Table("network", "preference", *names, "per", *flows, "subnets", box=None)
     for network in networks:
         table.add_row(
             network["name"],
@@ -133,6 +137,7 @@ def _show_networks(console: Console, networks: Json) -> None:
             str(network["subflows"]),
             str(network["held_subflows"]),
             _mbps(network["sent_bps"]),
+            _mbps(network["received_bps"]),
             ", ".join(network["subnets"]),
         )
     console.print(table)
@@ -192,6 +197,53 @@ def show_connections(data: Json) -> None:
                 _reason(subflow),
             )
     _console().print(table if data["connections"] else "no MPTCP connections")
+
+
+def show_history(data: Json) -> None:
+    """The answer to `history`."""
+    rates = ("rate sent", "rate received")
+    table = Table("begin", "sent", "received", *rates, "throttled", "retransmitted", "RTT", box=None)
+    resolution, sums = data["resolution"], Counter[str]()
+    for period in data["periods"]:
+        sums.update(sent=period["ip_sent"], received=period["ip_received"])
+        table.add_row(
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(period["start"])),
+            _size(period["ip_sent"]),
+            _size(period["ip_received"]),
+            _mbps(8 * period["ip_sent"] / resolution),
+            _mbps(8 * period["ip_received"] / resolution),
+            _percent(period["sent_throttled"], period["sent"]),
+            _percent(period["retransmitted"], period["sent"]),
+            f"{1000 * period['rtt_seconds'] / period['rtt_samples']:.1f} ms" if period["rtt_samples"] else "-",
+        )
+    console = _console()
+    if not data["periods"]:
+        console.print(f"nothing is known about {data['kind']} {data['name']} in that time", markup=False)
+        return
+    console.print(table)
+    console.print(f"IP bytes in all: {_size(sums['sent'])} sent, {_size(sums['received'])} received")
+
+
+def write_history_csv(data: Json) -> None:
+    """The answer to `history` as CSV, a line per period."""
+    periods = data["periods"]
+    if periods:
+        writer = csv.DictWriter(sys.stdout, list(periods[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(periods)
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def show_plan(data: Json) -> None:

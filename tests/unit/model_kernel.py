@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
+from mptcp_throttled.accounting.program_counters import ProgramCounters
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
 from mptcp_throttled.reconcile.diff import after
 from mptcp_throttled.reconcile.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.reconcile.operations import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.accounting import UplinkCounters
+from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.policy.decide import Throttle
 
 

@@ -60,7 +60,9 @@ class Story:
         self.kernel = ModelKernel(UNPACED)
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(directory / "overrides.json", (), self.clock)
-        self.loop = Loop(self.running, self.operator, self.source, self.kernel, ModelUplinks(), self.clock)
+        self.loop = Loop(
+            self.running, self.operator, self.source, self.kernel, ModelUplinks(), self.clock, lambda _closed: None
+        )
 
     @property
     def marking(self) -> MarkedTraffic:

@@ -24,7 +24,7 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.accounting import ClosedSubflow
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals
 from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.inbox import Inbox
@@ -64,11 +64,14 @@ class World:
     source: ManualSource = field(default_factory=ManualSource)
     inbox: Inbox = field(default_factory=Inbox)
     table: dict[Token, Connection] = field(default_factory=dict)
+    closed: list[ClosedSubflow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET), self.clock)
-        self.loop = Loop(self.running, self.operator, self.source, self.kernel, self.uplinks, self.clock)
+        self.loop = Loop(
+            self.running, self.operator, self.source, self.kernel, self.uplinks, self.clock, self.closed.extend
+        )
 
     def step(self, *joined: Connection, ended: int | None = None, after: float = 0.0) -> list[Operation]:
         """Let time pass, connections join and one end, and take one step; the operations that it tried."""
@@ -561,26 +564,22 @@ def test_kernel_decides_nothing_while_htb_is_refused(world: World) -> None:
     assert world.kernel.networks == world.loop.snapshot.networks
 
 
-def test_totals_of_closed_subflows_are_added_up(world: World) -> None:
-    closed = ClosedSubflow(Token(1), capped(1), 20_000, 1000, 100, 10, 9, 1)
-    world.kernel.closed = [closed, closed]
+def test_closed_subflows_are_passed_on_once(world: World) -> None:
+    closed = ClosedSubflow(Token(1), capped(1), 1, SocketTotals(1000))
+    world.kernel.closed = [closed]
     world.step()
     world.step()
-    assert world.loop.snapshot.accounts.networks["ethernet"].bytes_acknowledged == 2000
+    assert world.closed == [closed]
 
 
-def test_kernel_whose_totals_cannot_be_read_keeps_those_from_before(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loop_goes_on_when_closed_subflows_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[ClosedSubflow]:
         raise KernelError("read the ring buffer", errno.ENOMEM)
 
-    world.kernel.closed = [ClosedSubflow(Token(1), capped(1), 20_000, 1000, 100, 10, 9, 1)]
-    world.step()
-    before = world.loop.snapshot.accounts
     monkeypatch.setattr(world.kernel, "closed_subflows", fail)
-    world.step()
-    assert world.loop.snapshot.accounts is before
+    world.step(client(1))
+    assert world.loop.snapshot.throttled
+    assert world.closed == []
 
 
 # Uplinks

@@ -72,7 +72,8 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
     table: dict[Token, Connection] = {}
     with tempfile.TemporaryDirectory() as directory:
         operator = OperatorStore(Path(directory) / "overrides.json", NETWORKS, clock)
-        loop = Loop(RunningConfig(configuration(NETWORKS), clock.time()), operator, source, kernel, uplinks, clock)
+        running = RunningConfig(configuration(NETWORKS), clock.time())
+        loop = Loop(running, operator, source, kernel, uplinks, clock, lambda _closed: None)
         for what, argument, flag in steps:
             match what, argument:
                 case (("join" | "lone"), int(number)):

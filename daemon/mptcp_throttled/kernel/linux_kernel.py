@@ -8,7 +8,8 @@ from typing import Final, Protocol
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
-from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
+from mptcp_throttled.accounting.program_counters import ProgramCounters
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
 from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.proxy_sockets import SocketReader

@@ -23,7 +23,8 @@ from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.model import AccessNetwork, FourTuple
-from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
+from mptcp_throttled.accounting.program_counters import ProgramCounters
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
 from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.kernel.socket_program import ProgramKind, SocketProgram
 from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, PacingState, of_version

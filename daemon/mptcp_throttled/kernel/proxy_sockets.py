@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,6 +24,7 @@ from mptcp_throttle.linux.inet_diag import (
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Address, Endpoint, FourTuple
+from mptcp_throttled.accounting.subflow_traffic import SocketTotals
 from mptcp_throttled.enforcement import SocketState
 from mptcp_throttled.kernel.htb import minor_of
 
@@ -32,10 +34,13 @@ _CLASS_ID: Final = Struct("=I")
 _NO_CLASS: Final = _CLASS_ID.pack(0)
 _WANTED: Final = frozenset({INET_DIAG_INFO, INET_DIAG_CLASS_ID})
 _UNLIMITED: Final = 2**64 - 1
-# struct tcp_info (include/uapi/linux/tcp.h): 8 bytes, 24 words, tcpi_pacing_rate, tcpi_max_pacing_rate; tcpi_bytes_sent
-_MAX_PACING_RATE: Final = Struct("=112xQ")
-_BYTES_SENT: Final = Struct("=200xQ")
-_ENDS: Final = slice(4, 40)  # struct inet_diag_msg: the ports and addresses
+# struct tcp_info (include/uapi/linux/tcp.h): tcpi_rtt; tcpi_max_pacing_rate; tcpi_bytes_received, tcpi_segs_out,
+# tcpi_segs_in; tcpi_data_segs_in, tcpi_data_segs_out; tcpi_bytes_sent, tcpi_bytes_retrans
+_TCP_INFO: Final = Struct("=68xI40xQ8xQII8xII40xQQ")
+_MICROSECOND: Final = 1e-6
+# struct inet_diag_msg: the ports and addresses; id.idiag_cookie
+_ENDS: Final = slice(4, 40)
+_COOKIE: Final = slice(44, 52)
 
 
 class ProxyCgroup:
@@ -123,7 +128,8 @@ class SocketReader:
             for payload in diag.list_payloads(SENDING, ports):
                 key = payload[_ENDS]
                 known[key] = ends = self._known.get(key) or _ends(payload)
-                found[ends] = _state(parse_attributes(payload, _WANTED))
+                cookie = int.from_bytes(payload[_COOKIE], sys.byteorder)
+                found[ends] = _state(parse_attributes(payload, _WANTED), cookie)
         self._known = known
         return found
 
@@ -134,8 +140,11 @@ def _ends(payload: bytes) -> FourTuple:
     return FourTuple(client, Endpoint(ip_address(found.local), found.local_port))
 
 
-def _state(attributes: Mapping[int, bytes]) -> SocketState:
+def _state(attributes: Mapping[int, bytes], cookie: int) -> SocketState:
     (priority,) = _CLASS_ID.unpack(attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
-    tcp_info = attributes[INET_DIAG_INFO]
-    (pace,), (sent,) = _MAX_PACING_RATE.unpack_from(tcp_info), _BYTES_SENT.unpack_from(tcp_info)
-    return SocketState(minor_of(priority) or 0, pace if pace < _UNLIMITED else None, sent)
+    tcp_info = _TCP_INFO.unpack_from(attributes[INET_DIAG_INFO])
+    rtt, pace, received, segments_out, segments_in, data_in, data_out, sent, retransmitted = tcp_info
+    totals = SocketTotals(sent, retransmitted, received, segments_out, segments_in, data_out, data_in)
+    return SocketState(
+        minor_of(priority) or 0, pace if pace < _UNLIMITED else None, totals, rtt * _MICROSECOND or None, cookie
+    )

@@ -20,7 +20,8 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
 from mptcp_throttle.model import AccessNetwork, FourTuple, Network, Token
-from mptcp_throttled.accounting import ClosedSubflow, ProgramCounters
+from mptcp_throttled.accounting.program_counters import ProgramCounters
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals
 from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.htb import HANDLE, classid
 from mptcp_throttled.kernel.program_layout import (
@@ -47,7 +48,7 @@ _LONG_AGO: Final = 1
 _PREFIX: Final = Struct("=I16s")
 _NETWORK: Final = Struct("=IIQI4x")
 _NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0, 0)
-_CLOSED: Final = Struct(f"={ENDS_BYTES}sIIQQIII4x")
+_CLOSED: Final = Struct(f"={ENDS_BYTES}sQQQQIIIII4x")
 _CLASS: Final = Struct("=I")
 _COUNTERS: Final = 2
 
@@ -176,8 +177,8 @@ class SocketProgram:
 
 def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
-    ends, token, rtt, *counted = _CLOSED.unpack(record)
-    return ClosedSubflow(Token(token), unpack_ends(ends), rtt, *counted)
+    ends, cookie, *counted, token = _CLOSED.unpack(record)
+    return ClosedSubflow(Token(token), unpack_ends(ends), cookie, SocketTotals(*counted))
 
 
 def _prefix(subnet: Network) -> bytes:

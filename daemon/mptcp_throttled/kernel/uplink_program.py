@@ -16,7 +16,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.accounting import UplinkCounters
+from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
 

@@ -14,7 +14,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.accounting import UplinkCounters
+from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.tc import Interface, find_interface, is_ethernet
 from mptcp_throttled.kernel.uplink_program import UplinkProgram

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from mptcp_throttle.model import FourTuple
-    from mptcp_throttled.accounting import UplinkCounters
+    from mptcp_throttled.accounting.program_counters import UplinkCounters
     from mptcp_throttled.clock import Clock
     from mptcp_throttled.policy.decide import Decision, Throttle
 

@@ -49,16 +49,18 @@ struct network {
 	__u32 padding;
 };
 
-/* A subflow that has closed, with its totals. */
+/* A subflow that has closed, with its totals. Bytes are payload; those sent include those retransmitted. */
 struct closed {
 	struct ends ends;
-	__u32 token;
-	__u32 smoothed_rtt_us;
-	__u64 bytes_acked;
+	__u64 cookie;
+	__u64 bytes_sent;
+	__u64 bytes_retransmitted;
 	__u64 bytes_received;
 	__u32 segments_out;
 	__u32 segments_in;
-	__u32 retransmits;
+	__u32 data_segments_out;
+	__u32 data_segments_in;
+	__u32 token;
 	__u32 padding;
 };
 

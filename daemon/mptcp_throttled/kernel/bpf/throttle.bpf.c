@@ -309,7 +309,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	}
 }
 
-static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct subflow *subflow)
+static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_sock *tp, struct subflow *subflow)
 {
 	struct closed *closed = bpf_ringbuf_reserve(&totals, sizeof(*closed), 0);
 
@@ -318,13 +318,15 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct subfl
 		return;
 	}
 	ends_of(ctx, &closed->ends);
-	closed->token = subflow->token;
-	closed->smoothed_rtt_us = ctx->srtt_us >> 3;
-	closed->bytes_acked = ctx->bytes_acked;
+	closed->cookie = bpf_get_socket_cookie(ctx);
+	closed->bytes_sent = BPF_CORE_READ(tp, bytes_sent);
+	closed->bytes_retransmitted = BPF_CORE_READ(tp, bytes_retrans);
 	closed->bytes_received = ctx->bytes_received;
 	closed->segments_out = ctx->segs_out;
 	closed->segments_in = ctx->segs_in;
-	closed->retransmits = ctx->total_retrans;
+	closed->data_segments_out = ctx->data_segs_out;
+	closed->data_segments_in = ctx->data_segs_in;
+	closed->token = subflow->token;
 	closed->padding = 0;
 	bpf_ringbuf_submit(closed, 0);
 }
@@ -344,13 +346,15 @@ int throttle(struct bpf_sock_ops *ctx)
 	if (!sk || !is_in_our_namespace(ctx))
 		return 1;
 	subflow = bpf_sk_storage_get(&subflows, sk, 0, 0);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return 1;
 	if (op == BPF_SOCK_OPS_STATE_CB) {
 		if (subflow && ctx->args[1] == BPF_TCP_CLOSE)
-			report_totals(ctx, subflow);
+			report_totals(ctx, tp, subflow);
 		return 1;
 	}
-	tp = bpf_skc_to_tcp_sock(sk);
-	if (!tp || !is_of_proxy(tp))
+	if (!is_of_proxy(tp))
 		return 1;
 	if (!subflow) {
 		subflow = bpf_sk_storage_get(&subflows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);

@@ -1,0 +1,102 @@
+"""The sums of access networks and clients, brought up to date at each observation, and their history."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
+from mptcp_throttled.accounting.meter import LiveSubflow, Meter
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, Traffic
+from mptcp_throttled.clock import Clock
+from mptcp_throttled.enforcement import SocketState
+from mptcp_throttled.policy.decide import Locator
+from mptcp_throttled.state import Snapshot
+
+_MAX_CLOSED: Final = 100_000
+
+
+class Accounts:
+    """What networks have carried since the daemon's start, in `networks`; clients are in the history only.
+
+    `note_closed` and `networks` are for any thread, all else for one.
+    """
+
+    def __init__(self, history: History, clock: Clock) -> None:
+        self._history = history
+        self._clock = clock
+        self._meter: Meter | None = None
+        self._closed: deque[ClosedSubflow] = deque(maxlen=_MAX_CLOSED)
+        self._locator = Locator(())
+        self._located: object = ()
+        self._flush_at = 0.0
+        self.networks: Mapping[str, Traffic] = {}
+
+    def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
+        """These have closed; the next look counts them."""
+        self._closed.extend(closed)
+
+    def look(self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> None:
+        """Count what subflows have carried since the last look; `sockets` were read before."""
+        meter = self._meter = self._meter or self._begin(sockets)
+        live = dict(_live(meter, sockets, snapshot))
+        carried = meter.look(self._clock.monotonic(), live, self._take_closed())
+        if self._located is not snapshot.networks:
+            self._locator, self._located = Locator(snapshot.networks), snapshot.networks
+        sums = self._sums(carried)
+        networks = dict(self.networks)
+        for account, traffic in sums.items():
+            if account.kind is Kind.NETWORK:
+                networks[account.name] = networks.get(account.name, Traffic()).plus(traffic)
+        self.networks = networks
+        self._history.add(self._clock.time(), sums.items())
+        if self._clock.monotonic() >= self._flush_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the history."""
+        now = self._clock.monotonic()
+        if self._meter is not None:
+            self._history.flush(self._clock.time(), now, self._meter.counted)
+        self._flush_at = now + FLUSH_SECONDS
+
+    def close(self) -> None:
+        """Write the history for the last time."""
+        self.flush()
+        self._history.close()
+
+    def _begin(self, sockets: Mapping[FourTuple, SocketState]) -> Meter:
+        counted = self._history.counted()
+        if counted is None:
+            return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()})
+        return Meter(counted, {})
+
+    def _take_closed(self) -> Iterator[ClosedSubflow]:
+        while self._closed:
+            yield self._closed.popleft()
+
+    def _sums(self, carried: Iterable[tuple[FourTuple, Traffic]]) -> dict[Account, Traffic]:
+        """By network and by client, without the addresses that are in no access network."""
+        sums: dict[Account, Traffic] = {}
+        for ends, traffic in carried:
+            address = ends.client.address
+            network = self._locator(address)
+            if network is None:
+                continue
+            client = Account(Kind.CLIENT, str(self._locator.prefix(address)))
+            for account in (Account(Kind.NETWORK, network.name), client):
+                before = sums.get(account)
+                sums[account] = traffic if before is None else before.plus(traffic)
+        return sums
+
+
+def _live(
+    meter: Meter, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot
+) -> Iterator[tuple[FourTuple, LiveSubflow]]:
+    """The subflows among the sockets: plain TCP is not ours."""
+    subflows = {decision.subflow.ends for of in snapshot.decisions.values() for decision in of}
+    for ends, socket in sockets.items():
+        if ends in subflows or meter.knows(socket.cookie):
+            yield ends, LiveSubflow(socket.cookie, socket.totals, socket.rtt, ends in snapshot.throttled)

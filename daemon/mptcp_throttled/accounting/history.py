@@ -1,0 +1,261 @@
+"""The history of what networks and clients have carried, in SQLite: by second, by minute and by hour.
+
+It is written every `FLUSH_SECONDS`, so a daemon that is killed loses no more than that. Beside it is what has been
+counted of each live socket: the next instance goes on from there. A damaged database is set aside, and the history
+begins again. While it cannot be written, sums are kept in memory as long as they fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from enum import StrEnum
+from ipaddress import ip_address
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.model import AccessNetwork
+from mptcp_throttled.accounting.subflow_traffic import SocketTotals, Traffic
+from mptcp_throttled.policy.decide import Locator
+
+_log = logging.getLogger("mptcp-throttled")
+
+FLUSH_SECONDS: Final = 5.0
+KEPT: Final = {1: 600, 60: 86_400, 3600: 60 * 86_400}
+"""For how many seconds the rows of a resolution, in seconds, are kept."""
+
+MAX_CLIENT_ROWS: Final = 200_000
+"""Of one resolution. With very many clients, their history is shorter; that of networks is not."""
+
+_MAX_PENDING: Final = 100_000
+_CLOCK_STEP_SECONDS: Final = 60.0
+_PAGE_BYTES: Final = 4096
+_MAX_BYTES: Final = 256 * 2**20
+_VERSION: Final = 1
+_COUNTED: Final = Struct("=QQQQIIII")
+_COLUMNS: Final = tuple(field.name for field in fields(Traffic))
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+_SCHEMA: Final = f"""
+CREATE TABLE IF NOT EXISTS traffic (
+    resolution INTEGER, start INTEGER, kind TEXT, name TEXT, {", ".join(f"{column} NUMERIC" for column in _COLUMNS)},
+    PRIMARY KEY (resolution, kind, name, start)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_age ON traffic (resolution, kind, start);
+CREATE TABLE IF NOT EXISTS counted (boot_id TEXT, sockets BLOB);
+PRAGMA user_version = {_VERSION};
+"""
+_ADD: Final = (
+    f"INSERT INTO traffic VALUES ({', '.join('?' * (4 + len(_COLUMNS)))}) ON CONFLICT DO UPDATE SET "  # noqa: S608
+    + ", ".join(f"{column} = {column} + excluded.{column}" for column in _COLUMNS)
+)
+
+
+class Kind(StrEnum):
+    """What a row is about."""
+
+    NETWORK = "network"
+    CLIENT = "client"
+
+
+class Account(NamedTuple):
+    """A network by its name, or a client by its address or prefix."""
+
+    kind: Kind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What an account carried from `start` (seconds since the epoch), for as long as the resolution."""
+
+    start: int
+    traffic: Traffic
+
+
+def requested_account(name: str, networks: Sequence[AccessNetwork]) -> Account:
+    """The account that an operator names: a network by its name, a client by one of its addresses. Raises UserError."""
+    if name in [network.name for network in networks]:
+        return Account(Kind.NETWORK, name)
+    try:
+        return Account(Kind.CLIENT, str(Locator(networks).prefix(ip_address(name))))
+    except ValueError as error:
+        known = ", ".join(network.name for network in networks)
+        raise UserError(f"{shown(name)}: no such network and no address; allowed: {known}, or an IP address") from error
+
+
+def resolution_for(seconds: float) -> int:
+    """The finest resolution that is kept for so long, in seconds."""
+    return next((resolution for resolution, kept in KEPT.items() if seconds <= kept), max(KEPT))
+
+
+class History:
+    """The database at `path`. `add` and `flush` are for one thread, `read` for any.
+
+    Nothing raises: what goes wrong is in the log, once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[int, int, Account], Traffic] = {}
+        self._problem: str | None = None
+        self._clocks: tuple[float, float] | None = None
+        self._prune_at = 0.0
+        self._database = self._open()
+
+    def add(self, at: float, carried: Iterable[tuple[Account, Traffic]]) -> None:
+        """Add what accounts have carried just before `at` (seconds since the epoch); `flush` writes it."""
+        for account, traffic in carried:
+            for resolution in KEPT:
+                key = (resolution, int(at) // resolution * resolution, account)
+                before = self._pending.get(key)
+                self._pending[key] = traffic if before is None else before.plus(traffic)
+        if len(self._pending) > _MAX_PENDING:
+            self._shed()
+
+    def flush(self, now: float, monotonic: float, counted: Mapping[int, SocketTotals]) -> None:
+        """Write what was added, and what has been counted of live sockets; remove what is too old.
+
+        `now` is in seconds since the epoch, `monotonic` in monotonic seconds.
+        """
+        with self._lock:
+            try:
+                database = self._database or self._open()
+                if database is None:
+                    return
+                self._database = database
+                with database:
+                    rows = (
+                        (resolution, start, *account, *astuple(traffic))
+                        for (resolution, start, account), traffic in self._pending.items()
+                    )
+                    database.executemany(_ADD, rows)
+                    database.execute("DELETE FROM counted")
+                    database.execute("INSERT INTO counted VALUES (?, ?)", (_boot_id(), _packed(counted)))
+                    if self._may_prune(now, monotonic):
+                        _prune(database, now)
+                self._pending.clear()
+                self._note(None)
+            except sqlite3.Error as error:
+                self._note(str(error))
+
+    def read(self, account: Account, resolution: int, since: float) -> list[Period]:
+        """What an account carried, the oldest first; seconds since the epoch. Without what `flush` has not written."""
+        with self._lock:
+            if self._database is None:
+                return []
+            try:
+                rows = self._database.execute(
+                    f"SELECT start, {', '.join(_COLUMNS)} FROM traffic"  # noqa: S608
+                    " WHERE resolution = ? AND kind = ? AND name = ? AND start >= ? ORDER BY start",
+                    (resolution, *account, since),
+                ).fetchall()
+            except sqlite3.Error as error:
+                self._note(str(error))
+                return []
+        return [Period(start, Traffic(*values)) for start, *values in rows]
+
+    def counted(self) -> dict[int, SocketTotals] | None:
+        """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            if self._database is not None:
+                query = "SELECT sockets FROM counted WHERE boot_id = ?"
+                row = self._database.execute(query, (_boot_id(),)).fetchone()
+                return None if row is None else _unpacked(row[0])
+        return None
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    def _open(self) -> sqlite3.Connection | None:
+        """The database; None if there can be none now. One that is damaged is set aside."""
+        try:
+            return _connect(self._path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                self._note(str(error))
+                return None
+            aside = self._path.with_suffix(".damaged")
+            _log.error("%s: %s; set aside as %s, and the history begins again", self._path, error, aside.name)
+            try:
+                self._path.replace(aside)
+                for suffix in ("-wal", "-shm"):
+                    Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+                return _connect(self._path)
+            except (OSError, sqlite3.Error) as second:
+                self._note(str(second))
+                return None
+
+    def _note(self, problem: str | None) -> None:
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if problem is None:
+            _log.info("%s: written again", self._path)
+        else:
+            _log.error("%s: %s; the history is kept in memory until it can be written", self._path, problem)
+
+    def _may_prune(self, now: float, monotonic: float) -> bool:
+        """Once a minute, unless the wall clock was set: one that is wrong must not remove all history."""
+        clocks, self._clocks = self._clocks, (now, monotonic)
+        if clocks is not None and abs((now - clocks[0]) - (monotonic - clocks[1])) > _CLOCK_STEP_SECONDS:
+            self._prune_at = monotonic + KEPT[1]
+        if monotonic < self._prune_at:
+            return False
+        self._prune_at = monotonic + _CLOCK_STEP_SECONDS
+        return True
+
+    def _shed(self) -> None:
+        """Drop the finest rows of clients, the oldest rows first, so that half of what may be pending remains."""
+        order = sorted(self._pending, key=lambda key: (key[2].kind == Kind.NETWORK, key[0], key[1]))
+        for key in order[: len(order) - _MAX_PENDING // 2]:
+            del self._pending[key]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA max_page_count = {_MAX_BYTES // _PAGE_BYTES}")
+        database.executescript(_SCHEMA)
+    except sqlite3.Error:
+        database.close()
+        raise
+    # It has addresses of clients.
+    path.chmod(0o600)
+    return database
+
+
+def _prune(database: sqlite3.Connection, now: float) -> None:
+    for resolution, seconds in KEPT.items():
+        database.execute("DELETE FROM traffic WHERE resolution = ? AND start < ?", (resolution, now - seconds))
+        of_clients = (resolution, Kind.CLIENT)
+        query = "SELECT start FROM traffic WHERE resolution = ? AND kind = ? ORDER BY start DESC LIMIT 1 OFFSET ?"
+        excess = database.execute(query, (*of_clients, MAX_CLIENT_ROWS)).fetchone()
+        if excess is not None:
+            too_many = "DELETE FROM traffic WHERE resolution = ? AND kind = ? AND start <= ?"
+            database.execute(too_many, (*of_clients, *excess))
+
+
+def _packed(counted: Mapping[int, SocketTotals]) -> bytes:
+    return b"".join(_COUNTED.pack(cookie, *totals) for cookie, totals in counted.items())
+
+
+def _unpacked(sockets: bytes) -> dict[int, SocketTotals]:
+    return {cookie: SocketTotals(*totals) for cookie, *totals in _COUNTED.iter_unpack(sockets)}
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip()

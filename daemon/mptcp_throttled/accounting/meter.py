@@ -1,0 +1,102 @@
+"""What subflows have carried since the last look, from the totals of their sockets.
+
+A live socket is looked at about once a second. The totals of one that closes come from the kernel program, which
+reports them at the end: so nothing that a subflow carries is lost, however short it lives, and nothing counts twice.
+Where no program reports them, what a subflow carries after the last look is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals, Traffic
+
+FORGET_SECONDS: Final = 120.0
+"""A socket that has not been seen for so long, and whose end nobody reports, is forgotten: it has closed unseen."""
+
+
+class LiveSubflow(NamedTuple):
+    """The socket of a live subflow; `rtt` is the smoothed RTT in seconds, None before the first sample."""
+
+    cookie: int
+    totals: SocketTotals
+    rtt: float | None
+    throttled: bool
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What has been counted of a socket; `seen` is when it was last live, in monotonic seconds."""
+
+    totals: SocketTotals
+    throttled: bool
+    seen: float
+
+
+class Meter:
+    """Counts for the time since the last look.
+
+    `counted` is what an earlier instance has counted of sockets, by cookie; `ignored` is what sockets carried before
+    there was any instance, which does not count.
+    """
+
+    def __init__(self, counted: Mapping[int, SocketTotals], ignored: Mapping[int, SocketTotals]) -> None:
+        self._ignored = dict(ignored)
+        self._counted = {cookie: _Counted(totals, throttled=False, seen=math.inf) for cookie, totals in counted.items()}
+
+    def knows(self, cookie: int) -> bool:
+        """Whether something of that socket has been counted, and it has not closed."""
+        return cookie in self._counted
+
+    @property
+    def counted(self) -> dict[int, SocketTotals]:
+        """What has been counted of each socket that has not closed, by cookie."""
+        return {cookie: one.totals for cookie, one in self._counted.items()}
+
+    def look(
+        self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]
+    ) -> list[tuple[FourTuple, Traffic]]:
+        """What each subflow has carried since the last look, without those that carried nothing and did not close.
+
+        `closed` are those that have closed since; they may still be among the live ones. `at` is in monotonic seconds.
+        """
+        found: list[tuple[FourTuple, Traffic]] = []
+        gone = set()
+        for one in closed:
+            gone.add(one.cookie)
+            known = self._counted.pop(one.cookie, None)
+            before, throttled = (known.totals, known.throttled) if known else (self._uncounted(one.cookie), False)
+            added = one.totals.since(before)
+            version = one.ends.client.address.version
+            found.append((one.ends, Traffic.of(added, version, throttled=throttled, closed=True, rtt=None)))
+        for ends, flow in live.items():
+            if flow.cookie in gone:
+                continue
+            known = self._counted.get(flow.cookie)
+            if known is None:
+                known = _Counted(self._uncounted(flow.cookie), flow.throttled, at)
+                self._counted[flow.cookie] = known
+            if flow.totals != known.totals:
+                added, version = flow.totals.since(known.totals), ends.client.address.version
+                # Between two looks a subflow counts as throttled if it was so at both.
+                throttled = flow.throttled and known.throttled
+                traffic = Traffic.of(added, version, throttled=throttled, closed=False, rtt=flow.rtt)
+                found.append((ends, traffic))
+                known.totals = flow.totals
+            known.throttled, known.seen = flow.throttled, at
+        self._forget(at)
+        return found
+
+    def _uncounted(self, cookie: int) -> SocketTotals:
+        return self._ignored.pop(cookie, SocketTotals())
+
+    def _forget(self, at: float) -> None:
+        for cookie, one in list(self._counted.items()):
+            if one.seen is math.inf:
+                one.seen = at
+            elif at - one.seen > FORGET_SECONDS:
+                del self._counted[cookie]

@@ -1,0 +1,33 @@
+"""What the kernel programs have counted about their own work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkCounters:
+    """What the program for uplinks has counted since it was loaded.
+
+    Options appended, segments without room for one, ACKs repeated, and those that could not be sent; how often a
+    subflow has begun to be policed, and the segments dropped for that.
+    """
+
+    appended: int = 0
+    without_room: int = 0
+    repeated: int = 0
+    not_repeated: int = 0
+    policed: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCounters:
+    """What the kernel program has counted since it was attached.
+
+    `totals_lost` subflows closed while the ring buffer was full. `sockets_refused`: how often the kernel refused to set
+    an option of a socket, or to store its state.
+    """
+
+    totals_lost: int = 0
+    sockets_refused: int = 0

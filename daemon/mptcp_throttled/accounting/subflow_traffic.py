@@ -1,0 +1,106 @@
+"""What subflows carry, as the kernel counts it for their sockets.
+
+The kernel counts payload and segments, not bytes on the wire. What a carrier counts, IP bytes, is computed: each
+segment has an IP header of 20 or 40 bytes, a TCP header of 20, time stamps of 12 (RFC 7323), and an MPTCP DSS option
+(RFC 8684, section 3.3) of 28 bytes with data and 12 without, as Linux sends them: 64-bit numbers, padded. Payload that
+a client sends twice counts once, because the proxy's kernel does not count it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+from mptcp_throttle.model import FourTuple, Token
+
+_IP_HEADER: Final = {4: 20, 6: 40}
+_TCP_WITH_TIME_STAMPS: Final = 32
+_DSS_WITH_DATA: Final = 28
+_DSS_WITHOUT_DATA: Final = 12
+
+
+class SocketTotals(NamedTuple):
+    """What the kernel has counted for a socket (include/uapi/linux/tcp.h, struct tcp_info), as seen by the proxy.
+
+    `sent` and `received` are bytes of payload; `sent` includes those `retransmitted`. `data_out` and `data_in` are the
+    segments of `segments_out` and `segments_in` that carry data.
+    """
+
+    sent: int = 0
+    retransmitted: int = 0
+    received: int = 0
+    segments_out: int = 0
+    segments_in: int = 0
+    data_out: int = 0
+    data_in: int = 0
+
+    def since(self, before: SocketTotals) -> SocketTotals:
+        """What was added since `before`. Segments are 32-bit numbers in the kernel, and wrap around."""
+        return SocketTotals(
+            self.sent - before.sent,
+            self.retransmitted - before.retransmitted,
+            self.received - before.received,
+            *((after - earlier) & 0xFFFF_FFFF for after, earlier in zip(self[3:], before[3:], strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSubflow:
+    """A subflow at its end. `cookie` identifies its socket as long as this kernel runs (SO_COOKIE)."""
+
+    token: Token
+    ends: FourTuple
+    cookie: int
+    totals: SocketTotals
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Sums over subflows: bytes of payload, and IP bytes. `sent_throttled` is the part of `sent` under a cap or limit.
+
+    `closed` is the number of subflows that have closed. `rtt_seconds` is the sum of `rtt_samples` smoothed RTTs.
+    """
+
+    sent: int = 0
+    sent_throttled: int = 0
+    retransmitted: int = 0
+    received: int = 0
+    ip_sent: int = 0
+    ip_received: int = 0
+    closed: int = 0
+    rtt_seconds: float = 0.0
+    rtt_samples: int = 0
+
+    @classmethod
+    def of(cls, added: SocketTotals, ip_version: int, *, throttled: bool, closed: bool, rtt: float | None) -> Self:
+        """What one subflow has added; `rtt` in seconds."""
+        return cls(
+            added.sent,
+            added.sent if throttled else 0,
+            added.retransmitted,
+            added.received,
+            added.sent + _headers(added.segments_out, added.data_out, ip_version),
+            added.received + _headers(added.segments_in, added.data_in, ip_version),
+            int(closed),
+            rtt or 0.0,
+            0 if rtt is None else 1,
+        )
+
+    def plus(self, other: Traffic) -> Traffic:
+        """The sum."""
+        return Traffic(
+            self.sent + other.sent,
+            self.sent_throttled + other.sent_throttled,
+            self.retransmitted + other.retransmitted,
+            self.received + other.received,
+            self.ip_sent + other.ip_sent,
+            self.ip_received + other.ip_received,
+            self.closed + other.closed,
+            self.rtt_seconds + other.rtt_seconds,
+            self.rtt_samples + other.rtt_samples,
+        )
+
+
+def _headers(segments: int, with_data: int, ip_version: int) -> int:
+    each = _IP_HEADER[ip_version] + _TCP_WITH_TIME_STAMPS + _DSS_WITHOUT_DATA
+    return segments * each + with_data * (_DSS_WITH_DATA - _DSS_WITHOUT_DATA)

@@ -1,0 +1,162 @@
+"""The history: what was added is read back at every resolution, bounded, and no clock, disk or damage stops it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from examples import ETHERNET, WIFI
+
+from mptcp_throttle.errors import UserError
+from mptcp_throttled.accounting import history as module
+from mptcp_throttled.accounting.history import KEPT, Account, History, Kind, requested_account, resolution_for
+from mptcp_throttled.accounting.subflow_traffic import SocketTotals, Traffic
+
+WIFI_ACCOUNT = Account(Kind.NETWORK, "wifi")
+NOON = 1_800_000_000.0
+HOUR = 3600
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.sqlite"
+
+
+def sent(history: History, account: Account = WIFI_ACCOUNT, resolution: int = 1, since: float = 0) -> dict[int, int]:
+    return {period.start: period.traffic.sent for period in history.read(account, resolution, since)}
+
+
+def test_traffic_is_read_back_by_second_minute_and_hour(path: Path) -> None:
+    history = History(path)
+    for second in range(3):
+        history.add(NOON + 59 + second, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    history.flush(NOON + 62, 62, {})
+    start = int(NOON)
+    assert sent(history) == {start + 59: 100, start + 60: 100, start + 61: 100}
+    assert sent(history, resolution=60) == {start: 100, start + 60: 200}
+    assert sent(history, resolution=3600) == {start // HOUR * HOUR: 300}
+    assert sent(history, since=NOON + 60.5) == {start + 61: 100}
+
+
+def test_flushes_within_a_period_are_added_up(path: Path) -> None:
+    history = History(path)
+    for number in range(3):
+        history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=1, received=10, rtt_seconds=0.5, rtt_samples=1))])
+        history.flush(NOON, number, {})
+    (period,) = history.read(WIFI_ACCOUNT, 60, 0)
+    assert period.traffic == Traffic(sent=3, received=30, rtt_seconds=1.5, rtt_samples=3)
+
+
+def test_next_instance_reads_what_was_flushed_before_a_kill(path: Path) -> None:
+    killed = History(path)
+    killed.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    killed.flush(NOON, 0, {7: SocketTotals(1, 2, 3, 4, 5, 6, 7)})
+    killed.add(NOON + 1, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    after = History(path)
+    assert sent(after) == {int(NOON): 100}
+    assert after.counted() == {7: SocketTotals(1, 2, 3, 4, 5, 6, 7)}
+
+
+def test_counted_sockets_of_another_boot_are_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(path)
+    assert history.counted() is None
+    history.flush(NOON, 0, {7: SocketTotals(1)})
+    monkeypatch.setattr(module, "_boot_id", lambda: "another")
+    assert History(path).counted() is None
+
+
+def test_old_periods_are_removed_at_their_own_age(path: Path) -> None:
+    history = History(path)
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    history.flush(NOON, 0, {})
+    history.flush(NOON + 2 * KEPT[1], 2 * KEPT[1], {})
+    assert sent(history) == {}
+    assert len(sent(history, resolution=60)) == len(sent(history, resolution=3600)) == 1
+
+
+def test_wall_clock_that_jumps_ahead_removes_no_history(path: Path) -> None:
+    history = History(path)
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    history.flush(NOON, 0, {})
+    history.flush(NOON + 20 * 365 * 86_400, 100, {})
+    history.flush(NOON + 20 * 365 * 86_400 + 5, 105, {})
+    history.flush(NOON + 110, 110, {})
+    assert len(sent(history, resolution=3600)) == 1
+
+
+def test_number_of_client_rows_is_bounded_and_networks_stay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CLIENT_ROWS", 10)
+    history = History(path)
+    for minute in range(5):
+        clients = [(Account(Kind.CLIENT, f"10.1.0.{number}"), Traffic(sent=1)) for number in range(6)]
+        history.add(NOON + 60 * minute, [(WIFI_ACCOUNT, Traffic(sent=6)), *clients])
+        history.flush(NOON + 60 * minute, 61.0 * minute, {})
+    with sqlite3.connect(path) as database:
+        query = "SELECT count(*) FROM traffic WHERE resolution = 60 AND kind = ?"
+        assert database.execute(query, ("client",)).fetchone()[0] <= 10
+        assert database.execute(query, ("network",)).fetchone()[0] == 5
+
+
+def test_damaged_database_is_set_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_bytes(b"no database" * 1000)
+    history = History(path)
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    history.flush(NOON, 0, {})
+    assert sent(history) == {int(NOON): 100}
+    assert path.with_suffix(".damaged").read_bytes().startswith(b"no database")
+    assert "set aside" in caplog.text
+
+
+def test_traffic_waits_in_memory_until_it_can_be_written(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = History(path)
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+        history.flush(NOON, 0, {})
+        history.flush(NOON, 5, {})
+        other.execute("COMMIT")
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    history.flush(NOON, 10, {})
+    assert sent(history) == {int(NOON): 100}
+
+
+def test_memory_is_bounded_while_nothing_can_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 30)
+    history = History(path)
+    for second in range(20):
+        clients = [(Account(Kind.CLIENT, f"10.1.0.{number}"), Traffic(sent=1)) for number in range(3)]
+        history.add(NOON + second, [(WIFI_ACCOUNT, Traffic(sent=3)), *clients])
+    history.flush(NOON, 0, {})
+    assert sum(sent(history, resolution=3600).values()) == 60
+
+
+def test_file_is_for_its_owner_only(path: Path) -> None:
+    History(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "account"),
+    [
+        ("wifi", WIFI_ACCOUNT),
+        ("10.1.0.2", Account(Kind.CLIENT, "10.1.0.2")),
+        ("fd00:1::2", Account(Kind.CLIENT, "fd00:1::")),
+    ],
+)
+def test_account_is_a_network_or_the_client_with_an_address(name: str, account: Account) -> None:
+    assert requested_account(name, (WIFI, ETHERNET)) == account
+
+
+def test_unknown_account_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(
+        UserError, match=r"lte.*no such network and no address; allowed: wifi, ethernet, or an IP address"
+    ):
+        requested_account("lte", (WIFI, ETHERNET))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "resolution"), [(60, 1), (600, 1), (3600, 60), (86_400, 60), (1e6, 3600), (1e9, 3600)]
+)
+def test_resolution_is_the_finest_that_is_kept(seconds: float, resolution: int) -> None:
+    assert resolution_for(seconds) == resolution

@@ -1,0 +1,113 @@
+"""What subflows have carried: every byte once, over the end of a subflow and the restart of the daemon."""
+
+from __future__ import annotations
+
+from examples import ends
+
+from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttled.accounting.meter import FORGET_SECONDS, LiveSubflow, Meter
+from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals, Traffic
+
+CLIENT = ends("10.1.0.2")
+
+
+def live(sent: int, cookie: int = 1, *, throttled: bool = False) -> dict[FourTuple, LiveSubflow]:
+    return {CLIENT: LiveSubflow(cookie, SocketTotals(sent), None, throttled)}
+
+
+def closed(sent: int, cookie: int = 1) -> ClosedSubflow:
+    return ClosedSubflow(Token(1), CLIENT, cookie, SocketTotals(sent))
+
+
+def sent(meter: Meter, at: float, now: dict, ended: tuple[ClosedSubflow, ...] = ()) -> list[int]:  # type: ignore[type-arg]
+    return [traffic.sent for _, traffic in meter.look(at, now, ended)]
+
+
+def test_live_subflow_counts_what_it_has_carried_since_the_last_look() -> None:
+    meter = Meter({}, {})
+    assert sent(meter, 1, live(100)) == [100]
+    assert sent(meter, 2, live(350)) == [250]
+    assert sent(meter, 3, live(350)) == []
+
+
+def test_what_was_carried_before_the_first_instance_does_not_count() -> None:
+    other = {ends("10.1.0.3"): LiveSubflow(2, SocketTotals(70), None, throttled=False)}
+    meter = Meter({}, {1: SocketTotals(100), 3: SocketTotals(30)})
+    assert sent(meter, 1, live(100)) == []
+    assert sent(meter, 2, live(150)) == [50]
+    assert sent(meter, 3, live(150) | other, (closed(45, cookie=3),)) == [15, 70]
+
+
+def test_end_of_a_subflow_counts_the_rest() -> None:
+    meter = Meter({}, {})
+    sent(meter, 1, live(100))
+    assert sent(meter, 2, {}, (closed(180),)) == [80]
+    assert meter.counted == {}
+
+
+def test_subflow_that_nobody_saw_alive_counts_in_full() -> None:
+    assert sent(Meter({}, {}), 1, {}, (closed(500),)) == [500]
+
+
+def test_subflow_that_closes_while_it_is_listed_counts_once() -> None:
+    meter = Meter({}, {})
+    sent(meter, 1, live(100))
+    assert sent(meter, 2, live(150), (closed(180),)) == [80]
+    assert sent(meter, 3, {}) == []
+
+
+def test_end_that_is_reported_late_counts_the_rest_only() -> None:
+    meter = Meter({}, {})
+    sent(meter, 1, live(100))
+    assert sent(meter, 2, {}) == []
+    assert sent(meter, FORGET_SECONDS, {}, (closed(180),)) == [80]
+
+
+def test_socket_whose_end_is_never_reported_is_forgotten() -> None:
+    meter = Meter({}, {})
+    sent(meter, 1, live(100))
+    sent(meter, 2 + FORGET_SECONDS, {})
+    assert meter.counted == {}
+
+
+def test_same_four_tuple_with_another_socket_is_another_subflow() -> None:
+    meter = Meter({}, {})
+    sent(meter, 1, live(100))
+    assert sent(meter, 2, live(30, cookie=2), (closed(120),)) == [20, 30]
+
+
+def test_next_instance_goes_on_from_what_was_counted() -> None:
+    meter = Meter({}, {})
+    sent(meter, 1, live(100))
+    after = Meter(meter.counted, {})
+    assert sent(after, 5, live(160)) == [60]
+    opened_meanwhile = {ends("10.1.0.3"): LiveSubflow(2, SocketTotals(70), None, throttled=False)}
+    assert sent(Meter(meter.counted, {}), 5, opened_meanwhile) == [70]
+
+
+def test_subflow_counts_as_throttled_if_it_was_so_at_both_looks() -> None:
+    meter = Meter({}, {})
+    for at, now, expected in (
+        (1, live(100), 0),
+        (2, live(200, throttled=True), 0),
+        (3, live(300, throttled=True), 100),
+    ):
+        ((_, traffic),) = meter.look(at, now, ())
+        assert traffic.sent_throttled == expected
+    ((_, traffic),) = meter.look(4, {}, [closed(350)])
+    assert (traffic.sent_throttled, traffic.closed) == (50, 1)
+
+
+def test_segments_wrap_around_at_32_bits() -> None:
+    added = SocketTotals(segments_out=5, data_in=1).since(SocketTotals(segments_out=2**32 - 5, data_in=2**32 - 1))
+    assert (added.segments_out, added.data_in) == (10, 2)
+
+
+def test_ip_bytes_have_the_headers_of_every_segment() -> None:
+    totals = SocketTotals(sent=1420, received=0, segments_out=2, segments_in=1, data_out=1)
+    v4 = Traffic.of(totals, 4, throttled=False, closed=False, rtt=0.1)
+    assert (v4.ip_sent, v4.ip_received) == (1500 + 64, 64)
+    v6 = Traffic.of(totals, 6, throttled=False, closed=False, rtt=None)
+    assert (v6.ip_sent, v6.ip_received) == (1520 + 84, 84)
+    total = v4.plus(v6)
+    assert (total.sent, total.rtt_seconds, total.rtt_samples) == (2840, 0.1, 1)
