@@ -122,7 +122,7 @@ def differences(world: ProxyWorld, capture: Capture) -> dict[tuple[str, str], fl
 
 
 def assert_exact(world: ProxyWorld, capture: Capture) -> None:
-    """Payload within 0.1 %, IP bytes within 5 %: ACKs have SACK blocks, resets no options; the history is written every 5 s."""
+    """Payload within 0.1 %, IP bytes within 5 %: ACKs with SACK blocks are larger, resets smaller than assumed."""
 
     def differing() -> dict[tuple[str, str], float]:
         allowed = {"sent": 0.001, "received": 0.001}
