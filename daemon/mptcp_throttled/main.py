@@ -22,6 +22,7 @@ from mptcp_throttle.rpc import RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.accounting.accounts import Accounts
+from mptcp_throttled.accounting.boot import boot_identifier
 from mptcp_throttled.accounting.history import History
 from mptcp_throttled.api import Api
 from mptcp_throttled.cleanup import clean_up, free_uplinks, release_ports, release_sockets, remove_leftovers
@@ -67,7 +68,8 @@ class Daemon:
         self._restarting = False
         running, operator = RunningConfig(config, time.time()), _operator_store(config)
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
-        history = History(config.state_directory / "history.sqlite")
+        boot = boot_identifier(config.sockets.daemon.parent)
+        history = History(config.state_directory / "history.sqlite", boot)
         accounts = Accounts(history, SystemClock())
         self._loop = Loop(running, operator, self._source, kernel, uplinks, SystemClock(), accounts.note_closed)
         self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes, accounts)
@@ -114,8 +116,8 @@ class Daemon:
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
-            self._observer.stop()
             errors = () if self._can_hand_over() else self._release()
+            self._observer.stop()
             self._source.stop()
             if server is not None:
                 server.close()

@@ -15,10 +15,10 @@ from mptcp_lab.process import run
 
 @contextmanager
 def small_disks(*directories: Path) -> Iterator[None]:
-    """A disk of 64 KiB for each of these directories."""
+    """A disk of 1 MiB for each of these directories."""
     for directory in directories:
         directory.mkdir(exist_ok=True)
-        run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory])
+        run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", directory])
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ def sent(history: History, account: Account = WIFI_ACCOUNT, resolution: int = 1,
 
 
 def test_traffic_is_read_back_by_second_minute_and_hour(path: Path) -> None:
-    history = History(path)
+    history = History(path, "boot")
     for second in range(3):
         history.add(NOON + 59 + second, [(WIFI_ACCOUNT, Traffic(sent=100))])
     history.flush(NOON + 62, 62, {})
@@ -40,7 +40,7 @@ def test_traffic_is_read_back_by_second_minute_and_hour(path: Path) -> None:
 
 
 def test_flushes_within_a_period_are_added_up(path: Path) -> None:
-    history = History(path)
+    history = History(path, "boot")
     for number in range(3):
         history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=1, received=10, rtt_seconds=0.5, rtt_samples=1))])
         history.flush(NOON, number, {})
@@ -49,25 +49,24 @@ def test_flushes_within_a_period_are_added_up(path: Path) -> None:
 
 
 def test_next_instance_reads_what_was_flushed_before_a_kill(path: Path) -> None:
-    killed = History(path)
+    killed = History(path, "boot")
     killed.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
     killed.flush(NOON, 0, {7: SocketTotals(1, 2, 3, 4, 5, 6, 7)})
     killed.add(NOON + 1, [(WIFI_ACCOUNT, Traffic(sent=100))])
-    after = History(path)
+    after = History(path, "boot")
     assert sent(after) == {int(NOON): 100}
     assert after.counted() == {7: SocketTotals(1, 2, 3, 4, 5, 6, 7)}
 
 
-def test_counted_sockets_of_another_boot_are_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History(path)
+def test_counted_sockets_of_another_boot_are_unknown(path: Path) -> None:
+    history = History(path, "boot")
     assert history.counted() is None
     history.flush(NOON, 0, {7: SocketTotals(1)})
-    monkeypatch.setattr(module, "_boot_id", lambda: "another")
-    assert History(path).counted() is None
+    assert History(path, "another").counted() is None
 
 
 def test_old_periods_are_removed_at_their_own_age(path: Path) -> None:
-    history = History(path)
+    history = History(path, "boot")
     history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
     history.flush(NOON, 0, {})
     history.flush(NOON + 2 * KEPT[1], 2 * KEPT[1], {})
@@ -76,7 +75,7 @@ def test_old_periods_are_removed_at_their_own_age(path: Path) -> None:
 
 
 def test_wall_clock_that_jumps_ahead_removes_no_history(path: Path) -> None:
-    history = History(path)
+    history = History(path, "boot")
     history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
     history.flush(NOON, 0, {})
     history.flush(NOON + 20 * 365 * 86_400, 100, {})
@@ -87,7 +86,7 @@ def test_wall_clock_that_jumps_ahead_removes_no_history(path: Path) -> None:
 
 def test_number_of_client_rows_is_bounded_and_networks_stay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CLIENT_ROWS", 10)
-    history = History(path)
+    history = History(path, "boot")
     for minute in range(5):
         clients = [(Account(Kind.CLIENT, f"10.1.0.{number}"), Traffic(sent=1)) for number in range(6)]
         history.add(NOON + 60 * minute, [(WIFI_ACCOUNT, Traffic(sent=6)), *clients])
@@ -100,7 +99,7 @@ def test_number_of_client_rows_is_bounded_and_networks_stay(path: Path, monkeypa
 
 def test_damaged_database_is_set_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.write_bytes(b"no database" * 1000)
-    history = History(path)
+    history = History(path, "boot")
     history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
     history.flush(NOON, 0, {})
     assert sent(history) == {int(NOON): 100}
@@ -109,7 +108,7 @@ def test_damaged_database_is_set_aside(path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_traffic_waits_in_memory_until_it_can_be_written(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    history = History(path)
+    history = History(path, "boot")
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
@@ -123,7 +122,7 @@ def test_traffic_waits_in_memory_until_it_can_be_written(path: Path, caplog: pyt
 
 def test_memory_is_bounded_while_nothing_can_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_PENDING", 30)
-    history = History(path)
+    history = History(path, "boot")
     for second in range(20):
         clients = [(Account(Kind.CLIENT, f"10.1.0.{number}"), Traffic(sent=1)) for number in range(3)]
         history.add(NOON + second, [(WIFI_ACCOUNT, Traffic(sent=3)), *clients])
@@ -132,7 +131,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(path: Path, monkeypatch:
 
 
 def test_file_is_for_its_owner_only(path: Path) -> None:
-    History(path)
+    History(path, "boot")
     assert path.stat().st_mode & 0o777 == 0o600
 
 

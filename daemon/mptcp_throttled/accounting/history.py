@@ -40,7 +40,6 @@ _MAX_BYTES: Final = 256 * 2**20
 _VERSION: Final = 1
 _COUNTED: Final = Struct("=QQQQIIII")
 _COLUMNS: Final = tuple(field.name for field in fields(Traffic))
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS traffic (
@@ -48,7 +47,7 @@ CREATE TABLE IF NOT EXISTS traffic (
     PRIMARY KEY (resolution, kind, name, start)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_age ON traffic (resolution, kind, start);
-CREATE TABLE IF NOT EXISTS counted (boot_id TEXT, sockets BLOB);
+CREATE TABLE IF NOT EXISTS counted (boot TEXT, sockets BLOB);
 PRAGMA user_version = {_VERSION};
 """
 _ADD: Final = (
@@ -96,13 +95,14 @@ def resolution_for(seconds: float) -> int:
 
 
 class History:
-    """The database at `path`. `add` and `flush` are for one thread, `read` for any.
+    """The database at `path`. `add` and `flush` are for one thread, `read` for any. `boot` identifies this boot.
 
     Nothing raises: what goes wrong is in the log, once.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, boot: str) -> None:
         self._path = path
+        self._boot = boot
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, int, Account], Traffic] = {}
         self._problem: str | None = None
@@ -138,7 +138,7 @@ class History:
                     )
                     database.executemany(_ADD, rows)
                     database.execute("DELETE FROM counted")
-                    database.execute("INSERT INTO counted VALUES (?, ?)", (_boot_id(), _packed(counted)))
+                    database.execute("INSERT INTO counted VALUES (?, ?)", (self._boot, _packed(counted)))
                     if self._may_prune(now, monotonic):
                         _prune(database, now)
                 self._pending.clear()
@@ -166,8 +166,8 @@ class History:
         """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             if self._database is not None:
-                query = "SELECT sockets FROM counted WHERE boot_id = ?"
-                row = self._database.execute(query, (_boot_id(),)).fetchone()
+                query = "SELECT sockets FROM counted WHERE boot = ?"
+                row = self._database.execute(query, (self._boot,)).fetchone()
                 return None if row is None else _unpacked(row[0])
         return None
 
@@ -255,7 +255,3 @@ def _packed(counted: Mapping[int, SocketTotals]) -> bytes:
 
 def _unpacked(sockets: bytes) -> dict[int, SocketTotals]:
     return {cookie: SocketTotals(*totals) for cookie, *totals in _COUNTED.iter_unpack(sockets)}
-
-
-def _boot_id() -> str:
-    return _BOOT_ID.read_text(encoding="ascii").strip()
