@@ -25,6 +25,7 @@ from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSetti
 from mptcp_throttled.desired.planner import PlanDelta, Planner
 from mptcp_throttled.desired.uplink_changes import uplink_changes
 from mptcp_throttled.kernel.htb import max_minor
+from mptcp_throttled.metrics import instruments
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.overrides import effective
 from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
@@ -241,6 +242,7 @@ class Loop:
         )
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, changed_uplinks)
+        instruments.count_step(before, self.snapshot, transitions)
 
     def _counters(self, before: Snapshot) -> ProgramCounters:
         """What the kernel program has counted; what it reports of closed subflows is passed on."""
@@ -286,6 +288,7 @@ class Loop:
         step.applied = step.applied.replaced(present, outcome.applied)
         step.pacing_problem = outcome.pacing_problem
         self._note_refused(outcome, due, began)
+        instruments.RECONCILE_DURATION.observe(self._clock.monotonic() - began)
         if outcome.errors or (outcome.refused and not due):
             # Perhaps refused only because the kernel is not in the state that we believe: a full reconcile will tell.
             self._unverified.update(outcome.refused)
@@ -324,10 +327,12 @@ class Loop:
         is_repair = bool(outcome.done) and not is_expected
         if is_repair:
             eventlog.log_repair(len(outcome.done))
+            instruments.count_repairs(outcome.done)
         if outcome.done or outcome.refused or outcome.errors or is_expected:
             step.concerned = self._everybody()
         # Only processor time counts: on a busy machine the full reconciles need not become rarer.
         ended, used = self._clock.monotonic(), self._clock.processor_time() - used
+        instruments.RECONCILE_DURATION.observe(ended - began)
         trouble = is_repair or bool(self._errors) or self._htb_refused
         self._schedule.reconciled(ended - used, ended, interval, trouble=trouble)
         if is_unblocked:

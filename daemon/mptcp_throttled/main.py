@@ -18,7 +18,7 @@ from mptcp_throttle.config.load import DEFAULT_PATH, find_daemon_directory, load
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.rpc import RpcServer
+from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.accounting.accounts import Accounts
@@ -35,6 +35,8 @@ from mptcp_throttled.kernel.port_record import PortRecord
 from mptcp_throttled.kernel.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.loop import Loop
+from mptcp_throttled.metrics.metric_families import MetricFamilies
+from mptcp_throttled.metrics.metrics_server import Exposition, MetricsServer
 from mptcp_throttled.observer import Observer
 from mptcp_throttled.operator_state import OperatorStore
 from mptcp_throttled.running_config import RunningConfig, judge
@@ -45,6 +47,9 @@ _log = logging.getLogger("mptcp-throttled")
 
 _BATCH_SECONDS: Final = 0.05
 _FIRST_TABLE_SECONDS: Final = 1.0
+_SNIFFER_STATUS_SECONDS: Final = 0.5
+_TOP_CLIENTS: Final = 20
+_TOP_CLIENTS_SECONDS: Final = 600.0
 # A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
 _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 
@@ -73,8 +78,11 @@ class Daemon:
         accounts = Accounts(history, SystemClock())
         self._loop = Loop(running, operator, self._source, kernel, uplinks, SystemClock(), accounts.note_closed)
         self._observer = Observer(config.proxy.ports, lambda: self._loop.snapshot, kernel.class_bytes, accounts)
-        observed = lambda: Observed(self._observer.enforcement, accounts.networks)  # noqa: E731
-        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, observed, history, load)
+        self._history = history
+        self._running = running
+        self._accounts = accounts
+        self._metrics = MetricsServer()
+        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, self._observed, history, load)
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""
@@ -106,6 +114,7 @@ class Daemon:
             Notifications(config.proxy.interface, own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()
+            self._serve_metrics()
             systemd.notify("READY=1")
             watchdog = Watchdog()
             while not self._stopping:
@@ -117,12 +126,30 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             errors = () if self._can_hand_over() else self._release()
+            self._metrics.close()
             self._observer.stop()
             self._source.stop()
             if server is not None:
                 server.close()
         if errors:
             raise UserError("\n".join(errors))
+
+    def _observed(self) -> Observed:
+        return Observed(self._observer.enforcement, self._accounts.networks)
+
+    def _serve_metrics(self) -> None:
+        config = self._config
+        sniffer = RpcClient(config.sockets.sniffer, _SNIFFER_STATUS_SECONDS)
+        common = self._running, lambda: self._loop.snapshot, self._observed, lambda: sniffer.call("status")
+        top = self._top_clients if config.metrics.clients else None
+        without_addresses = Exposition(MetricFamilies(*common))
+        with_addresses = without_addresses if top is None else Exposition(MetricFamilies(*common, top))
+        self._metrics.serve_socket(config.sockets.metrics, config.socket_group, with_addresses)
+        if config.metrics.listen is not None:
+            self._metrics.serve_address(config.metrics.listen, without_addresses)
+
+    def _top_clients(self) -> list[tuple[str, int]]:
+        return self._history.top_clients(time.time() - _TOP_CLIENTS_SECONDS, _TOP_CLIENTS)
 
     def _can_hand_over(self) -> bool:
         """Whether the next instance will act on the same objects of the kernel: it loads the configuration again."""

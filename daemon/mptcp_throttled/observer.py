@@ -14,6 +14,7 @@ from mptcp_throttled import eventlog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.enforcement import Enforcement, Observation
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
+from mptcp_throttled.metrics.instruments import count_errors
 from mptcp_throttled.state import Snapshot
 
 _log = logging.getLogger("mptcp-throttled")
@@ -55,6 +56,7 @@ class Observer(threading.Thread):
                 self._observe()
             except KernelError as error:
                 _log.debug("what flows cannot be observed: %s", error)
+                count_errors("observation")
             pause = max(_INTERVAL_SECONDS, (time.thread_time() - used) / _MAX_FRACTION)
         with suppress(KernelError):
             self._observe()

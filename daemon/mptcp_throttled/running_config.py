@@ -9,6 +9,7 @@ from mptcp_throttle.config.changes import Change, changes
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.rpc import Json
+from mptcp_throttled.metrics.instruments import count_errors
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -48,6 +49,8 @@ class RunningConfig:
         self._problems = verdict.problems
         for problem in verdict.problems:
             _log.error("reload refused: %s", problem)
+        if verdict.problems:
+            count_errors("reload")
         if isinstance(loaded, Config) and not verdict.problems:
             self.config = loaded
             self._loaded_at = now

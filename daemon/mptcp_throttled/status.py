@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
+from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, Period
-from mptcp_throttled.accounting.subflow_traffic import Traffic
 from mptcp_throttled.clock import Now, encode_end
 from mptcp_throttled.enforcement import Enforcement, network_rates
 from mptcp_throttled.kernel.htb import classid
@@ -29,7 +29,7 @@ class Observed(NamedTuple):
     """What the observer has seen last, and what networks have carried since the daemon's start, by name."""
 
     enforcement: Enforcement
-    networks: Mapping[str, Traffic]
+    accounts: Mapping[str, NetworkAccounts]
 
 
 def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json, now: Now) -> Json:
@@ -74,7 +74,7 @@ def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json,
                 **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),
                 "sent_bps": round(8 * sent.get(network.name, 0.0)),
                 "received_bps": round(8 * received.get(network.name, 0.0)),
-                "totals": asdict(observed.networks.get(network.name, Traffic())),
+                "totals": asdict(observed.accounts.get(network.name, NetworkAccounts()).traffic),
             }
             for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
         ],

@@ -131,8 +131,12 @@ class Services:
 
     def configure_daemon(self, **settings: object) -> None:
         """Change settings of the section `daemon`; the daemon reads them at a reload or a restart."""
+        self.configure_section("daemon", **settings)
+
+    def configure_section(self, name: str, **settings: object) -> None:
+        """Change settings of a section; the services read them at a reload or a restart."""
         config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        config["daemon"].update(settings)
+        config.setdefault(name, {}).update(settings)
         self._write(self.config, config)
 
     def configure_log(self, level: LogLevel) -> None:

@@ -212,7 +212,7 @@ def show_history(data: Json) -> None:
             _size(period["ip_received"]),
             _mbps(8 * period["ip_sent"] / resolution),
             _mbps(8 * period["ip_received"] / resolution),
-            _percent(period["sent_throttled"], period["sent"]),
+            _percent(period["ip_sent_throttled"], period["ip_sent"]),
             _percent(period["retransmitted"], period["sent"]),
             f"{1000 * period['rtt_seconds'] / period['rtt_samples']:.1f} ms" if period["rtt_samples"] else "-",
         )

@@ -25,6 +25,8 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.pacing",
         "daemon.kernel_decides",
         "daemon.cgroup",
+        "metrics.listen",
+        "metrics.clients",
         "state_directory",
     }
 )
@@ -70,7 +72,7 @@ def _changed_settings(old: Config, new: Config) -> Iterator[Change]:
 
 
 def _settings(config: Config) -> dict[str, object]:
-    sections = {"proxy": config.proxy, "sniffer": config.sniffer, "daemon": config.daemon}
+    sections = {"proxy": config.proxy, "sniffer": config.sniffer, "daemon": config.daemon, "metrics": config.metrics}
     return {
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
         "log_level": config.log_level,

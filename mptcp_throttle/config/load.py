@@ -48,6 +48,7 @@ def load_config(path: Path) -> Config:
         proxy=service.proxy,
         sniffer=service.sniffer,
         daemon=service.daemon,
+        metrics=service.metrics,
         log_level=service.log_level,
         run_directory=Path(service.run_directory),
         state_directory=Path(service.state_directory),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import grp
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv6Network, ip_network
+from ipaddress import IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -26,7 +27,18 @@ from mptcp_throttle.config.validation import (
     whole,
 )
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import AccessNetwork, BackEnd, KernelDecides, LogLevel, MarkMethod, Network, Per, Trust
+from mptcp_throttle.model import (
+    AccessNetwork,
+    Address,
+    BackEnd,
+    Endpoint,
+    KernelDecides,
+    LogLevel,
+    MarkMethod,
+    Network,
+    Per,
+    Trust,
+)
 from mptcp_throttle.units import parse_duration, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
@@ -34,6 +46,7 @@ _RUN_DIRECTORY: Final = "/run/mptcp-throttle"
 # Each service has a directory of its own there, since each runs as a user of its own.
 _SNIFFER_SOCKET: Final = "sniffer/sniffer.sock"
 _DAEMON_SOCKET: Final = "daemon/daemon.sock"
+_METRICS_SOCKET: Final = "daemon/metrics.sock"
 # sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
@@ -68,6 +81,26 @@ def _mark_mask(text: str) -> int:
     if not 0 < mask < 2**32 or (mask + lowest) & mask or mask // lowest < 0xFF or mask // lowest > 0xFFFF:
         raise ValueError("allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000")
     return mask
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """An address and a TCP port at which a service listens."""
+
+    host: Address
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `127.0.0.1:9721` or `[::1]:9721`. Raises ValueError."""
+        found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})", text, re.ASCII)
+        with suppress(ValueError):
+            if found is not None and 0 < int(found[3]) < 65536:
+                return cls(ip_address(found[1] or found[2]), int(found[3]))
+        raise ValueError("allowed: an IP address and a port, such as 127.0.0.1:9721 or [::1]:9721, or null")
+
+    def __str__(self) -> str:
+        return str(Endpoint(self.host, self.port))
 
 
 RunDirectory = Annotated[
@@ -116,12 +149,25 @@ class DaemonSection(Section):
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 
 
+_METRICS_ADDRESS: Final = ListenAddress(ip_address("127.0.0.1"), 9721)
+
+
+class MetricsSection(Section):
+    """Where the daemon serves its metrics, besides its Unix socket, and whether it names the busiest clients there."""
+
+    listen: Annotated[ListenAddress, parsed_by(ListenAddress.parse)] | None = ListenAddress(
+        ip_address("127.0.0.1"), 9721
+    )
+    clients: Flag = False
+
+
 class ServiceFile(Section):
     """mptcp-throttle.yaml."""
 
     proxy: ProxySection
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
+    metrics: MetricsSection = MetricsSection()
     log_level: Annotated[LogLevel, one_of(LogLevel)] = LogLevel.INFO
     run_directory: RunDirectory = _RUN_DIRECTORY
     state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
@@ -190,11 +236,12 @@ class Sockets:
 
     sniffer: Path
     daemon: Path
+    metrics: Path
 
     @classmethod
     def below(cls, run_directory: Path) -> Self:
         """The sockets in this run directory."""
-        return cls(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET)
+        return cls(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET, run_directory / _METRICS_SOCKET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +251,7 @@ class Config:
     proxy: ProxySection
     sniffer: SnifferSection
     daemon: DaemonSection
+    metrics: MetricsSection
     log_level: LogLevel
     run_directory: Path
     state_directory: Path

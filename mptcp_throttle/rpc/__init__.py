@@ -21,9 +21,9 @@ connection was dropped. Ours is what they do not bound:
 
 | ours | bound |
 |---|---|
-| `server`: `_BoundedReader` | bytes per request; http.server takes 100 header lines of 64 KiB |
+| `bounded_server`: `BoundedReader` | bytes per request; http.server takes 100 header lines of 64 KiB |
 | `server`: `_RequestHandler` | no incomplete request is executed, none is unzipped; errors quote 200 characters |
-| `server`: `_Server` | connections (one thread each), seconds that one may wait for its client, no batches |
+| `bounded_server`: `BoundedServer` | connections (one thread each), seconds that one may wait for its client |
 | `client`: `_BoundedSocket` | seconds per call, bytes per answer; pelix has neither bound |
 | `client`: `_Transport` | a call can be interrupted from another thread |
 """

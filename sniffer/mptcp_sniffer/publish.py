@@ -19,7 +19,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_connection
 
 _MAX_WAIT_SECONDS: Final = 5.0
-# Readers that wait at a time: few of the connections that rpc/server.py allows. Further calls return at once.
+# Readers that wait at a time: few of the connections that bounded_server.py allows. Further calls return at once.
 _MAX_WAITING: Final = 16
 _MAX_WAITING_DAEMONS: Final = 4
 _MAX_PART: Final = 4096  # connections, 2 MB of JSON; the JSON of a whole table would take as much memory as the table

@@ -445,7 +445,8 @@ class Tracker:
         return self._changes(self._close(ends, now, f"idle for {idle_seconds:g} s") for ends in idle)
 
     def _forget_oldest(self, entries: OrderedDict[_Key, _Value], is_too_old: Callable[[_Value], bool]) -> None:
-        while entries and (len(entries) > self._bounds.half_open or is_too_old(next(iter(entries.values())))):
+        while entries and ((full := len(entries) > self._bounds.half_open) or is_too_old(next(iter(entries.values())))):
+            self.counters["handshakes_forgotten"] += full
             entries.popitem(last=False)
 
     def apply_kernel_event(self, event: KernelEvent, at: float) -> list[TableChange]:

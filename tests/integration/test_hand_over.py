@@ -164,6 +164,7 @@ def services(request: pytest.FixtureRequest, hosts: Hosts) -> Booted:
 def world(hosts: Hosts, services: Booted) -> Iterator[ProxyWorld]:
     with attended(hosts, services) as running:
         services.systemctl("start", "mptcp-sniffer", DAEMON)
+        assert services.shown("SubState") == "running", services.systemctl("status", DAEMON, "mptcp-sniffer")
         yield running
 
 

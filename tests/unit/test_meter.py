@@ -93,9 +93,9 @@ def test_subflow_counts_as_throttled_if_it_was_so_at_both_looks() -> None:
         (3, live(300, throttled=True), 100),
     ):
         ((_, traffic),) = meter.look(at, now, ())
-        assert traffic.sent_throttled == expected
+        assert traffic.ip_sent_throttled == expected
     ((_, traffic),) = meter.look(4, {}, [closed(350)])
-    assert (traffic.sent_throttled, traffic.closed) == (50, 1)
+    assert (traffic.ip_sent_throttled, traffic.closed) == (50, 1)
 
 
 def test_segments_wrap_around_at_32_bits() -> None:

@@ -255,7 +255,7 @@ def test_request_of_the_maximum_length_is_served(shared: Path) -> None:
 
 @pytest.fixture
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc.server._CLIENT_SECONDS", 0.25)
+    monkeypatch.setattr("mptcp_throttle.bounded_server._CLIENT_SECONDS", 0.25)
 
 
 def is_dropped(sock: socket.socket) -> bool:
@@ -337,7 +337,7 @@ def test_silent_connections_do_not_delay_other_clients(path: Path, gate: Gate) -
 def test_connection_is_refused_at_once_when_all_are_being_answered(
     path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc.server._MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("mptcp_throttle.bounded_server._MAX_CONNECTIONS", 2)
     calls = [connect(path, request("hold")) for _ in range(2)]
     eventually(lambda: gate.held == 2, "two calls")
     with pytest.raises(RpcError, match="no service answers"):
@@ -349,7 +349,7 @@ def test_connection_is_refused_at_once_when_all_are_being_answered(
 def test_close_completes_running_calls_and_drops_other_clients(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc.server._CLOSE_SECONDS", 30)
+    monkeypatch.setattr("mptcp_throttle.bounded_server._CLOSE_SECONDS", 30)
     path = tmp_path / "test.sock"
     server = RpcServer(path, {**METHODS, "hold": gate.hold}, group=None)
     call = connect(path, request("hold"))
@@ -370,7 +370,7 @@ def test_close_completes_running_calls_and_drops_other_clients(
 def test_close_does_not_wait_for_a_method_that_hangs(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptcp_throttle.rpc.server._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("mptcp_throttle.bounded_server._CLOSE_SECONDS", 0.1)
     server = RpcServer(tmp_path / "test.sock", {"hold": gate.hold}, group=None)
     with connect(tmp_path / "test.sock", request("hold")):
         eventually(lambda: gate.held == 1, "a call")

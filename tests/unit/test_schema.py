@@ -255,7 +255,7 @@ def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
 
 def test_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
     path = write(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
-    assert find_sockets(path) == Sockets(Path("/run/x/sniffer/sniffer.sock"), Path("/run/x/daemon/daemon.sock"))
+    assert find_sockets(path) == Sockets.below(Path("/run/x"))
     path.write_text("colour: red\n")
     assert find_sockets(path).daemon == Path("/run/mptcp-throttle/daemon/daemon.sock")
     path.write_text("run_directory: here\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from examples import ETHERNET, WIFI
 
-from mptcp_throttle.config.schema import Config, DaemonSection, ProxySection, SnifferSection
+from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttled.source import TableUpdate
 
@@ -47,6 +47,7 @@ def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daem
         ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
         SnifferSection(),
         DaemonSection.model_validate({"linger": "5s", **daemon}),
+        MetricsSection(),
         LogLevel.INFO,
         Path("/run/x"),
         Path("/var/lib/x"),

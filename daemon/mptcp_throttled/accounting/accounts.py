@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
@@ -16,6 +17,16 @@ from mptcp_throttled.policy.decide import Locator
 from mptcp_throttled.state import Snapshot
 
 _MAX_CLOSED: Final = 100_000
+
+RTT_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Upper bounds, in seconds, of the ranges in which RTTs are counted; one range more is above them."""
+
+
+class NetworkAccounts(NamedTuple):
+    """What an access network has carried, and how many of its RTT samples were in each range."""
+
+    traffic: Traffic = Traffic()
+    rtts: tuple[int, ...] = (0,) * (len(RTT_BOUNDS) + 1)
 
 
 class Accounts:
@@ -32,7 +43,7 @@ class Accounts:
         self._locator = Locator(())
         self._located: object = ()
         self._flush_at = 0.0
-        self.networks: Mapping[str, Traffic] = {}
+        self.networks: Mapping[str, NetworkAccounts] = {}
 
     def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
         """These have closed; the next look counts them."""
@@ -45,11 +56,12 @@ class Accounts:
         carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         if self._located is not snapshot.networks:
             self._locator, self._located = Locator(snapshot.networks), snapshot.networks
-        sums = self._sums(carried)
+        sums, rtts = self._sums(carried)
         networks = dict(self.networks)
-        for account, traffic in sums.items():
-            if account.kind is Kind.NETWORK:
-                networks[account.name] = networks.get(account.name, Traffic()).plus(traffic)
+        for name, counts in rtts.items():
+            before = networks.get(name, NetworkAccounts())
+            traffic = before.traffic.plus(sums[Account(Kind.NETWORK, name)])
+            networks[name] = NetworkAccounts(traffic, tuple(map(sum, zip(before.rtts, counts, strict=True))))
         self.networks = networks
         self._history.add(self._clock.time(), sums.items())
         if self._clock.monotonic() >= self._flush_at:
@@ -77,9 +89,12 @@ class Accounts:
         while self._closed:
             yield self._closed.popleft()
 
-    def _sums(self, carried: Iterable[tuple[FourTuple, Traffic]]) -> dict[Account, Traffic]:
-        """By network and by client, without the addresses that are in no access network."""
+    def _sums(
+        self, carried: Iterable[tuple[FourTuple, Traffic]]
+    ) -> tuple[dict[Account, Traffic], dict[str, list[int]]]:
+        """By network and by client, without the addresses that are in no access network; and RTTs by network."""
         sums: dict[Account, Traffic] = {}
+        rtts: dict[str, list[int]] = {}
         for ends, traffic in carried:
             address = ends.client.address
             network = self._locator(address)
@@ -89,7 +104,10 @@ class Accounts:
             for account in (Account(Kind.NETWORK, network.name), client):
                 before = sums.get(account)
                 sums[account] = traffic if before is None else before.plus(traffic)
-        return sums
+            counts = rtts.setdefault(network.name, [0] * (len(RTT_BOUNDS) + 1))
+            if traffic.rtt_samples:
+                counts[bisect_left(RTT_BOUNDS, traffic.rtt_seconds)] += 1
+        return sums, rtts
 
 
 def _live(

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.accounting.subflow_traffic import SocketTotals, Traffic
+from mptcp_throttled.metrics.instruments import count_errors
 from mptcp_throttled.policy.decide import Locator
 
 _log = logging.getLogger("mptcp-throttled")
@@ -162,6 +163,18 @@ class History:
                 return []
         return [Period(start, Traffic(*values)) for start, *values in rows]
 
+    def top_clients(self, since: float, number: int) -> list[tuple[str, int]]:
+        """The clients to which most IP bytes were sent since then (seconds since the epoch), by minute; most first."""
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            if self._database is not None:
+                rows = self._database.execute(
+                    "SELECT name, SUM(ip_sent) AS total FROM traffic WHERE resolution = 60 AND kind = ? AND start >= ?"
+                    " GROUP BY name ORDER BY total DESC, name LIMIT ?",
+                    (Kind.CLIENT, since, number),
+                )
+                return list(rows)
+        return []
+
     def counted(self) -> dict[int, SocketTotals] | None:
         """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""
         with self._lock, contextlib.suppress(sqlite3.Error):
@@ -205,6 +218,7 @@ class History:
             _log.info("%s: written again", self._path)
         else:
             _log.error("%s: %s; the history is kept in memory until it can be written", self._path, problem)
+            count_errors("history")
 
     def _may_prune(self, now: float, monotonic: float) -> bool:
         """Once a minute, unless the wall clock was set: one that is wrong must not remove all history."""

@@ -56,16 +56,17 @@ class ClosedSubflow:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums over subflows: bytes of payload, and IP bytes. `sent_throttled` is the part of `sent` under a cap or limit.
+    """Sums over subflows: bytes of payload, and IP bytes.
 
-    `closed` is the number of subflows that have closed. `rtt_seconds` is the sum of `rtt_samples` smoothed RTTs.
+    `ip_sent_throttled` is the part of `ip_sent` that was under a cap or limit. `closed` is the number of subflows that
+    have closed. `rtt_seconds` is the sum of `rtt_samples` smoothed RTTs.
     """
 
     sent: int = 0
-    sent_throttled: int = 0
     retransmitted: int = 0
     received: int = 0
     ip_sent: int = 0
+    ip_sent_throttled: int = 0
     ip_received: int = 0
     closed: int = 0
     rtt_seconds: float = 0.0
@@ -74,12 +75,13 @@ class Traffic:
     @classmethod
     def of(cls, added: SocketTotals, ip_version: int, *, throttled: bool, closed: bool, rtt: float | None) -> Self:
         """What one subflow has added; `rtt` in seconds."""
+        ip_sent = added.sent + _headers(added.segments_out, added.data_out, ip_version)
         return cls(
             added.sent,
-            added.sent if throttled else 0,
             added.retransmitted,
             added.received,
-            added.sent + _headers(added.segments_out, added.data_out, ip_version),
+            ip_sent,
+            ip_sent if throttled else 0,
             added.received + _headers(added.segments_in, added.data_in, ip_version),
             int(closed),
             rtt or 0.0,
@@ -90,10 +92,10 @@ class Traffic:
         """The sum."""
         return Traffic(
             self.sent + other.sent,
-            self.sent_throttled + other.sent_throttled,
             self.retransmitted + other.retransmitted,
             self.received + other.received,
             self.ip_sent + other.ip_sent,
+            self.ip_sent_throttled + other.ip_sent_throttled,
             self.ip_received + other.ip_received,
             self.closed + other.closed,
             self.rtt_seconds + other.rtt_seconds,

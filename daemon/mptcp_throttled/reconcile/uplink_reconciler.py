@@ -15,6 +15,7 @@ from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
+from mptcp_throttled.metrics.instruments import count_filter_repair
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -146,6 +147,7 @@ class UplinkReconciler:
             if self._wanted or self.applied:
                 if self._kernel.attach():
                     eventlog.log_repair(1)
+                    count_filter_repair()
                 self._is_attached = True
             elif self._kernel.detach_if_told():
                 self._is_attached, self._check_due = False, math.inf

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: what is counted where it happens, what a snapshot shows, and the server for both."""

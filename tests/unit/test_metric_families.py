@@ -1,0 +1,173 @@
+"""The metrics: what they count, and that their number and labels depend on the access networks alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from examples import ETHERNET, WIFI, connection, subflow
+from model_kernel import ModelKernel
+from model_uplinks import ModelUplinks
+from worlds import ManualClock, ManualSource, configuration
+
+from mptcp_throttle.model import Connection
+from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttled.accounting.subflow_traffic import Traffic
+from mptcp_throttled.enforcement import Enforcement
+from mptcp_throttled.loop import Loop
+from mptcp_throttled.metrics.instruments import NAMESPACE
+from mptcp_throttled.metrics.metric_families import MetricFamilies
+from mptcp_throttled.metrics.metrics_server import Exposition
+from mptcp_throttled.operator_state import OperatorStore, Pause
+from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
+from mptcp_throttled.running_config import RunningConfig
+from mptcp_throttled.source import TableUpdate
+from mptcp_throttled.status import Observed
+
+SERVICES: Final = (Path(__file__).parents[2] / "docs/services.md").read_text(encoding="utf-8")
+ACCOUNTS: Final = {
+    "wifi": NetworkAccounts(
+        Traffic(ip_sent=1000, ip_sent_throttled=300, ip_received=20, retransmitted=7, rtt_seconds=0.5, rtt_samples=3),
+        (0, 1, 0, 2, 0, 0, 0, 0, 0, 0),
+    )
+}
+SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}}
+Values = dict[tuple[str, ...], float]
+
+
+class Metrics:
+    """The metrics after one step of a loop for these connections."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *connections: Connection,
+        paused: bool = False,
+        sniffer: Callable[[], Json] = lambda: SNIFFER,
+        clients: list[tuple[str, int]] | None = None,
+    ) -> None:
+        running, clock, source = RunningConfig(configuration(), 1000.0), ManualClock(), ManualSource()
+        operator = OperatorStore(directory / "overrides.json", (WIFI, ETHERNET), clock)
+        if paused:
+            operator.pause(Pause(None))
+        kernel = ModelKernel(KernelState(pacing=PacingState({})))
+        loop = Loop(running, operator, source, kernel, ModelUplinks(), clock, lambda _: None)
+        source.update = TableUpdate("epoch", 1, {one.token: one for one in connections}, whole=True, problem=None)
+        loop.step()
+        self.families = MetricFamilies(
+            running,
+            lambda: loop.snapshot,
+            lambda: Observed(Enforcement(), ACCOUNTS),
+            sniffer,
+            None if clients is None else lambda: clients,
+        )
+
+    def values(self, name: str) -> Values:
+        """The samples of that name, by the values of their labels."""
+        return {
+            tuple(sample.labels.values()): sample.value
+            for family in self.families.collect()
+            for sample in family.samples
+            if sample.name == f"{NAMESPACE}_{name}"
+        }
+
+    def series(self) -> set[tuple[str, ...]]:
+        """All samples of the daemon: names and labels."""
+        exposition = Exposition(self.families)
+        return {
+            (sample.name, *map(str, sample.labels.items())) for one in exposition.collect() for sample in one.samples
+        }
+
+
+def client(number: int) -> Connection:
+    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
+    return connection(
+        number, subflow(f"10.1.{number // 250}.{number % 250}"), subflow(f"10.2.0.{number % 250}", number)
+    )
+
+
+def test_subflows_are_counted_by_network_and_decision(tmp_path: Path) -> None:
+    lonely = connection(9, subflow("10.1.0.9"))
+    waiting = connection(8, subflow("10.2.0.8"), subflow("10.1.0.8", backup=True))
+    metrics = Metrics(tmp_path, client(1), lonely, waiting, connection(7, subflow("192.0.2.7")))
+    found = {labels: count for labels, count in metrics.values("subflows").items() if count}
+    assert found == {
+        ("ethernet", "cap"): 1,
+        ("ethernet", "free"): 1,
+        ("ethernet", "backup"): 1,
+        ("wifi", "free"): 2,
+        ("none", "free"): 1,
+    }
+    assert metrics.values("connections") == {("single",): 2, ("multi",): 2}
+
+
+def test_bytes_and_rtts_are_those_of_the_accounts(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    sent = metrics.values("sent_bytes_total")
+    assert (sent["wifi", "true"], sent["wifi", "false"], sent["ethernet", "false"]) == (300, 700, 0)
+    assert metrics.values("received_bytes_total")["wifi",] == 20
+    assert metrics.values("retransmitted_bytes_total")["wifi",] == 7
+    buckets = metrics.values("rtt_seconds_bucket")
+    assert [buckets["wifi", bound] for bound in ("0.005", "0.01", "0.025", "0.05", "+Inf")] == [0, 1, 1, 3, 3]
+    assert metrics.values("rtt_seconds_sum")["wifi",] == 0.5
+
+
+def test_rates_are_bytes_per_second_and_absent_if_there_is_none(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    assert metrics.values("cap_bytes_per_second") == {("ethernet",): 125_000}
+    assert metrics.values("limit_bytes_per_second") == {}
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_pause_shows(tmp_path: Path, paused: bool) -> None:
+    metrics = Metrics(tmp_path, client(1), paused=paused)
+    assert metrics.values("paused") == {(): paused}
+    assert metrics.values("subflows")["ethernet", "cap"] == (not paused)
+
+
+def test_sniffer_counters_are_absent_while_it_does_not_answer(tmp_path: Path) -> None:
+    def refuse() -> Json:
+        raise RpcError("sniffer.sock: no answer")
+
+    assert Metrics(tmp_path).values("capture_dropped_packets_total") == {(): 3}
+    assert Metrics(tmp_path).values("table_full_total") == {("connections",): 4, ("half_open",): 0}
+    assert Metrics(tmp_path, sniffer=refuse).values("capture_dropped_packets_total") == {}
+
+
+def test_series_do_not_depend_on_clients(tmp_path: Path) -> None:
+    few, many = Metrics(tmp_path, client(1)).series(), Metrics(tmp_path, *map(client, range(2000))).series()
+    assert few == many
+    assert len(few) <= 70 + 30 * 2
+
+
+def test_no_label_identifies_a_client(tmp_path: Path) -> None:
+    text = " ".join(" ".join(one) for one in Metrics(tmp_path, client(1)).series())
+    assert not re.search(r"10\.[12]\.|40000|00000001", text)
+
+
+def test_busiest_clients_are_there_for_who_asks(tmp_path: Path) -> None:
+    assert Metrics(tmp_path).values("client_sent_bytes") == {}
+    metrics = Metrics(tmp_path, clients=[("10.1.0.1", 5), ("fd00:1::/64", 3)])
+    assert metrics.values("client_sent_bytes") == {("10.1.0.1",): 5, ("fd00:1::/64",): 3}
+
+
+def test_documented_metrics_are_those_that_exist(tmp_path: Path) -> None:
+    section = SERVICES.partition("## Metrics\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
+    documented = {
+        (name, tuple(sorted(re.findall(r"`(\w+)`", labels))))
+        for names, labels in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    existing: set[tuple[str, tuple[str, ...]]] = set()
+    for family in Exposition(Metrics(tmp_path, client(1), clients=[("10.1.0.1", 5)]).families).collect():
+        if not family.name.startswith("process_"):
+            name = family.name.removeprefix(f"{NAMESPACE}_") + ("_total" if family.type == "counter" else "")
+            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+            absent = "bytes_per_second" in name
+            existing.add((name, ("network",) if absent else tuple(sorted(labels))))
+    assert documented == existing
