@@ -7,13 +7,14 @@ import signal
 from typing import Final
 
 EX_FAILURE: Final = 1
+EX_COMMAND_LINE: Final = 2  # that of argparse
 EX_INTERRUPTED: Final = 128 + signal.SIGINT
 EX_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 EXIT_STATUSES: Final = {
     os.EX_OK: "success",
     EX_FAILURE: "the service or the kernel refused the request",
-    2: "wrong command line",
+    EX_COMMAND_LINE: "wrong command line",
     os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) is damaged or truncated, or nothing in it can be decoded",
     os.EX_NOINPUT: "a capture file cannot be read",
     os.EX_UNAVAILABLE: "the service does not answer, or the interface cannot be captured",

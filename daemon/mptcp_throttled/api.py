@@ -15,6 +15,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
 from mptcp_throttled.accounting.history import History, requested_account, resolution_for
+from mptcp_throttled.busiest import busiest, requested_order
 from mptcp_throttled.clock import Now, SystemClock
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import MarkedTraffic
@@ -62,6 +63,7 @@ class Api:
             "status": self.status,
             "connections": self.connections,
             "history": self.history,
+            "top": self.top,
             "plan": self.plan,
             "set_rate": self.set_rate,
             "reset_rate": self.reset_rate,
@@ -79,6 +81,15 @@ class Api:
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
         return status.connections(self._snapshot(), self._observed().enforcement, Now.of(SystemClock()))
+
+    def top(self, number: int, order: str, pattern: str) -> Json:
+        """Of each access network, up to `number` clients with their busiest subflows.
+
+        `order` is one of `busiest.Order`. With a `pattern`, only the subflows that match it count.
+        """
+        return busiest(
+            self._snapshot(), self._observed(), number, requested_order(order), pattern, Now.of(SystemClock())
+        )
 
     def history(self, name: str, seconds: float) -> Json:
         """What an access network, or a client by one of its addresses, has carried in the last `seconds`.

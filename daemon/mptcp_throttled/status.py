@@ -37,11 +37,6 @@ def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json,
     throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
     kinds = Counter(throttle.share.kind for throttle in throttles)
     kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
-    throttled = Counter(throttle.share.network for throttle in throttles)
-    enforcement = observed.enforcement
-    sent = network_rates(enforcement.rates, snapshot)
-    received = network_rates(enforcement.received_rates, snapshot)
-    live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
     return {
         "daemon": {
             "interface": interface,
@@ -60,7 +55,7 @@ def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json,
             "kernel_program": asdict(snapshot.counters),
             "uplink_program": asdict(snapshot.uplink_counters),
             "errors": list(snapshot.errors),
-            "not_enforced": _not_enforced(enforcement),
+            "not_enforced": _not_enforced(observed.enforcement),
         },
         "sniffer": {
             "connected": snapshot.sniffer.problem is None,
@@ -69,16 +64,26 @@ def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json,
             "revision": snapshot.sniffer.revision,
             "connections": len(snapshot.connections),
         },
-        "networks": [
-            {
-                **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),
-                "sent_bps": round(8 * sent.get(network.name, 0.0)),
-                "received_bps": round(8 * received.get(network.name, 0.0)),
-                "totals": asdict(observed.accounts.get(network.name, NetworkAccounts()).traffic),
-            }
-            for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
-        ],
+        "networks": network_statuses(snapshot, observed, now),
     }
+
+
+def network_statuses(snapshot: Snapshot, observed: Observed, now: Now) -> list[Json]:
+    """The access networks in the answer to `status`."""
+    throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
+    throttled = Counter(throttle.share.network for throttle in throttles)
+    sent = network_rates(observed.enforcement.rates, snapshot)
+    received = network_rates(observed.enforcement.received_rates, snapshot)
+    live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
+    return [
+        {
+            **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),
+            "sent_bps": round(8 * sent.get(network.name, 0.0)),
+            "received_bps": round(8 * received.get(network.name, 0.0)),
+            "totals": asdict(observed.accounts.get(network.name, NetworkAccounts()).traffic),
+        }
+        for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
+    ]
 
 
 def pause_status(pause: Pause | None, now: Now) -> Json:
@@ -114,13 +119,20 @@ def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
                 "token": format_token(token),
                 "version": connection.version,
                 "subflows": [
-                    {**_subflow_status(decision, snapshot, now), **_flow(decision.subflow.ends, enforcement, differing)}
+                    describe_subflow(decision, snapshot, enforcement, differing, now)
                     for decision in snapshot.decisions[token]
                 ],
             }
             for token, connection in oldest_first
         ]
     }
+
+
+def describe_subflow(
+    decision: Decision, snapshot: Snapshot, enforcement: Enforcement, differing: Mapping[FourTuple, str], now: Now
+) -> Json:
+    """A subflow in the answer to `connections`; `differing` is why rates are not enforced."""
+    return {**_subflow_status(decision, snapshot, now), **_flow(decision.subflow.ends, enforcement, differing)}
 
 
 def _flow(ends: FourTuple, enforcement: Enforcement, differing: Mapping[FourTuple, str]) -> Json:

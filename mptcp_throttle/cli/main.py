@@ -13,6 +13,8 @@ from typing import Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import tables
+from mptcp_throttle.cli.live import show_live, show_once
+from mptcp_throttle.cli.live_view import ORDERS, View
 from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
@@ -20,6 +22,7 @@ from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_durat
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
+_MAX_CLIENTS: Final = 1000
 _MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per connection
 
 
@@ -44,6 +47,12 @@ def _duration(text: str) -> float:
     return seconds
 
 
+def _client_number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_CLIENTS:
+        raise ValueError(f"allowed: a number from 1 to {_MAX_CLIENTS}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mptcp-throttle",
@@ -63,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
 
     add("status", _status, "show networks, rates, and what is applied in the kernel")
     add("connections", _connections, "show every connection, and for each subflow its rate and the reason")
+    top = add("top", _top, "show the busiest clients and their subflows, again and again")
+    top.add_argument("--once", action="store_true", help="print once and end")
+    top.add_argument("--sort", choices=ORDERS, default=ORDERS[0], help="default: %(default)s")
+    top.add_argument("--filter", default="", metavar="TEXT", help="only subflows with it in address, network or state")
+    top.add_argument(
+        "--number", type=_argument(_client_number), default=10, metavar="N", help="clients of each network; default: 10"
+    )
     history = add("history", _history, "show what an access network or a client has carried")
     history.add_argument("name", metavar="NETWORK|ADDRESS")
     history.add_argument(
@@ -124,6 +140,21 @@ def _status(options: argparse.Namespace) -> None:
 
 def _connections(options: argparse.Namespace) -> None:
     _print(options, _call(options, "connections"), tables.show_connections)
+
+
+def _top(options: argparse.Namespace) -> None:
+    client = RpcClient(find_sockets(options.config).daemon, _TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES)
+
+    def ask(view: View) -> Json:
+        return client.call("top", *view.question)
+
+    view = View(options.sort, options.filter, options.number)
+    if options.json:
+        _print(options, ask(view), lambda _: None)
+    elif options.once:
+        show_once(ask, view)
+    else:
+        show_live(ask, view)
 
 
 def _history(options: argparse.Namespace) -> None:

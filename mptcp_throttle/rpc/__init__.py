@@ -8,6 +8,7 @@
 | | `reload()` | `{problems, valid}`; with problems nothing has changed |
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection, with the decision for each subflow and its reason |
+| | `top(number, order, pattern)` | of each access network, the busiest clients with their busiest subflows |
 | | `history(name, seconds)` | what an access network or a client has carried, by second, minute or hour |
 | | `plan()` | the kernel operations that the present decisions lead to |
 | | `set_rate(network, rule, rate, seconds)`, `reset_rate(network)` | the network's status, once applied |

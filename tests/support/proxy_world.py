@@ -165,6 +165,13 @@ class ProxyWorld:
         """The proxy's established sockets with a maximum pacing rate."""
         return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
 
+    def bytes_acked(self, client_port: int) -> int:
+        """What the client has acknowledged on the subflow from that port, as ss(8) shows it."""
+        shown = self.lab.proxy.run("ss", "-tinH", "dport", f"= :{client_port}").stdout
+        found = re.search(r"bytes_acked:(\d+)", shown)
+        assert found is not None, shown
+        return int(found[1])
+
     def marks(self) -> list[Mark]:
         """What leads subflows to their classes in the kernel: an ipset, rules, or the priority of their sockets."""
         return parse_marks(self._shown_marks())

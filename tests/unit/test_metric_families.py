@@ -8,24 +8,19 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from examples import ETHERNET, WIFI, connection, subflow
-from model_kernel import ModelKernel
-from model_uplinks import ModelUplinks
-from worlds import ManualClock, ManualSource, configuration
+from examples import connection, subflow
+from loops import snapshot_of
+from worlds import configuration
 
 from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.subflow_traffic import Traffic
 from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.loop import Loop
 from mptcp_throttled.metrics.instruments import NAMESPACE
 from mptcp_throttled.metrics.metric_families import MetricFamilies
 from mptcp_throttled.metrics.metrics_server import Exposition
-from mptcp_throttled.operator_state import OperatorStore, Pause
-from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
 from mptcp_throttled.running_config import RunningConfig
-from mptcp_throttled.source import TableUpdate
 from mptcp_throttled.status import Observed
 
 SERVICES: Final = (Path(__file__).parents[2] / "docs/services.md").read_text(encoding="utf-8")
@@ -50,17 +45,10 @@ class Metrics:
         sniffer: Callable[[], Json] = lambda: SNIFFER,
         clients: list[tuple[str, int]] | None = None,
     ) -> None:
-        running, clock, source = RunningConfig(configuration(), 1000.0), ManualClock(), ManualSource()
-        operator = OperatorStore(directory / "overrides.json", (WIFI, ETHERNET), clock)
-        if paused:
-            operator.pause(Pause(None))
-        kernel = ModelKernel(KernelState(pacing=PacingState({})))
-        loop = Loop(running, operator, source, kernel, ModelUplinks(), clock, lambda _: None)
-        source.update = TableUpdate("epoch", 1, {one.token: one for one in connections}, whole=True, problem=None)
-        loop.step()
+        snapshot = snapshot_of(directory, *connections, paused=paused)
         self.families = MetricFamilies(
-            running,
-            lambda: loop.snapshot,
+            RunningConfig(configuration(), 1000.0),
+            lambda: snapshot,
             lambda: Observed(Enforcement(), ACCOUNTS),
             sniffer,
             None if clients is None else lambda: clients,

@@ -1,0 +1,111 @@
+"""The answer to `top`: who is in it, in which order, and that it stays small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from examples import connection, ends, subflow
+from loops import snapshot_of
+
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import Connection
+from mptcp_throttle.rpc import Json
+from mptcp_throttled.busiest import Order, busiest, requested_order
+from mptcp_throttled.clock import Now
+from mptcp_throttled.enforcement import Enforcement
+from mptcp_throttled.state import Snapshot
+from mptcp_throttled.status import Observed
+
+NOW = Now(1000.0, 1.7e9)
+
+
+def client(number: int) -> Connection:
+    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
+    last = f"{number // 250}.{number % 250}"
+    return connection(number, subflow(f"10.1.{last}"), subflow(f"10.2.{last}"))
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    return snapshot_of(tmp_path, client(1), client(2), connection(3, subflow("10.2.0.3"), subflow("10.2.0.3", 41000)))
+
+
+OBSERVED = Observed(
+    Enforcement(
+        rates={ends("10.1.0.1"): 62_500.0, ends("10.2.0.1"): 1e6, ends("10.2.0.2"): 5e6, ends("10.2.0.3"): 2e6},
+        received_rates={ends("10.2.0.1"): 7e6},
+    ),
+    {},
+)
+
+
+def clients(answer: Json, network: str) -> list[str]:
+    (found,) = (one for one in answer["networks"] if one["name"] == network)
+    return [one["client"] for one in found["clients"]]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (Order.SENT, ["10.2.0.2", "10.2.0.3", "10.2.0.1"]),
+        (Order.RECEIVED, ["10.2.0.1", "10.2.0.2", "10.2.0.3"]),
+        (Order.SUBFLOWS, ["10.2.0.3", "10.2.0.1", "10.2.0.2"]),
+        (Order.NAME, ["10.2.0.1", "10.2.0.2", "10.2.0.3"]),
+    ],
+)
+def test_clients_are_in_the_order_asked_for(snapshot: Snapshot, order: Order, expected: list[str]) -> None:
+    assert clients(busiest(snapshot, OBSERVED, 10, order, "", NOW), "wifi") == expected
+
+
+def test_only_as_many_clients_as_asked_for(snapshot: Snapshot) -> None:
+    answer = busiest(snapshot, OBSERVED, 1, Order.SENT, "", NOW)
+    assert clients(answer, "wifi") == ["10.2.0.2"]
+    assert [one["more_clients"] for one in answer["networks"]] == [2, 1]
+
+
+def test_capped_client_has_its_rate_and_use(snapshot: Snapshot) -> None:
+    answer = busiest(snapshot, OBSERVED, 10, Order.SENT, "", NOW)
+    (ethernet,) = (one for one in answer["networks"] if one["name"] == "ethernet")
+    first = ethernet["clients"][0]
+    assert (first["client"], first["rate_bps"], first["throttled_bps"]) == ("10.1.0.1", 1_000_000, 500_000)
+    assert [one["state"] for one in first["subflows"]] == ["cap"]
+    assert first["subflows"][0]["reason"] == "wifi is live"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wifi", "ethernet"),
+    [
+        ("10.2.0.2", ["10.2.0.2"], []),
+        (":41000", ["10.2.0.3"], []),
+        ("cap", [], ["10.1.0.1", "10.1.0.2"]),
+        ("ETHERNET", [], ["10.1.0.1", "10.1.0.2"]),
+        ("nobody", [], []),
+    ],
+)
+def test_filter_selects_subflows(snapshot: Snapshot, pattern: str, wifi: list[str], ethernet: list[str]) -> None:
+    answer = busiest(snapshot, OBSERVED, 10, Order.NAME, pattern, NOW)
+    assert (clients(answer, "wifi"), clients(answer, "ethernet")) == (wifi, ethernet)
+
+
+def test_addresses_in_no_access_network_have_their_own_place(tmp_path: Path) -> None:
+    snapshot = snapshot_of(tmp_path, connection(1, subflow("192.0.2.1")))
+    answer = busiest(snapshot, OBSERVED, 10, Order.SENT, "", NOW)
+    assert [(one["name"], len(one["clients"])) for one in answer["networks"]] == [
+        ("wifi", 0),
+        ("ethernet", 0),
+        (None, 1),
+    ]
+
+
+def test_answer_stays_small_with_5000_connections(tmp_path: Path) -> None:
+    snapshot = snapshot_of(tmp_path, *map(client, range(1, 5000)))
+    answer = busiest(snapshot, OBSERVED, 10, Order.SENT, "", NOW)
+    assert len(json.dumps(answer)) < 50_000
+    assert answer["connections"] == 4999
+
+
+def test_unknown_order_is_refused_with_those_allowed() -> None:
+    with pytest.raises(UserError, match="'fastest': no such order; allowed: sent, received, subflows, name"):
+        requested_order("fastest")
