@@ -215,7 +215,8 @@ def attended(on: Hosts, services: Services) -> Iterator[ProxyWorld]:
     assert CHAIN not in world.chain()
     assert "htb 4d50:" not in proxy.run("tc", "qdisc", "show").stdout
     for log in proxy.directory.glob("mptcp-*.log"):
-        assert "Traceback" not in log.read_text(encoding="utf-8"), log
+        text = log.read_text(encoding="utf-8")
+        assert "Traceback" not in text, f"{log}: {text[text.index('Traceback') :]}"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection
 from ipaddress import ip_address
 from pathlib import Path
@@ -64,9 +64,10 @@ def get(address: ListenAddress, path: str = "/metrics", accept: str = "") -> tup
 def sent(address: ListenAddress, request: bytes) -> bytes:
     """All that is answered to some bytes."""
     with socket.create_connection((str(address.host), address.port), timeout=20) as connection:
-        connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
         answer = b""
+        connection.sendall(request)
+        with suppress(OSError):  # the server has closed the connection
+            connection.shutdown(socket.SHUT_WR)
         while data := connection.recv(65536):
             answer += data
         return answer
