@@ -2,16 +2,18 @@
 
 The connections exist only as frames (`crowd`), which the sniffer captures; the proxy's kernel does not know them, so
 `sniffer.kernel_view` is off. With `--real` the proxy's kernel has the connections: that measures how soon a restarted
-sniffer has found them in the kernel list.
+sniffer has found them in the kernel list, and what accounting, metrics and `top` cost.
 """
 
 from __future__ import annotations
 
 import resource
+import socket
 import sys
 import time
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Network
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks import real_crowd
@@ -27,12 +29,16 @@ from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
 
 _POLL_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 300.0
 _OTHER_FILES: Final = 100
+_LOOKS: Final = 30
+_ANSWER_SECONDS: Final = 10.0
 
 
 def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
@@ -101,7 +107,7 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             crowd = client.start("crowd", sys.executable, *arguments)
             crowd.wait_until(lambda: "open" in crowd.log_text(), "open", _PATIENCE_SECONDS)
             _until(services, daemon, connections, throttled=True)
-            figures: dict[str, Json] = {"real_connections": connections}
+            figures: dict[str, Json] = {"real_connections": connections, **_cost_of_looking(services, daemon)}
             epoch = services.status()["sniffer"]["epoch"]
             sniffer.kill()
             sniffer = services.start_sniffer()
@@ -115,6 +121,39 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             daemon.stop(_PATIENCE_SECONDS)
             figures["stop_seconds"] = time.monotonic() - began
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
+
+
+def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
+    """Percent of a core that the daemon uses when nothing happens, when it is scraped, and when `top` asks, each second;
+    the median and the longest milliseconds until the answer."""
+
+    def scrape() -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            connection.connect(str(services.sockets.metrics))
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            while connection.recv(65536):
+                pass
+
+    viewers: dict[str, Callable[[], object]] = {
+        "nobody": lambda: None,
+        "prometheus": scrape,
+        "top": lambda: services.ask("top", 10, "sent", ""),
+    }
+    figures: dict[str, Json] = {}
+    for name, look in viewers.items():
+        durations, began, used = [], time.monotonic(), cpu_seconds(daemon.pid)
+        for second in range(_LOOKS):
+            time.sleep(max(0.0, began + second - time.monotonic()))
+            asked = time.monotonic()
+            look()
+            durations.append(1000 * (time.monotonic() - asked))
+        time.sleep(max(0.0, began + _LOOKS - time.monotonic()))
+        percent = 100 * (cpu_seconds(daemon.pid) - used) / (time.monotonic() - began)
+        figures[f"{name}_looks_cpu_percent"] = percent
+        if name != "nobody":
+            figures |= {f"{name}_answer_ms": median(durations), f"{name}_longest_ms": max(durations)}
+    return figures
 
 
 def _fill(
