@@ -124,8 +124,8 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
 
 
 def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
-    """Percent of a core that the daemon uses when nothing happens, when it is scraped, and when `top` asks, each second;
-    the median and the longest milliseconds until the answer."""
+    """Percent of a core that the daemon uses while nobody looks, and while Prometheus or `top` does so each second; the
+    median and the longest milliseconds until the answer."""
 
     def scrape() -> None:
         with socket.socket(socket.AF_UNIX) as connection:
