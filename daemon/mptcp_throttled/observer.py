@@ -78,6 +78,7 @@ class Observer(threading.Thread):
         decisions = (decision for of in snapshot.decisions.values() for decision in of)
         on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)
         sockets = self._sockets.read(on_all_ports=on_all_ports)
-        self.enforcement = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
+        after = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
+        eventlog.log_enforcement(before.not_enforced, after.not_enforced)
+        self.enforcement = after
         self._accounts.look(sockets, snapshot)
-        eventlog.log_enforcement(before.not_enforced, self.enforcement.not_enforced)

@@ -115,24 +115,24 @@ def carried_by_status(world: ProxyWorld) -> Carried:
     return {(network, column): networks[network][column] for network in NETWORKS for column in COLUMNS}
 
 
-def differences(world: ProxyWorld, capture: Capture, dropped_bytes: int) -> dict[tuple[str, str], float]:
-    """How far the history is from the capture, as a fraction; `dropped_bytes` more may have been sent."""
+def differences(world: ProxyWorld, capture: Capture, uncaptured_bytes: int) -> dict[tuple[str, str], float]:
+    """How far the history is from the capture, as a fraction; `uncaptured_bytes` more may have been sent."""
     known, nearest = carried_by_history(world), dict[tuple[str, str], float]()
     for key, value in capture.carried.items():
         if value > 100_000:
-            dropped = dropped_bytes if key[1] in {"sent", "ip_sent"} else 0
-            nearest[key] = (known[key] - min(max(known[key], value), value + dropped)) / value
+            more = uncaptured_bytes if key[1] in {"sent", "ip_sent"} else 0
+            nearest[key] = (known[key] - min(max(known[key], value), value + more)) / value
     return nearest
 
 
-def assert_exact(world: ProxyWorld, capture: Capture, dropped_bytes: int = 0) -> None:
+def assert_exact(world: ProxyWorld, capture: Capture, uncaptured_bytes: int = 0) -> None:
     """Payload within 0.1 %, IP bytes within 5 %: ACKs with SACK blocks are larger, resets smaller than assumed."""
 
     def differing() -> dict[tuple[str, str], float]:
         allowed = {"sent": 0.001, "received": 0.001}
         return {
             key: value
-            for key, value in differences(world, capture, dropped_bytes).items()
+            for key, value in differences(world, capture, uncaptured_bytes).items()
             if abs(value) > allowed.get(key[1], 0.05)
         }
 
@@ -175,8 +175,9 @@ def test_transfer_over_a_restart_is_counted_once(hosts: Hosts, end: str) -> None
             world.start_daemon()
             wait_for_more(world, before)
             world.abort()
-        # The next daemon may replace the leaf of a class, and what is queued there has been sent, but not on the wire.
-        assert_exact(world, capture, dropped_bytes=8 * 1500)
+        # In one of some ten runs the sockets had sent 5 kB more over Ethernet than was captured; why is not known. What
+        # counts twice would be the bytes between two flushes, 600 kB at the cap.
+        assert_exact(world, capture, uncaptured_bytes=8 * 1500)
 
 
 def test_killed_daemon_has_written_all_but_the_last_10_s(hosts: Hosts) -> None:
