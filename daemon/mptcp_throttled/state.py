@@ -108,7 +108,9 @@ def update_throttled(
 
     `adopted` are the marks that were in the kernel before us; `now` is in monotonic seconds.
     """
-    transitions = []
+    transitions: list[Transition] = []
+    if not concerned:
+        return throttled, transitions
     changed = throttled.mutate()
     for ends, decision in concerned.items():
         before, minor = throttled.get(ends), applied.marks.get(ends)

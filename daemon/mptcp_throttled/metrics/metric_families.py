@@ -6,12 +6,12 @@ except `client_sent_bytes`, for those who ask for it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
+from operator import is_
 from typing import Final
 
 from prometheus_client import Metric
@@ -22,19 +22,21 @@ from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.accounting.subflow_traffic import Traffic
 from mptcp_throttled.metrics.instruments import NAMESPACE
-from mptcp_throttled.policy.decide import Throttle
+from mptcp_throttled.policy.decide import RateKind
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed
 
 _DECISION: Final = "treatment"
 _DECISIONS: Final = ("free", "cap", "limit", "backup")
-_UPLINK_DECISIONS: Final = ("free", "uplink_cap", "uplink_limit", "policed")
+_FREE, _CAP, _LIMIT, _BACKUP = range(len(_DECISIONS))
+_THROTTLED_UPLINKS: Final = ("uplink_cap", "uplink_limit", "policed")
+_UPLINK_DECISIONS: Final = ("free", *_THROTTLED_UPLINKS)
 _NO_NETWORK: Final = "none"
 
 
 class MetricFamilies(Collector):
-    """A collector of prometheus_client: `collect` may be called in any thread.
+    """A collector of prometheus_client: `collect` may be called in any thread, by one at a time.
 
     `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives IP bytes by client.
     """
@@ -52,12 +54,14 @@ class MetricFamilies(Collector):
         self._observed = observed
         self._sniffer_status = sniffer_status
         self._top_clients = top_clients
+        self._subflows = _Subflows()
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
         snapshot, observed = self._snapshot(), self._observed()
         yield from _service_families(snapshot, self._config)
-        yield from _subflow_families(snapshot, observed)
+        self._subflows.count(snapshot)
+        yield from _subflow_families(snapshot, observed, self._subflows)
         yield from _rate_families(snapshot)
         yield from _traffic_families([network.name for network in snapshot.networks], observed.accounts)
         with suppress(RpcError):  # `ready` says whether it answers
@@ -96,54 +100,55 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
 
 
-@dataclass(frozen=True, slots=True)
+_Counts = Counter[tuple[str | None, str]]
+
+
 class _Subflows:
-    """Subflows by network and decision, and connections by whether they have several subflows."""
+    """Subflows by network and decision, and connections by whether they have several subflows.
 
-    downlinks: Counter[tuple[str, str]]
-    uplinks: Counter[tuple[str, str]]
-    connections: Counter[str]
+    They are counted again only when something has changed.
+    """
+
+    def __init__(self) -> None:
+        self._counted: tuple[object, ...] = ()
+        self.downlinks: _Counts = Counter()
+        self.uplinks: _Counts = Counter()
+        self.connections: Counter[str] = Counter()
+
+    def count(self, snapshot: Snapshot) -> None:
+        """Count those of this snapshot."""
+        throttled, uplinks, policed = snapshot.throttled, snapshot.uplinks, snapshot.policed
+        state = snapshot.decisions, throttled, uplinks, policed
+        if len(self._counted) == len(state) and all(map(is_, self._counted, state)):
+            return
+        self._counted = state
+        # With thousands of subflows a count of each of them by itself takes several times as long.
+        downlinks: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(_DECISIONS))
+        self.uplinks = Counter()
+        several = 0
+        for decisions in snapshot.decisions.values():
+            several += len(decisions) > 1
+            for decision in decisions:
+                throttle, subflow = decision.throttle, decision.subflow
+                if throttle is None or (entry := throttled.get(subflow.ends)) is None:
+                    place = _BACKUP if subflow.backup else _FREE
+                else:
+                    applied = entry.decision.throttle
+                    place = _LIMIT if applied is not None and applied.share.kind is RateKind.LIMIT else _CAP
+                downlinks[decision.network][place] += 1
+                if decision.uplink is not None and (uplink := uplinks.get(subflow.ends)) is not None:
+                    kind = "policed" if subflow.ends in policed else uplink.share.kind
+                    self.uplinks[decision.network, kind] += 1
+        self.downlinks = Counter()
+        for network, counts in downlinks.items():
+            for name, number in zip(_DECISIONS, counts, strict=True):
+                self.downlinks[network, name] = number
+            self.uplinks[network, "free"] = sum(counts) - sum(self.uplinks[network, one] for one in _THROTTLED_UPLINKS)
+        self.connections = Counter(multi=several, single=len(snapshot.decisions) - several)
 
 
-# Between two snapshots of an idle daemon nothing changes.
-@lru_cache(maxsize=1)
-def _counted(snapshot: _ById) -> _Subflows:
-    found = _Subflows(Counter(), Counter(), Counter())
-    of = snapshot.value
-    throttled, uplinks, policed = of.throttled, of.uplinks, of.policed
-    for decisions in of.decisions.values():
-        found.connections["multi" if len(decisions) > 1 else "single"] += 1
-        for decision in decisions:
-            ends = decision.subflow.ends
-            network = decision.network or _NO_NETWORK
-            entry = throttled.get(ends)
-            throttle = None if entry is None else entry.decision.throttle
-            free = "backup" if decision.subflow.backup else "free"
-            found.downlinks[network, free if throttle is None else throttle.share.kind] += 1
-            found.uplinks[network, "policed" if ends in policed else _kind(uplinks.get(ends))] += 1
-    return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ById:
-    """A snapshot, compared by identity: its values are large."""
-
-    value: Snapshot
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-def _kind(throttle: Throttle | None) -> str:
-    return "free" if throttle is None else throttle.share.kind
-
-
-def _subflow_families(snapshot: Snapshot, observed: Observed) -> Iterator[Metric]:
-    counted = _counted(_ById(snapshot))
-    networks = [*(network.name for network in snapshot.networks), _NO_NETWORK]
+def _subflow_families(snapshot: Snapshot, observed: Observed, counted: _Subflows) -> Iterator[Metric]:
+    networks: list[str | None] = [*(network.name for network in snapshot.networks), None]
     yield _gauge(
         "connections",
         "MPTCP connections, by whether they have one subflow or several.",
@@ -154,14 +159,14 @@ def _subflow_families(snapshot: Snapshot, observed: Observed) -> Iterator[Metric
         "subflows",
         "Subflows: capped, limited, or neither of them and regular (free) or backup.",
         ("network", _DECISION),
-        [((name, one), counted.downlinks[name, one]) for name in networks for one in _DECISIONS],
+        [((name or _NO_NETWORK, one), counted.downlinks[name, one]) for name in networks for one in _DECISIONS],
     )
     yield _gauge(
         "uplinks",
         "Subflows by what is done to what their clients send; policed: the excess is dropped.",
         ("network", _DECISION),
         [
-            ((name, one.removeprefix("uplink_")), counted.uplinks[name, one])
+            ((name or _NO_NETWORK, one.removeprefix("uplink_")), counted.uplinks[name, one])
             for name in networks
             for one in _UPLINK_DECISIONS
         ],
