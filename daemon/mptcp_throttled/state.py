@@ -109,13 +109,13 @@ def update_throttled(
     `adopted` are the marks that were in the kernel before us; `now` is in monotonic seconds.
     """
     transitions: list[Transition] = []
-    if not concerned:
-        return throttled, transitions
     changed = throttled.mutate()
+    is_changed = False
     for ends, decision in concerned.items():
         before, minor = throttled.get(ends), applied.marks.get(ends)
         if decision is None or decision.throttle is None or minor is None:
             if before is not None:
+                is_changed = True
                 del changed[ends]
                 transitions.append(Transition(before, None, decision))
             continue
@@ -130,5 +130,7 @@ def update_throttled(
             if before.decision.throttle != decision.throttle:
                 transitions.append(Transition(before, after, decision))
         if after != before:
+            is_changed = True
             changed[ends] = after
-    return changed.finish(), transitions
+    # The same object if nothing has changed: to compare all values would take readers long.
+    return changed.finish() if is_changed else throttled, transitions

@@ -7,7 +7,7 @@ known. When none of them is left, all decisions equal `decide` of every connecti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -56,9 +56,11 @@ class DecisionTable:
             return {}
         same = ports or before or frozenset()
         return self._decide(
-            token
-            for token, connection in self.connections.items()
-            if not all(subflow.ends.proxy.port in same for subflow in connection.subflows)
+            [
+                token
+                for token, connection in self.connections.items()
+                if not all(subflow.ends.proxy.port in same for subflow in connection.subflows)
+            ]
         )
 
     @property
@@ -96,9 +98,11 @@ class DecisionTable:
             del self._renamed[token]
         return self._decide((*changes, *portion))
 
-    def _decide(self, tokens: Iterable[Token]) -> Previous:
+    def _decide(self, tokens: Collection[Token]) -> Previous:
         _, paused = self._inputs
         previous: Previous = {}
+        if not tokens:
+            return previous
         with self.decisions.mutate() as decisions:
             for token in tokens:
                 previous[token] = decisions.get(token, ())
