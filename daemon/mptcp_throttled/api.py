@@ -16,11 +16,13 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
 from mptcp_throttled.accounting.history import History, requested_account, resolution_for
 from mptcp_throttled.busiest import busiest, requested_order
+from mptcp_throttled.client_index import ClientIndex
 from mptcp_throttled.clock import Now, SystemClock
 from mptcp_throttled.inbox import Inbox
 from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.operator_state import OperatorStore, Pause
 from mptcp_throttled.policy.overrides import requested_end, requested_override
+from mptcp_throttled.recent_decisions import RecentDecisions
 from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
@@ -46,6 +48,7 @@ class Api:
         snapshot: Callable[[], Snapshot],
         observed: Callable[[], Observed],
         history: History,
+        recent_decisions: RecentDecisions,
         load: Callable[[], Config],
     ) -> None:
         self._config = config
@@ -54,7 +57,10 @@ class Api:
         self._snapshot = snapshot
         self._observed = observed
         self._history = history
+        self._recent_decisions = recent_decisions
+        self._clients = ClientIndex()
         self._load = load
+        self._indexing = threading.Lock()
         self._reloading = threading.Lock()
 
     def methods(self) -> dict[str, Callable[..., Json]]:
@@ -64,6 +70,7 @@ class Api:
             "connections": self.connections,
             "history": self.history,
             "top": self.top,
+            "decisions": self.decisions,
             "plan": self.plan,
             "set_rate": self.set_rate,
             "reset_rate": self.reset_rate,
@@ -87,9 +94,15 @@ class Api:
 
         `order` is one of `busiest.Order`. With a `pattern`, only the subflows that match it count.
         """
-        return busiest(
-            self._snapshot(), self._observed(), number, requested_order(order), pattern, Now.of(SystemClock())
-        )
+        chosen = requested_order(order)
+        with self._indexing:
+            snapshot, observed = self._snapshot(), self._observed()
+            self._clients.update(snapshot)
+            return busiest(snapshot, observed, self._clients, number, chosen, pattern, Now.of(SystemClock()))
+
+    def decisions(self, number: int) -> Json:
+        """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""
+        return status.decisions(self._recent_decisions.latest(number))
 
     def history(self, name: str, seconds: float) -> Json:
         """What an access network, or a client by one of its addresses, has carried in the last `seconds`.

@@ -1,47 +1,28 @@
 """The JSON answer to `top`: access networks, their busiest clients, and the busiest subflows of these.
 
-Its size depends on what is asked for, not on the number of connections.
+Its size depends on what is asked for, not on the number of connections. Its time depends on the number of subflows that
+carry something; with a pattern, on the number of all.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from heapq import nlargest
+from collections import Counter
+from collections.abc import Mapping
+from heapq import nlargest, nsmallest
+from itertools import islice
 from typing import Final
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
+from mptcp_throttled.client_index import Client, ClientIndex
 from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.policy.decide import Decision, Locator
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed, describe_subflow, network_statuses
 
-MAX_CLIENTS: Final = 1000
 _SUBFLOWS_SHOWN: Final = 8
-
-
-class Order(StrEnum):
-    """What clients are sorted by, the largest first; by name, the smallest."""
-
-    SENT = "sent"
-    RECEIVED = "received"
-    SUBFLOWS = "subflows"
-    NAME = "name"
-
-
-@dataclass(slots=True)
-class _Client:
-    """A client in one access network; rates in bytes of payload per second."""
-
-    name: str
-    sent: float = 0.0
-    received: float = 0.0
-    decisions: list[Decision] = field(default_factory=list)
 
 
 def requested_order(text: str) -> Order:
@@ -52,22 +33,35 @@ def requested_order(text: str) -> Order:
         raise UserError(f"{shown(text)}: no such order; allowed: {', '.join(Order)}") from error
 
 
-def busiest(snapshot: Snapshot, observed: Observed, number: int, order: Order, pattern: str, now: Now) -> Json:
-    """The answer: of each access network its rates and up to `number` clients.
+def busiest(
+    snapshot: Snapshot, observed: Observed, index: ClientIndex, number: int, order: Order, pattern: str, now: Now
+) -> Json:
+    """The answer: of each access network its rates and up to `number` clients. `index` is that of the snapshot.
 
     With a `pattern`, only of subflows that have it in their address, port, access network or state.
     """
-    by_network = _clients(snapshot, observed.enforcement, pattern.lower())
+    clients = index.by_network if not pattern else _matching(index, snapshot, pattern.lower())
+    by_subflow = index.by_subflow if not pattern else _by_subflow(clients)
+    sent = _sums(observed.enforcement.rates, by_subflow)
+    received = _sums(observed.enforcement.received_rates, by_subflow)
     differing = observed.enforcement.not_enforced
     statuses: list[Json] = network_statuses(snapshot, observed, now)
-    if None in by_network:
+    if clients.get(None):
         statuses.append({"name": None, "sent_bps": 0, "received_bps": 0, "cap": None, "limit": None, "per": None})
     networks = []
     for status in statuses:
-        clients = by_network.get(status["name"], {})
-        selected = _selected(clients.values(), min(number, MAX_CLIENTS), order)
-        described = [_describe_client(client, snapshot, observed.enforcement, differing, now) for client in selected]
-        networks.append({**status, "clients": described, "more_clients": len(clients) - len(selected)})
+        of_network = clients.get(status["name"], {})
+        chosen = _chosen(of_network, min(number, MAX_TOP_CLIENTS), order, sent, received)
+        described = [
+            {
+                "client": client.name,
+                "sent_bps": round(8 * sent[client]),
+                "received_bps": round(8 * received[client]),
+                **_describe_client(client, snapshot, observed.enforcement, differing, now),
+            }
+            for client in chosen
+        ]
+        networks.append({**status, "clients": described, "more_clients": len(of_network) - len(chosen)})
     latest = observed.enforcement.latest
     return {
         "observed_at": None if latest is None else now.in_epoch(latest.at),
@@ -79,79 +73,67 @@ def busiest(snapshot: Snapshot, observed: Observed, number: int, order: Order, p
     }
 
 
-def state_of(decision: Decision, snapshot: Snapshot) -> str:
-    """In a word what a subflow is: `cap`, `limit`, `backup` or `free`."""
-    throttled = snapshot.throttled.get(decision.subflow.ends)
-    throttle = None if throttled is None else throttled.decision.throttle
-    if throttle is not None:
-        return throttle.share.kind
-    return "backup" if decision.subflow.backup else "free"
+_Clients = Mapping[str | None, Mapping[str, Client]]
 
 
-def _clients(snapshot: Snapshot, enforcement: Enforcement, pattern: str) -> dict[str | None, dict[str, _Client]]:
-    """The clients by name, by access network."""
-    locator = Locator(snapshot.networks)
-    names: dict[object, str] = {}
-    found: dict[str | None, dict[str, _Client]] = defaultdict(dict)
-    sent, received = enforcement.rates, enforcement.received_rates
-    for decision in _matching(snapshot, pattern):
-        ends = decision.subflow.ends
-        address = ends.client.address
-        name = names.get(address)
-        if name is None:
-            name = names[address] = str(locator.prefix(address))
-        of_network = found[decision.network]
-        client = of_network.get(name)
-        if client is None:
-            client = of_network[name] = _Client(name)
-        client.sent += sent.get(ends, 0.0)
-        client.received += received.get(ends, 0.0)
-        client.decisions.append(decision)
+def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
+    """The clients with those of their subflows that match."""
+    found: dict[str | None, dict[str, Client]] = {}
+    for network, clients in index.by_network.items():
+        for client in clients.values():
+            decisions = {
+                ends: decision
+                for ends, decision in client.decisions.items()
+                if pattern in f"{ends.client} {network} {snapshot.state_of(decision)}"
+            }
+            if decisions:
+                found.setdefault(network, {})[client.name] = Client(client.name, network, decisions)
     return found
 
 
-def _matching(snapshot: Snapshot, pattern: str) -> Iterator[Decision]:
-    for of in snapshot.decisions.values():
-        for decision in of:
-            if not pattern or pattern in _searched(decision, snapshot):
-                yield decision
+def _by_subflow(clients: _Clients) -> dict[FourTuple, Client]:
+    return {ends: client for of in clients.values() for client in of.values() for ends in client.decisions}
 
 
-def _searched(decision: Decision, snapshot: Snapshot) -> str:
-    return f"{decision.subflow.ends.client} {decision.network} {state_of(decision, snapshot)}"
+def _sums(rates: Mapping[FourTuple, float], by_subflow: Mapping[FourTuple, Client]) -> Counter[Client]:
+    """By client, in bytes of payload per second."""
+    sums: Counter[Client] = Counter()
+    for ends, rate in rates.items():
+        # Most of many subflows are idle, and to look one up takes longer than to pass over it.
+        if rate and (client := by_subflow.get(ends)) is not None:
+            sums[client] += rate  # type: ignore[assignment]
+    return sums
 
 
-def _selected(clients: Iterable[_Client], number: int, order: Order) -> list[_Client]:
-    if order is Order.NAME:
-        return sorted(clients, key=lambda client: client.name)[:number]
-    keys: dict[Order, Callable[[_Client], float]] = {
-        Order.SENT: lambda client: client.sent,
-        Order.RECEIVED: lambda client: client.received,
-        Order.SUBFLOWS: lambda client: len(client.decisions),
-    }
-    return nlargest(number, clients, key=keys[order])
+def _chosen(
+    clients: Mapping[str, Client], number: int, order: Order, sent: Counter[Client], received: Counter[Client]
+) -> list[Client]:
+    """The first `number` of a network's clients."""
+    match order:
+        case Order.NAME:
+            return nsmallest(number, clients.values(), key=lambda client: client.name)
+        case Order.SUBFLOWS:
+            return nlargest(number, clients.values(), key=lambda client: len(client.decisions))
+    sums = sent if order is Order.SENT else received
+    busy = nlargest(number, (one for one in sums if clients.get(one.name) is one), key=sums.__getitem__)
+    idle = (client for client in clients.values() if client not in sums)
+    return [*busy, *islice(idle, number - len(busy))]
 
 
 def _describe_client(
-    client: _Client, snapshot: Snapshot, enforcement: Enforcement, differing: Mapping[FourTuple, str], now: Now
+    client: Client, snapshot: Snapshot, enforcement: Enforcement, differing: Mapping[FourTuple, str], now: Now
 ) -> Json:
     """`rate_bps` is the rate that its throttled subflows share, `throttled_bps` what they are sent."""
-    throttled = [d for d in client.decisions if d.subflow.ends in snapshot.throttled]
-    shares = {
-        throttle.share: throttle.rate
-        for decision in throttled
-        if (throttle := snapshot.throttled[decision.subflow.ends].decision.throttle) is not None
-    }
-    busy = nlargest(_SUBFLOWS_SHOWN, client.decisions, key=lambda d: enforcement.rates.get(d.subflow.ends, 0.0))
+    throttles = {ends: throttle for ends in client.decisions if (throttle := snapshot.throttle_of(ends)) is not None}
+    shares = {throttle.share: throttle.rate for throttle in throttles.values()}
+    busy = nlargest(_SUBFLOWS_SHOWN, client.decisions.items(), key=lambda item: enforcement.rates.get(item[0], 0.0))
     return {
-        "client": client.name,
-        "sent_bps": round(8 * client.sent),
-        "received_bps": round(8 * client.received),
-        "throttled_bps": round(8 * sum(enforcement.rates.get(d.subflow.ends, 0.0) for d in throttled)),
+        "throttled_bps": round(8 * sum(enforcement.rates.get(ends, 0.0) for ends in throttles)),
         "rate_bps": sum(rate.bits_per_second for rate in shares.values()) or None,
-        "throttled": len(throttled),
+        "throttled": len(throttles),
         "subflows": [
-            {"state": state_of(d, snapshot), **describe_subflow(d, snapshot, enforcement, differing, now)} for d in busy
+            {"state": snapshot.state_of(one), **describe_subflow(one, snapshot, enforcement, differing, now)}
+            for _, one in busy
         ],
         "more_subflows": len(client.decisions) - len(busy),
     }

@@ -8,7 +8,7 @@ before the daemon, and a socket gets its class when its queue has drained.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -67,12 +67,15 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Enforcement:
     """What the latest observation shows. Rates are bytes of payload per second: `rates` and `received_rates` since the
-    observation before, `long_rates` over the last 10 to 20 seconds, or since the subflow began."""
+    observation before, `long_rates` over the last 10 to 20 seconds, or since the subflow began. `network_rates` and
+    `received_network_rates` are the sums by access network of those that are not zero."""
 
     latest: Observation | None = None
     rates: Mapping[FourTuple, float] = field(default_factory=Map)
     received_rates: Mapping[FourTuple, float] = field(default_factory=Map)
     long_rates: Mapping[FourTuple, float] = field(default_factory=Map)
+    network_rates: Mapping[str, float] = field(default_factory=Map)
+    received_network_rates: Mapping[str, float] = field(default_factory=Map)
     differences: Mapping[FourTuple, Difference] = field(default_factory=Map)
     anchors: tuple[Observation, ...] = ()
 
@@ -87,14 +90,18 @@ class Enforcement:
         before = self.latest
         if before is None:
             return Enforcement(now, anchors=(now,))
-        found = dict(_differences(before, now, snapshot))
+        networks = {one.subflow.ends: one.network for of in snapshot.decisions.values() for one in of}
+        found = dict(_differences(before, now, snapshot, networks))
         since = {ends: old.since for ends, old in self.differences.items()}
         is_due = now.at - self.anchors[-1].at >= _LONG_SECONDS
+        sent, received = _rates(before, now, _SENT), _rates(before, now, _RECEIVED)
         return Enforcement(
             now,
-            _rates(before, now, _SENT),
-            _rates(before, now, _RECEIVED),
+            sent,
+            received,
             _rates(self.anchors[0], now, _SENT),
+            _network_rates(sent, networks),
+            _network_rates(received, networks),
             {ends: Difference(text, since.get(ends, before.at)) for ends, text in found.items()},
             (self.anchors[-1], now) if is_due else self.anchors,
         )
@@ -109,10 +116,20 @@ def _rates(before: Observation, now: Observation, of: Callable[[SocketTotals], i
     }
 
 
-def _differences(before: Observation, now: Observation, snapshot: Snapshot) -> Iterator[tuple[FourTuple, str]]:
+def _network_rates(rates: Mapping[FourTuple, float], networks: Mapping[FourTuple, str | None]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for ends, rate in rates.items():
+        # Most of many subflows are idle, and to look one up takes longer than to pass over it.
+        if rate and (network := networks.get(ends)) is not None:
+            sums[network] += rate
+    return sums
+
+
+def _differences(
+    before: Observation, now: Observation, snapshot: Snapshot, subflows: Container[FourTuple]
+) -> Iterator[tuple[FourTuple, str]]:
     """For subflows that have sent something since the observation before."""
     applied = snapshot.applied
-    subflows = {decision.subflow.ends for decisions in snapshot.decisions.values() for decision in decisions}
     starved = set(_classes_without_traffic(before, now, applied.marks))
     by_socket = snapshot.mark_back_end == MarkMethod.SOCKET
     for ends, state in now.sockets.items():
@@ -138,13 +155,3 @@ def _classes_without_traffic(before: Observation, now: Observation, marks: Mappi
         counted = now.classes.get(minor, 0) - before.classes.get(minor, 0)
         if total > _CLASS_LAG_BYTES and counted < total / 2:
             yield minor
-
-
-def network_rates(rates: Mapping[FourTuple, float], snapshot: Snapshot) -> dict[str, float]:
-    """The sums of rates by access network."""
-    sums: dict[str, float] = defaultdict(float)
-    for decisions in snapshot.decisions.values():
-        for decision in decisions:
-            if decision.network is not None:
-                sums[decision.network] += rates.get(decision.subflow.ends, 0.0)
-    return sums

@@ -28,6 +28,7 @@ from mptcp_throttled.kernel.htb import max_minor
 from mptcp_throttled.metrics import instruments
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.overrides import effective
+from mptcp_throttled.recent_decisions import RecentDecisions
 from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.reconcile.retries import Retries
@@ -103,7 +104,7 @@ class Loop:
     """The control loop without its thread: `step` is called from outside.
 
     `note_closed` is given the subflows that have closed.
-    `snapshot` and `note_kernel_change` are for any thread, all else for one.
+    `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Loop:
         self._htb_refused = False
         self._kernel_changed = threading.Event()
         self.snapshot = Snapshot()
+        self.recent_decisions = RecentDecisions()
 
     def adopt(self, marks: Mapping[FourTuple, int]) -> None:
         """Before the first step: keep subflows in the classes for which an earlier instance has marked them."""
@@ -242,6 +244,7 @@ class Loop:
         )
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, changed_uplinks)
+        self.recent_decisions.note(self._clock.time(), transitions, changed_uplinks, before, self.snapshot)
         instruments.count_step(before, self.snapshot, transitions)
 
     def _counters(self, before: Snapshot) -> ProgramCounters:

@@ -82,7 +82,16 @@ class Daemon:
         self._running = running
         self._accounts = accounts
         self._metrics = MetricsServer()
-        self.api = Api(running, operator, self._inbox, lambda: self._loop.snapshot, self._observed, history, load)
+        self.api = Api(
+            running,
+            operator,
+            self._inbox,
+            lambda: self._loop.snapshot,
+            self._observed,
+            history,
+            self._loop.recent_decisions,
+            load,
+        )
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""

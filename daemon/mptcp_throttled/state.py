@@ -71,6 +71,18 @@ class Snapshot:
     policed: frozenset[FourTuple] = frozenset()
     uplink_counters: UplinkCounters = field(default_factory=UplinkCounters)
 
+    def throttle_of(self, ends: FourTuple) -> Throttle | None:
+        """What is applied for a subflow; None: it is free."""
+        throttled = self.throttled.get(ends)
+        return None if throttled is None else throttled.decision.throttle
+
+    def state_of(self, decision: Decision) -> str:
+        """In a word what a subflow is: `cap`, `limit`, `backup` or `free`."""
+        throttle = self.throttle_of(decision.subflow.ends)
+        if throttle is not None:
+            return throttle.share.kind
+        return "backup" if decision.subflow.backup else "free"
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:

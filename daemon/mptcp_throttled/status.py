@@ -11,15 +11,17 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
+from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.clock import Now, encode_end
-from mptcp_throttled.enforcement import Enforcement, network_rates
+from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
 from mptcp_throttled.operator_state import Pause
 from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
+from mptcp_throttled.recent_decisions import RecentDecision
 from mptcp_throttled.state import Snapshot, why_free, why_uplink_free, why_uplink_throttled
 
 _MAX_LINES: Final = 20
@@ -39,6 +41,7 @@ def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json,
     kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
     return {
         "daemon": {
+            "version": version(),
             "interface": interface,
             "config": config,
             "pause": pause_status(snapshot.operator.pause, now),
@@ -72,8 +75,7 @@ def network_statuses(snapshot: Snapshot, observed: Observed, now: Now) -> list[J
     """The access networks in the answer to `status`."""
     throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
     throttled = Counter(throttle.share.network for throttle in throttles)
-    sent = network_rates(observed.enforcement.rates, snapshot)
-    received = network_rates(observed.enforcement.received_rates, snapshot)
+    sent, received = observed.enforcement.network_rates, observed.enforcement.received_network_rates
     live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
     return [
         {
@@ -89,6 +91,11 @@ def network_statuses(snapshot: Snapshot, observed: Observed, now: Now) -> list[J
 def pause_status(pause: Pause | None, now: Now) -> Json:
     """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
     return None if pause is None else encode_end(pause.end, now)
+
+
+def decisions(recent: Iterable[RecentDecision]) -> Json:
+    """The answer to `decisions`."""
+    return {"decisions": [one._asdict() for one in recent]}
 
 
 def history(account: Account, resolution: int, periods: Iterable[Period]) -> Json:
@@ -180,7 +187,7 @@ def _network_status(
 
 def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
     throttled = snapshot.throttled.get(decision.subflow.ends)
-    throttle = None if throttled is None else throttled.decision.throttle
+    throttle = snapshot.throttle_of(decision.subflow.ends)
     latency = None if throttled is None else throttled.latency
     uplink = snapshot.uplinks.get(decision.subflow.ends)
     is_policed = uplink is not None and decision.subflow.ends in snapshot.policed

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 
-ORDERS: Final = ("sent", "received", "subflows", "name")
 HELP: Final = "q quit  p pause  s sort  / filter  + - clients"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SAMPLES: Final = 20
@@ -28,7 +28,7 @@ _ESCAPE: Final = "\x1b"
 class View:
     """What the user has chosen. `typed` is a filter that is being typed, None if none is."""
 
-    order: str = ORDERS[0]
+    order: Order = Order.SENT
     pattern: str = ""
     number: int = 10
     paused: bool = False
@@ -50,14 +50,15 @@ class View:
             case "p" | " ":
                 return replace(self, paused=not self.paused)
             case "s":
-                return replace(self, order=ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)])
+                orders = list(Order)
+                return replace(self, order=orders[(orders.index(self.order) + 1) % len(orders)])
             case "/":
                 return replace(self, typed="")
             case "+":
-                return replace(self, number=min(self.number + 5, 1000))
+                return replace(self, number=min(self.number + 5, MAX_TOP_CLIENTS))
             case "-":
                 return replace(self, number=max(self.number - 5, 5))
-            case "\x1b":
+            case _ if key == _ESCAPE:
                 return replace(self, pattern="")
         return self
 

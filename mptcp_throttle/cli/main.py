@@ -14,15 +14,15 @@ from typing import Final
 from mptcp_throttle import service
 from mptcp_throttle.cli import tables
 from mptcp_throttle.cli.live import show_live, show_once
-from mptcp_throttle.cli.live_view import ORDERS, View
+from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
+from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
-_MAX_CLIENTS: Final = 1000
 _MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per connection
 
 
@@ -48,8 +48,8 @@ def _duration(text: str) -> float:
 
 
 def _client_number(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_CLIENTS:
-        raise ValueError(f"allowed: a number from 1 to {_MAX_CLIENTS}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_TOP_CLIENTS:
+        raise ValueError(f"allowed: a number from 1 to {MAX_TOP_CLIENTS}")
     return int(text)
 
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("connections", _connections, "show every connection, and for each subflow its rate and the reason")
     top = add("top", _top, "show the busiest clients and their subflows, again and again")
     top.add_argument("--once", action="store_true", help="print once and end")
-    top.add_argument("--sort", choices=ORDERS, default=ORDERS[0], help="default: %(default)s")
+    top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="default: %(default)s")
     top.add_argument("--filter", default="", metavar="TEXT", help="only subflows with it in address, network or state")
     top.add_argument(
         "--number", type=_argument(_client_number), default=10, metavar="N", help="clients of each network; default: 10"

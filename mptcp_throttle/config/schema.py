@@ -149,9 +149,6 @@ class DaemonSection(Section):
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 
 
-_METRICS_ADDRESS: Final = ListenAddress(ip_address("127.0.0.1"), 9721)
-
-
 class MetricsSection(Section):
     """Where the daemon serves its metrics, besides its Unix socket, and whether it names the busiest clients there."""
 

@@ -9,6 +9,7 @@
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection, with the decision for each subflow and its reason |
 | | `top(number, order, pattern)` | of each access network, the busiest clients with their busiest subflows |
+| | `decisions(number)` | the latest decisions that have changed something |
 | | `history(name, seconds)` | what an access network or a client has carried, by second, minute or hour |
 | | `plan()` | the kernel operations that the present decisions lead to |
 | | `set_rate(network, rule, rate, seconds)`, `reset_rate(network)` | the network's status, once applied |

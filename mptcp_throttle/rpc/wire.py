@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Final
 
 from jsonrpclib.config import Config
@@ -18,6 +19,18 @@ Json = Any
 
 JSON_RPC: Final = Config(use_jsonclass=False)
 """What both ends tell pelix: plain JSON, no Python objects."""
+
+MAX_TOP_CLIENTS: Final = 1000
+"""So many clients of each network are in an answer to `top`, at most."""
+
+
+class Order(StrEnum):
+    """What `top` sorts clients by, the largest first; by name, the smallest."""
+
+    SENT = "sent"
+    RECEIVED = "received"
+    SUBFLOWS = "subflows"
+    NAME = "name"
 
 
 def encode_connection(connection: Connection) -> Json:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = 80
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CURSOR_HOME: Final = "\x1b[H"
 
 
 class Terminal:
@@ -53,7 +54,7 @@ class Terminal:
         """All that has been printed since the last `press`."""
         while select.select([self._master], [], [], 0)[0]:
             self.output += os.read(self._master, 65536).decode(errors="replace")
-        return _CONTROL.sub("", self.output)
+        return _CONTROL.sub("", self.output.replace(_CURSOR_HOME, "\n"))  # a screen follows another in the same place
 
     def press(self, keys: str) -> None:
         """Type."""

@@ -18,15 +18,27 @@ from mptcp_throttled.source import TableUpdate
 from mptcp_throttled.state import Snapshot
 
 
+class LoopOnModels:
+    """A loop for connections over Wi-Fi, and Ethernet, which has a cap; its operator state is in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock()
+        self.operator = OperatorStore(directory / "overrides.json", (WIFI, ETHERNET), self.clock)
+        self._source = ManualSource()
+        kernel = ModelKernel(KernelState(pacing=PacingState({})))
+        running = RunningConfig(configuration(), self.clock.time())
+        self.loop = Loop(running, self.operator, self._source, kernel, ModelUplinks(), self.clock, lambda _: None)
+
+    def show(self, *connections: Connection) -> Snapshot:
+        """The snapshot after one step with these connections, and no others."""
+        self._source.update = TableUpdate("epoch", 1, {one.token: one for one in connections}, whole=True, problem=None)
+        self.loop.step()
+        return self.loop.snapshot
+
+
 def snapshot_of(directory: Path, *connections: Connection, paused: bool = False) -> Snapshot:
-    """The snapshot after one step of a loop for these connections over Wi-Fi, and Ethernet, which has a cap."""
-    clock, source = ManualClock(), ManualSource()
-    operator = OperatorStore(directory / "overrides.json", (WIFI, ETHERNET), clock)
+    """The snapshot of a new loop after one step with these connections."""
+    running = LoopOnModels(directory)
     if paused:
-        operator.pause(Pause(None))
-    kernel = ModelKernel(KernelState(pacing=PacingState({})))
-    running = RunningConfig(configuration(), clock.time())
-    loop = Loop(running, operator, source, kernel, ModelUplinks(), clock, lambda _: None)
-    source.update = TableUpdate("epoch", 1, {one.token: one for one in connections}, whole=True, problem=None)
-    loop.step()
-    return loop.snapshot
+        running.operator.pause(Pause(None))
+    return running.show(*connections)

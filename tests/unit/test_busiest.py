@@ -12,13 +12,22 @@ from loops import snapshot_of
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.busiest import Order, busiest, requested_order
+from mptcp_throttle.rpc.wire import Order
+from mptcp_throttled import busiest as busiest_module
+from mptcp_throttled.busiest import requested_order
+from mptcp_throttled.client_index import ClientIndex
 from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed
 
 NOW = Now(1000.0, 1.7e9)
+
+
+def busiest(snapshot: Snapshot, number: int = 10, order: Order = Order.SENT, pattern: str = "") -> Json:
+    index = ClientIndex()
+    index.update(snapshot)
+    return busiest_module.busiest(snapshot, OBSERVED, index, number, order, pattern, NOW)
 
 
 def client(number: int) -> Connection:
@@ -56,17 +65,17 @@ def clients(answer: Json, network: str) -> list[str]:
     ],
 )
 def test_clients_are_in_the_order_asked_for(snapshot: Snapshot, order: Order, expected: list[str]) -> None:
-    assert clients(busiest(snapshot, OBSERVED, 10, order, "", NOW), "wifi") == expected
+    assert clients(busiest(snapshot, 10, order, ""), "wifi") == expected
 
 
 def test_only_as_many_clients_as_asked_for(snapshot: Snapshot) -> None:
-    answer = busiest(snapshot, OBSERVED, 1, Order.SENT, "", NOW)
+    answer = busiest(snapshot, 1, Order.SENT, "")
     assert clients(answer, "wifi") == ["10.2.0.2"]
     assert [one["more_clients"] for one in answer["networks"]] == [2, 1]
 
 
 def test_capped_client_has_its_rate_and_use(snapshot: Snapshot) -> None:
-    answer = busiest(snapshot, OBSERVED, 10, Order.SENT, "", NOW)
+    answer = busiest(snapshot, 10, Order.SENT, "")
     (ethernet,) = (one for one in answer["networks"] if one["name"] == "ethernet")
     first = ethernet["clients"][0]
     assert (first["client"], first["rate_bps"], first["throttled_bps"]) == ("10.1.0.1", 1_000_000, 500_000)
@@ -85,13 +94,13 @@ def test_capped_client_has_its_rate_and_use(snapshot: Snapshot) -> None:
     ],
 )
 def test_filter_selects_subflows(snapshot: Snapshot, pattern: str, wifi: list[str], ethernet: list[str]) -> None:
-    answer = busiest(snapshot, OBSERVED, 10, Order.NAME, pattern, NOW)
+    answer = busiest(snapshot, 10, Order.NAME, pattern)
     assert (clients(answer, "wifi"), clients(answer, "ethernet")) == (wifi, ethernet)
 
 
 def test_addresses_in_no_access_network_have_their_own_place(tmp_path: Path) -> None:
     snapshot = snapshot_of(tmp_path, connection(1, subflow("192.0.2.1")))
-    answer = busiest(snapshot, OBSERVED, 10, Order.SENT, "", NOW)
+    answer = busiest(snapshot, 10, Order.SENT, "")
     assert [(one["name"], len(one["clients"])) for one in answer["networks"]] == [
         ("wifi", 0),
         ("ethernet", 0),
@@ -101,7 +110,7 @@ def test_addresses_in_no_access_network_have_their_own_place(tmp_path: Path) -> 
 
 def test_answer_stays_small_with_5000_connections(tmp_path: Path) -> None:
     snapshot = snapshot_of(tmp_path, *map(client, range(1, 5000)))
-    answer = busiest(snapshot, OBSERVED, 10, Order.SENT, "", NOW)
+    answer = busiest(snapshot, 10, Order.SENT, "")
     assert len(json.dumps(answer)) < 50_000
     assert answer["connections"] == 4999
 

@@ -10,7 +10,7 @@ from examples import ETHERNET, WIFI, connection, ends, kernel_plan, subflow
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.subflow_traffic import SocketTotals
-from mptcp_throttled.enforcement import GRACE_SECONDS, Enforcement, Observation, SocketState, network_rates
+from mptcp_throttled.enforcement import GRACE_SECONDS, Enforcement, Observation, SocketState
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.state import Snapshot
 
@@ -56,7 +56,7 @@ def observe(
 def test_rates_are_what_sockets_send(snapshot: Snapshot) -> None:
     enforcement = observe(snapshot, {CAPPED: 100_000, FREE: 5_000_000})
     assert (enforcement.rates[CAPPED], enforcement.long_rates[FREE]) == (100_000, 5_000_000)
-    assert network_rates(enforcement.rates, snapshot) == {"ethernet": 100_000, "wifi": 5_000_000}
+    assert enforcement.network_rates == {"ethernet": 100_000, "wifi": 5_000_000}
     assert enforcement.not_enforced == {}
 
 

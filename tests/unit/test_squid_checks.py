@@ -9,7 +9,7 @@ import pytest
 from examples import examined_host
 
 from mptcp_throttle.cli.doctor import squid_checks
-from mptcp_throttle.cli.doctor.finding import Finding
+from mptcp_throttle.findings import Finding
 from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]

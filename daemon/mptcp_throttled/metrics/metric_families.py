@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from importlib.metadata import version
 from operator import is_
 from typing import Final
 
@@ -19,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.accounting.subflow_traffic import Traffic
 from mptcp_throttled.metrics.instruments import NAMESPACE
@@ -77,7 +76,7 @@ class MetricFamilies(Collector):
 
 def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Metric]:
     status = config.status()
-    yield _gauge("build_info", "1, labelled with the version.", ("version",), [((_version(),), 1)])
+    yield _gauge("build_info", "1, labelled with the version.", ("version",), [((version(),), 1)])
     ready = {"mptcp-throttled": True, "mptcp-sniffer": snapshot.sniffer.problem is None}
     yield _gauge(
         "ready",
@@ -256,8 +255,3 @@ def _counter(name: str, text: str, labels: Sequence[str], values: _Values) -> Me
     for texts, value in values:
         family.add_metric(texts, float(value))
     return family
-
-
-@lru_cache
-def _version() -> str:
-    return version("mptcp-throttle")

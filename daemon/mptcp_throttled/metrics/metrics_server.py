@@ -121,12 +121,11 @@ class _Server(BoundedServer):
 
 
 class MetricsServer:
-    """Serves the metrics until `close`. What cannot be served is in `problem` and in the log, and stops nothing."""
+    """Serves the metrics until `close`. What cannot be served is in the log, and stops nothing."""
 
     def __init__(self) -> None:
         self._servers: list[tuple[_Server, threading.Thread]] = []
         self._socket: Path | None = None
-        self.problem: str | None = None
 
     def serve_socket(self, path: Path, group: SocketGroup | None, exposition: Exposition) -> None:
         """On a Unix socket that only its owner and `group` may use."""
@@ -135,7 +134,7 @@ class MetricsServer:
             bind_unix_socket(server, path, group)
         except UserError as error:
             server.socket.close()
-            self._note(str(error))
+            _log.error("metrics are not served: %s", error)
             return
         self._socket = path
         self._start(server)
@@ -148,7 +147,8 @@ class MetricsServer:
             server.server_bind()
         except OSError as error:
             server.socket.close()
-            self._note(f"metrics.listen: {address}: cannot be used: {os.strerror(error.errno or 0)}")
+            reason = os.strerror(error.errno or 0)
+            _log.error("metrics are not served: metrics.listen: %s: cannot be used: %s", address, reason)
             return
         self._start(server)
 
@@ -166,7 +166,3 @@ class MetricsServer:
         thread = threading.Thread(target=server.serve_forever, args=(0.25,), name="metrics", daemon=True)
         thread.start()
         self._servers.append((server, thread))
-
-    def _note(self, problem: str) -> None:
-        self.problem = problem
-        _log.error("metrics are not served: %s", problem)

@@ -13,8 +13,9 @@ from mptcp_throttle.cli.doctor import (
     service_checks,
     squid_checks,
 )
-from mptcp_throttle.cli.doctor.finding import Check, Finding, Host
+from mptcp_throttle.cli.doctor.finding import Check, Host
 from mptcp_throttle.config.schema import Config
+from mptcp_throttle.findings import Finding
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 
 CHECKS: Final[tuple[Check, ...]] = (

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mptcp_throttle.cli.doctor.finding import Finding, Host
+from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.cli.doctor.programs import ProgramFailed
 from mptcp_throttle.cli.doctor.service_checks import SERVICES
 from mptcp_throttle.cli.doctor.service_user import (
@@ -23,6 +23,7 @@ from mptcp_throttle.cli.doctor.service_user import (
 from mptcp_throttle.cli.doctor.systemd_unit import read_unit
 from mptcp_throttle.config.load import config_paths
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.findings import Finding
 
 
 def configuration_files(host: Host) -> Iterator[Finding]:

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from mptcp_throttle.config.schema import Config
+from mptcp_throttle.findings import Finding
 from mptcp_throttle.rpc import Json
-
-
-class Finding(NamedTuple):
-    """About one `subject`: the `problem` in one line, None if there is none, and what to do about it.
-
-    `harm`: the problem prevents caps. `unchecked`: why this could not be checked.
-    """
-
-    subject: str
-    problem: str | None = None
-    remedy: str | None = None
-    harm: bool = True
-    unchecked: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

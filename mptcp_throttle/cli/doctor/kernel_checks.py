@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Finding, Host, or_ok
+from mptcp_throttle.cli.doctor.finding import Host, or_ok
+from mptcp_throttle.findings import Finding
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.path_manager import Limits, read_limits
 

@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mptcp_throttle.cli.doctor.finding import Finding, Host, or_ok
+from mptcp_throttle.cli.doctor.finding import Host, or_ok
 from mptcp_throttle.cli.doctor.programs import output_of
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.findings import Finding
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently

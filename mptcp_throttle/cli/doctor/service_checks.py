@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Finding, Host
+from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.cli.doctor.programs import ProgramFailed
 from mptcp_throttle.cli.doctor.systemd_unit import Unit, last_line, read_unit
+from mptcp_throttle.findings import Finding, daemon_findings
 
 SERVICES: Final = ("mptcp-sniffer", "mptcp-throttled")
 _CLEAN_UP: Final = "mptcp-throttled-cleanup"
@@ -37,22 +38,7 @@ def daemon(host: Host) -> Iterator[Finding]:
     if isinstance(status, str):
         yield Finding("mptcp-throttled", status)
         return
-    answer, table = status["daemon"], status["sniffer"]
-    problems = [] if table["connected"] else [f"has no table of connections: {table['problem']}"]
-    problems += [f"a rate is not enforced: {line}" for line in answer["not_enforced"]]
-    problems += [*answer["errors"], *(f"reload refused: {problem}" for problem in answer["config"]["problems"])]
-    yield from [Finding("mptcp-throttled", problem) for problem in problems]
-    if answer["pause"] is not None:
-        yield Finding("mptcp-throttled", "is paused", "`mptcp-throttle resume`")
-    elif not problems:
-        yield Finding("mptcp-throttled")
-    unpaced = answer["unpaced"]
-    cost = None if unpaced is None else f"none, so that a cap slows down the whole connection: {unpaced}"
-    yield Finding("pacing", cost, harm=False)
-    problem = answer["deciding_problem"]
-    if unpaced is None:
-        cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
-        yield Finding("kernel program", cost, harm=False)
+    yield from daemon_findings(status)
 
 
 def units(_: Host) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from glob import glob
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Finding, Host
+from mptcp_throttle.cli.doctor.finding import Host
+from mptcp_throttle.findings import Finding
 
 _CONFIGURATION: Final = Path("/etc/squid/squid.conf")
 _MOST_INCLUDED: Final = 16  # Squid's own bound: src/cache_cf.cc, parseManyConfigFiles
