@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mptcp_throttle.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from typing import BinaryIO
 
@@ -139,8 +140,8 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._changed.wait_for(lambda: not self._answering and not self._waiting, _CLOSE_SECONDS)
 
 
-def bind_unix_socket(server: socketserver.TCPServer, path: Path, group: SocketGroup | None) -> None:
-    """Bind a server to a Unix socket that only its owner and `group` may use; a leftover at `path` is removed.
+def bind_unix_socket(bind: Callable[[], None], path: Path, group: SocketGroup | None) -> None:
+    """Let `bind` make the Unix socket `path`, which only its owner and `group` may use; a leftover is removed.
 
     Raises UserError if the socket cannot be made.
     """
@@ -150,11 +151,11 @@ def bind_unix_socket(server: socketserver.TCPServer, path: Path, group: SocketGr
         # Whoever may write to the directory can replace the socket: nothing follows a symbolic link there.
         umask = os.umask(0o117)
         try:
-            server.server_bind()
+            bind()
         finally:
             os.umask(umask)
         # Nobody can connect before listen(), so the group that the process gave is never in use.
-        if group is not None:
+        if group is not None and path.lstat().st_gid != group.gid:
             os.chown(path, -1, group.gid, follow_symlinks=False)
     except OSError as error:
         raise UserError(f"{path}: cannot be created: {error.strerror or error}", os.EX_NOPERM) from error

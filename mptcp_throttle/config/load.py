@@ -19,6 +19,7 @@ from mptcp_throttle.config.schema import (
     ServiceFile,
     SocketGroup,
     Sockets,
+    WebSection,
 )
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
@@ -39,7 +40,7 @@ def load_config(path: Path) -> Config:
     problems: list[str] = []
     service = _attempt(problems, validate, ServiceFile, service_file)
     if service is not None:
-        problems += _marks(service, service_file)
+        problems += [*_marks(service, service_file), *_web(service.web, service_file)]
     networks = _attempt(problems, _networks, service_file)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
@@ -49,6 +50,7 @@ def load_config(path: Path) -> Config:
         sniffer=service.sniffer,
         daemon=service.daemon,
         metrics=service.metrics,
+        web=service.web,
         log_level=service.log_level,
         run_directory=Path(service.run_directory),
         state_directory=Path(service.state_directory),
@@ -98,6 +100,24 @@ def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
     where = file.where(("daemon", "marks"))
     needs = "daemon.pacing: true, daemon.kernel_decides: auto and sniffer.kernel_view: true"
     return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, ipset, rules, or these too"]
+
+
+def _web(web: WebSection, file: YamlFile) -> list[str]:
+    problems = []
+    if web.control and web.token is None:
+        where = file.where(("web", "control"))
+        problems.append(f"{where}: web.control: true: needs web.token; allowed: false, or that too")
+    if (web.certificate is None) != (web.key is None):
+        alone, other = ("certificate", "key") if web.key is None else ("key", "certificate")
+        where = file.where(("web", alone))
+        problems.append(f"{where}: web.{alone}: {getattr(web, alone)}: needs web.{other}; allowed: null, or that too")
+    if web.listen is not None and not web.listen.host.is_loopback and None in (web.token, web.certificate, web.key):
+        where, needs = file.where(("web", "listen")), "web.token, web.certificate and web.key"
+        problems.append(
+            f"{where}: web.listen: {web.listen}: is no loopback address, and needs {needs};"
+            " allowed: an address of loopback, or these too"
+        )
+    return problems
 
 
 def _network_files(service_file: YamlFile) -> list[Path]:

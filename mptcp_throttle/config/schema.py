@@ -13,6 +13,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, ConfigDict
 
+from mptcp_throttle.config.token_hash import TokenHash
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -47,9 +48,13 @@ _RUN_DIRECTORY: Final = "/run/mptcp-throttle"
 _SNIFFER_SOCKET: Final = "sniffer/sniffer.sock"
 _DAEMON_SOCKET: Final = "daemon/daemon.sock"
 _METRICS_SOCKET: Final = "daemon/metrics.sock"
+_WEB_SOCKET: Final = "web/web.sock"
 # sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+_HOST_NAME: Final = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
+)
 
 
 def _subnet(text: str) -> Network:
@@ -158,6 +163,24 @@ class MetricsSection(Section):
     clients: Flag = False
 
 
+class WebSection(Section):
+    """Where mptcp-throttle-web serves its page, besides its Unix socket, and what a log-in permits.
+
+    `names` are host names by which browsers may ask for it. `certificate` and `key` are files in PEM.
+    """
+
+    listen: Annotated[ListenAddress, parsed_by(ListenAddress.parse)] | None = ListenAddress(
+        ip_address("127.0.0.1"), 9722
+    )
+    names: Annotated[
+        tuple[Annotated[str, text_that(_HOST_NAME.fullmatch, "a host name")], ...], list_of("names", 16, least=0)
+    ] = ()
+    token: Annotated[TokenHash, parsed_by(TokenHash.parse)] | None = None
+    control: Flag = False
+    certificate: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
+    key: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
+
+
 class ServiceFile(Section):
     """mptcp-throttle.yaml."""
 
@@ -165,6 +188,7 @@ class ServiceFile(Section):
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
     metrics: MetricsSection = MetricsSection()
+    web: WebSection = WebSection()
     log_level: Annotated[LogLevel, one_of(LogLevel)] = LogLevel.INFO
     run_directory: RunDirectory = _RUN_DIRECTORY
     state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
@@ -234,11 +258,13 @@ class Sockets:
     sniffer: Path
     daemon: Path
     metrics: Path
+    web: Path
 
     @classmethod
     def below(cls, run_directory: Path) -> Self:
         """The sockets in this run directory."""
-        return cls(run_directory / _SNIFFER_SOCKET, run_directory / _DAEMON_SOCKET, run_directory / _METRICS_SOCKET)
+        names = _SNIFFER_SOCKET, _DAEMON_SOCKET, _METRICS_SOCKET, _WEB_SOCKET
+        return cls(*(run_directory / name for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +275,7 @@ class Config:
     sniffer: SnifferSection
     daemon: DaemonSection
     metrics: MetricsSection
+    web: WebSection
     log_level: LogLevel
     run_directory: Path
     state_directory: Path

@@ -76,12 +76,12 @@ def text_that(is_allowed: Callable[[str], object], allowed: str) -> PlainValidat
     return PlainValidator(validate)
 
 
-def list_of(noun: str, most: int) -> BeforeValidator:
-    """A validator: a list of 1 to `most` items, called `noun`."""
+def list_of(noun: str, most: int, least: int = 1) -> BeforeValidator:
+    """A validator: a list of `least` to `most` items, called `noun`."""
 
     def validate(value: object) -> object:
-        if not isinstance(value, list) or not 1 <= len(value) <= most:
-            raise ValueError(f"allowed: a list of 1 to {most} {noun}")
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            raise ValueError(f"allowed: a list of {least} to {most} {noun}")
         return value
 
     return BeforeValidator(validate)

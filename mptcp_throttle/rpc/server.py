@@ -131,7 +131,7 @@ class RpcServer:
         for name, method in methods.items():
             self._server.register_function(_with_faults(method), name)
         try:
-            bind_unix_socket(self._server, path, group)
+            bind_unix_socket(self._server.server_bind, path, group)
         except UserError:
             self._server.socket.close()
             with contextlib.suppress(OSError):

@@ -12,12 +12,13 @@ import pytest
 
 import mptcp_sniffer.main
 import mptcp_throttle.cli
+import mptcp_throttle_web.main
 import mptcp_throttled.main
 from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
-CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "lab", "tests")
+CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "tests")
 
 
 def test_exit_statuses_are_documented() -> None:
@@ -25,7 +26,10 @@ def test_exit_statuses_are_documented() -> None:
     assert {int(status): meaning for status, meaning in rows} == EXIT_STATUSES
 
 
-@pytest.mark.parametrize("program", [mptcp_throttle.cli.main, mptcp_sniffer.main.main, mptcp_throttled.main.main])
+@pytest.mark.parametrize(
+    "program",
+    [mptcp_throttle.cli.main, mptcp_sniffer.main.main, mptcp_throttled.main.main, mptcp_throttle_web.main.main],
+)
 def test_programs_list_the_exit_statuses_in_their_help(
     program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +81,7 @@ def test_invariants_name_tests_that_exist() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_files_that_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:mptcp_throttle|sniffer|daemon|lab|tests|config|systemd|docs)/[\w./-]*)`", text))
+    named = set(re.findall(r"`((?:mptcp_throttle|sniffer|daemon|web|lab|tests|config|systemd|docs)/[\w./-]*)`", text))
     linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]*)\)", text) if "://" not in link}
     missing = {name for name in named if not (REPOSITORY / name).exists()}
     assert not missing | {link for link in linked if not (document.parent / link).exists()}

@@ -12,14 +12,15 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURE: Final = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
-FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "lab", "tests")
+FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "tests")
 MODULES: Final = sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py"))
 REPEATED_NAMES: Final = {"__init__", "__main__", "main", "conftest"}
-OURS: Final = {"mptcp_throttle", "mptcp_sniffer", "mptcp_throttled", "mptcp_lab"}
+OURS: Final = {"mptcp_throttle", "mptcp_sniffer", "mptcp_throttled", "mptcp_throttle_web", "mptcp_lab"}
 MAY_IMPORT: Final = {
     "mptcp_throttle": {"mptcp_throttle"},
     "sniffer/mptcp_sniffer": {"mptcp_throttle", "mptcp_sniffer"},
     "daemon/mptcp_throttled": {"mptcp_throttle", "mptcp_throttled"},
+    "web/mptcp_throttle_web": {"mptcp_throttle", "mptcp_throttle_web"},
 }
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from examples import ETHERNET, WIFI
 
-from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection
+from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection, WebSection
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import LogLevel
 from mptcp_throttled.running_config import RunningConfig, Verdict, judge
@@ -14,6 +14,7 @@ CONFIG = Config(
     SnifferSection(),
     DaemonSection(),
     MetricsSection(),
+    WebSection(),
     LogLevel.INFO,
     Path("/run/x"),
     Path("/var/lib/x"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from examples import ETHERNET, WIFI
 
-from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection
+from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttled.source import TableUpdate
 
@@ -48,6 +48,7 @@ def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daem
         SnifferSection(),
         DaemonSection.model_validate({"linger": "5s", **daemon}),
         MetricsSection(),
+        WebSection(),
         LogLevel.INFO,
         Path("/run/x"),
         Path("/var/lib/x"),

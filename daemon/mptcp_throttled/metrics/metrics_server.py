@@ -131,7 +131,7 @@ class MetricsServer:
         """On a Unix socket that only its owner and `group` may use."""
         server = _Server(socket.AF_UNIX, str(path), exposition)
         try:
-            bind_unix_socket(server, path, group)
+            bind_unix_socket(server.server_bind, path, group)
         except UserError as error:
             server.socket.close()
             _log.error("metrics are not served: %s", error)

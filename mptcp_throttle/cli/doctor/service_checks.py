@@ -11,7 +11,7 @@ from mptcp_throttle.cli.doctor.systemd_unit import Unit, last_line, read_unit
 from mptcp_throttle.findings import Finding, daemon_findings
 
 SERVICES: Final = ("mptcp-sniffer", "mptcp-throttled")
-_CLEAN_UP: Final = "mptcp-throttled-cleanup"
+_OTHERS: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web")
 
 
 def sniffer(host: Host) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 def units(_: Host) -> Iterator[Finding]:
     """Why systemd's services have failed, with the reason from their last exit."""
-    for name in (*SERVICES, _CLEAN_UP):
+    for name in (*SERVICES, *_OTHERS):
         try:
             unit = read_unit(name)
         except ProgramFailed as error:

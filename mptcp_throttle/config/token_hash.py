@@ -1,0 +1,49 @@
+"""The hash of a token that logs in: who can read it in a configuration file cannot log in with it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final, Self
+
+_SALT_BYTES: Final = 16
+_HASH_BYTES: Final = 32
+# RFC 7914, section 2: 16 MB of memory and some tens of milliseconds.
+_COST: Final = {"n": 2**14, "r": 8, "p": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHash:
+    """A salt, and the scrypt hash (RFC 7914) of a token with it."""
+
+    salt: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, token: str) -> Self:
+        """With a new salt."""
+        salt = secrets.token_bytes(_SALT_BYTES)
+        return cls(salt, _hash(token, salt))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `scrypt:SALT:HASH`. Raises ValueError."""
+        found = re.fullmatch(rf"scrypt:([0-9a-f]{{{2 * _SALT_BYTES}}}):([0-9a-f]{{{2 * _HASH_BYTES}}})", text, re.ASCII)
+        if found is None:
+            raise ValueError("allowed: a hash that `mptcp-throttle-web --new-token` has printed, or null")
+        return cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]))
+
+    def matches(self, token: str) -> bool:
+        """Whether it is the hash of this token; takes some tens of milliseconds."""
+        return hmac.compare_digest(self.digest, _hash(token, self.salt))
+
+    def __str__(self) -> str:
+        return f"scrypt:{self.salt.hex()}:{self.digest.hex()}"
+
+
+def _hash(token: str, salt: bytes) -> bytes:
+    # JSON can carry half of a surrogate pair.
+    return hashlib.scrypt(token.encode(errors="surrogatepass"), salt=salt, dklen=_HASH_BYTES, **_COST)

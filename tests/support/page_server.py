@@ -1,0 +1,247 @@
+"""`mptcp-throttle-web` as a separate program, in front of a daemon of canned answers; and HTTP requests to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+from polling import eventually
+
+from mptcp_throttle.config.schema import Sockets
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.rpc import RpcServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+PROGRAM: Final = Path(sys.executable).parent / "mptcp-throttle-web"
+JSON_BODY: Final = {"Content-Type": "application/json"}
+
+CLIENT: Final = "10.1.0.2"
+TOP: Final[dict[str, Any]] = {
+    "observed_at": 1.0,
+    "connections": 1,
+    "networks": [
+        {
+            "name": "lte",
+            "sent_bps": 940_000,
+            "received_bps": 0,
+            "cap": "1mbit",
+            "clients": [
+                {"client": CLIENT, "subflows": [{"client_port": 40001, "reason": f"{CLIENT}:40001 is capped"}]}
+            ],
+            "more_clients": 0,
+        }
+    ],
+}
+STATUS: Final[dict[str, Any]] = {
+    "daemon": {
+        "version": "1",
+        "pause": None,
+        "errors": ["class 4d50:2: refused"],
+        "not_enforced": [],
+        "unpaced": None,
+        "deciding_problem": None,
+        "config": {"problems": []},
+    },
+    "sniffer": {"connected": True, "problem": None},
+}
+HISTORY: Final[dict[str, Any]] = {
+    "kind": "network",
+    "resolution": 1,
+    "periods": [{"start": 10, "ip_sent": 125_000, "ip_received": 0}, {"start": 11, "ip_sent": 0, "ip_received": 1}],
+}
+
+
+@dataclass
+class CannedDaemon:
+    """Answers as a daemon does, and counts the calls."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    changes: list[tuple[object, ...]] = field(default_factory=list)
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """Those that the page calls."""
+
+        def canned(name: str, answer: object) -> Callable[..., object]:
+            def method(*_: object) -> object:
+                self.calls[name] += 1
+                return answer
+
+            return method
+
+        return {
+            "status": canned("status", STATUS),
+            "top": canned("top", TOP),
+            "decisions": canned("decisions", {"decisions": []}),
+            "history": canned("history", HISTORY),
+            "set_rate": self._set_rate,
+            "pause": lambda seconds: self.changes.append(("pause", seconds)),
+            "resume": lambda: self.changes.append(("resume",)),
+            "reset_rate": lambda network: self.changes.append(("reset_rate", network)),
+        }
+
+    def _set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> None:
+        if network != "lte":
+            raise UserError(f"{network}: no such access network")
+        self.changes.append(("set_rate", network, rule, rate, seconds))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401
+        """The body."""
+        return json.loads(self.body)
+
+    @property
+    def cookie(self) -> str:
+        """What the answer sets, without its attributes."""
+        return self.headers["set-cookie"].partition(";")[0]
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
+class PageServer:
+    """The running program: `port` on 127.0.0.1, and its Unix socket."""
+
+    directory: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def sockets(self) -> Sockets:
+        """Those of all services."""
+        return Sockets.below(self.directory / "run")
+
+    @property
+    def log(self) -> str:
+        """All that it has logged."""
+        return (self.directory / "web.log").read_text(encoding="utf-8")
+
+    def connection(self, *, unix: bool = False) -> HTTPConnection:
+        """A new one."""
+        return _UnixConnection(self.sockets.web) if unix else HTTPConnection("127.0.0.1", self.port, timeout=30)
+
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str | None = None,
+        unix: bool = False,
+    ) -> Answer:
+        """One request on a connection of its own: POST with a body, which the page itself would send, else GET."""
+        with closing(self.connection(unix=unix)) as connection:
+            origin = "http://localhost" if unix else f"http://127.0.0.1:{self.port}"
+            given = {**({} if body is None else {**JSON_BODY, "Origin": origin}), **(headers or {})}
+            data = None if body is None else json.dumps(body)
+            connection.request(method or ("GET" if body is None else "POST"), path, data, given)
+            answer = connection.getresponse()
+            lower = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, lower, answer.read())
+
+    def first_event(
+        self, path: str = "/api/events", headers: Mapping[str, str] | None = None, *, unix: bool = False
+    ) -> Any:  # noqa: ANN401
+        """What the stream of events shows first."""
+        with closing(self.connection(unix=unix)) as connection:
+            connection.request("GET", path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            return json.loads(answer.readline().removeprefix(b"data: "))
+
+    def raw(self) -> socket.socket:
+        """A bare connection to the port."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def serves(self) -> bool:
+        """Whether it answers a new connection within a second."""
+        began = time.monotonic()
+        return self.ask("/api/session").status == 200 and time.monotonic() - began < 1
+
+
+def free_port() -> int:
+    """One on which nobody listens."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+def write_config(directory: Path, web: Mapping[str, object]) -> Path:
+    """A configuration with that section `web`."""
+    (directory / "networks.d").mkdir(exist_ok=True)
+    network = {"name": "lte", "subnets": ["10.1.0.0/24"], "preference": 1}
+    (directory / "networks.d/lte.yaml").write_text(yaml.safe_dump(network), encoding="utf-8")
+    config = {
+        "proxy": {"interface": "lo", "ports": [8080]},
+        "web": dict(web),
+        "run_directory": str(directory / "run"),
+        "state_directory": str(directory),
+        "socket_group": None,
+    }
+    path = directory / "mptcp-throttle.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def page_server(directory: Path, web: Mapping[str, object] | None = None) -> Iterator[PageServer]:
+    """The program with this section `web`, on a free port. It must end by SIGTERM, with status 0 and no traceback."""
+    port = free_port()
+    config = write_config(directory, {"listen": f"127.0.0.1:{port}", **(web or {})})
+    with (directory / "web.log").open("ab") as log:
+        process = subprocess.Popen([PROGRAM, "--config", config], stderr=log, stdout=log)
+    server = PageServer(directory, port, process)
+    try:
+        eventually(lambda: "the page is on" in server.log or process.poll() is not None, "the page is served")
+        assert process.poll() is None, server.log
+        yield server
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+        status = process.wait(30)
+    assert status == 0, server.log
+    assert "Traceback" not in server.log, server.log
+    assert not server.sockets.web.exists()
+
+
+@contextmanager
+def canned_daemon(directory: Path) -> Iterator[CannedDaemon]:
+    """At the daemon's socket of that directory."""
+    canned = CannedDaemon()
+    path = Sockets.below(directory / "run").daemon
+    path.parent.mkdir(parents=True, exist_ok=True)
+    server = RpcServer(path, canned.methods(), None)
+    try:
+        yield canned
+    finally:
+        server.close()

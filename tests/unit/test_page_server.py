@@ -1,0 +1,394 @@
+"""The page's server as browsers and attackers meet it: a real program, real HTTP, a daemon of canned answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+from page_server import CLIENT, PROGRAM, CannedDaemon, PageServer, canned_daemon, free_port, page_server, write_config
+from polling import eventually
+
+from mptcp_throttle.config.token_hash import TokenHash
+
+TOKEN = "correct-horse"  # noqa: S105
+WITH_CONTROL = {"token": str(TokenHash.of(TOKEN)), "control": True}
+RATE = {"network": "lte", "rule": "cap", "rate": "5mbit", "seconds": 600}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("web")
+
+
+@pytest.fixture(scope="module")
+def daemon(directory: Path) -> Iterator[CannedDaemon]:
+    with canned_daemon(directory) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def page(directory: Path, daemon: CannedDaemon) -> Iterator[PageServer]:
+    assert not daemon.changes
+    with page_server(directory, WITH_CONTROL) as server:
+        yield server
+
+
+@pytest.fixture
+def session(page: PageServer) -> Iterator[dict[str, str]]:
+    """The headers of somebody who has logged in."""
+    cookie = {"Cookie": page.ask("/api/log-in", {"token": TOKEN}).cookie}
+    csrf = page.ask("/api/session", headers=cookie).json["csrf"]
+    yield {**cookie, "X-CSRF-Token": csrf}
+    page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf})
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/session", "/nothing"])
+def test_every_answer_forbids_other_sources_and_frames(page: PageServer, path: str) -> None:
+    headers = page.ask(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'self'; ")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "server" not in headers
+
+
+def test_page_and_its_modules_name_no_other_host(page: PageServer) -> None:
+    names = sorted(path.name for path in (Path(__file__).parents[2] / "web/mptcp_throttle_web/static").iterdir())
+    assert "index.html" in names
+    for name in names:
+        answer = page.ask(f"/static/{name}")
+        assert answer.status == 200
+        if not name.startswith("uPlot"):
+            found = answer.body.replace(b"http://www.w3.org/2000/svg", b"")
+            assert b"//" not in found.replace(b"// ", b"")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9722", "127.0.0.1.evil.example", "", "[::1", "a@b"])
+def test_foreign_host_names_are_refused(page: PageServer, host: str) -> None:
+    answer = page.ask("/api/session", headers={"Host": host})
+    assert answer.status == 421
+    assert "allowed: 127.0.0.1, ::1, localhost" in answer.json["problem"]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_others_cannot_read_the_api(page: PageServer, site: str) -> None:
+    assert page.ask("/api/session", headers={"Sec-Fetch-Site": site}).status == 403
+    assert page.ask("/api/events", headers={"Sec-Fetch-Site": site}).status == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Length": "4097"}, 413),
+        ({"Content-Length": "9" * 15}, 413),
+        ({"Content-Length": "9" * 5000}, 400),
+        ({"Content-Length": "-1"}, 400),
+    ],
+)
+def test_posts_of_others_and_large_ones_are_refused(page: PageServer, headers: dict[str, str], status: int) -> None:
+    assert page.ask("/api/log-in", {"token": TOKEN}, headers).status == status
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
+def test_other_methods_are_refused(page: PageServer, method: str) -> None:
+    assert page.ask("/api/session", method=method).status in {400, 405}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../main.py",
+        "/static/..%2fmain.py",
+        "/static/%2e%2e/main.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/static/%00",
+        "/static/..\\main.py",
+    ],
+)
+def test_files_outside_the_static_directory_are_not_served(page: PageServer, path: str) -> None:
+    answer = page.ask(path)
+    assert answer.status in {400, 404}
+    assert b"import" not in answer.body
+    assert b"root:" not in answer.body
+
+
+def test_group_sees_addresses_and_strangers_of_this_host_do_not(page: PageServer) -> None:
+    seen, hidden = page.first_event(unix=True), page.first_event()
+    client = seen["top"]["networks"][0]["clients"][0]
+    assert client["client"] == CLIENT
+    assert client["subflows"][0]["client_port"] == 40001
+    assert CLIENT not in json.dumps(hidden)
+    client = hidden["top"]["networks"][0]["clients"][0]
+    assert client["client"].startswith("host-")
+    assert client["subflows"][0] == {"client_port": None, "reason": f"{client['client']} is capped"}
+
+
+def test_group_can_hide_addresses_for_a_picture(page: PageServer) -> None:
+    assert CLIENT not in json.dumps(page.first_event("/api/events?hidden=true", unix=True))
+
+
+def test_strangers_can_neither_search_nor_ask_for_an_address(page: PageServer) -> None:
+    assert page.ask("/api/events?pattern=10.1").status == 403
+    assert page.ask(f"/api/history?name={CLIENT}&seconds=600").status == 403
+    assert page.ask(f"/api/history?name={CLIENT}&seconds=600", unix=True).status == 200
+
+
+def test_history_of_a_hidden_name_is_that_of_its_address(page: PageServer) -> None:
+    name = page.first_event()["top"]["networks"][0]["clients"][0]["client"]
+    assert page.ask(f"/api/history?name={name}&seconds=600").json["sent"] == [1_000_000, 0]
+    assert page.ask("/api/history?name=lte&seconds=600").json["received"] == [0, 8]
+
+
+@pytest.mark.parametrize("query", ["number=0", "number=101", "number=x", "order=up", f"pattern={'x' * 101}"])
+def test_questions_out_of_bounds_are_refused(page: PageServer, query: str) -> None:
+    assert page.ask(f"/api/events?{query}", unix=True).status == 400
+
+
+@pytest.mark.parametrize("seconds", ["0", "5184001", "nan", "x", ""])
+def test_histories_out_of_bounds_are_refused(page: PageServer, seconds: str) -> None:
+    assert page.ask(f"/api/history?name=lte&seconds={seconds}").status == 400
+
+
+def test_log_in_shows_addresses_and_log_out_hides_them(page: PageServer) -> None:
+    answer = page.ask("/api/log-in", {"token": TOKEN})
+    attributes = answer.headers["set-cookie"].lower()
+    assert "httponly" in attributes
+    assert "samesite=strict" in attributes
+    cookie = {"Cookie": answer.cookie}
+    assert CLIENT in json.dumps(page.first_event(headers=cookie))
+    csrf = page.ask("/api/session", headers=cookie).json["csrf"]
+    assert page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf}).status == 200
+    assert not page.ask("/api/session", headers=cookie).json["logged_in"]
+    assert CLIENT not in json.dumps(page.first_event(headers=cookie))
+
+
+def test_changes_need_a_session_and_the_page_itself(
+    page: PageServer, daemon: CannedDaemon, session: dict[str, str]
+) -> None:
+    daemon.changes.clear()
+    assert page.ask("/api/change/set_rate", RATE).status == 401
+    assert page.ask("/api/change/set_rate", RATE, {**session, "X-CSRF-Token": ""}).status == 403
+    assert page.ask("/api/change/set_rate", RATE, {**session, "X-CSRF-Token": "é"}).status == 403
+    assert page.ask("/api/change/set_rate", RATE, {**session, "Origin": "http://evil.example"}).status == 403
+    assert daemon.changes == []
+    assert page.ask("/api/change/set_rate", RATE, session).status == 200
+    assert daemon.changes == [("set_rate", "lte", "cap", "5mbit", 600.0)]
+
+
+def test_each_change_is_a_line_of_the_log(page: PageServer, session: dict[str, str]) -> None:
+    assert page.ask("/api/change/pause", {"seconds": 60}, session).status == 200
+    assert page.ask("/api/change/set_rate", {**RATE, "network": "dsl"}, session).status == 409
+    assert "pause seconds=60.0 by session " in page.log
+    assert "from 127.0.0.1: done" in page.log
+    assert "set_rate network=dsl rule=cap rate=5mbit seconds=600.0 by session " in page.log
+    assert "refused: dsl: no such access network" in page.log
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("reload", {}),
+        ("set_rate", {}),
+        ("set_rate", [1]),
+        ("set_rate", {**RATE, "more": 1}),
+        ("set_rate", {**RATE, "rule": "all"}),
+        ("set_rate", {**RATE, "rate": "1mbit\nset_rate by root: done"}),
+        ("set_rate", {**RATE, "rate": "x" * 33}),
+        ("set_rate", {**RATE, "network": "../lte"}),
+        ("set_rate", {**RATE, "seconds": 1e400}),
+        ("pause", {"seconds": -1}),
+    ],
+)
+def test_malformed_changes_are_refused_in_one_line(
+    page: PageServer, session: dict[str, str], daemon: CannedDaemon, method: str, body: object
+) -> None:
+    daemon.changes.clear()
+    answer = page.ask(f"/api/change/{method}", body, session)
+    assert answer.status in {400, 409}
+    assert len(answer.json["problem"].splitlines()) == 1
+    assert daemon.changes == []
+
+
+def test_attempts_to_guess_the_token_are_bounded(directory: Path, daemon: CannedDaemon) -> None:
+    assert daemon is not None
+    own = directory / "guessing"
+    own.mkdir()
+    with page_server(own, WITH_CONTROL) as page:
+        answers = [page.ask("/api/log-in", {"token": f"guess {number}"}).status for number in range(7)]
+        assert answers[:5] == [403] * 5
+        assert answers[-1] == 429
+        assert "wrong token" in page.log
+
+
+def test_token_in_the_configuration_does_not_log_in(page: PageServer) -> None:
+    assert page.ask("/api/log-in", {"token": WITH_CONTROL["token"]}).status in {403, 429}
+
+
+def test_many_viewers_cost_the_daemon_one_question_per_second(page: PageServer, daemon: CannedDaemon) -> None:
+    with ExitStack() as open_connections:
+        viewers = [open_connections.enter_context(closing(page.connection(unix=True))) for _ in range(20)]
+        answers = []
+        for viewer in viewers:
+            viewer.request("GET", "/api/events")
+            answers.append(viewer.getresponse())
+        assert [answer.readline()[:5] for answer in answers] == [b"data:"] * 20
+        before, began = daemon.calls["top"], time.monotonic()
+        for _ in range(6):  # an event is two lines
+            answers[0].readline()
+        assert daemon.calls["top"] - before <= (time.monotonic() - began) + 2
+
+
+def test_strangers_leave_room_for_the_group(page: PageServer) -> None:
+    with ExitStack() as open_connections:
+        statuses = []
+        for _ in range(40):
+            viewer = open_connections.enter_context(closing(page.connection()))
+            viewer.request("GET", "/api/events")
+            statuses.append(viewer.getresponse().status)
+        assert set(statuses) == {200, 503}
+        assert statuses.count(200) == 32
+        assert page.first_event(unix=True)["problem"] is None
+
+
+def test_viewers_see_that_the_daemon_is_away_and_back(tmp_path: Path) -> None:
+    with page_server(tmp_path) as page:
+        assert "cannot be reached" in page.first_event()["problem"] or page.first_event()["problem"]
+        with closing(page.connection()) as viewer:
+            viewer.request("GET", "/api/events")
+            answer = viewer.getresponse()
+            assert json.loads(answer.readline().removeprefix(b"data: "))["problem"] is not None
+            with canned_daemon(tmp_path):
+
+                def is_back() -> bool:
+                    line = answer.readline()
+                    return line != b"\n" and json.loads(line.removeprefix(b"data: "))["problem"] is None
+
+                eventually(is_back, "the daemon is seen again")
+
+
+def test_headers_of_ten_megabytes_end_their_connection_alone(page: PageServer) -> None:
+    with closing(page.raw()) as attacker:
+        with suppress(OSError):
+            attacker.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000_000)
+        with suppress(OSError):
+            assert attacker.recv(100)[:12] in {b"", b"HTTP/1.1 400"}
+    assert page.serves()
+
+
+def test_slow_and_idle_connections_are_closed_and_keep_nobody_out(page: PageServer) -> None:
+    with ExitStack() as connections:
+        idle = []
+        for number in range(1000):
+            connection = connections.enter_context(closing(page.raw()))
+            idle.append(connection)
+            if number % 2:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert page.serves()
+        began = time.monotonic()
+        for connection in idle:
+            connection.settimeout(30)
+            with suppress(ConnectionError):
+                while connection.recv(4096):
+                    pass
+        assert time.monotonic() - began < 25
+    assert page.serves()
+
+
+def test_body_that_does_not_come_is_given_up(page: PageServer) -> None:
+    with closing(page.raw()) as slow:
+        slow.sendall(
+            f"POST /api/log-in HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: http://127.0.0.1:{page.port}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode()
+        )
+        assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+    assert page.serves()
+
+
+def test_clients_that_leave_early_leave_no_traceback(page: PageServer) -> None:
+    before = page.log
+    with closing(page.raw()) as leaving:
+        leaving.sendall(
+            f"POST /api/log-in HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: http://127.0.0.1:{page.port}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode()
+        )
+    assert page.serves()
+    assert page.log == before
+
+
+@pytest.mark.parametrize("body", [{"token": "\ud800"}, {"token": 5}, [], "token", None, {"token": "x" * 4000}])
+def test_odd_log_ins_are_refused(page: PageServer, body: object) -> None:
+    assert page.ask("/api/log-in", body, method="POST").status in {400, 403, 411, 413, 415, 429}
+
+
+def test_viewer_that_does_not_read_delays_no_other(page: PageServer) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        deaf.connect(str(page.sockets.web))
+        deaf.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for _ in range(3):
+            assert page.first_event(unix=True)["problem"] is None
+
+
+def test_new_token_and_its_hash_belong_together() -> None:
+    printed = subprocess.run([PROGRAM, "--new-token"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert TokenHash.parse(printed[3].strip()).matches(printed[1].strip())
+    assert not TokenHash.parse(printed[3].strip()).matches(printed[1])
+
+
+def test_second_instance_is_refused(page: PageServer) -> None:
+    config = page.directory / "mptcp-throttle.yaml"
+    second = subprocess.run([PROGRAM, "--config", config], capture_output=True, text=True, check=False, timeout=30)
+    assert (second.returncode, second.stderr.count("\n")) == (os.EX_TEMPFAIL, 1)
+
+
+def test_address_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        config = write_config(tmp_path, {"listen": f"127.0.0.1:{other.getsockname()[1]}"})
+        refused = subprocess.run([PROGRAM, "--config", config], capture_output=True, text=True, check=False, timeout=30)
+    assert refused.returncode == os.EX_UNAVAILABLE
+    assert refused.stderr.endswith(": cannot be used: Address already in use\n")
+
+
+def test_unix_socket_alone_is_enough(tmp_path: Path) -> None:
+    with canned_daemon(tmp_path), page_server(tmp_path, {"listen": None}) as page:
+        assert page.first_event(unix=True)["problem"] is None
+        assert page.sockets.web.stat().st_mode & 0o777 == 0o660
+
+
+def test_other_addresses_show_nothing_before_a_log_in(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    files = ("-keyout", key, "-out", certificate, "-subj", "/CN=proxy.example", "-days", "1")
+    subprocess.run([*request, *files], check=True, capture_output=True)
+    port = free_port()
+    web = {**WITH_CONTROL, "listen": f"0.0.0.0:{port}", "certificate": str(certificate), "key": str(key)}
+    url = f"https://proxy.example:{port}"
+    curl = ("curl", "-sS", "--cacert", certificate, "--resolve", f"proxy.example:{port}:127.0.0.1")
+
+    def status(*arguments: str | Path) -> str:
+        ask = [*curl, "-o", tmp_path / "answer", "-w", "%{http_code}", *arguments]
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+
+    cookies = ("-c", tmp_path / "cookies", "-b", tmp_path / "cookies")
+    with canned_daemon(tmp_path), page_server(tmp_path, {**web, "names": ["proxy.example"]}):
+        assert status(f"{url}/") == "200"
+        assert status(f"{url}/api/events") == "401"
+        assert status(f"{url}/api/history?name=lte&seconds=600") == "401"
+        given = ("-H", "Content-Type: application/json", "-H", f"Origin: {url}", "-d", json.dumps({"token": TOKEN}))
+        assert status(*cookies, *given, f"{url}/api/log-in") == "200"
+        assert "\tTRUE\t" in (tmp_path / "cookies").read_text().splitlines()[-1]  # for HTTPS only
+        assert status(*cookies, f"{url}/api/history?name=lte&seconds=600") == "200"

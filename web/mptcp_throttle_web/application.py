@@ -1,0 +1,245 @@
+"""The page and its API, for one listener. Who can connect to it, and the log-in, say what a visitor may see and do."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from enum import StrEnum
+from http import HTTPStatus
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.logs import about
+from mptcp_throttle.rpc import RpcError
+from mptcp_throttle.rpc.wire import Order
+from mptcp_throttle.version import version
+from mptcp_throttle_web.feed import Busy, Feed, Question
+from mptcp_throttle_web.sessions import SESSION_SECONDS, Session, Sessions, TooManyAttempts
+
+if TYPE_CHECKING:
+    from mptcp_throttle_web.control import Control
+    from mptcp_throttle_web.hiding import Hider
+
+_log = logging.getLogger("mptcp-throttle-web")
+_ABOUT: Final = about("log-ins")
+
+_STATIC: Final = Path(__file__).parent / "static"
+_COOKIE: Final = "mptcp-throttle-session"
+_MAX_NUMBER: Final = 100
+_MAX_PATTERN: Final = 100
+_MAX_SECONDS: Final = 60 * 86_400
+
+
+class Visitors(StrEnum):
+    """Who can connect to a listener. The group may see addresses; others of this host must log in for that; anybody
+    else must log in to see anything."""
+
+    GROUP = "group"
+    HOST = "host"
+    ANYBODY = "anybody"
+
+
+class Refused(Exception):
+    """A request that is answered by a problem in one line."""
+
+    def __init__(self, status: HTTPStatus, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+class Application:
+    """The routes. Without `sessions` nobody can log in; without `control` nobody can change anything."""
+
+    def __init__(
+        self, feed: Feed, hider: Hider, sessions: Sessions | None, control: Control | None, visitors: Visitors
+    ) -> None:
+        self._feed = feed
+        self._hider = hider
+        self._sessions = sessions
+        self._control = control
+        self._visitors = visitors
+        self.asgi = Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/api/session", self._session),
+                Route("/api/events", self._events),
+                Route("/api/history", self._history),
+                Route("/api/log-in", self._log_in, methods=["POST"]),
+                Route("/api/log-out", self._log_out, methods=["POST"]),
+                Route("/api/change/{method}", self._change, methods=["POST"]),
+                Mount("/static", StaticFiles(directory=_STATIC)),
+            ],
+            exception_handlers={
+                Refused: _answer_refused,
+                RpcError: _answer_error,
+                UserError: _answer_error,
+                TimeoutError: _answer_incomplete,
+                ClientDisconnect: _answer_incomplete,
+                Exception: _answer_unknown,
+            },
+        )
+
+    async def _page(self, _: Request) -> Response:
+        return FileResponse(_STATIC / "index.html")
+
+    async def _session(self, request: Request) -> Response:
+        session = self._found(request)
+        return JSONResponse(
+            {
+                "version": version(),
+                "may_log_in": self._sessions is not None,
+                "logged_in": session is not None,
+                "sees": self._visitors is not Visitors.ANYBODY or session is not None,
+                "sees_addresses": self._sees_addresses(session),
+                "may_change": self._control is not None and session is not None,
+                "csrf": None if session is None else session.csrf,
+            }
+        )
+
+    async def _events(self, request: Request) -> Response:
+        query = request.query_params
+        session = self._viewer(request)
+        pattern, hidden = query.get("pattern", ""), self._is_hidden(request, session)
+        if pattern and not self._sees_addresses(session):
+            raise Refused(HTTPStatus.FORBIDDEN, "log in to search")
+        try:
+            number, order = int(query.get("number", "20")), Order(query.get("order", Order.SENT))
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        if not 1 <= number <= _MAX_NUMBER or len(pattern) > _MAX_PATTERN:
+            problem = f"allowed: a number from 1 to {_MAX_NUMBER}, a pattern of up to {_MAX_PATTERN} characters"
+            raise Refused(HTTPStatus.BAD_REQUEST, problem)
+        try:
+            is_stranger = not self._sees_addresses(session)
+            events = self._feed.open(Question(number, order, pattern, hidden), is_stranger=is_stranger)
+        except Busy as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many look at the page") from error
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def _history(self, request: Request) -> Response:
+        query = request.query_params
+        session = self._viewer(request)
+        name = query.get("name", "")
+        known = self._hider.address(name)
+        if known is None and _is_address(name) and not self._sees_addresses(session):
+            raise Refused(HTTPStatus.FORBIDDEN, "log in to see the history of an address")
+        try:
+            seconds = int(query.get("seconds", "600"))
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, "seconds: allowed: a number") from error
+        if not 1 <= seconds <= _MAX_SECONDS:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"seconds: allowed: 1 to {_MAX_SECONDS}")
+        try:
+            answer = await self._feed.history(known or name, seconds)
+        except Busy as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories at a time") from error
+        return JSONResponse(answer)
+
+    async def _log_in(self, request: Request) -> Response:
+        if self._sessions is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "nobody can log in: web.token is not set")
+        body = await _body(request)
+        if not isinstance(body, dict) or not isinstance(body.get("token"), str):
+            raise Refused(HTTPStatus.BAD_REQUEST, "token: is required")
+        try:
+            session = await self._sessions.log_in(body["token"])
+        except TooManyAttempts as error:
+            problem = f"too many attempts; the next one is possible in {error.seconds:.0f} s"
+            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, problem) from error
+        if session is None:
+            _log.info("log-in from %s refused: wrong token", _peer(request), extra=_ABOUT)
+            raise Refused(HTTPStatus.FORBIDDEN, "wrong token")
+        _log.info("log-in from %s: session %s", _peer(request), session.name, extra=_ABOUT)
+        response = JSONResponse({})
+        response.set_cookie(
+            _COOKIE,
+            session.key,
+            max_age=int(SESSION_SECONDS),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        session = self._confirmed(request)
+        if self._sessions is not None:
+            self._sessions.log_out(session)
+        response = JSONResponse({})
+        response.delete_cookie(_COOKIE, httponly=True, samesite="strict")
+        return response
+
+    async def _change(self, request: Request) -> Response:
+        session = self._confirmed(request)
+        if self._control is None:
+            raise Refused(HTTPStatus.FORBIDDEN, "nothing can be changed here: web.control is not set")
+        who = f"session {session.name} from {_peer(request)}"
+        return JSONResponse(await self._control.change(request.path_params["method"], await _body(request), who))
+
+    def _found(self, request: Request) -> Session | None:
+        return None if self._sessions is None else self._sessions.find(request.cookies.get(_COOKIE))
+
+    def _viewer(self, request: Request) -> Session | None:
+        """The session, if there is one. Raises Refused if this visitor may see nothing."""
+        session = self._found(request)
+        if session is None and self._visitors is Visitors.ANYBODY:
+            raise Refused(HTTPStatus.UNAUTHORIZED, "log in first")
+        return session
+
+    def _confirmed(self, request: Request) -> Session:
+        """The session in whose name the page itself sends this. Raises Refused."""
+        session = self._found(request)
+        if session is None:
+            raise Refused(HTTPStatus.UNAUTHORIZED, "log in first")
+        if not session.confirms(request.headers.get("x-csrf-token", "")):
+            raise Refused(HTTPStatus.FORBIDDEN, "allowed: requests of this page (X-CSRF-Token)")
+        return session
+
+    def _sees_addresses(self, session: Session | None) -> bool:
+        return self._visitors is Visitors.GROUP or session is not None
+
+    def _is_hidden(self, request: Request, session: Session | None) -> bool:
+        return request.query_params.get("hidden") == "true" or not self._sees_addresses(session)
+
+
+async def _body(request: Request) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, "the request is not JSON") from error
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(name) is not None
+    return False
+
+
+def _peer(request: Request) -> str:
+    return "the Unix socket" if request.client is None or not request.client.host else request.client.host
+
+
+async def _answer_refused(_: Request, error: Exception) -> Response:
+    status = error.status if isinstance(error, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
+    return JSONResponse({"problem": str(error)}, status)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    return JSONResponse({"problem": str(error)}, HTTPStatus.CONFLICT)
+
+
+async def _answer_incomplete(_: Request, __: Exception) -> Response:
+    return JSONResponse({"problem": "the request is incomplete"}, HTTPStatus.REQUEST_TIMEOUT)
+
+
+async def _answer_unknown(_: Request, __: Exception) -> Response:
+    return JSONResponse({"problem": "internal error; see the log"}, HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,111 @@
+"""HTTP connections with bounds: seconds that one may wait for its client, bytes of a request head, and their number.
+
+uvicorn bounds neither how long a client takes to send a request nor how long it takes to read an answer, and at a bound
+on the number of connections it refuses everybody, so that idle ones keep all others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+MAX_HEAD_BYTES: Final = 16384
+MAX_CONNECTIONS: Final = 256
+_CLIENT_SECONDS: Final = 5.0
+# An event stream has data every second. The kernel holds some hundred kilobytes for a client that does not read.
+_READ_SECONDS: Final = 20.0
+
+
+@dataclass(slots=True)
+class _Connections:
+    """Those of all servers of this process; of the `waiting` ones, the longest wait is first."""
+
+    open: set[BoundedProtocol] = field(default_factory=set)
+    waiting: dict[BoundedProtocol, None] = field(default_factory=dict)
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection of uvicorn that is closed if its client lets it wait.
+
+    At the bound, a new connection closes the one that has waited longest for a request.
+    """
+
+    _all: ClassVar = _Connections()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._request_due: asyncio.TimerHandle | None = None
+        self._reading_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admit it, in place of another one if need be."""
+        super().connection_made(transport)
+        everybody = self._all
+        if len(everybody.open) >= MAX_CONNECTIONS:
+            next(iter(everybody.waiting), self)._abort()
+        everybody.open.add(self)
+        self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request has come."""
+        super().data_received(data)
+        if self._is_answering():
+            self._end_wait()
+
+    def on_response_complete(self) -> None:
+        """The next request may come, or has come already."""
+        super().on_response_complete()
+        if not self._is_answering():
+            self._expect_request()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        self._reading_due = self.loop.call_later(_READ_SECONDS, self._abort)
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        super().resume_writing()
+        if self._reading_due is not None:
+            self._reading_due.cancel()
+            self._reading_due = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self._end_wait()
+        self._all.open.discard(self)
+        super().connection_lost(exc)
+        if self._reading_due is not None:
+            self._reading_due.cancel()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_request(self) -> None:
+        self._end_wait()
+        self._all.waiting[self] = None
+        self._request_due = self.loop.call_later(_CLIENT_SECONDS, self._abort)
+
+    def _end_wait(self) -> None:
+        self._all.waiting.pop(self, None)
+        if self._request_due is not None:
+            self._request_due.cancel()
+            self._request_due = None
+
+    def _abort(self) -> None:
+        self._all.waiting.pop(self, None)
+        self._all.open.discard(self)
+        self.transport.abort()

@@ -1,0 +1,79 @@
+"""What those who have logged in may change: the same as by the CLI, with a line in the log for each attempt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from mptcp_throttle.config.validation import Name, Section, text_that
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.rpc import Json, RpcError
+
+_log = logging.getLogger("mptcp-throttle-web.changes")
+
+Seconds = Annotated[float, Field(gt=0, le=3650 * 86_400)]
+
+
+class SetRate(Section):
+    """Override a rate of a network; `rate` null is unlimited, `seconds` null is until reset."""
+
+    network: Name
+    rule: Literal["cap", "limit", "uplink_cap", "uplink_limit"]
+    rate: Annotated[str, text_that(lambda text: len(text) <= 32, "up to 32 printable characters")] | None
+    seconds: Seconds | None = None
+
+
+class ResetRate(Section):
+    """Return to the configured rates of a network."""
+
+    network: Name
+
+
+class Pause(Section):
+    """Free all subflows; `seconds` null is until resumed."""
+
+    seconds: Seconds | None = None
+
+
+class Resume(Section):
+    """End a pause."""
+
+
+_CHANGES: Final[dict[str, type[Section]]] = {
+    "set_rate": SetRate,
+    "reset_rate": ResetRate,
+    "pause": Pause,
+    "resume": Resume,
+}
+
+
+class Control:
+    """Makes changes through `call`, which calls a method of the daemon and raises RpcError."""
+
+    def __init__(self, call: Callable[..., Awaitable[Json]]) -> None:
+        self._call = call
+        # Each attempt is in the log, whatever the level of the others is.
+        _log.setLevel(logging.INFO)
+
+    async def change(self, method: str, body: Json, who: str) -> Json:
+        """What the daemon answers. Raises UserError if it refuses, or if the request is malformed."""
+        try:
+            parameters = _CHANGES[method].model_validate(body)
+        except KeyError as error:
+            raise UserError(f"{shown(method)}: no such change; allowed: {', '.join(_CHANGES)}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "request"
+            raise UserError(f"{where}: {shown(first['input'])}: {first['msg']}") from error
+        values = parameters.model_dump()
+        asked = " ".join((method, *(f"{key}={value}" for key, value in values.items())))
+        try:
+            answer = await self._call(method, *values.values())
+        except RpcError as error:
+            _log.info("%s by %s: refused: %s", asked, who, error)
+            raise
+        _log.info("%s by %s: done", asked, who)
+        return answer

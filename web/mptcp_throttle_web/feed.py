@@ -1,0 +1,178 @@
+"""What the daemon says, once per second for everybody who looks, however many they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from mptcp_throttle.findings import daemon_findings
+from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttle.rpc.wire import Order
+from mptcp_throttle_web.hiding import Hider
+
+_log = logging.getLogger("mptcp-throttle-web")
+
+Ask = Callable[..., Json]
+"""Calls a method of the daemon with parameters, in any thread. Raises RpcError."""
+
+LOOK_SECONDS: Final = 1.0
+MAX_VIEWERS: Final = 64
+_MAX_QUESTIONS: Final = 16
+# Strangers, who can connect but have neither the group nor logged in, leave half of both to others.
+_STRANGERS: Final = 2
+_DECISIONS: Final = 30
+_HISTORY_SECONDS: Final = 2.0
+_MAX_HISTORIES: Final = 64
+# Of the daemon's threads, so many at most answer us.
+_AT_A_TIME: Final = 2
+
+
+class Busy(Exception):
+    """Too many look, or for too many different things."""
+
+
+class Question(NamedTuple):
+    """What a viewer looks for: so many clients of each network, sorted, with a pattern; `hidden`: without addresses."""
+
+    number: int
+    order: Order
+    pattern: str
+    hidden: bool
+
+
+@dataclass(slots=True)
+class _Channel:
+    """The latest answer to a question, for all its viewers."""
+
+    viewers: int = 0
+    answer: bytes = b""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def publish(self, answer: bytes) -> None:
+        """To those who wait."""
+        self.answer = answer
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Feed:
+    """Asks the daemon while somebody looks. All methods are for one event loop."""
+
+    def __init__(self, ask: Ask, hider: Hider) -> None:
+        self._ask = ask
+        self._hider = hider
+        self._channels: dict[Question, _Channel] = {}
+        self._histories: dict[tuple[str, float], tuple[float, asyncio.Task[Json]]] = {}
+        self._asking = asyncio.Semaphore(_AT_A_TIME)
+        self._closed = False
+
+    def open(self, question: Question, *, is_stranger: bool) -> AsyncIterator[bytes]:
+        """Server-sent events: the present answer, and each new one. Raises Busy."""
+        part = _STRANGERS if is_stranger else 1
+        is_new = question not in self._channels
+        viewers = sum(channel.viewers for channel in self._channels.values())
+        if viewers >= MAX_VIEWERS // part or (is_new and len(self._channels) >= _MAX_QUESTIONS // part):
+            raise Busy
+        return self._events(question)
+
+    async def _events(self, question: Question) -> AsyncIterator[bytes]:
+        channel = self._channels.setdefault(question, _Channel())
+        channel.viewers += 1
+        if channel.task is None:
+            channel.task = asyncio.create_task(self._follow(question, channel))
+        try:
+            if channel.answer:
+                yield channel.answer
+            while not self._closed:
+                await channel.changed.wait()
+                if not self._closed:
+                    yield channel.answer
+        finally:
+            channel.viewers -= 1
+            if not channel.viewers and self._channels.get(question) is channel:
+                del self._channels[question]
+
+    async def _follow(self, question: Question, channel: _Channel) -> None:
+        clock = asyncio.get_running_loop().time
+        while channel.viewers and not self._closed:
+            began = clock()
+            answer = await self._in_thread(self._look, question)
+            channel.publish(answer)
+            used = clock() - began
+            # A daemon that answers slowly is asked less often.
+            await asyncio.sleep(max(LOOK_SECONDS - used, used))
+
+    def _look(self, question: Question) -> bytes:
+        data: Json
+        try:
+            status = self._ask("status")
+            top = self._ask("top", question.number, question.order, question.pattern)
+            decisions = self._ask("decisions", _DECISIONS)["decisions"]
+            attention = [finding._asdict() for finding in daemon_findings(status) if finding.problem is not None]
+            data = {
+                "problem": None,
+                "daemon": status["daemon"],
+                "sniffer": status["sniffer"],
+                "top": top,
+                "attention": attention,
+                "decisions": decisions,
+            }
+        except RpcError as error:
+            data = {"problem": str(error)}
+        except (KeyError, TypeError) as error:
+            data = {"problem": f"the daemon has another version than this page: {error!r}"}
+        if question.hidden:
+            data = self._hider.hidden(data)
+        return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+    async def history(self, name: str, seconds: float) -> Json:
+        """What a network or a client has carried, as columns: `start` of each period, in seconds since the epoch, and
+        IP bytes as bits per second. Raises RpcError.
+
+        The same answer serves all who ask within two seconds.
+        """
+        now = asyncio.get_running_loop().time()
+        self._histories = {key: kept for key, kept in self._histories.items() if kept[0] > now}
+        key = name, seconds
+        kept = self._histories.get(key)
+        if kept is None:
+            if len(self._histories) >= _MAX_HISTORIES:
+                raise Busy
+            kept = now + _HISTORY_SECONDS, asyncio.create_task(self._in_thread(self._read_history, name, seconds))
+            self._histories[key] = kept
+        # Others may wait for it, too.
+        return await asyncio.shield(kept[1])
+
+    def _read_history(self, name: str, seconds: float) -> Json:
+        answer = self._ask("history", name, seconds)
+        resolution, periods = answer["resolution"], answer["periods"]
+
+        def rates(column: str) -> list[int]:
+            return [round(8 * period[column] / resolution) for period in periods]
+
+        return {
+            "kind": answer["kind"],
+            "resolution": resolution,
+            "start": [period["start"] for period in periods],
+            "sent": rates("ip_sent"),
+            "received": rates("ip_received"),
+        }
+
+    async def call(self, method: str, *parameters: Json) -> Json:
+        """Call any method of the daemon. Raises RpcError."""
+        return await self._in_thread(self._ask, method, *parameters)
+
+    async def _in_thread(self, function: Callable[..., Json], *arguments: object) -> Json:
+        async with self._asking:
+            return await asyncio.to_thread(function, *arguments)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        for channel in self._channels.values():
+            channel.publish(b"")

@@ -1,0 +1,106 @@
+"""What every request passes first: is it for this page, does it come from it, is it small; and headers for browsers.
+
+A browser runs the pages of others, too. They must not be able to read this one, by a name of theirs that leads to this
+host (DNS rebinding: the Host header tells), nor to change anything here in the name of somebody who has logged in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_log = logging.getLogger("mptcp-throttle-web")
+
+MAX_BODY_BYTES: Final = 4096
+_BODY_SECONDS: Final = 5.0
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class _Refusal(NamedTuple):
+    status: int
+    problem: str
+
+
+class Guard:
+    """The application behind it is called for requests that pass. `names` are host names beside those of loopback."""
+
+    def __init__(self, application: ASGIApp, names: Iterable[str]) -> None:
+        self._application = application
+        self._names = _LOOPBACK_NAMES.union(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if "Cache-Control" not in headers:
+                    headers["Cache-Control"] = "no-cache" if scope["path"].startswith("/static/") else "no-store"
+            await send(message)
+
+        async def receive_in_time() -> Message:
+            async with asyncio.timeout(_BODY_SECONDS):
+                return await receive()
+
+        refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+        application: ASGIApp = self._application
+        if refusal is not None:
+            application = JSONResponse({"problem": refusal.problem}, refusal.status)
+        try:
+            await application(scope, receive_in_time if scope["method"] == "POST" else receive, send_with_headers)
+        except Exception:
+            # Starlette has answered, and passes the exception on.
+            _log.exception("%s %s", scope["method"], scope["path"])
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> _Refusal | None:
+        host = headers.get("host", "")
+        if _host_name(host) not in self._names:
+            return _Refusal(421, f"this page is not served under that name; allowed: {', '.join(sorted(self._names))}")
+        if method not in {"GET", "HEAD", "POST"}:
+            return _Refusal(405, "allowed: GET, HEAD, POST")
+        is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+        if path.startswith("/api/") and is_foreign:
+            return _Refusal(403, "allowed: requests of this page")
+        return _post_refusal(host, headers) if method == "POST" else None
+
+
+def _post_refusal(host: str, headers: Headers) -> _Refusal | None:
+    origin = urlsplit(headers.get("origin", ""))
+    if origin.netloc.lower() != host.lower() or origin.scheme not in {"http", "https"}:
+        return _Refusal(403, "allowed: requests of this page (Origin)")
+    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return _Refusal(415, "allowed: application/json")
+    length = headers.get("content-length", "")
+    if not length.isdecimal():
+        return _Refusal(411, "Content-Length is required")
+    if int(length[:10]) > MAX_BODY_BYTES:
+        return _Refusal(413, f"allowed: up to {MAX_BODY_BYTES} bytes")
+    return None
+
+
+def _host_name(host: str) -> str:
+    """Of a Host header, without the port and in lower case; empty if it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

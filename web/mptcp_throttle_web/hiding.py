@@ -1,0 +1,71 @@
+"""Replaces the addresses of clients by names, for those who may not see them, and for pictures of the page."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections import OrderedDict
+from ipaddress import ip_address
+from typing import Final
+
+from mptcp_throttle.rpc import Json
+
+_KEPT: Final = 10_000
+_NAME_DIGITS: Final = 8
+_HIDDEN_KEYS: Final = frozenset({"token", "client_port"})
+_RUN: Final = re.compile(r"[0-9a-fA-F:.]{2,}")
+_MAX_RUN: Final = 100
+_PORT_AFTER_NAME: Final = re.compile(r"\[?(host-[0-9a-f]{8})\]?:\d{1,5}\b")
+
+
+class Hider:
+    """Names for addresses, the same ones until the end of this process; nobody can compute an address from its name."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._addresses: OrderedDict[str, str] = OrderedDict()
+
+    def hidden(self, data: Json) -> Json:
+        """The data with a name in place of each address, wherever it is in a text, and without tokens and ports."""
+        match data:
+            case str():
+                return _PORT_AFTER_NAME.sub(r"\1", _RUN.sub(self._replace, data))
+            case list():
+                return [self.hidden(item) for item in data]
+            case dict():
+                return {key: None if key in _HIDDEN_KEYS else self.hidden(value) for key, value in data.items()}
+        return data
+
+    def address(self, name: str) -> str | None:
+        """The address that has been given this name, None if there is none, or it is long ago."""
+        return self._addresses.get(name)
+
+    def _replace(self, run: re.Match[str]) -> str:
+        """The text with a name for each address in it; other characters may be before and behind it."""
+        text, parts, start = run[0], [], 0
+        if len(text) > _MAX_RUN:
+            return "(hidden)"
+        while start < len(text):
+            end, name = self._first(text, start)
+            parts.append(text[start:end] if name is None else name)
+            start = end
+        return "".join(parts)
+
+    def _first(self, text: str, start: int) -> tuple[int, str | None]:
+        """The name of the longest address that begins there, and its end; else None and the next character."""
+        for end in range(len(text), start + 1, -1):
+            try:
+                return end, self._name(str(ip_address(text[start:end])))
+            except ValueError:
+                continue
+        return start + 1, None
+
+    def _name(self, address: str) -> str:
+        digest = hmac.digest(self._key, address.encode(), "sha256").hex()
+        name = f"host-{digest[:_NAME_DIGITS]}"
+        self._addresses[name] = address
+        self._addresses.move_to_end(name)
+        if len(self._addresses) > _KEPT:
+            self._addresses.popitem(last=False)
+        return name

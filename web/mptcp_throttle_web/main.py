@@ -1,0 +1,188 @@
+"""`mptcp-throttle-web`: the command line, the listeners, and their end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from mptcp_throttle import logs, service, systemd
+from mptcp_throttle.bounded_server import bind_unix_socket
+from mptcp_throttle.config.load import DEFAULT_PATH, load_config
+from mptcp_throttle.config.token_hash import TokenHash
+from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
+from mptcp_throttle.rpc import Json, RpcClient
+from mptcp_throttle.systemd import Watchdog
+from mptcp_throttle_web.application import Application, Visitors
+from mptcp_throttle_web.bounded_protocol import MAX_HEAD_BYTES, BoundedProtocol
+from mptcp_throttle_web.control import Control
+from mptcp_throttle_web.feed import Feed
+from mptcp_throttle_web.guard import Guard
+from mptcp_throttle_web.hiding import Hider
+from mptcp_throttle_web.sessions import Sessions
+
+if TYPE_CHECKING:
+    from mptcp_throttle.config.schema import Config, ListenAddress, SocketGroup
+
+_log = logging.getLogger("mptcp-throttle-web")
+
+_CALL_SECONDS: Final = 10.0
+_QUEUED_CONNECTIONS: Final = 128
+_CLOSE_SECONDS: Final = 1
+_WATCH_SECONDS: Final = 1.0
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to `_serve`, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, note_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._note_started = note_started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._note_started()
+
+
+def _unix_listener(path: Path, group: SocketGroup | None) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    bind_unix_socket(lambda: listener.bind(str(path)), path, group)
+    return listener
+
+
+def _tcp_listener(address: ListenAddress) -> socket.socket:
+    family = socket.AF_INET6 if address.host.version == 6 else socket.AF_INET
+    try:
+        return socket.create_server((str(address.host), address.port), family=family, backlog=_QUEUED_CONNECTIONS)
+    except OSError as error:
+        problem = f"web.listen: {address}: cannot be used: {os.strerror(error.errno or 0)}"
+        raise UserError(problem, os.EX_UNAVAILABLE) from error
+
+
+def _check_certificate(config: Config) -> None:
+    for key, path in (("certificate", config.web.certificate), ("key", config.web.key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise UserError(f"web.{key}: {path}: cannot be read", os.EX_NOPERM)
+
+
+async def _serve(config: Config) -> None:
+    def ask(method: str, *parameters: Json) -> Json:
+        return RpcClient(config.sockets.daemon, _CALL_SECONDS).call(method, *parameters)
+
+    web, hider = config.web, Hider()
+    feed = Feed(ask, hider)
+    sessions = None if web.token is None else Sessions(web.token)
+    control = Control(feed.call) if web.control else None
+    waiting = {"listeners": 1 + (web.listen is not None)}
+
+    def note_started() -> None:
+        waiting["listeners"] -= 1
+        if not waiting["listeners"]:
+            where = "" if web.listen is None else f", on {'https' if web.key else 'http'}://{web.listen}"
+            _log.info("the page is on %s%s", config.sockets.web, where)
+            systemd.notify("READY=1")
+
+    def server(visitors: Visitors, certificate: str | None = None, key: str | None = None) -> _Server:
+        application = Application(feed, hider, sessions, control, visitors)
+        names = [*web.names, *(() if web.listen is None else (str(web.listen.host),))]
+        settings = uvicorn.Config(
+            Guard(application.asgi, names),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        return _Server(settings, note_started)
+
+    listeners = [(server(Visitors.GROUP), _unix_listener(config.sockets.web, config.socket_group))]
+    if web.listen is not None:
+        visitors = Visitors.HOST if web.listen.host.is_loopback else Visitors.ANYBODY
+        listeners.append((server(visitors, web.certificate, web.key), _tcp_listener(web.listen)))
+
+    def stop() -> None:
+        feed.close()
+        for one, _ in listeners:
+            one.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    watching = asyncio.create_task(_watch())
+    try:
+        await asyncio.gather(*(one.serve([listener]) for one, listener in listeners))
+    finally:
+        watching.cancel()
+        systemd.notify("STOPPING=1")
+        with contextlib.suppress(OSError):
+            config.sockets.web.unlink()
+
+
+async def _watch() -> None:
+    watchdog = Watchdog()
+    while True:
+        watchdog.alive()
+        await asyncio.sleep(_WATCH_SECONDS)
+
+
+def _new_token() -> None:
+    token = secrets.token_urlsafe(32)
+    sys.stdout.write(
+        f"The token, for the log-in; it is shown only now:\n  {token}\n"
+        f"Its hash, for web.token in mptcp-throttle.yaml:\n  {TokenHash.of(token)}\n"
+    )
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="mptcp-throttle-web",
+        description="Serve a page that shows what mptcp-throttled does.",
+        epilog=EXIT_STATUS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
+    options = parser.parse_args(arguments)
+    if options.new_token:
+        _new_token()
+        return
+    logs.configure()
+    config = load_config(options.config)
+    logs.set_level(config.log_level)
+    # Its lines are about what clients send, which may be anything.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    _check_certificate(config)
+    with service.single_instance(config.sockets.web.parent, "mptcp-throttle-web", config.socket_group):
+        asyncio.run(_serve(config))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the service; the exit status is one of those in `mptcp_throttle.errors`."""
+    return service.run(lambda: _main(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Log-in by a token, and the sessions that follow from it. They end with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from mptcp_throttle.config.token_hash import TokenHash
+
+SESSION_SECONDS: Final = 12 * 3600.0
+_MAX_SESSIONS: Final = 32
+_ATTEMPTS: Final = 5
+_ATTEMPT_SECONDS: Final = 6.0
+
+
+class TooManyAttempts(Exception):
+    """No log-in is tried now; `seconds` until the next one may be."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """`key` is the secret in the cookie, `csrf` the one that the page sends with each change; `name` is for the log."""
+
+    key: str
+    csrf: str
+    name: str
+    expires_at: float
+
+    def confirms(self, csrf: str) -> bool:
+        """Whether a request that carries this comes from the page."""
+        return hmac.compare_digest(self.csrf.encode(), csrf.encode())
+
+
+class Sessions:
+    """Those who have logged in with the token of `token`, the latest ones only.
+
+    All attempts together are bounded: five at once, and one more every six seconds. Where clients come from is of no
+    use, since behind a tunnel all come from the same address.
+    """
+
+    def __init__(self, token: TokenHash) -> None:
+        self._token = token
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._attempts = float(_ATTEMPTS)
+        self._attempts_at = time.monotonic()
+        self._trying = asyncio.Lock()
+
+    async def log_in(self, token: str) -> Session | None:
+        """A new session; None if the token is wrong. Raises TooManyAttempts."""
+        now = time.monotonic()
+        self._attempts = min(_ATTEMPTS, self._attempts + (now - self._attempts_at) / _ATTEMPT_SECONDS)
+        self._attempts_at = now
+        if self._attempts < 1:
+            raise TooManyAttempts((1 - self._attempts) * _ATTEMPT_SECONDS)
+        self._attempts -= 1
+        async with self._trying:  # one at a time: each takes 16 MB of memory
+            is_right = await asyncio.to_thread(self._token.matches, token)
+        if not is_right:
+            return None
+        self._attempts = min(_ATTEMPTS, self._attempts + 1)
+        key = secrets.token_urlsafe(32)
+        session = Session(key, secrets.token_urlsafe(32), secrets.token_hex(4), time.monotonic() + SESSION_SECONDS)
+        self._sessions[key] = session
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+    def find(self, key: str | None) -> Session | None:
+        """The session of a cookie; None if there is none, or it has expired."""
+        session = None if key is None else self._sessions.get(key)
+        if session is None or time.monotonic() < session.expires_at:
+            return session
+        self.log_out(session)
+        return None
+
+    def log_out(self, session: Session) -> None:
+        """End it."""
+        self._sessions.pop(session.key, None)

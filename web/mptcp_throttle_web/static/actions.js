@@ -1,0 +1,92 @@
+// Log-in, and what those who have logged in may change.
+
+import { byId, element, setText } from "./dom.js";
+import { loadSession, post, session } from "./server.js";
+
+// Shows a dialog; `submit` is tried until it succeeds or the user cancels.
+function ask(dialog, submit) {
+  const problem = dialog.querySelector(".problem");
+  setText(problem, "");
+  dialog.querySelector(".cancel").onclick = () => dialog.close();
+  dialog.querySelector("form").onsubmit = async (event) => {
+    event.preventDefault();
+    try {
+      await submit();
+      dialog.close();
+    } catch (error) {
+      setText(problem, error.message);
+    }
+  };
+  dialog.showModal();
+}
+
+export class Actions {
+  // `sessionChanged` is called after a log-in and a log-out, `showProblem` with what was refused.
+  constructor(sessionChanged, showProblem) {
+    this.sessionChanged = sessionChanged;
+    this.showProblem = showProblem;
+    this.isPaused = false;
+  }
+
+  async refresh() {
+    await loadSession();
+    document.body.classList.toggle("may-change", session.may_change);
+    this.showAccount();
+    this.sessionChanged();
+  }
+
+  showAccount() {
+    const buttons = [];
+    const button = (text, action) => buttons.push(element("button", { type: "button", textContent: text, onclick: action }), " ");
+    if (session.may_change) {
+      if (this.isPaused) button("resume", () => this.change("resume", {}));
+      else button("pause for 10 minutes", () => this.change("pause", { seconds: 600 }));
+    }
+    if (session.logged_in) button("log out", () => this.logOut());
+    else if (session.may_log_in) button("log in", () => this.logIn());
+    byId("account").replaceChildren(...buttons);
+  }
+
+  showPause(isPaused) {
+    if (isPaused === this.isPaused) return;
+    this.isPaused = isPaused;
+    this.showAccount();
+  }
+
+  logIn() {
+    const token = byId("token");
+    token.value = "";
+    ask(byId("log-in"), async () => {
+      await post("/api/log-in", { token: token.value });
+      token.value = "";
+      await this.refresh();
+    });
+  }
+
+  async logOut() {
+    await post("/api/log-out").catch((error) => this.showProblem(error.message));
+    await this.refresh();
+  }
+
+  askRate(network) {
+    setText(byId("set-rate-network"), network);
+    ask(byId("set-rate"), () => {
+      const rate = byId("rate").value.trim();
+      const seconds = byId("seconds").value;
+      return post("/api/change/set_rate", {
+        network,
+        rule: byId("rule").value,
+        rate: rate === "unlimited" ? null : rate,
+        seconds: seconds === "" ? null : Number(seconds),
+      });
+    });
+  }
+
+  async change(method, body) {
+    try {
+      await post(`/api/change/${method}`, body);
+    } catch (error) {
+      this.showProblem(error.message);
+    }
+  }
+}

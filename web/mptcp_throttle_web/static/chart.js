@@ -1,0 +1,75 @@
+// Rates over time, stacked, with the cap of each network as a dashed line above what is below it in the stack.
+
+import uPlot from "./uPlot.esm.js";
+import { rate } from "./format.js";
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// One column of times for several histories, and for each a value per time; null where it has none.
+function aligned(histories) {
+  const times = [...new Set(histories.flatMap((one) => one.start))].sort((a, b) => a - b);
+  const columns = histories.map((one) => {
+    const values = new Map(one.start.map((start, place) => [start, one.values[place]]));
+    return times.map((time) => values.get(time) ?? 0);
+  });
+  return [times, columns];
+}
+
+// Draws into an element. `series`: {name, start, values, cap (bits per second or null), colour (number)}, from the
+// bottom of the stack upwards. `from` and `to`, in seconds since the epoch, are the ends of the time axis.
+export class Chart {
+  constructor(parent, label) {
+    this.parent = parent;
+    this.label = label;
+    new ResizeObserver(() => this.resize()).observe(parent);
+  }
+
+  draw(series, from, to) {
+    const [times, columns] = aligned(series);
+    const data = [times];
+    const lines = [{}];
+    const bands = [];
+    let below = times.map(() => 0);
+    series.forEach((one, number) => {
+      const top = columns[number].map((value, place) => below[place] + value);
+      const stroke = colour(`--series-${one.colour % 6}`);
+      data.push(top);
+      lines.push({ stroke, width: 1, fill: number === 0 ? `${stroke}66` : undefined, points: { show: false } });
+      if (number > 0) bands.push({ series: [data.length - 1, one.place], fill: `${stroke}66` });
+      const place = data.length - 1;
+      if (one.cap !== null) {
+        data.push(below.map((value) => value + one.cap));
+        lines.push({ stroke, width: 2, dash: [6, 4], points: { show: false } });
+      }
+      if (number + 1 < series.length) series[number + 1].place = place;
+      below = top;
+    });
+    const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
+    const highest = Math.max(1000, ...data.slice(1).flat());
+    this.plot?.destroy();
+    this.plot = new uPlot(
+      {
+        width: this.parent.clientWidth,
+        height: this.parent.clientHeight,
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false }, points: { show: false } },
+        scales: { x: { range: [from, to] }, y: { range: [0, highest * 1.05] } },
+        axes: [axis, { ...axis, size: 84, values: (_, ticks) => ticks.map((tick) => (tick ? rate(tick) : "0")) }],
+        series: lines,
+        bands,
+      },
+      data,
+      this.parent,
+    );
+    const canvas = this.parent.querySelector("canvas");
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", this.label(series));
+    this.parent.dataset.points = times.length;
+  }
+
+  resize() {
+    this.plot?.setSize({ width: this.parent.clientWidth, height: this.parent.clientHeight });
+  }
+}

@@ -1,0 +1,41 @@
+// What the user has chosen. It is in the address of the page, so that a reload, a bookmark or a link keeps it.
+
+const DEFAULTS = { range: "600", direction: "sent", order: "sent", number: "20", pattern: "", hidden: "", theme: "", open: "" };
+const listeners = [];
+export const choices = { ...DEFAULTS, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
+
+export function choose(name, value) {
+  if (choices[name] === value) return;
+  choices[name] = value;
+  const changed = Object.entries(choices).filter(([key, chosen]) => key in DEFAULTS && chosen !== DEFAULTS[key]);
+  const hash = new URLSearchParams(changed).toString();
+  history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
+  for (const listener of listeners) listener(name);
+}
+
+export function onChoice(listener) {
+  listeners.push(listener);
+}
+
+export function isOpen(client) {
+  return choices.open.split(" ").includes(client);
+}
+
+export function toggleOpen(client) {
+  const open = choices.open.split(" ").filter((name) => name !== "" && name !== client);
+  if (!isOpen(client)) open.push(client);
+  choose("open", open.slice(-8).join(" "));
+}
+
+// Ties a select, a checkbox or a text field to a choice.
+export function bind(control, name) {
+  const isBox = control.type === "checkbox";
+  if (isBox) control.checked = choices[name] === "true";
+  else control.value = choices[name];
+  let later;
+  control.addEventListener(control.type === "search" ? "input" : "change", () => {
+    clearTimeout(later);
+    const value = isBox ? (control.checked ? "true" : "") : control.value;
+    later = setTimeout(() => choose(name, value), control.type === "search" ? 300 : 0);
+  });
+}

@@ -1,0 +1,121 @@
+// The busiest clients of each access network, and the subflows of those that are open, with the reasons.
+
+import { Chart } from "./chart.js";
+import { isOpen, toggleOpen } from "./choices.js";
+import { byId, element, fill, keep, row, setText } from "./dom.js";
+import * as format from "./format.js";
+import { get } from "./server.js";
+
+const HEAD = ["client", "sends", "receives", "cap or limit", "use", "RTT", "state", "reason"];
+const CLASSES = ["", "number", "number", "", "number", "number", "", "reason"];
+const HISTORY_SECONDS = 600;
+
+function table(network) {
+  const label = network.name ?? "in no access network";
+  const title = element("h3", { textContent: label, id: `clients-of-${network.name}` });
+  const cells = HEAD.map((text, place) => element("th", { scope: "col", textContent: text, className: CLASSES[place] }));
+  const made = element("table", {}, element("thead", {}, element("tr", {}, ...cells)), element("tbody"));
+  const scroll = element("div", { className: "scroll", tabIndex: 0 }, made);
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-labelledby", title.id);
+  return element("div", {}, title, scroll, element("p", { className: "dim" }));
+}
+
+function rowsOf(network) {
+  return network.clients.flatMap((client) => {
+    const name = `${network.name}/${client.client}`;
+    const rows = [{ key: name, name, client }];
+    if (isOpen(name)) {
+      rows.push(...client.subflows.map((subflow, place) => ({ key: `${name}/${subflow.client_port ?? place}/${subflow.proxy}`, subflow, place })));
+      rows.push({ key: `${name}/chart`, name, chart: client.client, more: client.more_subflows });
+    }
+    return rows;
+  });
+}
+
+function reasonOf(subflow) {
+  const parts = [subflow.not_enforced ? `NOT ENFORCED: ${subflow.not_enforced}` : subflow.reason];
+  if (subflow.uplink_rule) parts.push(`uplink: ${subflow.uplink_reason}`);
+  return parts.join("; ");
+}
+
+function makeRow(item) {
+  if (item.chart !== undefined) return chartRow(item);
+  const made = row(CLASSES, item.subflow ? "subflow" : "");
+  if (item.client) {
+    const button = element("button", { type: "button", className: "plain", onclick: () => toggleOpen(item.name) });
+    made.cells[0].append(button);
+  }
+  return made;
+}
+
+function updateRow(made, item) {
+  if (item.chart !== undefined) {
+    setText(made.querySelector("p"), item.more ? `and ${item.more} more subflows` : "");
+  } else if (item.client) {
+    const { client } = item;
+    const button = made.querySelector("button");
+    setText(button, client.client);
+    button.setAttribute("aria-expanded", String(isOpen(item.name)));
+    fill(made, [
+      null, format.rate(client.sent_bps), format.rate(client.received_bps), client.rate_bps ? format.rate(client.rate_bps) : "–",
+      format.percent(client.throttled_bps, client.rate_bps), "", client.throttled ? `${client.throttled} throttled` : "",
+      "",
+    ]);
+  } else {
+    const { subflow } = item;
+    fill(made, [
+      subflow.client_port === null ? `subflow ${item.place + 1}` : `port ${subflow.client_port}`,
+      format.rate(subflow.sent_bps), format.rate(subflow.received_bps), subflow.rate ?? "–",
+      format.percent(subflow.sent_bps, subflow.rate_bps), format.milliseconds(subflow.rtt_ms), subflow.state, reasonOf(subflow),
+    ]);
+    made.cells[6].className = `state-${subflow.state}`;
+  }
+}
+
+function chartRow(item) {
+  const parent = element("div", { className: "chart" });
+  const made = element("tr", { className: "subflow" }, element("td", { colSpan: HEAD.length }, element("p", { className: "dim" }), parent));
+  const chart = new Chart(parent, () => `What was sent to ${item.chart} in the last 10 minutes, in all access networks.`);
+  const draw = async () => {
+    if (!made.isConnected) return;
+    try {
+      const history = await get("/api/history", { name: item.chart, seconds: HISTORY_SECONDS });
+      const now = Date.now() / 1000;
+      chart.draw([{ name: item.chart, start: history.start, values: history.sent, cap: null, colour: 0 }], now - HISTORY_SECONDS, now);
+    } catch (error) {
+      setText(made.querySelector("p"), error.message);
+    }
+    setTimeout(draw, 5000);
+  };
+  setTimeout(draw);
+  return made;
+}
+
+export function showClients(top) {
+  const networks = top.networks.filter((network) => network.clients.length > 0);
+  keep(
+    byId("client-tables"), networks, (network) => String(network.name), table,
+    (made, network) => {
+      keep(made.querySelector("tbody"), rowsOf(network), (item) => item.key, makeRow, updateRow);
+      setText(made.querySelector(":scope > p"), network.more_clients ? `and ${network.more_clients} more clients` : "");
+    },
+  );
+}
+
+export function showDecisions(decisions) {
+  const seen = new Map();
+  const items = decisions.map((one) => {
+    const base = `${one.at} ${one.client} ${one.client_port} ${one.decision}`;
+    seen.set(base, (seen.get(base) ?? 0) + 1);
+    return { ...one, key: `${base} ${seen.get(base)}` };
+  });
+  keep(
+    byId("decision-rows"), items, (one) => one.key,
+    (one) => row(["", "", "", one.decision.endsWith("cap") ? "state-cap" : one.decision.endsWith("limit") ? "state-limit" : "", "", "reason"]),
+    (made, one) => fill(made, [
+      format.timeOfDay(one.at), one.client_port === null ? one.client : `${one.client} port ${one.client_port}`,
+      one.network ?? "none", one.decision.replace("_", " "), one.rate ?? "–", one.reason,
+    ]),
+  );
+}

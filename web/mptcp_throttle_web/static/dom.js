@@ -1,0 +1,50 @@
+// Elements are kept from one answer to the next, so that focus, selection and a screen reader's place stay.
+// All texts are text: nothing that a client or the daemon sends becomes HTML.
+
+export function byId(id) {
+  return document.getElementById(id);
+}
+
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made) made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+export function setText(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+// Brings the children of `parent` to `items`: `key` identifies an item, `make` makes its element, `update` fills it.
+export function keep(parent, items, key, make, update) {
+  const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const name = String(key(item));
+    let child = before.get(name);
+    if (child === undefined) {
+      child = make(item);
+      child.dataset.key = name;
+    }
+    before.delete(name);
+    if (child === place) place = place.nextElementSibling;
+    else parent.insertBefore(child, place);
+    update(child, item);
+  }
+  for (const child of before.values()) child.remove();
+}
+
+// A row of cells; `classes` has the class of each one.
+export function row(classes, rowClass = "") {
+  return element("tr", { className: rowClass }, ...classes.map((name) => element("td", { className: name })));
+}
+
+export function fill(tableRow, texts) {
+  texts.forEach((text, place) => {
+    if (text !== null) setText(tableRow.cells[place], text);
+  });
+}

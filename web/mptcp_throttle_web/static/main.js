@@ -1,0 +1,96 @@
+// The page: one stream of answers from mptcp-throttle-web, shown by the other modules.
+
+import { Actions } from "./actions.js";
+import { bind, choices, onChoice } from "./choices.js";
+import { showClients, showDecisions } from "./clients.js";
+import { byId, setText } from "./dom.js";
+import { Networks, showAttention } from "./networks.js";
+import { session, Stream } from "./server.js";
+
+const DRAW_SECONDS = { 600: 5, 3600: 30, 86400: 60, 5184000: 600 };
+const darkSystem = matchMedia("(prefers-color-scheme: dark)");
+
+let latest = null;
+let drawing;
+
+const actions = new Actions(connect, showNotice);
+const networks = new Networks(actions);
+const stream = new Stream(show, (problem) => showConnection(problem));
+
+function connect() {
+  byId("hidden").disabled = !session.sees_addresses;
+  byId("hidden").checked = choices.hidden === "true" || !session.sees_addresses;
+  byId("pattern").disabled = !session.sees_addresses;
+  if (!session.sees) {
+    stream.close();
+    showConnection("log in to see anything");
+    return;
+  }
+  const { number, order, hidden } = choices;
+  stream.open({ number, order, pattern: session.sees_addresses ? choices.pattern : "", hidden: hidden === "true" });
+}
+
+function show(answer) {
+  if (answer.problem !== null) {
+    showConnection(answer.problem);
+    return;
+  }
+  const isFirst = latest === null || latest.problem;
+  latest = answer;
+  const { daemon, top } = answer;
+  showConnection(null, top);
+  showNotice(daemon.pause === null ? "" : "Paused by the operator: nothing is throttled.");
+  actions.showPause(daemon.pause !== null);
+  showAttention(answer.attention);
+  networks.show(top);
+  showClients(top);
+  showDecisions(answer.decisions);
+  const page = session.version === daemon.version ? "" : `, this page ${session.version}`;
+  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interface}, marks by ${daemon.marks}`);
+  if (isFirst) draw();
+}
+
+function showConnection(problem, top) {
+  const line = byId("connection");
+  line.classList.toggle("problem", Boolean(problem));
+  if (problem) {
+    latest = { ...latest, problem };
+    setText(line, `not up to date: ${problem}`);
+  } else {
+    setText(line, `live: ${top.connections} connections`);
+  }
+}
+
+function showNotice(text) {
+  byId("notice").hidden = text === "";
+  setText(byId("notice"), text);
+}
+
+async function draw() {
+  clearTimeout(drawing);
+  try {
+    await networks.draw();
+    document.body.dataset.drawn = choices.range;
+  } catch (error) {
+    showConnection(error.message);
+  }
+  drawing = setTimeout(draw, 1000 * (DRAW_SECONDS[choices.range] ?? 60));
+}
+
+function showTheme() {
+  document.documentElement.dataset.theme = choices.theme || (darkSystem.matches ? "dark" : "light");
+}
+
+for (const name of ["hidden", "theme", "range", "direction", "pattern", "order", "number"]) bind(byId(name), name);
+onChoice((name) => {
+  if (["hidden", "pattern", "order", "number"].includes(name)) connect();
+  if (name === "theme") showTheme();
+  if (["range", "direction", "theme"].includes(name) && latest !== null) draw();
+  if (name === "open" && latest?.top) showClients(latest.top);
+});
+darkSystem.addEventListener("change", () => {
+  showTheme();
+  if (latest !== null) draw();
+});
+showTheme();
+actions.refresh().catch((error) => showConnection(error.message));

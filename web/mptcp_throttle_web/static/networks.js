@@ -1,0 +1,109 @@
+// The table of access networks, and their chart.
+
+import { Chart } from "./chart.js";
+import { choices } from "./choices.js";
+import { byId, element, fill, keep, row, setText } from "./dom.js";
+import * as format from "./format.js";
+import { get } from "./server.js";
+
+let shown = [];
+
+function rule(network, name) {
+  const present = network[name];
+  const text = present === null ? "–" : `${present}${network.per === "network" ? "" : ` per ${network.per}`}`;
+  const override = (network.overrides ?? []).find((one) => one.rule === name);
+  if (override === undefined) return text;
+  const left = override.seconds_left === null ? "until reset" : `for ${format.duration(override.seconds_left)}`;
+  return `${text} (by hand, ${left})`;
+}
+
+function uplink(network) {
+  const parts = [];
+  if (network.uplink_cap) parts.push(`cap ${network.uplink_cap}`);
+  if (network.uplink_limit) parts.push(`limit ${network.uplink_limit}`);
+  return parts.join(", ") || "–";
+}
+
+function bitsPerSecond(text) {
+  const found = /^([\d.]+)([kmg]?)bit$/.exec(text ?? "");
+  return found === null ? null : Number(found[1]) * { "": 1, k: 1e3, m: 1e6, g: 1e9 }[found[2]];
+}
+
+export class Networks {
+  constructor(actions) {
+    this.actions = actions;
+    this.chart = new Chart(byId("network-chart"), (series) => {
+      const latest = series.map((one) => `${one.name} ${format.rate(one.values.at(-1) ?? 0)}`);
+      return `Rates of access networks over time. Latest: ${latest.join(", ")}. The table above has the present ones.`;
+    });
+  }
+
+  show(top) {
+    shown = top.networks.filter((network) => network.name !== null);
+    keep(
+      byId("network-rows"), shown, (network) => network.name,
+      (network) => this.makeRow(network),
+      (made, network) => fill(made, [
+        null, format.rate(network.sent_bps), format.rate(network.received_bps), rule(network, "cap"),
+        rule(network, "limit"), uplink(network), String(network.subflows), String(network.held_subflows), null,
+      ]),
+    );
+  }
+
+  makeRow(network) {
+    const made = row(["", "number", "number", "", "", "", "number", "number", "change"]);
+    made.cells[0].replaceWith(element("th", { scope: "row", textContent: network.name }));
+    const set = element("button", { type: "button", textContent: "set rate", onclick: () => this.actions.askRate(network.name) });
+    const reset = element("button", { type: "button", textContent: "reset", onclick: () => this.actions.change("reset_rate", { network: network.name }) });
+    set.setAttribute("aria-label", `set a rate of ${network.name}`);
+    reset.setAttribute("aria-label", `reset the rates of ${network.name}`);
+    made.cells[8].append(set, " ", reset);
+    return made;
+  }
+
+  // The least preferred network is at the bottom of the stack: its cap is a straight line.
+  async draw() {
+    const seconds = Number(choices.range);
+    const asked = [...shown].reverse();
+    const histories = await Promise.all(asked.map((network) => get("/api/history", { name: network.name, seconds })));
+    const series = asked.map((network, place) => ({
+      name: network.name,
+      start: histories[place].start,
+      values: histories[place][choices.direction],
+      cap: bitsPerSecond(choices.direction === "sent" ? network.cap : network.uplink_cap),
+      colour: shown.indexOf(network),
+    }));
+    const now = Date.now() / 1000;
+    this.chart.draw(series, now - seconds, now);
+    keep(
+      byId("network-legend"), series, (one) => `${one.name} ${one.cap}`,
+      (one) => {
+        const line = element("span", {}, swatch(one.colour, ""), element("span", { textContent: one.name }));
+        if (one.cap !== null) line.append(" ", swatch(one.colour, "cap"), element("span", { textContent: `cap of ${one.name}` }));
+        return line;
+      },
+      () => {},
+    );
+    return series.length > 0;
+  }
+}
+
+function swatch(number, kind) {
+  const made = element("span", { className: `swatch ${kind}` });
+  const value = `var(--series-${number % 6})`;
+  if (kind === "cap") made.style.borderColor = value;
+  else made.style.background = value;
+  return made;
+}
+
+export function showAttention(findings) {
+  const lines = findings.length ? findings : [{ subject: "", problem: "nothing", remedy: null, harm: null }];
+  keep(
+    byId("attention"), lines, (one) => `${one.subject} ${one.problem}`,
+    (one) => element("li", { className: one.harm === null ? "fine" : one.harm ? "harm" : "less" }),
+    (made, one) => {
+      const remedy = one.remedy ? `; remedy: ${one.remedy}` : "";
+      setText(made, one.subject ? `${one.subject}: ${one.problem}${remedy}` : one.problem);
+    },
+  );
+}
