@@ -87,6 +87,7 @@ class Services:
         self.config = self.directory / "mptcp-throttle.yaml"
         self.sniffer: Process | None = None
         self.daemon: Process | None = None
+        self.web: Process | None = None
         self._tuning = tuning
         self._executables = Path(sys.executable).parent
         (self.directory / "networks.d").mkdir(parents=True)
@@ -162,8 +163,8 @@ class Services:
         self.stop()
 
     def stop(self) -> None:
-        """End both."""
-        for process in (self.daemon, self.sniffer):
+        """End all."""
+        for process in (self.web, self.daemon, self.sniffer):
             if process is not None:
                 process.stop()
 
@@ -171,6 +172,12 @@ class Services:
         """Start `mptcp-sniffer`."""
         self.sniffer = self._start("mptcp-sniffer")
         return self.sniffer
+
+    def start_web(self) -> Process:
+        """Start `mptcp-throttle-web`; returns once the page is served."""
+        web = self.web = self._start("mptcp-throttle-web")
+        web.wait_until(lambda: "the page is on" in web.log_text(), "serving the page")
+        return web
 
     def start_timed(self) -> tuple[Path, Path]:
         """Start both so that they record when messages pass them; the files of the records, written at the end."""

@@ -1,0 +1,63 @@
+"""A real browser, Debian's Chromium, on the proxy's host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import proxy_world
+import pytest
+from page_in_browser import TOKEN, PageInBrowser
+from playwright.sync_api import sync_playwright
+from proxy_world import Hosts, ProxyWorld
+
+from mptcp_lab import namespaces
+from mptcp_throttle.config.token_hash import TokenHash
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+_OPTIONS: Final = ("--disable-background-networking", "--disable-quic", "--disable-component-update")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with proxy_world.hosts() as built:
+        built.lab.proxy.ip(["link set lo up"])
+        yield built
+
+
+@pytest.fixture(scope="module")
+def browser(hosts: Hosts) -> Iterator[Browser]:
+    """Its processes are in the network namespace of the proxy: its loopback is where the page is."""
+    program = hosts.lab.proxy.directory / "chromium"
+    enter = f"nsenter --net={namespaces.path(hosts.lab.proxy.namespace)}"
+    program.write_text(f'#!/bin/sh\nexec {enter} {shutil.which("chromium")} "$@"\n', encoding="ascii")
+    program.chmod(0o755)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(_OPTIONS), chromium_sandbox=False, timeout=90_000
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    """The services of a proxy, and the page, which those who have logged in may use to change something."""
+    with proxy_world.configured(hosts) as world:
+        world.services.configure_section("web", token=str(TokenHash.of(TOKEN)), control=True)
+        world.services.start_sniffer()
+        world.start_daemon()
+        world.services.start_web()
+        yield world
+
+
+@pytest.fixture
+def page(browser: Browser, world: ProxyWorld) -> Iterator[PageInBrowser]:
+    """The page, logged in. In the end no script has failed, and no request has left the host."""
+    assert world.services.web is not None
+    with PageInBrowser.open(browser) as page:
+        page.log_in()
+        yield page

@@ -1,0 +1,121 @@
+"""The page as a person uses it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from polling import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
+
+TOKEN: Final = "a-token-for-tests"  # noqa: S105
+ADDRESS: Final = "http://127.0.0.1:9722/"
+_UNITS: Final = {"kb/s": 1e3, "Mb/s": 1e6, "Gb/s": 1e9}
+
+
+class PageInBrowser:
+    """A tab with the page, and what has gone wrong in it."""
+
+    def __init__(self, tab: Page) -> None:
+        self.tab = tab
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        tab.set_default_timeout(60_000)
+        tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        tab.on("console", self._note)
+        tab.on("request", lambda request: self.requests.append(request.url))
+
+    @classmethod
+    @contextmanager
+    def open(cls, browser: Browser, fragment: str = "", **options: Any) -> Iterator[PageInBrowser]:  # noqa: ANN401
+        """In a new window. In the end no script has failed, and no request has gone elsewhere."""
+        context = browser.new_context(**options)
+        try:
+            page = cls(context.new_page())
+            page.tab.goto(ADDRESS + fragment)
+            yield page
+            assert page.errors == []
+            assert page.requests
+            assert [url for url in page.requests if not url.startswith(ADDRESS)] == []
+        finally:
+            context.close()
+
+    def _note(self, message: ConsoleMessage) -> None:
+        # The browser itself logs each answer that is not 200, and each connection that is refused.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.errors.append(message.text)
+
+    def log_in(self, token: str = TOKEN) -> None:
+        """As an operator does."""
+        self.tab.get_by_role("button", name="log in").click()
+        self.tab.get_by_label("token").fill(token)
+        self.tab.get_by_role("button", name="Log in", exact=True).last.click()
+        self.tab.get_by_role("button", name="log out").wait_for()
+
+    def text(self, selector: str = "body") -> str:
+        """What can be read there."""
+        return self.tab.locator(selector).inner_text()
+
+    def shows(self, text: str, selector: str = "body") -> bool:
+        """Whether it can be read there."""
+        return text in self.text(selector)
+
+    def wait_live(self) -> None:
+        """Wait until the page is up to date."""
+        eventually(lambda: self.shows("live: ", "#connection"), "the page is live")
+
+    def network(self, name: str) -> dict[str, str]:
+        """The row of an access network, by the heads of the columns."""
+        table = self.tab.locator("#networks table")
+        heads = table.locator("thead th").all_inner_texts()
+        row = table.locator("tbody tr", has=self.tab.locator(f"th:text-is('{name}')"))
+        return dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=False))
+
+    def sends(self, name: str) -> float:
+        """What an access network sends, in bits per second, as the page shows it."""
+        return bits_per_second(self.network(name).get("sends", ""))
+
+    def client_button(self, network: str) -> Locator:
+        """Opens the first client of an access network."""
+        return self.tab.locator(f"div:has(> h3#clients-of-{network}) button.plain").first
+
+    def subflows(self) -> list[str]:
+        """The rows of the subflows that are open."""
+        return self.tab.locator("#client-tables tr.subflow").all_inner_texts()
+
+    def choose(self, control: str, option: str) -> None:
+        """In the list with that id, by the option's text."""
+        self.tab.locator(f"#{control}").select_option(label=option)
+
+    def wait_drawn(self, seconds: int) -> None:
+        """Wait until the chart shows that range."""
+        self.tab.locator(f"body[data-drawn='{seconds}']").wait_for()
+
+    def picture(self, path: Path) -> None:
+        """Of the whole page."""
+        self.tab.screenshot(path=path, full_page=True)
+
+    def evaluate(self, script: str) -> Any:  # noqa: ANN401
+        """The value of a script in the page."""
+        return self.tab.evaluate(script)
+
+
+def bits_per_second(text: str) -> float:
+    """Of a text on the page; 0 if it is none."""
+    found = re.fullmatch(r"([\d.]+) (kb/s|Mb/s|Gb/s)", text.strip())
+    return float(found[1]) * _UNITS[found[2]] if found else 0.0
+
+
+def violations(results: Mapping[str, Any]) -> list[str]:
+    """What axe-core has found, one line each."""
+    return [
+        f"{violation['id']}: {node['html'][:120]}: {node.get('failureSummary', '')}"
+        for violation in results["violations"]
+        for node in violation["nodes"]
+    ]
