@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _PROGRAM: Final = "run-demo"
 _WIDTH: Final = 120
+_PAGE_PORT: Final = 9722
 _NETWORKS: Final = {"ethernet": "Ethernet", "wifi": "Wi-Fi"}
 SITUATIONS: Final = (
     *("plain-tcp", "mptcp-uncapped", "capped-1mbit", "rate-change", "backup", "wifi-lost"),
@@ -67,6 +69,14 @@ def _options() -> argparse.Namespace:
         metavar="DIR",
         help="where timeline.png, samples and logs go; default: %(default)s",
     )
+    parser.add_argument(
+        "--watch",
+        type=int,
+        nargs="?",
+        const=_PAGE_PORT,
+        metavar="PORT",
+        help="serve the page of mptcp-throttle on this port of 127.0.0.1 while the demo runs; default: %(const)s",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser.parse_args()
 
@@ -85,6 +95,7 @@ def run() -> int:
     from mptcp_lab.scenario.results import environment, read_results
     from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
     from mptcp_lab.scenario.scenario_schema import Kernel
+    from mptcp_lab.watched_page import watching
 
     try:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -97,9 +108,12 @@ def run() -> int:
     variant = "quick" if options.quick else "full"
     situations = chosen(f"demo/{name}:{variant}" for name in SITUATIONS if name in (options.only or SITUATIONS))
     experiments = [_marked(experiment, options.marks) for experiment in situations]
-    how = Options(repeat=1, seed=1, time_scale=1.0, out=options.output)
     display = Display(console, sum(expected_seconds(experiment.scenario) for experiment in experiments))
-    directories = run_all([(experiment, Kernel.NATIVE) for experiment in experiments], how, display, None)
+    with nullcontext() if options.watch is None else watching(options.output / "page", options.watch) as watch:
+        if watch is not None:
+            console.print(f"the page, until the demo ends: {watch.address}", highlight=False, soft_wrap=True)
+        how = Options(repeat=1, seed=1, time_scale=1.0, out=options.output, watch=watch)
+        directories = run_all([(experiment, Kernel.NATIVE) for experiment in experiments], how, display, None)
     pairs = [(e, read_results(directory)[0]) for e, directory in zip(experiments, directories, strict=True)]
     verdicts = list(verdicts_of(pairs))
     console.print(_rates_table(pairs), verdict_table(verdicts))

@@ -174,11 +174,7 @@ class PageServer:
         self, path: str = "/api/events", headers: Mapping[str, str] | None = None, *, unix: bool = False
     ) -> Any:  # noqa: ANN401
         """What the stream of events shows first."""
-        with closing(self.connection(unix=unix)) as connection:
-            connection.request("GET", path, headers=dict(headers or {}))
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-            return json.loads(answer.readline().removeprefix(b"data: "))
+        return _first_event(self.connection(unix=unix), path, headers or {})
 
     def raw(self) -> socket.socket:
         """A bare connection to the port."""
@@ -188,6 +184,19 @@ class PageServer:
         """Whether it answers a new connection within a second."""
         began = time.monotonic()
         return self.ask("/api/session").status == 200 and time.monotonic() - began < 1
+
+
+def first_event(port: int) -> Any:  # noqa: ANN401
+    """What the stream of events of a page on that port of 127.0.0.1 shows first."""
+    return _first_event(HTTPConnection("127.0.0.1", port, timeout=30), "/api/events", {})
+
+
+def _first_event(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> Any:  # noqa: ANN401
+    with closing(connection):
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        return json.loads(answer.readline().removeprefix(b"data: "))
 
 
 def free_port() -> int:

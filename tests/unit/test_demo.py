@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import closing
+from pathlib import Path
+
 import pytest
+from page_server import canned_daemon, first_event, free_port
 
 from mptcp_lab import demo
 from mptcp_lab.scenario.files import chosen
+from mptcp_lab.watched_page import watching
+from mptcp_throttle.config.schema import Sockets
+from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import MarkMethod
 
 
@@ -15,3 +23,22 @@ def test_chosen_marks_are_those_of_the_services(situation: str) -> None:
     throttle = demo._marked(experiment, MarkMethod.RULES).scenario.throttle
     assert (throttle is None) == (experiment.scenario.throttle is None)
     assert throttle is None or throttle.marks is MarkMethod.RULES
+
+
+def test_watched_page_shows_the_daemon_that_runs(tmp_path: Path) -> None:
+    port = free_port()
+    with watching(tmp_path / "page", port) as watch:
+        assert watch.address == f"http://127.0.0.1:{port}/"
+        assert first_event(port)["problem"] is not None
+        for name in ("first", "second"):
+            with canned_daemon(tmp_path / name):
+                watch.follow(Sockets.below(tmp_path / name / "run").daemon)
+                assert first_event(port)["problem"] is None
+            assert first_event(port)["problem"] is not None
+
+
+def test_watching_on_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"--watch {port}: Address already in use"), watching(tmp_path, port):
+            pass

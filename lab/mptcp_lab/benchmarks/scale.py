@@ -2,12 +2,13 @@
 
 The connections exist only as frames (`crowd`), which the sniffer captures; the proxy's kernel does not know them, so
 `sniffer.kernel_view` is off. With `--real` the proxy's kernel has the connections: that measures how soon a restarted
-sniffer has found them in the kernel list, and what accounting, metrics and `top` cost.
+sniffer has found them in the kernel list, and what accounting, metrics, `top` and the page cost.
 """
 
 from __future__ import annotations
 
 import resource
+import selectors
 import socket
 import sys
 import time
@@ -39,6 +40,7 @@ _PATIENCE_SECONDS: Final = 300.0
 _OTHER_FILES: Final = 100
 _LOOKS: Final = 30
 _ANSWER_SECONDS: Final = 10.0
+_VIEWERS: Final = 10
 
 
 def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
@@ -108,6 +110,7 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             crowd.wait_until(lambda: "open" in crowd.log_text(), "open", _PATIENCE_SECONDS)
             _until(services, daemon, connections, throttled=True)
             figures: dict[str, Json] = {"real_connections": connections, **_cost_of_looking(services, daemon)}
+            figures |= _cost_of_page(services, daemon)
             epoch = services.status()["sniffer"]["epoch"]
             sniffer.kill()
             sniffer = services.start_sniffer()
@@ -153,6 +156,37 @@ def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
         figures[f"{name}_looks_cpu_percent"] = percent
         if name != "nobody":
             figures |= {f"{name}_answer_ms": median(durations), f"{name}_longest_ms": max(durations)}
+    return figures
+
+
+def _cost_of_page(services: Services, daemon: Process) -> dict[str, Json]:
+    """Percent of a core that page and daemon use while `_VIEWERS` browsers follow the page, and the page's memory."""
+    web = services.start_web()
+    with ExitStack() as stack, selectors.DefaultSelector() as streams:
+        for _ in range(_VIEWERS):
+            viewer = stack.enter_context(socket.socket(socket.AF_UNIX))
+            viewer.connect(str(services.sockets.web))
+            viewer.sendall(b"GET /api/events?number=20 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            streams.register(viewer, selectors.EVENT_READ, viewer.recv)
+
+        def read_for(seconds: float) -> int:
+            received, end = 0, time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                received += sum(len(key.data(65536)) for key, _ in streams.select(left))
+            return received
+
+        read_for(2.0)  # the start of the service is not part of it
+        used, began = (cpu_seconds(web.pid), cpu_seconds(daemon.pid)), time.monotonic()
+        received = read_for(_LOOKS)
+        seconds = time.monotonic() - began
+        figures: dict[str, Json] = {
+            "page_viewers": _VIEWERS,
+            "page_cpu_percent": 100 * (cpu_seconds(web.pid) - used[0]) / seconds,
+            "page_daemon_cpu_percent": 100 * (cpu_seconds(daemon.pid) - used[1]) / seconds,
+            "page_kb_per_viewer_and_second": received / 1000 / _VIEWERS / seconds,
+            "page_mib": resident_mib(web.pid),
+        }
+    web.stop()
     return figures
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.display import Display
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.scenario_schema import FlowSection, Scenario
+    from mptcp_lab.watched_page import Watch
 
 _GUEST: Final = Path(__file__).parents[2] / "guest" / "run"
 _MAX_OFFSET: Final = 0.05
@@ -34,12 +35,16 @@ _GUEST_BOOT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run: repeats of each experiment (None: as the scenario says), seed, time scale, where results go."""
+    """How to run: repeats of each experiment (None: as the scenario says), seed, time scale, where results go.
+
+    `watch` is the page that shows the services while they run here.
+    """
 
     repeat: int | None
     seed: int
     time_scale: float
     out: Path
+    watch: Watch | None = None
 
     def repeats(self, scenario: Scenario) -> int:
         """How often the scenario is run."""
@@ -131,7 +136,7 @@ def _run_once(
 ) -> Run:
     starts = flow_starts(experiment, scenario, options.seed, number)
     try:
-        recording = perform(scenario, starts, display, directory / f"logs-{number}")
+        recording = perform(scenario, starts, display, directory / f"logs-{number}", options.watch)
     except LabError as error:
         return Run({}, 0.0, 0.0, (), str(error))
     write_samples(directory, number, scenario, recording)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from mptcp_lab.scenario.display import Display
     from mptcp_lab.scenario.scenario_schema import EventSection, Scenario
+    from mptcp_lab.watched_page import Watch
 
 _POLL_SECONDS: Final = 0.05
 _DAY_SECONDS: Final = 86_400
@@ -178,10 +179,13 @@ def describe(event: EventSection) -> str:
     )
 
 
-def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, logs: Path) -> Recording:
+def perform(
+    scenario: Scenario, starts: Mapping[str, float], display: Display, logs: Path, watch: Watch | None = None
+) -> Recording:
     """Run the scenario once; flow by flow, `starts` says when it begins. `display` is told what happens.
 
-    Raises LabError if anything but the expectations fails. The logs of all programs are left in the directory `logs`.
+    `watch` is the page that shows the services. The logs of all programs are left in the directory `logs`. Raises
+    LabError if anything but the expectations fails.
     """
     with (
         registered(coupled_controls(scenario)),
@@ -197,7 +201,7 @@ def perform(scenario: Scenario, starts: Mapping[str, float], display: Display, l
         flows = [Flow(world, scenario, name, origin) for name in scenario.flows]
         ports = [port for link in scenario.links.values() for port in link.ends]
         namespaces = {name: world.hosts[name].namespace for name in scenario.hosts}
-        running = _Running(scenario, world)
+        running = _Running(scenario, world, watch)
         with (
             running_switches(scenario, world) as switches,
             running.started(),
@@ -255,12 +259,13 @@ class _Running:
     guest, the time that is measured. `restored`: see `Recording`.
     """
 
-    def __init__(self, scenario: Scenario, world: World) -> None:
+    def __init__(self, scenario: Scenario, world: World, watch: Watch | None) -> None:
         self.services: Services | None = None
         self.changes: list[CapChange] = []
         self.restored: bool | None = None
         self._scenario = scenario
         self._world = world
+        self._watch = watch
         self._read = 0
 
     @contextmanager
@@ -285,6 +290,8 @@ class _Running:
         )
         with services:
             self.services = services
+            if self._watch is not None:
+                self._watch.follow(services.sockets.daemon)
             yield
         if asked:
             self.restored = kernel_state(host, interface) == before and services.exit_statuses == (0, 0)

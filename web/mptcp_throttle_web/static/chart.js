@@ -1,7 +1,7 @@
 // Rates over time, stacked, with the cap of each network as a dashed line above what is below it in the stack.
 
 import uPlot from "./uPlot.esm.js";
-import { rate } from "./format.js";
+import { rate, tick } from "./format.js";
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -56,7 +56,7 @@ export class Chart {
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, points: { show: false } },
         scales: { x: { range: [from, to] }, y: { range: [0, highest * 1.05] } },
-        axes: [axis, { ...axis, size: 84, values: (_, ticks) => ticks.map((tick) => (tick ? rate(tick) : "0")) }],
+        axes: [{ ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => tick(at, step)) }, { ...axis, size: 84, values: (_, ticks) => ticks.map((tick) => (tick ? rate(tick) : "0")) }],
         series: lines,
         bands,
       },

@@ -51,7 +51,7 @@ function makeRow(item) {
 
 function updateRow(made, item) {
   if (item.chart !== undefined) {
-    setText(made.querySelector("p"), item.more ? `and ${item.more} more subflows` : "");
+    setText(made.querySelector("p"), item.more ? `and ${format.count(item.more, "more subflow")}` : "");
   } else if (item.client) {
     const { client } = item;
     const button = made.querySelector("button");
@@ -98,7 +98,7 @@ export function showClients(top) {
     byId("client-tables"), networks, (network) => String(network.name), table,
     (made, network) => {
       keep(made.querySelector("tbody"), rowsOf(network), (item) => item.key, makeRow, updateRow);
-      setText(made.querySelector(":scope > p"), network.more_clients ? `and ${network.more_clients} more clients` : "");
+      setText(made.querySelector(":scope > p"), network.more_clients ? `and ${format.count(network.more_clients, "more client")}` : "");
     },
   );
 }

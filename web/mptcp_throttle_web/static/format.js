@@ -19,6 +19,18 @@ export function timeOfDay(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
 }
 
+// Of a time axis whose ticks are `step` seconds apart.
+export function tick(seconds, step) {
+  const at = new Date(seconds * 1000);
+  if (step >= 86400) return at.toLocaleDateString([], { day: "numeric", month: "short" });
+  const options = { hour: "2-digit", minute: "2-digit", hour12: false };
+  return at.toLocaleTimeString([], step < 60 ? { ...options, second: "2-digit" } : options);
+}
+
+export function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 export function duration(seconds) {
   if (seconds >= 3600) return `${(seconds / 3600).toFixed(1)} h`;
   return seconds >= 60 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds)} s`;

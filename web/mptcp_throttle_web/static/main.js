@@ -4,6 +4,7 @@ import { Actions } from "./actions.js";
 import { bind, choices, onChoice } from "./choices.js";
 import { showClients, showDecisions } from "./clients.js";
 import { byId, setText } from "./dom.js";
+import { count } from "./format.js";
 import { Networks, showAttention } from "./networks.js";
 import { session, Stream } from "./server.js";
 
@@ -57,7 +58,7 @@ function showConnection(problem, top) {
     latest = { ...latest, problem };
     setText(line, `not up to date: ${problem}`);
   } else {
-    setText(line, `live: ${top.connections} connections`);
+    setText(line, `live: ${count(top.connections, "connection")}`);
   }
 }
 

@@ -1,0 +1,74 @@
+"""The page of mptcp-throttle on this machine's own loopback, for whichever daemon of the lab runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from mptcp_lab.process import Process
+from mptcp_throttle.config.schema import Sockets
+from mptcp_throttle.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HOST: Final = "127.0.0.1"
+
+
+class Watch:
+    """`mptcp-throttle-web` with a directory of its own, whose daemon's socket is a link to that of the lab's daemon."""
+
+    def __init__(self, link: Path, address: str) -> None:
+        self._link = link
+        self.address = address
+
+    def follow(self, daemon: Path) -> None:
+        """Show the daemon with this socket."""
+        new = self._link.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(daemon)
+        new.replace(self._link)
+
+
+@contextmanager
+def watching(directory: Path, port: int) -> Iterator[Watch]:
+    """The page is served on `port` of 127.0.0.1 while the block runs; its files are in `directory`.
+
+    Raises UserError if the port is taken.
+    """
+    try:
+        socket.create_server((_HOST, port)).close()
+    except OSError as error:
+        raise UserError(f"--watch {port}: {os.strerror(error.errno or errno.EIO)}") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "networks.d").mkdir(exist_ok=True)
+    # The service reads the whole configuration. What concerns the daemon is that of the lab's daemon.
+    network = {"name": "any", "subnets": ["192.0.2.0/24"], "preference": 1}
+    config = {
+        "proxy": {"interface": "eth0", "ports": [8080]},
+        "web": {"listen": f"{_HOST}:{port}"},
+        "run_directory": str(directory.absolute() / "run"),
+        "socket_group": "root",
+    }
+    (directory / "networks.d/any.yaml").write_text(yaml.safe_dump(network), encoding="utf-8")
+    file = directory / "mptcp-throttle.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    log = directory / "mptcp-throttle-web.log"
+    log.unlink(missing_ok=True)
+    link = Sockets.below(directory / "run").daemon
+    link.parent.mkdir(parents=True, exist_ok=True)
+    program = Path(sys.executable).parent / "mptcp-throttle-web"
+    page = Process("mptcp-throttle-web", [program, "--config", file.absolute()], log)
+    try:
+        page.wait_until(lambda: "the page is on" in page.log_text(), "serving the page")
+        yield Watch(link, f"http://{_HOST}:{port}/")
+    finally:
+        page.stop()
+        link.unlink(missing_ok=True)
