@@ -20,6 +20,7 @@ from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
+from mptcp_throttle.version import add_version
 from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
@@ -301,6 +302,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--cleanup", action="store_true", help="restore everything as it was found, and exit")
     options = parser.parse_args(arguments)

@@ -20,6 +20,7 @@ from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
+from mptcp_throttle.version import add_version
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -15,6 +15,7 @@ from mptcp_throttle import logs, service
 from mptcp_throttle.config.load import DEFAULT_PATH, load_config
 from mptcp_throttle.errors import EXIT_STATUS_HELP
 from mptcp_throttle.model import Trust
+from mptcp_throttle.version import add_version
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -24,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     offline = parser.add_argument_group("reading a capture file instead of an interface; needs no configuration")
     offline.add_argument(

@@ -25,6 +25,7 @@ from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_lab.scenario.stage import describe
 from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.version import add_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         description="Experiments with MPTCP from YAML files, on real kernels. See docs/lab.md.",
         epilog=_STATUSES,
     )
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run scenarios", epilog=_STATUSES)
