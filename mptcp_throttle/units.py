@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+# Only in this case: Mib is a mebibit elsewhere, and M a month in systemd.time(7).
 _SIZE_UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
@@ -53,8 +54,11 @@ class Rate:
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Parse `1mbit`, `1.5 mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed."""
-        return cls(round(parse_quantity(text, _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
+        """Parse `1mbit`, `1.5 Mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed.
+
+        The case of a unit means nothing, as in tc(8).
+        """
+        return cls(round(parse_quantity(text.lower(), _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
 
 
 def parse_duration(text: str) -> float:

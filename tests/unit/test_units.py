@@ -13,6 +13,9 @@ from mptcp_throttle.units import Rate, parse_duration, parse_size
         ("800kbit", 800_000, "800kbit"),
         ("8000bit", 8_000, "8kbit"),
         ("32gbit", 32_000_000_000, "32gbit"),
+        ("1Mbit", 1_000_000, "1mbit"),
+        ("1 GBIT", 1_000_000_000, "1gbit"),
+        ("800Kbit", 800_000, "800kbit"),
         ("1000001bit", 1_000_000, "1mbit"),
         ("1234568bit", 1_234_568, "1234.568kbit"),
     ],
@@ -24,7 +27,9 @@ def test_rate_is_parsed_to_whole_bytes_and_printed_like_tc(text: str, bits: int,
     assert Rate.parse(shown) == rate
 
 
-@pytest.mark.parametrize("text", ["0", "1", "0mbit", "-1mbit", "1MBIT", "1mbps", "7kbit", "33gbit", "fast", "", "nan"])
+@pytest.mark.parametrize(
+    "text", ["0", "1", "0mbit", "-1mbit", "1MB", "1Mb", "1Mibit", "1mbps", "7kbit", "33gbit", "fast", "", "nan"]
+)
 def test_invalid_rate_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="allowed: a number with bit, kbit, mbit or gbit"):
         Rate.parse(text)
@@ -47,7 +52,7 @@ def test_quantity_of_any_size_is_refused_beyond_its_maximum(
         parse("9" * digits + unit)
 
 
-@pytest.mark.parametrize("text", ["5", "-5s", "5 years", "s"])
+@pytest.mark.parametrize("text", ["5", "-5s", "5 years", "s", "5M", "5S"])
 def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
@@ -55,5 +60,6 @@ def test_invalid_duration_is_refused(text: str) -> None:
 
 def test_sizes_have_binary_units() -> None:
     assert parse_size("8MiB") == 8 * 1024 * 1024
-    with pytest.raises(ValueError, match="is not a size"):
-        parse_size("8MB")
+    for text in ("8MB", "8Mib", "8mib"):
+        with pytest.raises(ValueError, match="is not a size"):
+            parse_size(text)
