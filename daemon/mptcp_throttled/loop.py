@@ -27,7 +27,7 @@ from mptcp_throttled.desired.uplink_changes import uplink_changes
 from mptcp_throttled.kernel.htb import max_minor
 from mptcp_throttled.metrics import instruments
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.policy.overrides import effective
+from mptcp_throttled.policy.overrides import EffectiveNetworks
 from mptcp_throttled.recent_decisions import RecentDecisions
 from mptcp_throttled.reconcile.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind, without
@@ -123,6 +123,7 @@ class Loop:
         self._kernel = kernel
         self._clock = clock
         self._note_closed = note_closed
+        self._networks = EffectiveNetworks()
         self._decisions = DecisionTable()
         self._planner = Planner()
         self._reconciler = Reconciler(kernel)
@@ -184,7 +185,7 @@ class Loop:
     def _step(self) -> None:
         before, config = self.snapshot, self._config.config
         operator = self._operator.current()
-        networks = effective(config.networks, operator.overrides)
+        networks = self._networks.update(config.networks, operator.overrides)
         settings = PlanSettings(
             max_minor(config.daemon.mark_mask),
             config.daemon.linger,

@@ -491,6 +491,18 @@ def test_request_that_is_refused_changes_nothing(world: World) -> None:
     assert world.loop.snapshot.operator.overrides == ()
 
 
+def test_snapshot_has_the_same_networks_until_they_change(world: World) -> None:
+    world.step()
+    networks = world.loop.snapshot.networks
+    world.running.take(configuration((replace(WIFI), replace(ETHERNET))), world.clock.time())
+    for _ in range(2):
+        world.step()
+        assert world.loop.snapshot.networks is networks
+    world.operator.set(Override("ethernet", RateKind.CAP, None, None))
+    world.step()
+    assert world.loop.snapshot.networks == (WIFI, replace(ETHERNET, cap=None))
+
+
 def test_snapshot_never_changes_afterwards(world: World) -> None:
     world.step(client(1))
     before = world.loop.snapshot

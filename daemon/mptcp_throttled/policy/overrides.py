@@ -81,6 +81,26 @@ def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) 
     )
 
 
+class EffectiveNetworks:
+    """The effective networks, as the same tuple until they change: to compare thousands of subnets takes long."""
+
+    def __init__(self) -> None:
+        self._configured: tuple[AccessNetwork, ...] = ()
+        self._overrides: tuple[Override, ...] = ()
+        self._networks: tuple[AccessNetwork, ...] = ()
+
+    def update(
+        self, configured: tuple[AccessNetwork, ...], overrides: tuple[Override, ...]
+    ) -> tuple[AccessNetwork, ...]:
+        """The access networks with these overrides."""
+        if configured is not self._configured or overrides != self._overrides:
+            self._configured, self._overrides = configured, overrides
+            networks = effective(configured, overrides)
+            if networks != self._networks:
+                self._networks = networks
+        return self._networks
+
+
 def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
     """Why an override, one of `overrides`, does not fit these networks, in one line; None if it fits."""
     network = next((network for network in networks if network.name == override.network), None)
