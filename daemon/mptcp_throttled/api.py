@@ -15,7 +15,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled import status
 from mptcp_throttled.accounting.history import History, requested_account, resolution_for
-from mptcp_throttled.busiest import busiest, requested_order
+from mptcp_throttled.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.client_index import ClientIndex
 from mptcp_throttled.clock import Now, SystemClock
 from mptcp_throttled.inbox import Inbox
@@ -29,6 +29,7 @@ from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
 from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed
+from mptcp_throttled.subflow_counts import CountedSubflows
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -59,6 +60,7 @@ class Api:
         self._history = history
         self._recent_decisions = recent_decisions
         self._clients = ClientIndex()
+        self._counted = CountedSubflows()
         self._load = load
         self._indexing = threading.Lock()
         self._reloading = threading.Lock()
@@ -83,7 +85,9 @@ class Api:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interface = self._config.config.proxy.interface
         now = Now.of(SystemClock())
-        return status.status(self._snapshot(), self._observed(), interface, self._config.status(), now)
+        snapshot = self._snapshot()
+        counts = self._counted.of(snapshot)
+        return status.status(snapshot, self._observed(), counts, interface, self._config.status(), now)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
@@ -98,7 +102,8 @@ class Api:
         with self._indexing:
             snapshot, observed = self._snapshot(), self._observed()
             self._clients.update(snapshot)
-            return busiest(snapshot, observed, self._clients, number, chosen, pattern, Now.of(SystemClock()))
+            index = IndexedClients(self._clients, self._counted.of(snapshot))
+            return busiest(snapshot, observed, index, number, chosen, pattern, Now.of(SystemClock()))
 
     def decisions(self, number: int) -> Json:
         """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""

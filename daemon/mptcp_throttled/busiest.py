@@ -6,11 +6,11 @@ carry something; with a pattern, on the number of all.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from heapq import nlargest, nsmallest
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import FourTuple
@@ -21,6 +21,7 @@ from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed, describe_subflow, network_statuses
+from mptcp_throttled.subflow_counts import SubflowCounts
 
 _SUBFLOWS_SHOWN: Final = 8
 
@@ -33,19 +34,28 @@ def requested_order(text: str) -> Order:
         raise UserError(f"{shown(text)}: no such order; allowed: {', '.join(Order)}") from error
 
 
+class IndexedClients(NamedTuple):
+    """What is kept of a snapshot, so that an answer need not look at each subflow."""
+
+    clients: ClientIndex
+    counts: SubflowCounts
+
+
 def busiest(
-    snapshot: Snapshot, observed: Observed, index: ClientIndex, number: int, order: Order, pattern: str, now: Now
+    snapshot: Snapshot, observed: Observed, indexed: IndexedClients, number: int, order: Order, pattern: str, now: Now
 ) -> Json:
-    """The answer: of each access network its rates and up to `number` clients. `index` is that of the snapshot.
+    """The answer: of each access network its rates and up to `number` clients. `indexed` is of the same snapshot.
 
     With a `pattern`, only of subflows that have it in their address, port, access network or state.
     """
+    index, counts = indexed.clients, indexed.counts
     clients = index.by_network if not pattern else _matching(index, snapshot, pattern.lower())
     by_subflow = index.by_subflow if not pattern else _by_subflow(clients)
-    sent = _sums(observed.enforcement.rates, by_subflow)
-    received = _sums(observed.enforcement.received_rates, by_subflow)
+    carrying = _carrying(observed.enforcement.rates, by_subflow)
+    sent = _sums(carrying)
+    received = _sums(_carrying(observed.enforcement.received_rates, by_subflow))
     differing = observed.enforcement.not_enforced
-    statuses: list[Json] = network_statuses(snapshot, observed, now)
+    statuses: list[Json] = network_statuses(snapshot, observed, counts, now)
     if clients.get(None):
         statuses.append({"name": None, "sent_bps": 0, "received_bps": 0, "cap": None, "limit": None, "per": None})
     networks = []
@@ -57,7 +67,7 @@ def busiest(
                 "client": client.name,
                 "sent_bps": round(8 * sent[client]),
                 "received_bps": round(8 * received[client]),
-                **_describe_client(client, snapshot, observed.enforcement, differing, now),
+                **_describe_client(client, carrying[client], snapshot, observed.enforcement, differing, now),
             }
             for client in chosen
         ]
@@ -95,18 +105,30 @@ def _by_subflow(clients: _Clients) -> dict[FourTuple, Client]:
     return {ends: client for of in clients.values() for client in of.values() for ends in client.decisions}
 
 
-def _sums(rates: Mapping[FourTuple, float], by_subflow: Mapping[FourTuple, Client]) -> Counter[Client]:
-    """By client, in bytes of payload per second."""
-    sums: Counter[Client] = Counter()
+_Carrying = defaultdict[Client, dict[FourTuple, float]]
+"""By client, the subflows that carry something, and their bytes of payload per second."""
+
+
+def _carrying(rates: Mapping[FourTuple, float], by_subflow: Mapping[FourTuple, Client]) -> _Carrying:
+    carrying: _Carrying = defaultdict(dict)
     for ends, rate in rates.items():
         # Most of many subflows are idle, and to look one up takes longer than to pass over it.
         if rate and (client := by_subflow.get(ends)) is not None:
-            sums[client] += rate  # type: ignore[assignment]
-    return sums
+            carrying[client][ends] = rate
+    return carrying
+
+
+def _sums(carrying: _Carrying) -> defaultdict[Client, float]:
+    """By client, in bytes of payload per second."""
+    return defaultdict(float, {client: sum(rates.values()) for client, rates in carrying.items()})
 
 
 def _chosen(
-    clients: Mapping[str, Client], number: int, order: Order, sent: Counter[Client], received: Counter[Client]
+    clients: Mapping[str, Client],
+    number: int,
+    order: Order,
+    sent: Mapping[Client, float],
+    received: Mapping[Client, float],
 ) -> list[Client]:
     """The first `number` of a network's clients."""
     match order:
@@ -121,19 +143,29 @@ def _chosen(
 
 
 def _describe_client(
-    client: Client, snapshot: Snapshot, enforcement: Enforcement, differing: Mapping[FourTuple, str], now: Now
+    client: Client,
+    rates: Mapping[FourTuple, float],
+    snapshot: Snapshot,
+    enforcement: Enforcement,
+    differing: Mapping[FourTuple, str],
+    now: Now,
 ) -> Json:
-    """`rate_bps` is the rate that its throttled subflows share, `throttled_bps` what they are sent."""
+    """`rates` are those of its subflows that are sent something, in bytes per second.
+
+    `rate_bps` is the rate that its throttled subflows share, `throttled_bps` what they are sent.
+    """
     throttles = {ends: throttle for ends in client.decisions if (throttle := snapshot.throttle_of(ends)) is not None}
     shares = {throttle.share: throttle.rate for throttle in throttles.values()}
-    busy = nlargest(_SUBFLOWS_SHOWN, client.decisions.items(), key=lambda item: enforcement.rates.get(item[0], 0.0))
+    busy = nlargest(_SUBFLOWS_SHOWN, rates, key=rates.__getitem__)
+    idle = (ends for ends in client.decisions if ends not in rates)
+    chosen = [client.decisions[ends] for ends in (*busy, *islice(idle, _SUBFLOWS_SHOWN - len(busy)))]
     return {
-        "throttled_bps": round(8 * sum(enforcement.rates.get(ends, 0.0) for ends in throttles)),
+        "throttled_bps": round(8 * sum(rate for ends, rate in rates.items() if ends in throttles)),
         "rate_bps": sum(rate.bits_per_second for rate in shares.values()) or None,
         "throttled": len(throttles),
         "subflows": [
             {"state": snapshot.state_of(one), **describe_subflow(one, snapshot, enforcement, differing, now)}
-            for _, one in busy
+            for one in chosen
         ],
-        "more_subflows": len(client.decisions) - len(busy),
+        "more_subflows": len(client.decisions) - len(chosen),
     }

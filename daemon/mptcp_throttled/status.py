@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -23,6 +22,7 @@ from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.overrides import encode_override
 from mptcp_throttled.recent_decisions import RecentDecision
 from mptcp_throttled.state import Snapshot, why_free, why_uplink_free, why_uplink_throttled
+from mptcp_throttled.subflow_counts import SubflowCounts
 
 _MAX_LINES: Final = 20
 
@@ -34,11 +34,11 @@ class Observed(NamedTuple):
     accounts: Mapping[str, NetworkAccounts]
 
 
-def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json, now: Now) -> Json:
-    """The answer to `status`; `config` is the part about the configuration."""
-    throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
-    kinds = Counter(throttle.share.kind for throttle in throttles)
-    kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
+def status(
+    snapshot: Snapshot, observed: Observed, counts: SubflowCounts, interface: str, config: Json, now: Now
+) -> Json:
+    """The answer to `status`; `config` is the part about the configuration, `counts` are those of the snapshot."""
+    kinds = counts.kinds
     return {
         "daemon": {
             "version": version(),
@@ -67,16 +67,14 @@ def status(snapshot: Snapshot, observed: Observed, interface: str, config: Json,
             "revision": snapshot.sniffer.revision,
             "connections": len(snapshot.connections),
         },
-        "networks": network_statuses(snapshot, observed, now),
+        "networks": network_statuses(snapshot, observed, counts, now),
     }
 
 
-def network_statuses(snapshot: Snapshot, observed: Observed, now: Now) -> list[Json]:
+def network_statuses(snapshot: Snapshot, observed: Observed, counts: SubflowCounts, now: Now) -> list[Json]:
     """The access networks in the answer to `status`."""
-    throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
-    throttled = Counter(throttle.share.network for throttle in throttles)
+    live, throttled = counts.live, counts.throttled
     sent, received = observed.enforcement.network_rates, observed.enforcement.received_network_rates
-    live = Counter(decision.network for of in snapshot.decisions.values() for decision in of)
     return [
         {
             **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),

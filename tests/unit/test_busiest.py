@@ -14,12 +14,13 @@ from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import Order
 from mptcp_throttled import busiest as busiest_module
-from mptcp_throttled.busiest import requested_order
+from mptcp_throttled.busiest import IndexedClients, requested_order
 from mptcp_throttled.client_index import ClientIndex
 from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed
+from mptcp_throttled.subflow_counts import SubflowCounts
 
 NOW = Now(1000.0, 1.7e9)
 
@@ -27,7 +28,8 @@ NOW = Now(1000.0, 1.7e9)
 def busiest(snapshot: Snapshot, number: int = 10, order: Order = Order.SENT, pattern: str = "") -> Json:
     index = ClientIndex()
     index.update(snapshot)
-    return busiest_module.busiest(snapshot, OBSERVED, index, number, order, pattern, NOW)
+    indexed = IndexedClients(index, SubflowCounts.of(snapshot))
+    return busiest_module.busiest(snapshot, OBSERVED, indexed, number, order, pattern, NOW)
 
 
 def client(number: int) -> Connection:

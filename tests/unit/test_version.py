@@ -12,13 +12,16 @@ import pytest
 import mptcp_lab.scenario.lab_cli
 import mptcp_sniffer.main
 import mptcp_throttle.cli
+import mptcp_throttle_web.main
 import mptcp_throttled.main
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 VERSION = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
 
 
-@pytest.mark.parametrize("name", ["mptcp-throttle", "mptcp-sniffer", "mptcp-throttled", "mptcp-lab"])
+@pytest.mark.parametrize(
+    "name", ["mptcp-throttle", "mptcp-sniffer", "mptcp-throttled", "mptcp-throttle-web", "mptcp-lab"]
+)
 def test_version_is_shown_by_every_program(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -27,6 +30,7 @@ def test_version_is_shown_by_every_program(
         "mptcp-throttle": mptcp_throttle.cli.main,
         "mptcp-sniffer": mptcp_sniffer.main.main,
         "mptcp-throttled": mptcp_throttled.main.main,
+        "mptcp-throttle-web": mptcp_throttle_web.main.main,
         "mptcp-lab": lambda: mptcp_lab.scenario.lab_cli.run("mptcp-lab"),
     }
     with pytest.raises(SystemExit) as end:

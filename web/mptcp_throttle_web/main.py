@@ -24,6 +24,7 @@ from mptcp_throttle.config.token_hash import TokenHash
 from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.systemd import Watchdog
+from mptcp_throttle.version import add_version
 from mptcp_throttle_web.application import Application, Visitors
 from mptcp_throttle_web.bounded_protocol import MAX_HEAD_BYTES, BoundedProtocol
 from mptcp_throttle_web.control import Control
@@ -163,6 +164,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    add_version(parser)
     parser.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
     options = parser.parse_args(arguments)
     if options.new_token:

@@ -1,0 +1,41 @@
+"""Subflows are counted when something has changed, and not otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from examples import connection, subflow
+from immutables import Map
+from loops import snapshot_of
+
+from mptcp_throttled.policy.decide import RateKind
+from mptcp_throttled.state import Snapshot
+from mptcp_throttled.subflow_counts import CountedSubflows
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    return snapshot_of(
+        tmp_path,
+        connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")),
+        connection(2, subflow("10.2.0.1", 41000)),
+        connection(3, subflow("192.0.2.1")),
+    )
+
+
+def test_subflows_are_counted_by_network_and_rate_kind(snapshot: Snapshot) -> None:
+    counts = CountedSubflows().of(snapshot)
+    assert counts.live == {"ethernet": 1, "wifi": 2, None: 1}
+    assert counts.throttled == {"ethernet": 1}
+    assert counts.kinds == {RateKind.CAP: 1}
+
+
+def test_subflows_are_counted_again_after_each_change(snapshot: Snapshot) -> None:
+    counted = CountedSubflows()
+    before = counted.of(snapshot)
+    assert counted.of(replace(snapshot, errors=("any",))) is before
+    assert counted.of(replace(snapshot, decisions=Map())).live == {}
+    assert counted.of(replace(snapshot, throttled=Map())).kinds == {}
+    assert counted.of(snapshot) == before
