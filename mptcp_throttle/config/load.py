@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,9 +23,13 @@ from mptcp_throttle.config.schema import (
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork, BackEnd, ClientPrefix, KernelDecides, MarkMethod
+from mptcp_throttle.model import AccessNetwork, BackEnd, ClientPrefix, KernelDecides, MarkMethod, Network
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
+
+_IS_TAKEN: Final = (
+    "is a subnet of network {} too ({}); allowed: each subnet in one network (those with longer prefixes come first)"
+)
 
 _T = TypeVar("_T")
 
@@ -193,11 +196,12 @@ def _conflicts(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
                 " allowed: a name of its own for every network"
             )
         names.setdefault(network.name, file)
-    subnets = [(subnet, file, index) for file, network in networks for index, subnet in enumerate(network.subnets)]
-    for (first, first_file, first_index), (second, file, index) in combinations(subnets, 2):
-        if first.version == second.version and first.overlaps(second):
-            problems.append(
-                f"{file.where(('subnets', index))}: {dotted(('subnets', index))}: {second}: overlaps {first} of"
-                f" {first_file.where(('subnets', first_index))}; allowed: subnets that have no address in common"
-            )
+    owners: dict[Network, tuple[AccessNetwork, str]] = {}
+    for file, network in networks:
+        for index, subnet in enumerate(network.subnets):
+            keys = ("subnets", index)
+            where = file.where(keys)
+            owner, first = owners.setdefault(subnet, (network, where))
+            if owner is not network:
+                problems.append(f"{where}: {dotted(keys)}: {subnet}: {_IS_TAKEN.format(owner.name, first)}")
     return problems

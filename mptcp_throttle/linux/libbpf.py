@@ -60,7 +60,7 @@ class _TestRunOptions(ctypes.Structure):
     )
 
 
-_POINTER, _INT, _TEXT, _UINT64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64
+_POINTER, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "libbpf_set_print": (_POINTER, _POINTER),
     "bpf_object__open_file": (_POINTER, _TEXT, _POINTER),
@@ -81,11 +81,9 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_link__fd": (_INT, _POINTER),
     "bpf_iter_create": (_INT, _INT),
     "bpf_prog_test_run_opts": (_INT, _INT, _POINTER),
-    "bpf_map_update_elem": (_INT, _INT, _TEXT, _TEXT, _UINT64),
     "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
     "bpf_map_update_batch": (_INT, _INT, _TEXT, _TEXT, _POINTER, _POINTER),
     "bpf_map_get_next_key": (_INT, _INT, _TEXT, _POINTER),
-    "bpf_map_delete_elem": (_INT, _INT, _TEXT),
     "bpf_map_delete_batch": (_INT, _INT, _TEXT, _POINTER, _POINTER),
     "ring_buffer__new": (_POINTER, _INT, _POINTER, _POINTER, _POINTER),
     "ring_buffer__consume": (_INT, _POINTER),
@@ -132,21 +130,11 @@ class BpfMap:
         result = _libbpf().bpf_map_update_batch(self.descriptor, keys, values, ctypes.byref(count), None)
         _checked("bpf map update", result)
 
-    def set(self, key: bytes, value: bytes) -> None:
-        """Add or replace one element; for the map types that have no batches. Raises KernelError."""
-        fault_point("bpf map update")
-        _checked("bpf map update", _libbpf().bpf_map_update_elem(self.descriptor, key, value, 0))
-
     def get(self, key: bytes, size: int) -> bytes:
         """The value, of `size` bytes. Raises KernelError, with ENOENT if the map does not have the key."""
         value = ctypes.create_string_buffer(size)
         _checked("bpf map lookup", _libbpf().bpf_map_lookup_elem(self.descriptor, key, value))
         return value.raw
-
-    def delete(self, key: bytes) -> None:
-        """Delete an element. Raises KernelError, with ENOENT if the map does not have the key."""
-        fault_point("bpf map delete")
-        _checked("bpf map delete", _libbpf().bpf_map_delete_elem(self.descriptor, key))
 
     def delete_all(self, keys: Collection[bytes]) -> None:
         """Delete these elements, as far as they are there, in one call; for the map types that have batches.

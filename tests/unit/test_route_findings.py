@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -70,6 +71,40 @@ def test_clients_of_a_network_with_a_rate_are_a_harm(clients: list[_Destination]
 def test_clients_of_a_network_without_a_rate_are_a_note(clients: list[_Destination]) -> None:
     clients += [client("10.1.0.2")._replace(network=WIFI)]
     assert [harm for _, _, harm in found()] == [False]
+
+
+def test_subnet_is_looked_up_where_no_longer_prefix_is(
+    clients: list[_Destination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = [ip_network(text) for text in ("0.0.0.0/0", "10.0.0.0/15", "10.1.0.0/24", "10.0.0.0/16")]
+    wifi = replace(WIFI, subnets=tuple(everything[:2]))
+    lte = replace(LTE, subnets=tuple(everything[2:]))
+    host = replace(HOST, config=replace(HOST.config, networks=(wifi, lte)))
+    looked_up: list[_Destination] = []
+
+    def look_up(_lookup: object, destinations: list[_Destination], _interface: str) -> dict[object, object]:
+        looked_up.extend(destinations)
+        return {}
+
+    monkeypatch.setattr(proxy_checks, "_leaving_elsewhere", look_up)
+    routes(host)
+    assert [(one.name, str(one.address)) for one in looked_up] == [
+        ("0.0.0.0/0", "192.0.2.1"),
+        ("10.1.0.0/24", "10.1.0.1"),
+        ("10.0.0.0/16", "10.0.0.1"),
+    ]
+    looked_up.clear()
+    clients.append(client("10.1.0.2"))
+    routes(host)
+    assert [one.name for one in looked_up] == ["10.1.0.2", "0.0.0.0/0", "10.0.0.0/16"]
+
+
+def test_more_subnets_than_are_looked_up_are_unchecked(
+    clients: list[_Destination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not clients
+    monkeypatch.setattr(proxy_checks, "_MOST_SUBNETS", 3)
+    assert routes(HOST)[-1].unchecked == "those to more than 3 subnets without a client"
 
 
 def test_more_clients_than_are_looked_up_are_unchecked(

@@ -304,11 +304,17 @@ def test_socket_group_is_looked_up_only_when_needed(tmp_path: Path) -> None:
     ]
 
 
-def test_overlapping_subnets_name_both_places(tmp_path: Path) -> None:
-    assert problems(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", "10.0.0.0/8")) == [
-        "networks.d/wifi.yaml:2: subnets[0]: 10.0.0.0/8: overlaps 10.1.0.0/24 of networks.d/ethernet.yaml:2;"
-        " allowed: subnets that have no address in common"
+def test_subnet_of_two_networks_names_both_places(tmp_path: Path) -> None:
+    assert problems(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", "10.1.0.0/24")) == [
+        "networks.d/wifi.yaml:2: subnets[0]: 10.1.0.0/24: is a subnet of network ethernet too"
+        " (networks.d/ethernet.yaml:2); allowed: each subnet in one network (those with longer prefixes come first)"
     ]
+
+
+@pytest.mark.parametrize("subnets", ["0.0.0.0/0", "10.1.0.0/16, 10.1.0.7", "'::/0'", "10.2.0.0/24, 10.2.0.0/24"])
+def test_subnets_of_a_network_may_contain_others(tmp_path: Path, subnets: str) -> None:
+    path = write(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", subnets))
+    assert len(load_config(path).networks) == 2
 
 
 def test_two_networks_may_not_share_a_name(tmp_path: Path) -> None:

@@ -101,16 +101,10 @@ class SocketProgram:
         """Decide by these networks at each socket's next ACK; by none, nobody is capped. Raises KernelError."""
         if self._networks is None:
             return
-        wanted = {_prefix(subnet): _network(network) for network in networks for subnet in network.subnets}
-        # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
-        wanted = {_prefix(_IPV4): _NO_NETWORK, **wanted}
-        for key, value in wanted.items():
-            if self._prefixes.get(key) != value:
-                self._networks.set(key, value)
-                self._prefixes[key] = value
-        for key in self._prefixes.keys() - wanted:
-            self._networks.delete(key)
-            del self._prefixes[key]
+        wanted = pack_networks(networks)
+        self._networks.update({key: value for key, value in wanted.items() if self._prefixes.get(key) != value})
+        self._networks.delete_all(self._prefixes.keys() - wanted)
+        self._prefixes = wanted
 
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway.
@@ -179,6 +173,14 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
     ends, cookie, *counted, token = _CLOSED.unpack(record)
     return ClosedSubflow(Token(token), unpack_ends(ends), cookie, SocketTotals(*counted))
+
+
+def pack_networks(networks: Iterable[AccessNetwork]) -> dict[bytes, bytes]:
+    """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
+    # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
+    no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
+    of_networks = ((network.subnets, _network(network)) for network in networks)
+    return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
 
 
 def _prefix(subnet: Network) -> bytes:

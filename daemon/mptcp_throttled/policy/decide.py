@@ -8,13 +8,14 @@ as if none were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
+from mptcp_throttle.subnet_table import network_table
 from mptcp_throttle.units import Rate
 
 _CACHE_ENTRIES: Final = 65536
@@ -69,10 +70,10 @@ class Decision:
 
 
 class Locator:
-    """Looks up the access network of an address, once per address."""
+    """Looks up the access network of an address, by longest match, once per address."""
 
-    def __init__(self, networks: Sequence[AccessNetwork]) -> None:
-        self._networks = networks
+    def __init__(self, networks: Iterable[AccessNetwork]) -> None:
+        self._table = network_table(networks)
         self._known: dict[Address, AccessNetwork | None] = {}
 
     def prefix(self, address: Address) -> Address:
@@ -90,8 +91,7 @@ class Locator:
         except KeyError:
             if len(self._known) >= _CACHE_ENTRIES:
                 self._known.clear()
-            found = next((n for n in self._networks if any(address in subnet for subnet in n.subnets)), None)
-            self._known[address] = found
+            found = self._known[address] = self._table.find(address)
             return found
 
 

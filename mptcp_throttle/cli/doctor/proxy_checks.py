@@ -19,11 +19,15 @@ from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
-from mptcp_throttle.model import AccessNetwork, Address
+from mptcp_throttle.model import AccessNetwork, Address, Network
+from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")
 # A look-up takes about a millisecond.
 _MOST_CLIENTS: Final = 1000
+_MOST_SUBNETS: Final = 1000
+# For documentation (RFC 5737, RFC 3849): only the default route leads there.
+_ANYWHERE: Final = {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}
 
 
 def interface(host: Host) -> Iterator[Finding]:
@@ -72,55 +76,61 @@ def routes(host: Host) -> list[Finding]:
         clients = _clients(config)
         known = list(islice(clients, _MOST_CLIENTS))
         with RouteLookup() as lookup:
-            elsewhere = _leaving_elsewhere(lookup, [*known, *_subnets(config, known, lookup)], config.proxy.interface)
+            subnets = _subnets(config, known, lookup)
+            destinations = [*known, *islice(subnets, _MOST_SUBNETS)]
+            elsewhere = _leaving_elsewhere(lookup, destinations, config.proxy.interface)
+            others = (clients, f"{_MOST_CLIENTS} clients"), (subnets, f"{_MOST_SUBNETS} subnets without a client")
+            more = [most for those, most in others if next(those, None) is not None]
     except KernelError as error:
         return [Finding(subject, unchecked=str(error))]
-    findings = or_ok(subject, _judge(elsewhere, config.proxy.interface))
-    if next(clients, None) is not None:
-        findings.append(Finding(subject, unchecked=f"those to more than {_MOST_CLIENTS} clients"))
-    return findings
+    unchecked = (Finding(subject, unchecked=f"those to more than {most}") for most in more)
+    return [*or_ok(subject, _judge(elsewhere, config.proxy.interface)), *unchecked]
 
 
 def _clients(config: Config) -> Iterator[_Destination]:
     """Those to which it can send, each address once for each address of the proxy. Raises KernelError."""
     with InetDiag() as diag:
         sockets = read_consistently(lambda: list(diag.sockets(SENDING, (), config.proxy.ports)))
+    table = network_table(config.networks)
     for remote, local in sorted({(one.remote, one.local) for one in sockets}):
         client = ip_address(remote)
-        network = next((one for one in config.networks if _contains(one, client)), None)
+        network = table.find(client)
         if network is not None:
             yield _Destination(network, str(client), client, ip_address(local), is_client=True)
 
 
-def _contains(network: AccessNetwork, address: Address) -> bool:
-    return any(address in subnet for subnet in network.subnets)
-
-
 def _subnets(config: Config, clients: Sequence[_Destination], lookup: RouteLookup) -> Iterator[_Destination]:
-    """Those in which no client is. Raises KernelError."""
+    """Those in which no client is, but for those whose first address is in a subnet of this one. Raises KernelError."""
     # Of several routing tables, the source may choose one (ip-rule(8)).
     sources = {version: lookup.address_of(config.proxy.interface, version) for version in (4, 6)}
+    table = SubnetTable((subnet, subnet) for network in config.networks for subnet in network.subnets)
+    with_client = {table.find(client.address) for client in clients}
     for network in config.networks:
         for subnet in network.subnets:
-            if not any(client.address in subnet for client in clients):
-                first = subnet[min(1, subnet.num_addresses - 1)]
-                yield _Destination(network, str(subnet), first, sources[subnet.version], is_client=False)
+            address = _address_in(subnet)
+            if subnet not in with_client and table.find(address) == subnet:
+                yield _Destination(network, str(subnet), address, sources[subnet.version], is_client=False)
+
+
+def _address_in(subnet: Network) -> Address:
+    return _ANYWHERE[subnet.version] if subnet.prefixlen == 0 else subnet[min(1, subnet.num_addresses - 1)]
 
 
 def _leaving_elsewhere(
     lookup: RouteLookup, destinations: Iterable[_Destination], interface: str
-) -> dict[tuple[AccessNetwork, str], list[_Destination]]:
-    """The destinations by network, and the interface that is used instead. Raises KernelError."""
+) -> dict[tuple[str, str], list[_Destination]]:
+    """The destinations by network, by its name, and the interface that is used instead. Raises KernelError."""
     found = defaultdict(list)
     for one in destinations:
         used = lookup.interface_to(one.address, one.source)
         if used not in {None, interface}:
-            found[one.network, str(used)].append(one)
+            found[one.network.name, str(used)].append(one)
     return found
 
 
-def _judge(elsewhere: Mapping[tuple[AccessNetwork, str], list[_Destination]], interface: str) -> Iterator[Finding]:
-    for (network, used), destinations in elsewhere.items():
+def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interface: str) -> Iterator[Finding]:
+    for (_, used), destinations in elsewhere.items():
+        network = destinations[0].network
         names = destinations[0].name + (f" and {len(destinations) - 1} more" if len(destinations) > 1 else "")
         problem = f"to {names} leave through {used}, where neither HTB nor mptcp-sniffer sees packets"
         remedy = f"route {network.name} through {interface}, or set proxy.interface"

@@ -39,9 +39,11 @@ char LICENSE[] SEC("license") = "GPL";
  * hardly used, and a client that changes priorities all the time has its cap all the time. */
 #define PRIORITY_NS 1000000000ULL
 
+/* Twice the most that a configuration may have (mptcp_throttle/config/load.py): a reload adds the new subnets before it deletes
+ * the old ones. A subnet takes up to 200 bytes of memory, its share of the inner nodes included. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 2 * 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix);
 	__type(value, struct network);

@@ -1,0 +1,94 @@
+"""Which subnet an address is in: the longest prefix, in the daemon and in the map of the kernel program alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from struct import unpack
+
+import pytest
+from examples import ETHERNET, WIFI, connection, subflow
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_oracle import decide_all
+
+from mptcp_throttle.model import AccessNetwork, Address, Network
+from mptcp_throttle.subnet_table import SubnetTable, network_table
+from mptcp_throttled.kernel.program_layout import mapped
+from mptcp_throttled.kernel.socket_program import _network, pack_networks
+
+
+def network(name: str, *subnets: str, preference: int = 1) -> AccessNetwork:
+    return replace(WIFI, name=name, preference=preference, subnets=tuple(map(ip_network, subnets)))
+
+
+REST = network("rest", "0.0.0.0/0", preference=2)
+SIX = network("six", "::/0", preference=3)
+DSL = network("dsl", "10.1.0.0/24", "fd00:1::/64", preference=4)
+HOST = network("host", "10.1.0.7/32", preference=5)
+NETWORKS = (REST, SIX, DSL, HOST)
+
+
+def found_in_the_map(address: Address, networks: tuple[AccessNetwork, ...]) -> bytes:
+    """What the kernel's longest match finds (kernel/bpf/lpm_trie.c); empty if no key matches."""
+    number = int.from_bytes(mapped(address), "big")
+    matching = {}
+    for key, value in pack_networks(networks).items():
+        bits, prefix = unpack("=I16s", key)
+        if number >> (128 - bits) == int.from_bytes(prefix, "big") >> (128 - bits):
+            matching[bits] = value
+    return matching[max(matching)] if matching else b""
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("10.1.0.7", "host"),
+        ("10.1.0.8", "dsl"),
+        ("10.1.1.1", "rest"),
+        ("192.0.2.1", "rest"),
+        ("fd00:1::7", "dsl"),
+        ("fd00:2::7", "six"),
+    ],
+)
+def test_longest_prefix_gives_the_network_of_an_address(address: str, name: str) -> None:
+    for networks in (NETWORKS, NETWORKS[::-1]):
+        found = network_table(networks).find(ip_address(address))
+        assert found is not None
+        assert found.name == name
+        assert found_in_the_map(ip_address(address), networks) == _network(found)
+
+
+def test_catch_all_of_one_ip_version_has_no_address_of_the_other() -> None:
+    of_neither = _network(network("no", "10.0.0.0/8"))
+    four, six = ip_address("192.0.2.1"), ip_address("2001:db8::1")
+    assert network_table([REST]).find(six) is None
+    assert found_in_the_map(six, (REST,)) == b""
+    assert network_table([SIX]).find(four) is None
+    assert found_in_the_map(four, (SIX,)) not in {_network(SIX), of_neither, b""}
+
+
+def test_catch_all_caps_beside_a_preferred_network_inside_it() -> None:
+    rest = replace(ETHERNET, name="rest", subnets=REST.subnets)
+    wifi = replace(WIFI, subnets=DSL.subnets)
+    (inside, outside) = decide_all([connection(1, subflow("10.1.0.2"), subflow("198.51.100.2"))], (rest, wifi))
+    assert (inside.network, inside.throttle) == ("wifi", None)
+    assert (outside.network, outside.reason) == ("rest", "wifi is live")
+    assert outside.throttle is not None
+
+
+def subnets_of(width: int, make: type[IPv4Network] | type[IPv6Network]) -> st.SearchStrategy[Network]:
+    # Few different bits, so that subnets contain each other.
+    numbers = st.builds(lambda high, low: high << (width - 4) | low, st.integers(0, 15), st.integers(0, 3))
+    return st.builds(lambda number, bits: make((number, bits), strict=False), numbers, st.integers(0, width))
+
+
+SUBNETS = st.one_of(subnets_of(32, IPv4Network), subnets_of(128, IPv6Network))
+
+
+@given(st.lists(SUBNETS, unique=True, max_size=12), SUBNETS)
+def test_table_finds_what_comparing_all_subnets_finds(subnets: list[Network], around: Network) -> None:
+    address = around.network_address
+    containing = [subnet for subnet in subnets if subnet.version == address.version and address in subnet]
+    longest = max(containing, key=lambda subnet: subnet.prefixlen, default=None)
+    assert SubnetTable((subnet, subnet) for subnet in subnets).find(address) == longest
