@@ -165,7 +165,8 @@ def _network_status(
 ) -> Json:
     return {
         "name": present.name,
-        "subnets": [str(subnet) for subnet in present.subnets],
+        "subnets": [str(subnet) for subnet in present.subnets[:_MAX_LINES]],
+        "subnet_count": len(present.subnets),
         "preference": present.preference,
         "per": present.per,
         "client_prefix": asdict(present.client_prefix),

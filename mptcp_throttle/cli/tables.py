@@ -138,9 +138,15 @@ def _show_networks(console: Console, networks: Json) -> None:
             str(network["held_subflows"]),
             _mbps(network["sent_bps"]),
             _mbps(network["received_bps"]),
-            ", ".join(network["subnets"]),
+            _subnets(network["subnets"], network["subnet_count"]),
         )
     console.print(table)
+
+
+def _subnets(subnets: list[str], count: int) -> str:
+    """Those of a network, of which the daemon names only the first."""
+    more = count - len(subnets)
+    return ", ".join(subnets) if not more else f"{subnets[0]}, and {count - 1} more"
 
 
 def _mbps(bits_per_second: float | None) -> str:

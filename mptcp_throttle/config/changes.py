@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, Network
 
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
+
+_MOST_NAMED: Final = 20
 
 _RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "daemon.other_traffic", "log_level"})
 # Read by the daemon only. A change of the sniffer's settings needs a restart of both services: the daemon validates the
@@ -104,16 +106,22 @@ def _changed_networks(old: Config, new: Config) -> Iterator[Change]:
 
 def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]:
     prefix = f"network {new.name}:"
-    for subnet in old.subnets:
-        if subnet not in new.subnets:
-            yield Change(f"{prefix} subnet {subnet}", "", None)
-    for subnet in new.subnets:
-        if subnet not in old.subnets:
-            yield Change(f"{prefix} subnet {subnet}", None, "")
+    yield from (Change(f"{prefix} {gone}", "", None) for gone in _only_in(old.subnets, new.subnets))
+    yield from (Change(f"{prefix} {come}", None, "") for come in _only_in(new.subnets, old.subnets))
     for key, attribute in _NETWORK_KEYS.items():
         before, after = getattr(old, attribute), getattr(new, attribute)
         if before != after:
             yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))
+
+
+def _only_in(these: Iterable[Network], others: Iterable[Network]) -> Iterator[str]:
+    """The subnets that only `these` have, of many the number."""
+    absent = frozenset(others)
+    found = [subnet for subnet in these if subnet not in absent]
+    if len(found) > _MOST_NAMED:
+        yield f"{len(found)} subnets"
+    else:
+        yield from (f"subnet {subnet}" for subnet in found)
 
 
 def _text(key: str, value: object) -> str:

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from mptcp_throttle.config.schema import (
     NETWORKS_DIRECTORY,
@@ -20,12 +20,17 @@ from mptcp_throttle.config.schema import (
     Sockets,
     WebSection,
 )
+from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import AccessNetwork, BackEnd, ClientPrefix, KernelDecides, MarkMethod, Network
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
+
+_MOST_PROBLEMS: Final = 10
+_MOST_SUBNETS: Final = 65_535
+"""Of all networks together. The map of the kernel program has room for twice as many, and `0.0.0.0/0` twice."""
 
 _IS_TAKEN: Final = (
     "is a subnet of network {} too ({}); allowed: each subnet in one network (those with longer prefixes come first)"
@@ -63,9 +68,13 @@ def load_config(path: Path) -> Config:
 
 
 def config_paths(path: Path) -> tuple[Path, ...]:
-    """What `load_config` reads: `path`, the directory of the network files, and these. Raises ConfigError."""
+    """What `load_config` reads: `path`, the directory of the network files, these, and files of subnets.
+
+    Raises ConfigError.
+    """
     files = _network_files(read_yaml(path))
-    return path, files[0].parent, *files
+    subnets_files = filter(None, (_subnets_path(read_yaml(file)) for file in files))
+    return path, files[0].parent, *files, *subnets_files
 
 
 def find_sockets(path: Path) -> Sockets:
@@ -138,21 +147,49 @@ def _network_files(service_file: YamlFile) -> list[Path]:
     return paths
 
 
+def _subnets_path(network_file: YamlFile) -> Path | None:
+    name = network_file.data.get("subnets_file")
+    return network_file.path.parent / name if is_text(name) else None
+
+
+class _Place(NamedTuple):
+    """Where a subnet is: `FILE:LINE`, and in a YAML file its key."""
+
+    where: str
+    key: str | None
+
+    def __str__(self) -> str:
+        return self.where if self.key is None else f"{self.where}: {self.key}"
+
+
+class _Loaded(NamedTuple):
+    """An access network with its file, and where each of its subnets is."""
+
+    file: YamlFile
+    network: AccessNetwork
+    places: Mapping[Network, _Place]
+
+
 def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
     problems: list[str] = []
     read = [_attempt(problems, _network, path) for path in _network_files(service_file)]
-    networks = [item for item in read if item is not None]
+    loaded = [item for item in read if item is not None]
     if not problems:
-        problems += _idle_caps(networks)
-    problems += _conflicts(networks)
+        problems += _idle_caps(loaded)
+    problems += [*_same_names(loaded), *_same_subnets(loaded)]
     if problems:
         raise ConfigError(problems)
-    return tuple(sorted((network for _, network in networks), key=lambda n: (n.preference, n.name)))
+    return tuple(sorted((one.network for one in loaded), key=lambda n: (n.preference, n.name)))
 
 
-def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
+def _network(path: Path) -> _Loaded:
     file = read_yaml(path)
-    raw = validate(NetworkFile, file)
+    problems = []
+    if "subnets" not in file.data and file.data.get("subnets_file") is None:
+        problems.append(f"{file.where(())}: subnets: is required; allowed: subnets, subnets_file, or both")
+    raw = _attempt(problems, validate, NetworkFile, file)
+    if raw is None or problems:
+        raise ConfigError(problems)
     for key, cap, limit in ((("cap",), raw.cap, raw.limit), (("uplink", "cap"), raw.uplink.cap, raw.uplink.limit)):
         if cap is not None and limit is not None and cap > limit:
             problem = f"{file.where(key)}: {dotted(key)}: {cap}: is more than limit; allowed: up to {limit}"
@@ -160,9 +197,10 @@ def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
     if raw.provisional is not None and raw.cap is None:
         where = file.where(("provisional",))
         raise ConfigError([f"{where}: provisional: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
+    places = _places(file, raw)
     network = AccessNetwork(
         raw.name,
-        raw.subnets,
+        tuple(places),
         raw.preference,
         raw.cap,
         raw.limit,
@@ -172,36 +210,59 @@ def _network(path: Path) -> tuple[YamlFile, AccessNetwork]:
         raw.uplink.cap,
         raw.uplink.limit,
     )
-    return file, network
+    return _Loaded(file, network, places)
 
 
-def _idle_caps(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
-    most_preferred = min(network.preference for _, network in networks)
+def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:
+    """The subnets of a network, those in `subnets` first, and where each is."""
+    places: dict[Network, _Place] = {}
+    for index, subnet in enumerate(raw.subnets):
+        keys = ("subnets", index)
+        places.setdefault(subnet, _Place(file.where(keys), dotted(keys)))
+    path = _subnets_path(file)
+    if path is None:
+        return places
+    for subnet, line in read_subnets(path, f"{file.where(('subnets_file',))}: subnets_file").items():
+        places.setdefault(subnet, _Place(f"{path}:{line}", None))
+    return places
+
+
+def _idle_caps(loaded: list[_Loaded]) -> list[str]:
+    most_preferred = min(one.network.preference for one in loaded)
     problem = "never applies on a most preferred network; allowed: null, or limit instead"
     return [
         f"{file.where(key)}: {dotted(key)}: {cap}: {problem}"
-        for file, network in networks
+        for file, network, _ in loaded
         for key, cap in ((("cap",), network.cap), (("uplink", "cap"), network.uplink_cap))
         if cap is not None and network.preference == most_preferred
     ]
 
 
-def _conflicts(networks: list[tuple[YamlFile, AccessNetwork]]) -> list[str]:
-    problems = []
+def _same_names(loaded: list[_Loaded]) -> Iterator[str]:
     names: dict[str, YamlFile] = {}
-    for file, network in networks:
+    for file, network, _ in loaded:
         if network.name in names:
-            problems.append(
+            yield (
                 f"{file.where(('name',))}: name: {network.name}: is taken by {names[network.name].path};"
                 " allowed: a name of its own for every network"
             )
         names.setdefault(network.name, file)
-    owners: dict[Network, tuple[AccessNetwork, str]] = {}
-    for file, network in networks:
-        for index, subnet in enumerate(network.subnets):
-            keys = ("subnets", index)
-            where = file.where(keys)
-            owner, first = owners.setdefault(subnet, (network, where))
-            if owner is not network:
-                problems.append(f"{where}: {dotted(keys)}: {subnet}: {_IS_TAKEN.format(owner.name, first)}")
+
+
+def _same_subnets(loaded: list[_Loaded]) -> list[str]:
+    """A line per subnet of two networks, up to a bound; one if all networks together have too many."""
+    problems: list[str] = []
+    owners: dict[Network, _Loaded] = {}
+    for one in loaded:
+        for subnet, place in one.places.items():
+            owner = owners.setdefault(subnet, one)
+            if owner is not one:
+                taken = _IS_TAKEN.format(owner.network.name, owner.places[subnet].where)
+                problems.append(f"{place}: {subnet}: {taken}")
+    if len(problems) > _MOST_PROBLEMS:
+        more = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"{more} more subnets are in two networks; allowed: each subnet in one network"]
+    if len(owners) > _MOST_SUBNETS:
+        where = loaded[0].file.path.parent
+        problems.append(f"{where}: {len(owners)} subnets in all networks together; allowed: up to {_MOST_SUBNETS}")
     return problems

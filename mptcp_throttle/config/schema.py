@@ -7,12 +7,13 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv6Network, ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, ConfigDict
 
+from mptcp_throttle.config.subnets import parse_subnet
 from mptcp_throttle.config.token_hash import TokenHash
 from mptcp_throttle.config.validation import (
     DurationText,
@@ -51,21 +52,9 @@ _METRICS_SOCKET: Final = "daemon/metrics.sock"
 _WEB_SOCKET: Final = "web/web.sock"
 # sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
-_IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
-
-
-def _subnet(text: str) -> Network:
-    try:
-        subnet = ip_network(text)
-    except ValueError as error:
-        raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
-    if isinstance(subnet, IPv6Network) and subnet.subnet_of(_IPV4_MAPPED):
-        written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
-        raise ValueError(f"is IPv4-mapped, and packets never have such addresses; allowed: {written}")
-    return subnet
 
 
 def _holds_sockets(text: str) -> bool:
@@ -222,7 +211,8 @@ class NetworkFile(Section):
     """A file in networks.d."""
 
     name: Name
-    subnets: Annotated[tuple[Annotated[Network, parsed_by(_subnet)], ...], list_of("subnets", 1000)]
+    subnets: Annotated[tuple[Annotated[Network, parsed_by(parse_subnet)], ...], list_of("subnets", 1000)] = ()
+    subnets_file: Annotated[str, text_that(bool, "a path, or null")] | None = None
     preference: Annotated[int, whole(1, 1000)]
     cap: RateText | None = None
     limit: RateText | None = None

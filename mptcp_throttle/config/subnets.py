@@ -1,0 +1,71 @@
+"""Subnets of access networks as text: single ones, and files of thousands."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Network, ip_network
+from pathlib import Path
+from typing import Final
+
+from mptcp_throttle.errors import ConfigError, shown
+from mptcp_throttle.model import Network
+
+MOST_IN_FILE: Final = 20_000
+
+# So many with a comment of 150 characters each. It bounds what a device or a wrong file can make us read.
+_MOST_BYTES: Final = 4 << 20
+_MOST_PROBLEMS: Final = 10
+_ALLOWED: Final = f"one subnet per line, up to {MOST_IN_FILE}, and comments after #"
+_IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+
+
+def parse_subnet(text: str) -> Network:
+    """Parse `10.1.0.0/24` or `fd00:1::/64`, or one address. Raises ValueError with what is allowed."""
+    try:
+        subnet = ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
+    if isinstance(subnet, IPv6Network) and subnet.subnet_of(_IPV4_MAPPED):
+        written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
+        raise ValueError(f"is IPv4-mapped, and packets never have such addresses; allowed: {written}")
+    return subnet
+
+
+def read_subnets(path: Path, key: str) -> dict[Network, int]:
+    """The subnets in a file, each with the first line (from 1) that has it.
+
+    Raises ConfigError with a line per problem, up to a bound; `key` is where the file is named, as `FILE:LINE: KEY`.
+    """
+    lines = _read(path, key)
+    subnets: dict[Network, int] = {}
+    problems: list[str] = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            subnets.setdefault(parse_subnet(text), number)
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {shown(text)}: {error}")
+        if len(subnets) > MOST_IN_FILE:
+            raise ConfigError([f"{path}:{number}: {shown(text)}: is one too many; allowed: {_ALLOWED}"])
+    if len(problems) > _MOST_PROBLEMS:
+        more = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"{path}: {more} more lines are not subnets; allowed: {_ALLOWED}"]
+    if not problems and not subnets:
+        problems = [f"{path}: has no subnet; allowed: {_ALLOWED}"]
+    if problems:
+        raise ConfigError(problems)
+    return subnets
+
+
+def _read(path: Path, key: str) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError([f"{key}: {path}: is too large; allowed: up to {_MOST_BYTES >> 20}MiB"])
+        return content.decode().splitlines()
+    except OSError as error:
+        raise ConfigError([f"{key}: {path}: cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from error

@@ -1,0 +1,39 @@
+"""Access networks in the answer to `status`, and as the CLI shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import ip_network
+
+import pytest
+from examples import ETHERNET
+
+from mptcp_throttle.cli import tables
+from mptcp_throttle.rpc import Json
+from mptcp_throttled.clock import Now
+from mptcp_throttled.enforcement import Enforcement
+from mptcp_throttled.state import Snapshot
+from mptcp_throttled.status import Observed, network_statuses
+
+
+def status_with(subnets: int) -> Json:
+    many = tuple(ip_network(f"10.{number >> 8}.{number & 255}.0/24") for number in range(subnets))
+    networks = (replace(ETHERNET, subnets=many),)
+    (answer,) = network_statuses(
+        Snapshot(configured=networks, networks=networks), Observed(Enforcement(), {}), Now(1000.0, 1.7e9)
+    )
+    return answer
+
+
+def test_status_names_all_of_a_few_subnets(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = status_with(2)
+    assert (answer["subnets"], answer["subnet_count"]) == (["10.0.0.0/24", "10.0.1.0/24"], 2)
+    tables.show_network(answer)
+    assert "10.0.0.0/24, 10.0.1.0/24 \n" in capsys.readouterr().out
+
+
+def test_status_names_the_first_of_thousands_of_subnets(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = status_with(3000)
+    assert (len(answer["subnets"]), answer["subnet_count"]) == (20, 3000)
+    tables.show_network(answer)
+    assert "  10.0.0.0/24, and 2999 more \n" in capsys.readouterr().out
