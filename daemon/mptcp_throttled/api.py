@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from mptcp_throttle import logs
 from mptcp_throttle.config.schema import Config
@@ -30,6 +31,8 @@ from mptcp_throttled.running_config import RunningConfig
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed
 from mptcp_throttled.subflow_counts import CountedSubflows
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -157,9 +160,8 @@ class Api:
         return {"pause": status.pause_status(pause, Now.of(SystemClock()))}
 
     def resume(self) -> Json:
-        """End a pause, if there is one; answers as `pause`."""
-        self._change(lambda: self._operator.pause(None))
-        return {"pause": None}
+        """End a pause; answers as `pause`, and `was_paused`: whether there was one."""
+        return {"was_paused": self._change(self._operator.resume), "pause": None}
 
     def reload(self) -> Json:
         """Load the configuration files again; answers once the changes are applied.
@@ -199,10 +201,11 @@ class Api:
             "valid": verdict.valid,
         }
 
-    def _change(self, change: Callable[[], None]) -> None:
+    def _change(self, change: Callable[[], _T]) -> _T:
         before = self._snapshot().errors
-        self._inbox.ask(change)
+        result = self._inbox.ask(change)
         self._raise_new_errors(before)
+        return result
 
     def _raise_new_errors(self, before: tuple[str, ...]) -> None:
         errors = [error for error in self._snapshot().errors if error not in before]

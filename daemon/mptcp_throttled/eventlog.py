@@ -10,6 +10,7 @@ from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.kernel.htb import classid
 from mptcp_throttled.kernel.tc import format_classid
+from mptcp_throttled.operator_state import Pause
 from mptcp_throttled.policy.decide import Decision
 from mptcp_throttled.state import (
     KEEPS_SENDING,
@@ -27,7 +28,7 @@ _log = logging.getLogger("mptcp-throttled")
 def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
     """Log what a step of the loop has changed."""
     for transition in transitions:
-        _log_transition(transition)
+        _log_transition(transition, _why_unknown(after))
     if after.pacing_problem != before.pacing_problem:
         _log_pacing(after.pacing_problem)
     decided = before.deciding_problem, before.pacing_problem
@@ -54,7 +55,7 @@ def log_uplinks(before: Snapshot, after: Snapshot, changed: Mapping[FourTuple, D
         if throttle == before.uplinks.get(ends):
             continue
         if decision is None:
-            _log.debug("uplink_free client=%s reason='subflow ended'", ends.client)
+            _log.debug("uplink_free client=%s reason=%r", ends.client, _why_unknown(after))
         elif throttle is None:
             reason = why_uplink_free(decision)
             _log.info("uplink_free %s reason=%r", _identify(decision), reason, extra=_about(decision))
@@ -71,9 +72,16 @@ def log_uplinks(before: Snapshot, after: Snapshot, changed: Mapping[FourTuple, D
 
 def log_adopted(throttled: Iterable[Throttled]) -> None:
     """Log how many subflows kept the marks of an earlier instance."""
-    adopted = [one.latency is None for one in throttled]
+    adopted = [one.adopted for one in throttled]
     if adopted:
         _log.info("%d throttled subflows adopted, %d added", sum(adopted), len(adopted) - sum(adopted))
+
+
+def log_pause_at_start(pause: Pause | None, now: float) -> None:
+    """Log that a pause has survived the restart, if there is one; `now` is in monotonic seconds."""
+    if pause is not None:
+        left = "until resumed" if pause.end is None else f"for {pause.end - now:.0f} s"
+        _log.warning("paused by the operator, %s: nothing is throttled; `mptcp-throttle resume` ends the pause", left)
 
 
 def log_repair(operations: int) -> None:
@@ -91,7 +99,12 @@ def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, s
         _log.error("%d subflows: what is applied is not enforced; client=%s: %s", len(after), ends.client, why)
 
 
-def _log_transition(transition: Transition) -> None:
+def _why_unknown(snapshot: Snapshot) -> str:
+    """Why the daemon does not know a subflow any more."""
+    return "subflow ended" if snapshot.sniffer.problem is None else "the sniffer does not answer"
+
+
+def _log_transition(transition: Transition, why_unknown: str) -> None:
     before, after, decision = transition.before, transition.after, transition.decision
     if after is not None and after.decision.throttle is not None:
         _log.info(
@@ -108,7 +121,7 @@ def _log_transition(transition: Transition) -> None:
         _log.info("free %s reason=%r", _identify(decision), why_free(decision), extra=_about(decision))
     elif before is not None:
         # Nobody has decided that.
-        _log.debug("free %s reason='subflow ended'", _identify(before.decision), extra=_about(before.decision))
+        _log.debug("free %s reason=%r", _identify(before.decision), why_unknown, extra=_about(before.decision))
 
 
 def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
     from mptcp_throttled.clock import Clock
     from mptcp_throttled.inbox import Request
-    from mptcp_throttled.operator_state import OperatorStore
+    from mptcp_throttled.operator_state import OperatorState, OperatorStore
     from mptcp_throttled.policy.decide import Decision
     from mptcp_throttled.policy.decisions import Previous
     from mptcp_throttled.running_config import RunningConfig
@@ -135,6 +135,7 @@ class Loop:
         self._schedule = Schedule(clock.monotonic())
         self._adopted: Mapping[FourTuple, int] = {}
         self._errors: tuple[str, ...] = ()
+        self._began = -math.inf
         self._htb_refused = False
         self._kernel_changed = threading.Event()
         self.snapshot = Snapshot()
@@ -194,8 +195,11 @@ class Loop:
         )
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
+        was_active, is_active = _is_active(before.operator, before.sniffer), _is_active(operator, sniffer)
+        if networks is not before.networks or is_active != was_active:
+            self._began = self._clock.monotonic()
         # The kernel program must not pace whom the daemon cannot throttle.
-        is_deciding = operator.pause is None and sniffer.problem is None and not self._htb_refused
+        is_deciding = is_active and not self._htb_refused
         self._kernel.set_networks(networks if is_deciding else ())
         if self._adopted:
             # This attaches the kernel program. The plan, and so what is adopted, depends on the back end.
@@ -217,6 +221,7 @@ class Loop:
             work.applied,
             self._decisions.decisions,
             self._adopted,
+            self._began,
             self._clock.monotonic(),
         )
         self._adopted = {}
@@ -371,6 +376,11 @@ class Loop:
         decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
         decisions.update((d.subflow.ends, d) for of in self._decisions.decisions.values() for d in of)
         return decisions
+
+
+def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:
+    """Whether anybody may be throttled."""
+    return operator.pause is None and sniffer.problem is None
 
 
 def _settle_seconds(before: Snapshot) -> float:

@@ -119,6 +119,7 @@ class Daemon:
             eventlog.log_adopted(loop.snapshot.throttled.values())
             networks = [network.name for network in config.networks]
             _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
+            eventlog.log_pause_at_start(loop.snapshot.operator.pause, time.monotonic())
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
             own_ports = self._kernel.ports | self._uplinks.ports
             Notifications(config.proxy.interface, own_ports, self._kernel_changed).start()

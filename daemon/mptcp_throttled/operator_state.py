@@ -110,6 +110,12 @@ class OperatorStore:
         """Pause, in place of an earlier pause, or, with None, resume. Raises UserError if it cannot be written."""
         self._store(replace(self._state, pause=pause))
 
+    def resume(self) -> bool:
+        """End a pause; whether there was one. Raises UserError as `pause` does."""
+        was_paused = self.current().pause is not None
+        self.pause(None)
+        return was_paused
+
     def _store(self, state: OperatorState) -> None:
         now = Now.of(self._clock)
         document = {

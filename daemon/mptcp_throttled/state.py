@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from immutables import Map
@@ -26,12 +26,14 @@ class Throttled:
     """A subflow that is throttled in the kernel, by the class `minor`.
 
     `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
-    the moment at which the kernel had its mark; None for an adopted mark.
+    the moment at which the kernel had its mark; None if no SYN did, but a start, a reload, the operator, or a sniffer
+    that answers again. `adopted`: its mark is that of an earlier instance.
     """
 
     decision: Decision
     minor: int
     latency: float | None
+    adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,13 @@ def update_throttled(
     applied: KernelPlan,
     decisions: Mapping[Token, Iterable[Decision]],
     adopted: Mapping[FourTuple, int],
+    began: float,
     now: float,
 ) -> tuple[Map[FourTuple, Throttled], list[Transition]]:
     """The throttled subflows, brought up to date for the subflows `concerned`, and what has changed for the operator.
 
-    `adopted` are the marks that were in the kernel before us; `now` is in monotonic seconds.
+    `adopted` are the marks that were in the kernel before us. `now` is in monotonic seconds, and so is `began`: since
+    when networks, rates and pause are what they are, and the sniffer answers.
     """
     transitions: list[Transition] = []
     changed = throttled.mutate()
@@ -134,11 +138,11 @@ def update_throttled(
         if before is None:
             is_adopted = adopted.get(ends) == minor
             since = now if is_adopted else max(d.subflow.opened_at for d in decisions[decision.token])
-            after = Throttled(decision, minor, None if is_adopted else now - since)
+            after = Throttled(decision, minor, None if is_adopted or since < began else now - since, is_adopted)
             if not is_adopted:
                 transitions.append(Transition(None, after, decision))
         else:
-            after = Throttled(decision, minor, before.latency)
+            after = replace(before, decision=decision, minor=minor)
             if before.decision.throttle != decision.throttle:
                 transitions.append(Transition(before, after, decision))
         if after != before:

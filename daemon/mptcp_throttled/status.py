@@ -115,10 +115,11 @@ def _not_enforced(enforcement: Enforcement) -> list[str]:
 
 
 def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
-    """The answer to `connections`, the oldest connection first."""
+    """The answer to `connections`, the oldest connection first; `sniffer_problem` is why none is known."""
     differing = enforcement.not_enforced
     oldest_first = sorted(snapshot.connections.items(), key=lambda item: (_opened_at(item[1]), item[0]))
     return {
+        "sniffer_problem": snapshot.sniffer.problem,
         "connections": [
             {
                 "token": format_token(token),
@@ -129,7 +130,7 @@ def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
                 ],
             }
             for token, connection in oldest_first
-        ]
+        ],
     }
 
 

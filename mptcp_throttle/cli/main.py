@@ -183,7 +183,7 @@ def _pause(options: argparse.Namespace) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "resume"), tables.show_pause)
+    _print(options, _call(options, "resume"), tables.show_resume)
 
 
 def _reload(options: argparse.Namespace) -> None:

@@ -88,8 +88,13 @@ def _pause(pause: Json) -> str:
 
 
 def show_pause(data: Json) -> None:
-    """The answer to `pause` and `resume`."""
-    _console().print("not paused" if data["pause"] is None else _pause(data["pause"]))
+    """The answer to `pause`."""
+    _console().print(_pause(data["pause"]))
+
+
+def show_resume(data: Json) -> None:
+    """The answer to `resume`."""
+    _console().print("resumed: the rates apply again" if data["was_paused"] else "nothing was paused")
 
 
 def show_reload(data: Json) -> None:
@@ -202,7 +207,13 @@ def show_connections(data: Json) -> None:
                 "-" if latency is None else f"{latency:.1f} ms",
                 _reason(subflow),
             )
-    _console().print(table if data["connections"] else "no MPTCP connections")
+    console = _console()
+    if data["connections"]:
+        console.print(table)
+    elif data["sniffer_problem"] is None:
+        console.print("no MPTCP connections")
+    else:
+        console.print(f"no connection is known: the sniffer does not answer: {data['sniffer_problem']}", markup=False)
 
 
 def show_history(data: Json) -> None:

@@ -174,6 +174,23 @@ def test_loop_frees_everybody_without_the_sniffer(world: World) -> None:
     assert world.loop.snapshot.sniffer.problem == "no service answers"
 
 
+def test_subflow_freed_without_the_sniffer_is_not_logged_as_ended(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    both_ways = (WIFI, replace(ETHERNET, uplink_cap=SLOW))
+    world.running.config = replace(world.running.config, networks=both_ways)
+    world.step(client(1))
+    assert {*world.uplinks.throttled} == world.throttled == {capped(1)}
+    world.source.update = TableUpdate(problem="no service answers")
+    world.step()
+    lines = [line for line in caplog.messages if line.startswith(("free ", "uplink_free "))]
+    assert [line.partition(" reason=")[2] for line in lines] == ["'the sniffer does not answer'"] * 2
+    world.step(client(2))
+    world.step(ended=2)
+    assert "reason='subflow ended'" in caplog.messages[-1]
+
+
 def test_loop_release_leaves_the_kernel_as_it_was(world: World) -> None:
     world.step(client(1))
     assert world.loop.release() == ()
@@ -188,7 +205,7 @@ def test_loop_adopts_the_classes_of_an_earlier_instance(tmp_path: Path) -> None:
     second.loop.adopt({capped(2): 2, capped(1): 3})
     second.kernel.state = replace(second.kernel.state, marks={4: MarkState({capped(2): 2, capped(1): 3})})
     second.step(client(1), client(2))
-    assert {one.latency for one in second.loop.snapshot.throttled.values()} == {None}
+    assert {(one.latency, one.adopted) for one in second.loop.snapshot.throttled.values()} == {(None, True)}
     assert dict(second.loop.snapshot.applied.marks) == {capped(2): 2, capped(1): 3}
 
 
@@ -464,6 +481,37 @@ def test_pause_frees_everybody_and_its_end_throttles_again(world: World) -> None
     assert (world.throttled, world.kernel.throttled) == (set(), {})
     world.step(after=61)
     assert world.throttled == {capped(1)}
+
+
+def test_latency_is_that_of_a_join_and_of_nothing_else(world: World) -> None:
+    def latency() -> float | None:
+        (one,) = world.loop.snapshot.throttled.values()
+        return None if one.latency is None else round(one.latency, 3)
+
+    world.step(connection(9, subflow("10.2.0.9")))
+    joined_at = world.clock.now
+    world.step(connection(1, subflow("10.1.0.1", at=joined_at), subflow("10.2.0.1", at=joined_at)), after=0.25)
+    assert latency() == 0.25
+    world.operator.pause(Pause(None))
+    world.step(after=5)
+    world.operator.pause(None)
+    world.step(after=5)
+    assert latency() is None
+    world.operator.set(Override("ethernet", RateKind.CAP, None, None))
+    world.step(after=5)
+    world.operator.reset("ethernet")
+    world.step(after=5)
+    assert latency() is None
+    world.source.update = TableUpdate(problem="no service answers")
+    world.step(after=5)
+    world.step(client(1), after=5)
+    assert latency() is None
+
+
+def test_latency_of_connections_older_than_the_daemon_is_not_known(tmp_path: Path) -> None:
+    world = World(tmp_path, clock=ManualClock(now=300.0))
+    world.step(connection(1, subflow("10.1.0.1", at=10.0), subflow("10.2.0.1", at=20.0)))
+    assert [(one.latency, one.adopted) for one in world.loop.snapshot.throttled.values()] == [(None, False)]
 
 
 def test_request_is_answered_when_its_change_is_applied(world: World) -> None:

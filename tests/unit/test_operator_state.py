@@ -35,6 +35,16 @@ def test_override_replaces_an_earlier_one_until_reset(tmp_path: Path) -> None:
     assert store.current().overrides == (cap("lte", FIVE),)
 
 
+def test_resume_says_whether_there_was_a_pause(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, clock)
+    store.pause(Pause(None))
+    assert [store.resume(), store.resume()] == [True, False]
+    store.pause(Pause(clock.now + 1))
+    clock.now += 2
+    assert (store.resume(), store.current().pause) == (False, None)
+
+
 def test_operator_state_survives_a_restart_and_expires(tmp_path: Path) -> None:
     clock = ManualClock()
     before = open_store(tmp_path, clock)

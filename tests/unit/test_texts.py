@@ -1,0 +1,65 @@
+"""What the CLI says where there is nothing to show, and what the log says of a pause that survives a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from examples import connection, subflow
+from loops import snapshot_of
+
+from mptcp_throttle.cli import tables
+from mptcp_throttled.clock import Now
+from mptcp_throttled.enforcement import Enforcement
+from mptcp_throttled.eventlog import log_pause_at_start
+from mptcp_throttled.operator_state import Pause
+from mptcp_throttled.state import Snapshot, SnifferState
+from mptcp_throttled.status import connections
+
+NOW = Now(1000.0, 1.7e9)
+
+
+@pytest.mark.parametrize(
+    ("problem", "line"),
+    [
+        (None, "no MPTCP connections\n"),
+        ("sniffer.sock: no [service] answers", "no connection is known: the sniffer does not answer: sniffer.sock: "),
+    ],
+)
+def test_connections_say_why_there_is_none(problem: str | None, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = connections(Snapshot(sniffer=SnifferState("epoch", 1, problem)), Enforcement(), NOW)
+    tables.show_connections(answer)
+    shown = capsys.readouterr().out
+    assert shown.startswith(line)
+    assert (problem or "") in shown
+
+
+def test_connections_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot = snapshot_of(tmp_path, connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
+    tables.show_connections(connections(snapshot, Enforcement(), NOW))
+    assert "10.1.0.1 40000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("was_paused", "line"), [(True, "resumed: the rates apply again\n"), (False, "nothing was paused\n")]
+)
+def test_resume_shows_whether_there_was_a_pause(
+    was_paused: bool, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables.show_resume({"pause": None, "was_paused": was_paused})
+    assert capsys.readouterr().out == line
+
+
+@pytest.mark.parametrize(
+    ("pause", "lines"),
+    [
+        (None, []),
+        (Pause(None), ["paused by the operator, until resumed: nothing is throttled; "]),
+        (Pause(1060.0), ["paused by the operator, for 60 s: nothing is throttled; "]),
+    ],
+)
+def test_start_while_paused_is_a_warning(
+    pause: Pause | None, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log_pause_at_start(pause, 1000.0)
+    assert [record.message.partition("`")[0] for record in caplog.records if record.levelname == "WARNING"] == lines
