@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mptcp_throttle.rpc import Json
+
+_NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
+_NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/services.md, Marks"
+_REFUSED: Final = "it is tried again by itself; `journalctl -u mptcp-throttled` says since when"
+_NEEDS: Final = "docs/services.md, Pace, names what it needs"
+_INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a restart says so"
 
 
 class Finding(NamedTuple):
@@ -24,18 +30,20 @@ class Finding(NamedTuple):
 def daemon_findings(status: Json) -> Iterator[Finding]:
     """In the daemon's answer to `status`: errors, rates that are not enforced, and who decides."""
     answer, table = status["daemon"], status["sniffer"]
-    problems = [] if table["connected"] else [f"has no table of connections: {table['problem']}"]
-    problems += [f"a rate is not enforced: {line}" for line in answer["not_enforced"]]
-    problems += [*answer["errors"], *(f"reload refused: {problem}" for problem in answer["config"]["problems"])]
-    yield from [Finding("mptcp-throttled", problem) for problem in problems]
+    lines = [] if table["connected"] else [(f"has no table of connections: {table['problem']}", _NO_TABLE)]
+    lines += [(f"a rate is not enforced: {line}", _NOT_ENFORCED) for line in answer["not_enforced"]]
+    lines += [(error, _REFUSED) for error in answer["errors"]]
+    lines += [(f"reload refused: {problem}", _INVALID) for problem in answer["config"]["problems"]]
+    problems = [Finding("mptcp-throttled", problem, remedy) for problem, remedy in lines]
+    yield from problems
     if answer["pause"] is not None:
         yield Finding("mptcp-throttled", "is paused", "`mptcp-throttle resume`")
     elif not problems:
         yield Finding("mptcp-throttled")
     unpaced = answer["unpaced"]
     cost = None if unpaced is None else f"none, so that a cap slows down the whole connection: {unpaced}"
-    yield Finding("pacing", cost, harm=False)
+    yield Finding("pacing", cost, cost and _NEEDS, harm=False)
     problem = answer["deciding_problem"]
     if unpaced is None:
         cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
-        yield Finding("kernel program", cost, harm=False)
+        yield Finding("kernel program", cost, cost and _NEEDS, harm=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from examples import examined_host
 
-from mptcp_throttle.cli.doctor import squid_checks
+from mptcp_throttle.cli.doctor import proxy_checks, squid_checks
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.units import Rate
 
@@ -64,6 +64,57 @@ def test_small_buffer_is_a_note_with_its_remedy(configuration: Path, lines: str,
     (finding,) = findings()
     assert (finding.problem is None) is is_enough
     assert not (finding.problem and finding.harm)
+
+
+DEBIAN = "acl localnet src 10.0.0.0/8\nhttp_access deny manager\nhttp_access allow localhost\nhttp_access deny all\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_found"),
+    [
+        ("", True),
+        ("# http_access allow localnet\n", True),
+        ("http_access allow localhost manager\n", True),
+        ("http_access allow localnet\n", False),
+        ("http_access allow all\n", False),
+    ],
+)
+def test_squid_that_serves_this_host_alone_is_a_note(configuration: Path, lines: str, is_found: bool) -> None:
+    configuration.write_text(f"{lines}{DEBIAN}http_port 8080\n")
+    (finding,) = squid_checks.access(examined_host())
+    assert (finding.problem is not None) is is_found
+    assert finding.problem is None or (finding.remedy or "").startswith("`http_access allow` for the subnets")
+    assert not (finding.problem and finding.harm)
+
+
+def test_squid_on_other_ports_is_not_the_proxy(configuration: Path) -> None:
+    assert list(squid_checks.access(examined_host())) == []
+    configuration.write_text(f"{DEBIAN}http_port 3128\n")
+    assert list(squid_checks.access(examined_host())) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "listed"),
+    [
+        ("http_port 3128\n", "3128"),
+        ("http_port 10.0.0.1:3128 name=a\nhttp_port [::]:3129\n", "3128, 3129"),
+        ("http_port 3128\nhttp_port 0.0.0.0:8080\n", None),
+        ("# http_port 3128\n", None),
+    ],
+)
+def test_port_without_a_listener_names_the_ports_of_squid(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch, lines: str, listed: str | None
+) -> None:
+    monkeypatch.setattr(proxy_checks, "_listens", lambda _protocol, _port: False)
+    (without,) = proxy_checks.listeners(examined_host())
+    configuration.write_text(lines)
+    (finding,) = proxy_checks.listeners(examined_host())
+    assert (finding.problem, finding.harm) == ("no process listens on it", True)
+    more = (
+        f"; Squid's http_port is {listed}: set proxy.ports to it, or write `http_port 8080` into a file in"
+        " /etc/squid/conf.d, and `http_access allow` for the subnets of the clients"
+    )
+    assert finding.remedy == f"{without.remedy}{'' if listed is None else more}"
 
 
 def test_file_that_includes_itself_is_read(configuration: Path) -> None:

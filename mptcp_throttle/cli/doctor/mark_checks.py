@@ -20,16 +20,40 @@ _IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-n
 
 def foreign_marks(host: Host) -> list[Finding]:
     """Whether chains of others change marks after ours. None changes priorities of sockets, or OpenFlow rules."""
-    if isinstance(host.daemon, str):
-        configured = host.config.daemon
-        used = BackEnd.OVS if configured.backend is BackEnd.OVS else configured.marks
-    else:
-        used = host.daemon["daemon"]["marks"]
-    if used in (MarkMethod.SOCKET, BackEnd.OVS):
+    if _marks_in_use(host) in (MarkMethod.SOCKET, BackEnd.OVS):
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
     return or_ok(_SUBJECT, _found(host.config.daemon.mark_mask))
+
+
+def legacy_tables(host: Host) -> Iterator[Finding]:
+    """Whether `iptables` shows the rules that mark packets, which are in the tables of iptables-legacy(8)."""
+    if _marks_in_use(host) not in (MarkMethod.IPSET, MarkMethod.RULES):
+        return
+    subject = "iptables"
+    try:
+        version = output_of("iptables", "--version") or ""
+    except ProgramFailed as error:
+        yield Finding(subject, unchecked=str(error))
+        return
+    if "nf_tables" not in version:
+        yield Finding(subject)
+        return
+    problem = (
+        "is that of nftables: it shows none of our rules, and warns of legacy tables; what iptables-legacy-save writes"
+        " while subflows are throttled cannot be restored"
+    )
+    remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.marks: socket there are none"
+    yield Finding(subject, problem, remedy, harm=False)
+
+
+def _marks_in_use(host: Host) -> str:
+    """What the daemon uses now; of one that does not answer, what it is configured to use."""
+    if not isinstance(host.daemon, str):
+        return str(host.daemon["daemon"]["marks"])
+    configured = host.config.daemon
+    return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.marks
 
 
 def _found(mask: int) -> Iterator[Finding]:

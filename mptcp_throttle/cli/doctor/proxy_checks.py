@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.cli.doctor.finding import Host, or_ok
 from mptcp_throttle.cli.doctor.programs import output_of
+from mptcp_throttle.cli.doctor.squid_checks import remedy_for_port
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.findings import Finding
@@ -49,7 +50,8 @@ def listeners(host: Host) -> Iterator[Finding]:
         elif _listens("-t", port):
             yield Finding(subject, "is listened on without MPTCP", "start the proxy with `mptcpize run`")
         else:
-            yield Finding(subject, "no process listens on it", "start the proxy, or set proxy.ports")
+            remedy = f"start the proxy, or set proxy.ports{remedy_for_port(port)}"
+            yield Finding(subject, "no process listens on it", remedy)
 
 
 def _listens(protocol: str, port: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.cli.doctor.finding import Host
@@ -18,7 +20,7 @@ def sniffer(host: Host) -> Iterator[Finding]:
     """What the sniffer says of its capture and of the kernel list."""
     status = host.sniffer
     if isinstance(status, str):
-        yield Finding("mptcp-sniffer", status)
+        yield _unanswered("mptcp-sniffer", status, host.config.sockets.sniffer)
         return
     yield Finding("mptcp-sniffer")
     if not status["capturing"]:
@@ -29,16 +31,33 @@ def sniffer(host: Host) -> Iterator[Finding]:
         problem = f"{dropped} frames dropped since its start: it cannot keep up"
         yield Finding("capture", problem, "a larger sniffer.capture_buffer", harm=False)
     if view["enabled"] and view["problem"]:
-        yield Finding("kernel list", view["problem"], harm=False)
+        yield Finding("kernel list", view["problem"], "CAP_NET_ADMIN, as in mptcp-sniffer.service", harm=False)
 
 
 def daemon(host: Host) -> Iterator[Finding]:
     """What the daemon says: errors, rates that are not enforced, and who decides."""
     status = host.daemon
     if isinstance(status, str):
-        yield Finding("mptcp-throttled", status)
+        yield _unanswered("mptcp-throttled", status, host.config.sockets.daemon)
         return
     yield from daemon_findings(status)
+
+
+def _unanswered(name: str, why: str, socket: Path) -> Finding:
+    if _is_forbidden(socket):
+        return Finding(name, unchecked=why)
+    return Finding(name, why, f"`systemctl start {name}`; if it ends again, `journalctl -u {name}` says why")
+
+
+def _is_forbidden(socket: Path) -> bool:
+    """Whether this user may not use a socket, so that nothing is known of its service."""
+    try:
+        socket.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(socket, os.W_OK)
 
 
 def units(_: Host) -> Iterator[Finding]:

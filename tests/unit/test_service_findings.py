@@ -1,0 +1,93 @@
+"""What `doctor` says of services that do not answer, of their status, and of the tables of iptables."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from examples import examined_host
+
+from mptcp_throttle.cli.doctor import mark_checks, service_checks
+from mptcp_throttle.cli.doctor.finding import Host
+from mptcp_throttle.findings import Finding, daemon_findings
+from mptcp_throttle.rpc import Json
+
+
+def host_in(directory: Path) -> Host:
+    host = examined_host()
+    return replace(host, config=replace(host.config, run_directory=directory))
+
+
+def status(**daemon: object) -> Json:
+    fine: Json = {"not_enforced": [], "errors": [], "config": {"problems": []}, "pause": None, "unpaced": None}
+    return {"daemon": {**fine, "deciding_problem": None, **daemon}, "sniffer": {"connected": True, "problem": None}}
+
+
+def test_service_that_does_not_answer_is_a_problem_with_its_remedy(tmp_path: Path) -> None:
+    host = host_in(tmp_path)
+    for name, check in (("mptcp-sniffer", service_checks.sniffer), ("mptcp-throttled", service_checks.daemon)):
+        (finding,) = check(host)
+        assert (finding.subject, finding.problem, finding.harm) == (name, "no answer", True)
+        assert finding.remedy == f"`systemctl start {name}`; if it ends again, `journalctl -u {name}` says why"
+
+
+def test_service_whose_socket_is_not_ours_to_use_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = host_in(tmp_path)
+    socket = host.config.sockets.sniffer
+    socket.parent.mkdir()
+    socket.touch()
+    monkeypatch.setattr(os, "access", lambda path, _: path != socket)
+    (finding,) = service_checks.sniffer(host)
+    assert (finding.problem, finding.unchecked) == (None, "no answer")
+
+    def refuse(*_: object, **__: object) -> os.stat_result:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    (finding,) = service_checks.daemon(host)
+    assert (finding.problem, finding.unchecked) == (None, "no answer")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"not_enforced": ["client 10.1.0.2: sends 5 Mb/s"]},
+        {"errors": ["AddClass: ENOMEM"]},
+        {"config": {"problems": ["lte.yaml:4: cap: x"]}},
+        {"pause": {"seconds_left": None}},
+        {"unpaced": "no cgroup2"},
+        {"deciding_problem": "no CAP_PERFMON"},
+    ],
+)
+def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:
+    assert [finding for finding in daemon_findings(status()) if finding.problem] == []
+    (found,) = (finding for finding in daemon_findings(status(**wrong)) if finding.problem)
+    assert found.remedy
+
+
+@pytest.mark.parametrize(
+    ("marks", "version", "is_found"),
+    [
+        ("ipset", "iptables v1.8.9 (nf_tables)", True),
+        ("rules", "iptables v1.8.9 (nf_tables)", True),
+        ("rules", "iptables v1.8.9 (legacy)", False),
+        ("rules", None, False),
+    ],
+)
+def test_rules_that_iptables_does_not_show_are_a_note(
+    marks: str, version: str | None, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mark_checks, "output_of", lambda *_: version)
+    (finding,) = mark_checks.legacy_tables(replace(examined_host(), daemon=status(marks=marks)))
+    assert (finding.problem is not None) is is_found
+    assert not finding.problem or ("iptables-legacy -t mangle -S" in (finding.remedy or "") and not finding.harm)
+
+
+@pytest.mark.parametrize("marks", ["socket", "ovs"])
+def test_host_without_rules_has_no_note_of_iptables(marks: str) -> None:
+    found: list[Finding] = list(mark_checks.legacy_tables(replace(examined_host(), daemon=status(marks=marks))))
+    assert found == []
