@@ -42,6 +42,13 @@ class UserError(Exception):
         self.status = status
 
 
+class ExitStatus(UserError):
+    """An exit status whose meaning the program has printed already."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("", status)
+
+
 class ConfigError(UserError):
     """An invalid configuration: one line per problem, with file, line, key, value and what is allowed."""
 

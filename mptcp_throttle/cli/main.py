@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import tables
+from mptcp_throttle.cli import monitoring, tables
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
-from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, UserError
+from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, ExitStatus, UserError
+from mptcp_throttle.findings import Finding
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
@@ -93,7 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     add("plan", _plan, "show the planned kernel state as tc, iptables and ipset commands")
-    add("doctor", _doctor, "look for problems that keep the services from working")
+    doctor = add("doctor", _doctor, "look for problems that keep the services from working")
+    doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios and others; no JSON")
+    doctor.epilog = monitoring.MONITORING_HELP
+    doctor.formatter_class = argparse.RawDescriptionHelpFormatter
     add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
     set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")
     set_rate.add_argument("network", metavar="NETWORK")
@@ -201,11 +205,29 @@ def _accepted(answer: Json) -> Json:
     return answer
 
 
-def _doctor(options: argparse.Namespace) -> None:
+def _findings(options: argparse.Namespace) -> list[Finding]:
     # pyroute2 takes as long to import as everything else, and no other command needs it.
     from mptcp_throttle.cli.doctor import examine
 
-    findings = examine(options.config, load_config(options.config), _TIMEOUT_SECONDS)
+    return examine(options.config, load_config(options.config), _TIMEOUT_SECONDS)
+
+
+def _monitor(options: argparse.Namespace) -> None:
+    try:
+        state, line = monitoring.judge(_findings(options))
+    except UserError as error:
+        state, line = monitoring.unknown(str(error))
+    sys.stdout.write(f"{line}\n")
+    if state:
+        sys.stdout.flush()
+        raise ExitStatus(state)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    if options.monitoring:
+        _monitor(options)
+        return
+    findings = _findings(options)
     _print(options, [finding._asdict() for finding in findings], tables.show_findings)
     harms = sum(finding.problem is not None and finding.harm for finding in findings)
     if harms:
