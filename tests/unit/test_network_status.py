@@ -14,14 +14,14 @@ from mptcp_throttled.clock import Now
 from mptcp_throttled.enforcement import Enforcement
 from mptcp_throttled.state import Snapshot
 from mptcp_throttled.status import Observed, network_statuses
+from mptcp_throttled.subflow_counts import SubflowCounts
 
 
 def status_with(subnets: int) -> Json:
     many = tuple(ip_network(f"10.{number >> 8}.{number & 255}.0/24") for number in range(subnets))
     networks = (replace(ETHERNET, subnets=many),)
-    (answer,) = network_statuses(
-        Snapshot(configured=networks, networks=networks), Observed(Enforcement(), {}), Now(1000.0, 1.7e9)
-    )
+    snapshot = Snapshot(configured=networks, networks=networks)
+    (answer,) = network_statuses(snapshot, Observed(Enforcement(), {}), SubflowCounts(), Now(1000.0, 1.7e9))
     return answer
 
 
