@@ -157,7 +157,7 @@ def test_qdisc_probe_changes_nothing(lab: Lab) -> None:
 def test_services_refuse_an_invalid_configuration(lab: Lab, services: Services, name: str) -> None:
     before = lab.proxy.run("tc", "qdisc", "show").stdout
     wifi = services.config.parent / "networks.d" / "wifi.yaml"
-    wifi.write_text("name: wifi\nsubnets: [10.1.0.0/16]\npreference: 1\n")
+    wifi.write_text("name: wifi\nsubnets: [10.1.0.0/24]\npreference: 1\n")
     status, error = run_service(lab, name, services.config)
     assert status == os.EX_CONFIG
     assert [line.split(": ")[1] for line in error.splitlines()] == ["subnets[0]"]
