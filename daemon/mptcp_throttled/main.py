@@ -296,17 +296,22 @@ def _serve(path: Path) -> None:
             daemon.run()
 
 
-def _main(arguments: Sequence[str] | None) -> None:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line; the manual page is made from it."""
+    command_line = argparse.ArgumentParser(
         prog="mptcp-throttled",
         description="Throttle MPTCP subflows to the rates of their access networks.",
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_version(parser)
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--cleanup", action="store_true", help="restore everything as it was found, and exit")
-    options = parser.parse_args(arguments)
+    add_version(command_line)
+    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    command_line.add_argument("--cleanup", action="store_true", help="restore everything as it was found, and exit")
+    return command_line
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    options = parser().parse_args(arguments)
     logs.configure()
     if options.cleanup:
         _clean_up(options.config)

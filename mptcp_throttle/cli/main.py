@@ -55,18 +55,19 @@ def _client_number(text: str) -> int:
     return int(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line; the manual page and the completion are made from it."""
+    command_line = argparse.ArgumentParser(
         prog="mptcp-throttle",
         description="Show the state of mptcp-throttled and override rates.",
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_version(parser)
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    add_version(command_line)
+    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = command_line.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[common], help=text, description=text)
@@ -110,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_duration(add("pause", _pause, "free all subflows until `resume`"), "resume")
     add("resume", _resume, "end a pause")
     add("reload", _reload, "apply changes of the configuration files")
-    return parser
+    return command_line
 
 
 def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
@@ -248,5 +249,5 @@ def _check_config(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is one of those in `mptcp_throttle.errors`."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     return service.run(lambda: options.run(options))

@@ -18,16 +18,17 @@ from mptcp_throttle.model import Trust
 from mptcp_throttle.version import add_version
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line; the manual page is made from it."""
+    command_line = argparse.ArgumentParser(
         prog="mptcp-sniffer",
         description="Publish the MPTCP subflows of a proxy.",
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_version(parser)
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
-    offline = parser.add_argument_group("reading a capture file instead of an interface; needs no configuration")
+    add_version(command_line)
+    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    offline = command_line.add_argument_group("reading a capture file instead of an interface; needs no configuration")
     offline.add_argument(
         "--read", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP; tunnels too"
     )
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     offline.add_argument(
         "--json", action="store_true", help="print connections, events and counters instead of one line per event"
     )
-    return parser
+    return command_line
 
 
 def _ports(text: str) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ def _serve(path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the service or read a capture file; the exit status is one of those in `mptcp_throttle.errors`."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.read is not None:
         return service.run(lambda: print_capture(options.read, options.ports, options.trust, as_json=options.json))
     return service.run(lambda: _serve(options.config))

@@ -81,7 +81,9 @@ class Booted(Services):
     def _adapted(self, unit: Path) -> str:
         """A unit with the programs, files and logs of this test, which are below directories that ours hide."""
         log = self.proxy.directory / f"{unit.name.removesuffix('.service')}.log"
-        text = re.sub(r"/opt/mptcp-throttle/bin/(\S+)", rf"{EXECUTABLES}/\1 --config {self.config}", unit.read_text())
+        text = re.sub(
+            r"/usr/lib/mptcp-throttle/bin/(\S+)", rf"{EXECUTABLES}/\1 --config {self.config}", unit.read_text()
+        )
         more = (
             f"StandardError=append:{log}",
             f"Environment=PYTHONPATH={os.environ.get('PYTHONPATH', '')}",

@@ -20,7 +20,7 @@ def root(tmp_path: Path) -> Path:
     shutil.copytree("/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
     shutil.copytree(SYSTEMD, tmp_path / "etc/systemd/system")
     names = ("mptcp-sniffer", "mptcp-throttled", "mptcp-throttle", "mptcp-throttle-web")
-    programs = [f"opt/mptcp-throttle/bin/{name}" for name in names]
+    programs = [f"usr/lib/mptcp-throttle/bin/{name}" for name in names]
     for program in (*programs, "usr/bin/mptcpize", "usr/sbin/squid", "bin/kill"):
         path = tmp_path / program
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
-CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "tests")
+CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging", "tests")
 
 
 def test_exit_statuses_are_documented() -> None:
@@ -38,31 +38,6 @@ def test_programs_list_the_exit_statuses_in_their_help(
     listed = capsys.readouterr().out
     for status, meaning in EXIT_STATUSES.items():
         assert f"\n  {status:3}  {meaning}\n" in listed
-
-
-def test_readme_install_commands_install_every_file(tmp_path: Path) -> None:
-    commands = re.findall(r"^install .*$", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
-    for command in commands:
-        subprocess.run(["sh", "-c", command.replace(" /etc/", f" {tmp_path}/")], cwd=REPOSITORY, check=True)
-    installed = {
-        "systemd/*.service": "systemd/system",
-        "systemd/squid.service.d/*": "systemd/system/squid.service.d",
-        "systemd/sysusers.d/*": "sysusers.d",
-        "systemd/tmpfiles.d/*": "tmpfiles.d",
-        "systemd/sysctl.d/*": "sysctl.d",
-        "config/*.yaml": "mptcp-throttle",
-        "config/networks.d/*": "mptcp-throttle/networks.d",
-        "config/squid/*": "squid/conf.d",
-    }
-    expected = {
-        tmp_path / directory / file.name: file.read_bytes()
-        for pattern, directory in installed.items()
-        for file in REPOSITORY.glob(pattern)
-    }
-    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == expected
-    ours = {file for root in ("config", "systemd") for file in (REPOSITORY / root).rglob("*") if file.is_file()}
-    examples = {file for file in ours if file.is_relative_to(REPOSITORY / "config/examples")}
-    assert len(expected) == len(ours - examples)
 
 
 def test_invariants_name_tests_that_exist() -> None:

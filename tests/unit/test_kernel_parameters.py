@@ -28,8 +28,19 @@ def test_tcp_notsent_lowat_is_used_from_kernel_6_9_on(
     ("release", "unsent", "single_pages", "remedy"),
     [
         ("6.12.1", "16384", "0", None),
-        ("6.12.1", "4294967295", "1", "net.ipv4.tcp_notsent_lowat in systemd/sysctl.d/mptcp-throttle.conf"),
-        ("6.1.0", "16384", "0", "net.core.high_order_alloc_disable in systemd/sysctl.d/mptcp-throttle-before-6.9.conf"),
+        (
+            "6.12.1",
+            "4294967295",
+            "1",
+            "net.ipv4.tcp_notsent_lowat in /usr/lib/sysctl.d/mptcp-throttle.conf: run `sysctl --system`",
+        ),
+        (
+            "6.1.0",
+            "16384",
+            "0",
+            "net.core.high_order_alloc_disable in "
+            "/usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf",
+        ),
         ("6.1.0", "4294967295", "1", None),
         ("6.1.0", "16384", None, None),
     ],

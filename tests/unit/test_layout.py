@@ -12,7 +12,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURE: Final = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
-FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "tests")
+FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging", "tests")
 MODULES: Final = sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py"))
 REPEATED_NAMES: Final = {"__init__", "__main__", "main", "conftest"}
 OURS: Final = {"mptcp_throttle", "mptcp_sniffer", "mptcp_throttled", "mptcp_throttle_web", "mptcp_lab"}

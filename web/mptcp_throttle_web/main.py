@@ -156,17 +156,22 @@ def _new_token() -> None:
     )
 
 
-def _main(arguments: Sequence[str] | None) -> None:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line; the manual page is made from it."""
+    command_line = argparse.ArgumentParser(
         prog="mptcp-throttle-web",
         description="Serve a page that shows what mptcp-throttled does.",
         epilog=EXIT_STATUS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
-    add_version(parser)
-    parser.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
-    options = parser.parse_args(arguments)
+    add_version(command_line)
+    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    command_line.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
+    return command_line
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    options = parser().parse_args(arguments)
     if options.new_token:
         _new_token()
         return

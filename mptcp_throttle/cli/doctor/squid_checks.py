@@ -34,7 +34,8 @@ def uploads(host: Host) -> Iterator[Finding]:
         yield Finding(subject)
         return
     problem = "Squid may end them when its request buffer is full (Squid bug 5405)"
-    remedy = "install config/squid/mptcp-throttle.conf in /etc/squid/conf.d, and restart Squid"
+    example = "/usr/share/doc/mptcp-throttle/examples/squid/mptcp-throttle.conf"
+    remedy = f"install {example} in /etc/squid/conf.d, and restart Squid"
     yield Finding(subject, problem, remedy, harm=False)
 
 
