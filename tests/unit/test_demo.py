@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from page_server import canned_daemon, first_event, free_port
+from polling import eventually
 
 from mptcp_lab import demo
 from mptcp_lab.scenario.files import chosen
@@ -33,8 +34,8 @@ def test_watched_page_shows_the_daemon_that_runs(tmp_path: Path) -> None:
         for name in ("first", "second"):
             with canned_daemon(tmp_path / name):
                 watch.follow(Sockets.below(tmp_path / name / "run").daemon)
-                assert first_event(port)["problem"] is None
-            assert first_event(port)["problem"] is not None
+                eventually(lambda: first_event(port)["problem"] is None, "the daemon is shown")
+            eventually(lambda: first_event(port)["problem"] is not None, "it is missed")
 
 
 def test_watching_on_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -90,6 +91,8 @@ def test_pages_of_others_cannot_read_the_api(page: PageServer, site: str) -> Non
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": ""}, 403),
+        ({"Origin": "http://[::1"}, 403),
+        ({"Transfer-Encoding": "chunked"}, 411),
         ({"Content-Type": "text/plain"}, 415),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Length": "4097"}, 413),
@@ -232,6 +235,8 @@ def test_attempts_to_guess_the_token_are_bounded(directory: Path, daemon: Canned
         assert answers[:5] == [403] * 5
         assert answers[-1] == 429
         assert "wrong token" in page.log
+        # Who guesses at one listener keeps nobody from logging in at another.
+        assert page.ask("/api/log-in", {"token": TOKEN}, unix=True).status == 200
 
 
 def test_token_in_the_configuration_does_not_log_in(page: PageServer) -> None:
@@ -254,19 +259,40 @@ def test_many_viewers_cost_the_daemon_one_question_per_second(page: PageServer, 
 
 def test_strangers_leave_room_for_the_group(page: PageServer) -> None:
     with ExitStack() as open_connections:
-        statuses = []
-        for _ in range(40):
-            viewer = open_connections.enter_context(closing(page.connection()))
+        viewers = [open_connections.enter_context(closing(page.connection())) for _ in range(40)]
+        os.kill(page.process.pid, signal.SIGSTOP)  # so that all requests are there at once
+        for viewer in viewers:
             viewer.request("GET", "/api/events")
-            statuses.append(viewer.getresponse().status)
+        os.kill(page.process.pid, signal.SIGCONT)
+        statuses = [viewer.getresponse().status for viewer in viewers]
         assert set(statuses) == {200, 503}
         assert statuses.count(200) == 32
         assert page.first_event(unix=True)["problem"] is None
 
 
+def test_opening_and_closing_asks_the_daemon_no_more_often(page: PageServer, daemon: CannedDaemon) -> None:
+    before, began = daemon.calls["top"], time.monotonic()
+    for _ in range(50):
+        assert page.first_event()["problem"] is None
+    assert daemon.calls["top"] - before <= (time.monotonic() - began) + 3
+    eventually(lambda: (page.first_event(unix=True)["problem"]) is None, "the group is served")
+
+
+def test_stream_ends_with_its_session(page: PageServer) -> None:
+    cookie = {"Cookie": page.ask("/api/log-in", {"token": TOKEN}).cookie}
+    csrf = page.ask("/api/session", headers=cookie).json["csrf"]
+    with closing(page.connection()) as viewer:
+        viewer.request("GET", "/api/events", headers=cookie)
+        answer = viewer.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf})
+        while answer.readline():
+            pass
+
+
 def test_viewers_see_that_the_daemon_is_away_and_back(tmp_path: Path) -> None:
     with page_server(tmp_path) as page:
-        assert "cannot be reached" in page.first_event()["problem"] or page.first_event()["problem"]
+        assert "no service answers" in page.first_event()["problem"]
         with closing(page.connection()) as viewer:
             viewer.request("GET", "/api/events")
             answer = viewer.getresponse()
@@ -318,6 +344,23 @@ def test_body_that_does_not_come_is_given_up(page: PageServer) -> None:
     assert page.serves()
 
 
+def test_body_that_comes_slowly_is_given_up(page: PageServer) -> None:
+    with closing(page.raw()) as slow:
+        slow.settimeout(1)
+        began = time.monotonic()
+        slow.sendall(
+            f"POST /api/log-in HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: http://127.0.0.1:{page.port}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
+        )
+        answer = b""
+        while not answer:
+            slow.sendall(b" ")
+            with suppress(TimeoutError):
+                answer = slow.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 15
+
+
 def test_clients_that_leave_early_leave_no_traceback(page: PageServer) -> None:
     before = page.log
     with closing(page.raw()) as leaving:
@@ -367,6 +410,14 @@ def test_unix_socket_alone_is_enough(tmp_path: Path) -> None:
     with canned_daemon(tmp_path), page_server(tmp_path, {"listen": None}) as page:
         assert page.first_event(unix=True)["problem"] is None
         assert page.sockets.web.stat().st_mode & 0o777 == 0o660
+
+
+def test_certificate_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "certificate.pem"
+    file.write_text("no certificate")
+    config = write_config(tmp_path, {"certificate": str(file), "key": str(file)})
+    refused = subprocess.run([PROGRAM, "--config", config], capture_output=True, text=True, check=False, timeout=30)
+    assert (refused.returncode, refused.stderr.count("\n")) == (os.EX_CONFIG, 1)
 
 
 def test_other_addresses_show_nothing_before_a_log_in(tmp_path: Path) -> None:

@@ -22,10 +22,14 @@ from mptcp_throttle.logs import about
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.rpc.wire import Order
 from mptcp_throttle.version import version
-from mptcp_throttle_web.feed import Busy, Feed, Question
-from mptcp_throttle_web.sessions import SESSION_SECONDS, Session, Sessions, TooManyAttempts
+from mptcp_throttle_web.feed import Busy, Feed, Question, Viewer
+from mptcp_throttle_web.sessions import SESSION_SECONDS, Attempts, Session, Sessions, TooManyAttempts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
     from mptcp_throttle_web.control import Control
     from mptcp_throttle_web.hiding import Hider
 
@@ -36,7 +40,8 @@ _STATIC: Final = Path(__file__).parent / "static"
 _COOKIE: Final = "mptcp-throttle-session"
 _MAX_NUMBER: Final = 100
 _MAX_PATTERN: Final = 100
-_MAX_SECONDS: Final = 60 * 86_400
+# Those of the page: what others could ask for would not be kept for all.
+_RANGES: Final = {str(seconds): seconds for seconds in (600, 3600, 86_400, 60 * 86_400)}
 
 
 class Visitors(StrEnum):
@@ -56,6 +61,20 @@ class Refused(Exception):
         self.status = status
 
 
+class _EventStream(StreamingResponse):
+    """The events of a viewer, until it leaves or may see no more."""
+
+    def __init__(self, viewer: Viewer, may_see: Callable[[], bool]) -> None:
+        super().__init__(viewer.events(may_see), media_type="text/event-stream")
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._viewer.close()
+
+
 class Application:
     """The routes. Without `sessions` nobody can log in; without `control` nobody can change anything."""
 
@@ -67,6 +86,7 @@ class Application:
         self._sessions = sessions
         self._control = control
         self._visitors = visitors
+        self._attempts = Attempts()
         self.asgi = Starlette(
             routes=[
                 Route("/", self._page),
@@ -113,17 +133,17 @@ class Application:
             raise Refused(HTTPStatus.FORBIDDEN, "log in to search")
         try:
             number, order = int(query.get("number", "20")), Order(query.get("order", Order.SENT))
-        except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except ValueError:
+            number, order = 0, Order.SENT
         if not 1 <= number <= _MAX_NUMBER or len(pattern) > _MAX_PATTERN:
-            problem = f"allowed: a number from 1 to {_MAX_NUMBER}, a pattern of up to {_MAX_PATTERN} characters"
-            raise Refused(HTTPStatus.BAD_REQUEST, problem)
+            bounds = f"a number from 1 to {_MAX_NUMBER}, a pattern of up to {_MAX_PATTERN} characters"
+            raise Refused(HTTPStatus.BAD_REQUEST, f"allowed: {bounds}, an order: {', '.join(Order)}")
         try:
             is_stranger = not self._sees_addresses(session)
-            events = self._feed.open(Question(number, order, pattern, hidden), is_stranger=is_stranger)
+            viewer = self._feed.open(Question(number, order, pattern, hidden), is_stranger=is_stranger)
         except Busy as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many look at the page") from error
-        return StreamingResponse(events, media_type="text/event-stream")
+        return _EventStream(viewer, lambda: session is None or self._found(request) is not None)
 
     async def _history(self, request: Request) -> Response:
         query = request.query_params
@@ -132,14 +152,12 @@ class Application:
         known = self._hider.address(name)
         if known is None and _is_address(name) and not self._sees_addresses(session):
             raise Refused(HTTPStatus.FORBIDDEN, "log in to see the history of an address")
+        seconds = _RANGES.get(query.get("seconds", ""))
+        if seconds is None:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"seconds: allowed: {', '.join(_RANGES)}")
         try:
-            seconds = int(query.get("seconds", "600"))
-        except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "seconds: allowed: a number") from error
-        if not 1 <= seconds <= _MAX_SECONDS:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"seconds: allowed: 1 to {_MAX_SECONDS}")
-        try:
-            answer = await self._feed.history(known or name, seconds)
+            is_stranger = not self._sees_addresses(session)
+            answer = await self._feed.history(known or name, seconds, is_stranger=is_stranger)
         except Busy as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories at a time") from error
         return JSONResponse(answer)
@@ -151,7 +169,7 @@ class Application:
         if not isinstance(body, dict) or not isinstance(body.get("token"), str):
             raise Refused(HTTPStatus.BAD_REQUEST, "token: is required")
         try:
-            session = await self._sessions.log_in(body["token"])
+            session = await self._sessions.log_in(body["token"], self._attempts)
         except TooManyAttempts as error:
             problem = f"too many attempts; the next one is possible in {error.seconds:.0f} s"
             raise Refused(HTTPStatus.TOO_MANY_REQUESTS, problem) from error

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES: Final = 16384
-MAX_CONNECTIONS: Final = 256
 _CLIENT_SECONDS: Final = 5.0
 # An event stream has data every second. The kernel holds some hundred kilobytes for a client that does not read.
 _READ_SECONDS: Final = 20.0
@@ -25,19 +24,28 @@ _READ_SECONDS: Final = 20.0
 
 @dataclass(slots=True)
 class _Connections:
-    """Those of all servers of this process; of the `waiting` ones, the longest wait is first."""
+    """Those of one listener, `most` of them. Of those that wait for a request, and of those whose client does not read,
+    the longest wait is first."""
 
+    most: int
     open: set[BoundedProtocol] = field(default_factory=set)
     waiting: dict[BoundedProtocol, None] = field(default_factory=dict)
+    unread: dict[BoundedProtocol, None] = field(default_factory=dict)
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection of uvicorn that is closed if its client lets it wait.
+    """A connection of uvicorn that is closed if its client keeps it waiting.
 
-    At the bound, a new connection closes the one that has waited longest for a request.
+    At the bound, a new connection closes the one that has waited longest for a request, else the one that has waited
+    longest for its client to read.
     """
 
-    _all: ClassVar = _Connections()
+    _all: ClassVar[_Connections]
+
+    @classmethod
+    def for_listener(cls, most: int) -> type[BoundedProtocol]:
+        """A protocol for one listener, with up to `most` connections: those of one keep nobody from another."""
+        return type("BoundedProtocol", (cls,), {"_all": _Connections(most)})
 
     def __init__(
         self,
@@ -54,8 +62,8 @@ class BoundedProtocol(H11Protocol):
         """Admit it, in place of another one if need be."""
         super().connection_made(transport)
         everybody = self._all
-        if len(everybody.open) >= MAX_CONNECTIONS:
-            next(iter(everybody.waiting), self)._abort()
+        if len(everybody.open) >= everybody.most:
+            next(iter((*everybody.waiting, *everybody.unread)), self)._abort()
         everybody.open.add(self)
         self._expect_request()
 
@@ -74,11 +82,13 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read."""
         super().pause_writing()
+        self._all.unread[self] = None
         self._reading_due = self.loop.call_later(_READ_SECONDS, self._abort)
 
     def resume_writing(self) -> None:
         """The client reads."""
         super().resume_writing()
+        self._all.unread.pop(self, None)
         if self._reading_due is not None:
             self._reading_due.cancel()
             self._reading_due = None
@@ -87,6 +97,7 @@ class BoundedProtocol(H11Protocol):
         """It has ended."""
         self._end_wait()
         self._all.open.discard(self)
+        self._all.unread.pop(self, None)
         super().connection_lost(exc)
         if self._reading_due is not None:
             self._reading_due.cancel()
@@ -108,4 +119,5 @@ class BoundedProtocol(H11Protocol):
     def _abort(self) -> None:
         self._all.waiting.pop(self, None)
         self._all.open.discard(self)
+        self._all.unread.pop(self, None)
         self.transport.abort()

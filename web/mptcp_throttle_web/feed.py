@@ -22,7 +22,7 @@ Ask = Callable[..., Json]
 LOOK_SECONDS: Final = 1.0
 MAX_VIEWERS: Final = 64
 _MAX_QUESTIONS: Final = 16
-# Strangers, who can connect but have neither the group nor logged in, leave half of both to others.
+# Strangers, who can connect but have neither the group nor logged in, leave half of each bound to others.
 _STRANGERS: Final = 2
 _DECISIONS: Final = 30
 _HISTORY_SECONDS: Final = 2.0
@@ -52,12 +52,41 @@ class _Channel:
     answer: bytes = b""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    ended: bool = False
 
     def publish(self, answer: bytes) -> None:
         """To those who wait."""
         self.answer = answer
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def end(self) -> None:
+        """There are no more answers."""
+        self.ended = True
+        self.publish(b"")
+
+
+class Viewer:
+    """One who follows the answers to a question, until `close`."""
+
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+        channel.viewers += 1
+
+    async def events(self, may_see: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Server-sent events: the present answer, and each new one, as long as `may_see` holds."""
+        channel = self._channel
+        if channel.answer:
+            yield channel.answer
+        while not channel.ended:
+            await channel.changed.wait()
+            if channel.ended or not may_see():
+                return
+            yield channel.answer
+
+    def close(self) -> None:
+        """It does not count any more."""
+        self._channel.viewers -= 1
 
 
 class Feed:
@@ -67,45 +96,35 @@ class Feed:
         self._ask = ask
         self._hider = hider
         self._channels: dict[Question, _Channel] = {}
-        self._histories: dict[tuple[str, float], tuple[float, asyncio.Task[Json]]] = {}
+        self._histories: dict[tuple[str, int], tuple[float, asyncio.Task[Json]]] = {}
         self._asking = asyncio.Semaphore(_AT_A_TIME)
+        # Whoever asks for many histories delays only other histories.
+        self._reading = asyncio.Semaphore(1)
         self._closed = False
 
-    def open(self, question: Question, *, is_stranger: bool) -> AsyncIterator[bytes]:
-        """Server-sent events: the present answer, and each new one. Raises Busy."""
+    def open(self, question: Question, *, is_stranger: bool) -> Viewer:
+        """Raises Busy. The viewer counts until it is closed."""
         part = _STRANGERS if is_stranger else 1
         is_new = question not in self._channels
         viewers = sum(channel.viewers for channel in self._channels.values())
         if viewers >= MAX_VIEWERS // part or (is_new and len(self._channels) >= _MAX_QUESTIONS // part):
             raise Busy
-        return self._events(question)
-
-    async def _events(self, question: Question) -> AsyncIterator[bytes]:
-        channel = self._channels.setdefault(question, _Channel())
-        channel.viewers += 1
-        if channel.task is None:
+        if is_new:
+            channel = self._channels[question] = _Channel()
             channel.task = asyncio.create_task(self._follow(question, channel))
-        try:
-            if channel.answer:
-                yield channel.answer
-            while not self._closed:
-                await channel.changed.wait()
-                if not self._closed:
-                    yield channel.answer
-        finally:
-            channel.viewers -= 1
-            if not channel.viewers and self._channels.get(question) is channel:
-                del self._channels[question]
+        return Viewer(self._channels[question])
 
     async def _follow(self, question: Question, channel: _Channel) -> None:
+        """Until nobody has looked for a moment: who closes and opens again gets the same answer."""
         clock = asyncio.get_running_loop().time
         while channel.viewers and not self._closed:
             began = clock()
-            answer = await self._in_thread(self._look, question)
-            channel.publish(answer)
+            channel.publish(await self._in_thread(self._asking, self._look, question))
             used = clock() - began
             # A daemon that answers slowly is asked less often.
             await asyncio.sleep(max(LOOK_SECONDS - used, used))
+        del self._channels[question]
+        channel.end()
 
     def _look(self, question: Question) -> bytes:
         data: Json
@@ -126,29 +145,35 @@ class Feed:
             data = {"problem": str(error)}
         except (KeyError, TypeError) as error:
             data = {"problem": f"the daemon has another version than this page: {error!r}"}
-        if question.hidden:
-            data = self._hider.hidden(data)
+        try:
+            if question.hidden:
+                data = self._hider.hidden(data)
+        except RecursionError:
+            data = {"problem": "the daemon's answer is nested too deeply"}
         return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
-    async def history(self, name: str, seconds: float) -> Json:
+    async def history(self, name: str, seconds: int, *, is_stranger: bool) -> Json:
         """What a network or a client has carried, as columns: `start` of each period, in seconds since the epoch, and
-        IP bytes as bits per second. Raises RpcError.
+        IP bytes as bits per second. Raises RpcError and Busy.
 
         The same answer serves all who ask within two seconds.
         """
         now = asyncio.get_running_loop().time()
-        self._histories = {key: kept for key, kept in self._histories.items() if kept[0] > now}
+        self._histories = {key: kept for key, kept in self._histories.items() if kept[0] > now or not kept[1].done()}
         key = name, seconds
         kept = self._histories.get(key)
         if kept is None:
-            if len(self._histories) >= _MAX_HISTORIES:
+            if len(self._histories) >= _MAX_HISTORIES // (_STRANGERS if is_stranger else 1):
                 raise Busy
-            kept = now + _HISTORY_SECONDS, asyncio.create_task(self._in_thread(self._read_history, name, seconds))
+            kept = (
+                now + _HISTORY_SECONDS,
+                asyncio.create_task(self._in_thread(self._reading, self._read_history, name, seconds)),
+            )
             self._histories[key] = kept
         # Others may wait for it, too.
         return await asyncio.shield(kept[1])
 
-    def _read_history(self, name: str, seconds: float) -> Json:
+    def _read_history(self, name: str, seconds: int) -> Json:
         answer = self._ask("history", name, seconds)
         resolution, periods = answer["resolution"], answer["periods"]
 
@@ -165,14 +190,15 @@ class Feed:
 
     async def call(self, method: str, *parameters: Json) -> Json:
         """Call any method of the daemon. Raises RpcError."""
-        return await self._in_thread(self._ask, method, *parameters)
+        return await self._in_thread(self._asking, self._ask, method, *parameters)
 
-    async def _in_thread(self, function: Callable[..., Json], *arguments: object) -> Json:
-        async with self._asking:
+    @staticmethod
+    async def _in_thread(at_a_time: asyncio.Semaphore, function: Callable[..., Json], *arguments: object) -> Json:
+        async with at_a_time:
             return await asyncio.to_thread(function, *arguments)
 
     def close(self) -> None:
         """End all streams."""
         self._closed = True
         for channel in self._channels.values():
-            channel.publish(b"")
+            channel.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import threading
 from collections import OrderedDict
 from ipaddress import ip_address
 from typing import Final
@@ -25,6 +26,7 @@ class Hider:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._addresses: OrderedDict[str, str] = OrderedDict()
+        self._naming = threading.Lock()
 
     def hidden(self, data: Json) -> Json:
         """The data with a name in place of each address, wherever it is in a text, and without tokens and ports."""
@@ -64,8 +66,9 @@ class Hider:
     def _name(self, address: str) -> str:
         digest = hmac.digest(self._key, address.encode(), "sha256").hex()
         name = f"host-{digest[:_NAME_DIGITS]}"
-        self._addresses[name] = address
-        self._addresses.move_to_end(name)
-        if len(self._addresses) > _KEPT:
-            self._addresses.popitem(last=False)
+        with self._naming:
+            self._addresses[name] = address
+            self._addresses.move_to_end(name)
+            if len(self._addresses) > _KEPT:
+                self._addresses.popitem(last=False)
         return name

@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ _log = logging.getLogger("mptcp-throttle-web")
 _CALL_SECONDS: Final = 10.0
 _QUEUED_CONNECTIONS: Final = 128
 _CLOSE_SECONDS: Final = 1
+_GROUP_CONNECTIONS: Final = 64
+_TCP_CONNECTIONS: Final = 192
 _WATCH_SECONDS: Final = 1.0
 
 
@@ -79,6 +82,12 @@ def _check_certificate(config: Config) -> None:
     for key, path in (("certificate", config.web.certificate), ("key", config.web.key)):
         if path is not None and not os.access(path, os.R_OK):
             raise UserError(f"web.{key}: {path}: cannot be read", os.EX_NOPERM)
+    if config.web.certificate is not None and config.web.key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.web.certificate, config.web.key)
+        except ssl.SSLError as error:
+            problem = f"web.certificate: {config.web.certificate}: is no certificate in PEM that fits web.key"
+            raise UserError(problem, os.EX_CONFIG) from error
 
 
 async def _serve(config: Config) -> None:
@@ -98,12 +107,12 @@ async def _serve(config: Config) -> None:
             _log.info("the page is on %s%s", config.sockets.web, where)
             systemd.notify("READY=1")
 
-    def server(visitors: Visitors, certificate: str | None = None, key: str | None = None) -> _Server:
+    def server(visitors: Visitors, most: int, certificate: str | None = None, key: str | None = None) -> _Server:
         application = Application(feed, hider, sessions, control, visitors)
         names = [*web.names, *(() if web.listen is None else (str(web.listen.host),))]
         settings = uvicorn.Config(
             Guard(application.asgi, names),
-            http=BoundedProtocol,
+            http=BoundedProtocol.for_listener(most),
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -118,10 +127,11 @@ async def _serve(config: Config) -> None:
         )
         return _Server(settings, note_started)
 
-    listeners = [(server(Visitors.GROUP), _unix_listener(config.sockets.web, config.socket_group))]
+    listeners = [(server(Visitors.GROUP, _GROUP_CONNECTIONS), _unix_listener(config.sockets.web, config.socket_group))]
     if web.listen is not None:
         visitors = Visitors.HOST if web.listen.host.is_loopback else Visitors.ANYBODY
-        listeners.append((server(visitors, web.certificate, web.key), _tcp_listener(web.listen)))
+        tcp = server(visitors, _TCP_CONNECTIONS, web.certificate, web.key)
+        listeners.append((tcp, _tcp_listener(web.listen)))
 
     def stop() -> None:
         feed.close()

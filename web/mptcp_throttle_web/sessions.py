@@ -40,33 +40,46 @@ class Session:
         return hmac.compare_digest(self.csrf.encode(), csrf.encode())
 
 
-class Sessions:
-    """Those who have logged in with the token of `token`, the latest ones only.
+class Attempts:
+    """The attempts to log in at one listener: five at once, and one more every six seconds.
 
-    All attempts together are bounded: five at once, and one more every six seconds. Where clients come from is of no
-    use, since behind a tunnel all come from the same address.
+    Addresses of clients are no help: behind a tunnel all have the same one.
     """
+
+    def __init__(self) -> None:
+        self._left = float(_ATTEMPTS)
+        self._at = time.monotonic()
+
+    def take(self) -> None:
+        """One more. Raises TooManyAttempts."""
+        now = time.monotonic()
+        self._left = min(_ATTEMPTS, self._left + (now - self._at) / _ATTEMPT_SECONDS)
+        self._at = now
+        if self._left < 1:
+            raise TooManyAttempts((1 - self._left) * _ATTEMPT_SECONDS)
+        self._left -= 1
+
+    def give_back(self) -> None:
+        """The attempt was right."""
+        self._left = min(_ATTEMPTS, self._left + 1)
+
+
+class Sessions:
+    """The sessions of those who have logged in with the token of `token`; of more than 32 the latest."""
 
     def __init__(self, token: TokenHash) -> None:
         self._token = token
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._attempts = float(_ATTEMPTS)
-        self._attempts_at = time.monotonic()
         self._trying = asyncio.Lock()
 
-    async def log_in(self, token: str) -> Session | None:
+    async def log_in(self, token: str, attempts: Attempts) -> Session | None:
         """A new session; None if the token is wrong. Raises TooManyAttempts."""
-        now = time.monotonic()
-        self._attempts = min(_ATTEMPTS, self._attempts + (now - self._attempts_at) / _ATTEMPT_SECONDS)
-        self._attempts_at = now
-        if self._attempts < 1:
-            raise TooManyAttempts((1 - self._attempts) * _ATTEMPT_SECONDS)
-        self._attempts -= 1
+        attempts.take()
         async with self._trying:  # one at a time: each takes 16 MB of memory
             is_right = await asyncio.to_thread(self._token.matches, token)
         if not is_right:
             return None
-        self._attempts = min(_ATTEMPTS, self._attempts + 1)
+        attempts.give_back()
         key = secrets.token_urlsafe(32)
         session = Session(key, secrets.token_urlsafe(32), secrets.token_hex(4), time.monotonic() + SESSION_SECONDS)
         self._sessions[key] = session

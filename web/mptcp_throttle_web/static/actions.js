@@ -83,6 +83,7 @@ export class Actions {
   }
 
   async change(method, body) {
+    this.showProblem("");
     try {
       await post(`/api/change/${method}`, body);
     } catch (error) {

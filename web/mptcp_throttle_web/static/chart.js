@@ -7,9 +7,15 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// One column of times for several histories, and for each a value per time; null where it has none.
-function aligned(histories) {
-  const times = [...new Set(histories.flatMap((one) => one.start))].sort((a, b) => a - b);
+// One column of times for several histories, and for each a value per time; 0 where nothing was carried: the history
+// has no row for such a period. What is not known yet, at the end, has no time.
+function aligned(histories, from) {
+  const starts = histories.flatMap((one) => one.start);
+  const times = [];
+  if (starts.length) {
+    const [step, last] = [histories[0].resolution, Math.max(...starts)];
+    for (let time = Math.max(Math.min(...starts), Math.ceil(from / step) * step); time <= last; time += step) times.push(time);
+  }
   const columns = histories.map((one) => {
     const values = new Map(one.start.map((start, place) => [start, one.values[place]]));
     return times.map((time) => values.get(time) ?? 0);
@@ -17,7 +23,7 @@ function aligned(histories) {
   return [times, columns];
 }
 
-// Draws into an element. `series`: {name, start, values, cap (bits per second or null), colour (number)}, from the
+// Draws into an element. `series`: {name, resolution, start, values, cap (bits per second or null), colour (number)}, from the
 // bottom of the stack upwards. `from` and `to`, in seconds since the epoch, are the ends of the time axis.
 export class Chart {
   constructor(parent, label) {
@@ -27,7 +33,7 @@ export class Chart {
   }
 
   draw(series, from, to) {
-    const [times, columns] = aligned(series);
+    const [times, columns] = aligned(series, from);
     const data = [times];
     const lines = [{}];
     const bands = [];
@@ -56,7 +62,7 @@ export class Chart {
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, points: { show: false } },
         scales: { x: { range: [from, to] }, y: { range: [0, highest * 1.05] } },
-        axes: [{ ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => tick(at, step)) }, { ...axis, size: 84, values: (_, ticks) => ticks.map((tick) => (tick ? rate(tick) : "0")) }],
+        axes: [{ ...axis, space: 90, values: (_, ticks, __, ___, step) => ticks.map((at) => tick(at, step)) }, { ...axis, size: 84, values: (_, ticks) => ticks.map((tick) => (tick ? rate(tick) : "0")) }],
         series: lines,
         bands,
       },

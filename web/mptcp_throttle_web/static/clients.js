@@ -82,7 +82,7 @@ function chartRow(item) {
     try {
       const history = await get("/api/history", { name: item.chart, seconds: HISTORY_SECONDS });
       const now = Date.now() / 1000;
-      chart.draw([{ name: item.chart, start: history.start, values: history.sent, cap: null, colour: 0 }], now - HISTORY_SECONDS, now);
+      chart.draw([{ name: item.chart, ...history, values: history.sent, cap: null, colour: 0 }], now - HISTORY_SECONDS, now);
     } catch (error) {
       setText(made.querySelector("p"), error.message);
     }

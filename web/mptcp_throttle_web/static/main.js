@@ -14,9 +14,10 @@ const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 let latest = null;
 let drawing;
 
-const actions = new Actions(connect, showNotice);
+const actions = new Actions(connect, (text) => showText("refusal", text));
 const networks = new Networks(actions);
-const stream = new Stream(show, (problem) => showConnection(problem));
+// Without a session any more, the page must offer the log-in again.
+const stream = new Stream(show, (problem) => showConnection(problem), () => actions.refresh());
 
 function connect() {
   byId("hidden").disabled = !session.sees_addresses;
@@ -40,7 +41,7 @@ function show(answer) {
   latest = answer;
   const { daemon, top } = answer;
   showConnection(null, top);
-  showNotice(daemon.pause === null ? "" : "Paused by the operator: nothing is throttled.");
+  showText("notice", daemon.pause === null ? "" : "Paused by the operator: nothing is throttled.");
   actions.showPause(daemon.pause !== null);
   showAttention(answer.attention);
   networks.show(top);
@@ -62,19 +63,22 @@ function showConnection(problem, top) {
   }
 }
 
-function showNotice(text) {
-  byId("notice").hidden = text === "";
-  setText(byId("notice"), text);
+function showText(id, text) {
+  byId(id).hidden = text === "";
+  setText(byId(id), text);
 }
 
 async function draw() {
   clearTimeout(drawing);
+  const { range } = choices;
   try {
     await networks.draw();
-    document.body.dataset.drawn = choices.range;
+    showText("chart-problem", "");
+    document.body.dataset.drawn = range;
   } catch (error) {
-    showConnection(error.message);
+    showText("chart-problem", error.message);
   }
+  if (range !== choices.range) return;
   drawing = setTimeout(draw, 1000 * (DRAW_SECONDS[choices.range] ?? 60));
 }
 

@@ -70,7 +70,9 @@ export class Networks {
       name: network.name,
       start: histories[place].start,
       values: histories[place][choices.direction],
-      cap: bitsPerSecond(choices.direction === "sent" ? network.cap : network.uplink_cap),
+      resolution: histories[place].resolution,
+      // Per client or subflow, the sum of all has no such bound.
+      cap: network.per === "network" ? bitsPerSecond(choices.direction === "sent" ? network.cap : network.uplink_cap) : null,
       colour: shown.indexOf(network),
     }));
     const now = Date.now() / 1000;
@@ -79,12 +81,11 @@ export class Networks {
       byId("network-legend"), series, (one) => `${one.name} ${one.cap}`,
       (one) => {
         const line = element("span", {}, swatch(one.colour, ""), element("span", { textContent: one.name }));
-        if (one.cap !== null) line.append(" ", swatch(one.colour, "cap"), element("span", { textContent: `cap of ${one.name}` }));
+        if (one.cap !== null) line.append(" ", swatch(one.colour, "cap"), element("span", { textContent: `present cap of ${one.name}` }));
         return line;
       },
       () => {},
     );
-    return series.length > 0;
   }
 }
 

@@ -23,9 +23,10 @@ export async function loadSession() {
 
 // Calls `show` with each answer. The browser connects again by itself, and so do we where it gives up.
 export class Stream {
-  constructor(show, showProblem) {
+  constructor(show, showProblem, refresh) {
     this.show = show;
     this.showProblem = showProblem;
+    this.refresh = refresh;
   }
 
   open(parameters) {
@@ -35,9 +36,18 @@ export class Stream {
     source.onmessage = (event) => this.show(JSON.parse(event.data));
     source.onerror = () => {
       this.showProblem("mptcp-throttle-web does not answer");
-      if (source.readyState === EventSource.CLOSED) this.later = setTimeout(() => this.open(parameters), 2000);
+      // `refresh` opens the stream again, if this visitor may still see it.
+      if (source.readyState === EventSource.CLOSED) this.later = setTimeout(() => this.retry(parameters), 2000);
     };
     this.source = source;
+  }
+
+  async retry(parameters) {
+    try {
+      await this.refresh();
+    } catch {
+      this.later = setTimeout(() => this.retry(parameters), 2000);
+    }
   }
 
   close() {
