@@ -17,8 +17,7 @@ mount -o remount,bind,ro "$root/proc/sys"
 mount -t sysfs -o ro sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 ip link set lo up
-ip link add eth0 type veth peer name peer0
-ip link set peer0 up
+ip link add eth0 type veth peer name eth1
 ip link set eth0 up
 cd "$root"
 mkdir -p .host
@@ -50,12 +49,12 @@ boot() {
 
 # booted COMMAND...: where systemd runs.
 booted() {
-    local first=
-    # The file has no line end, which read takes for an error.
-    read -r first _ <"/proc/$init/task/$init/children" || true
+    local first
+    first=$(<"/proc/$init/task/$init/children")
+    first=${first%% *}
     [[ -n $first ]] || return
     env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
-        nsenter --target "$first" --mount --pid --net --root --wd=/ "$@" 9<&-
+        nsenter --target "$first" --mount --pid --net --root --wd "$@" 9<&-
 }
 
 shut_down() {
