@@ -1,7 +1,7 @@
 """The JSON answer to `top`: access networks, their busiest clients, and the busiest subflows of these.
 
 Its size depends on what is asked for, not on the number of connections. Its time depends on the number of subflows that
-carry something; with a pattern, on the number of all.
+carry something; with a pattern, on the number of all, and sorted by name or subflows on the number of clients.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _options() -> argparse.Namespace:
         nargs="?",
         const=_PAGE_PORT,
         metavar="PORT",
-        help="serve the page of mptcp-throttle on this port of 127.0.0.1 while the demo runs; default: %(const)s",
+        help="serve the page of mptcp-throttle on this port of 127.0.0.1 meanwhile; PORT: %(const)s if left out",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser.parse_args()
