@@ -45,7 +45,7 @@ export class Chart {
       lines.push({ stroke, width: 1, fill: number === 0 ? `${stroke}66` : undefined, points: { show: false } });
       if (number > 0) bands.push({ series: [data.length - 1, one.place], fill: `${stroke}66` });
       const place = data.length - 1;
-      if (one.cap !== null) {
+      if (one.cap != null) {
         data.push(below.map((value) => value + one.cap));
         lines.push({ stroke, width: 2, dash: [6, 4], points: { show: false } });
       }

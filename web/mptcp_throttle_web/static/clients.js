@@ -27,7 +27,7 @@ function rowsOf(network) {
     const rows = [{ key: name, name, client }];
     if (isOpen(name)) {
       rows.push(...client.subflows.map((subflow, place) => ({ key: `${name}/${subflow.client_port ?? place}/${subflow.proxy}`, subflow, place })));
-      rows.push({ key: `${name}/chart`, name, chart: client.client, more: client.more_subflows });
+      rows.push({ key: `${name}/chart`, name, chart: client.client, more: client.more_subflows, cap: client.rate_bps });
     }
     return rows;
   });
@@ -51,6 +51,7 @@ function makeRow(item) {
 
 function updateRow(made, item) {
   if (item.chart !== undefined) {
+    made.cap = item.cap;
     setText(made.querySelector("p"), item.more ? `and ${format.count(item.more, "more subflow")}` : "");
   } else if (item.client) {
     const { client } = item;
@@ -76,13 +77,13 @@ function updateRow(made, item) {
 function chartRow(item) {
   const parent = element("div", { className: "chart" });
   const made = element("tr", { className: "subflow" }, element("td", { colSpan: HEAD.length }, element("p", { className: "dim" }), parent));
-  const chart = new Chart(parent, () => `What was sent to ${item.chart} in the last 10 minutes, in all access networks.`);
+  const chart = new Chart(parent, () => `What was sent to ${item.chart} in the last 10 minutes; its present rate as a dashed line.`);
   const draw = async () => {
     if (!made.isConnected) return;
     try {
       const history = await get("/api/history", { name: item.chart, seconds: HISTORY_SECONDS });
       const now = Date.now() / 1000;
-      chart.draw([{ name: item.chart, ...history, values: history.sent, cap: null, colour: 0 }], now - HISTORY_SECONDS, now);
+      chart.draw([{ name: item.chart, ...history, values: history.sent, cap: made.cap, colour: 0 }], now - HISTORY_SECONDS, now);
     } catch (error) {
       setText(made.querySelector("p"), error.message);
     }
