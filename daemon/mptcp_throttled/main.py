@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptcp_throttle import logs, service, systemd
-from mptcp_throttle.config.load import DEFAULT_PATH, find_daemon_directory, load_config
+from mptcp_throttle.command_line import command_line
+from mptcp_throttle.config.load import find_daemon_directory, load_config
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import EXIT_STATUS_HELP, ConfigError, UserError
+from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
-from mptcp_throttle.version import add_version
 from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
@@ -298,16 +298,9 @@ def _serve(path: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page is made from it."""
-    command_line = argparse.ArgumentParser(
-        prog="mptcp-throttled",
-        description="Throttle MPTCP subflows to the rates of their access networks.",
-        epilog=EXIT_STATUS_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_version(command_line)
-    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
-    command_line.add_argument("--cleanup", action="store_true", help="restore everything as it was found, and exit")
-    return command_line
+    made = command_line("mptcp-throttled", "Throttle MPTCP subflows to the rates of their access networks.")
+    made.add_argument("--cleanup", action="store_true", help="restore everything as it was found, and exit")
+    return made
 
 
 def _main(arguments: Sequence[str] | None) -> None:

@@ -8,20 +8,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import monitoring, tables
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
-from mptcp_throttle.config.load import DEFAULT_PATH, find_sockets, load_config
-from mptcp_throttle.errors import EX_FAILURE, EXIT_STATUS_HELP, ExitStatus, UserError
+from mptcp_throttle.command_line import command_line
+from mptcp_throttle.config.load import find_sockets, load_config
+from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
-from mptcp_throttle.version import add_version
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
@@ -57,17 +56,10 @@ def _client_number(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page and the completion are made from it."""
-    command_line = argparse.ArgumentParser(
-        prog="mptcp-throttle",
-        description="Show the state of mptcp-throttled and override rates.",
-        epilog=EXIT_STATUS_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_version(command_line)
-    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    made = command_line("mptcp-throttle", "Show the state of mptcp-throttled and override rates.")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    commands = command_line.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    commands = made.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[common], help=text, description=text)
@@ -111,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
     _add_duration(add("pause", _pause, "free all subflows until `resume`"), "resume")
     add("resume", _resume, "end a pause")
     add("reload", _reload, "apply changes of the configuration files")
-    return command_line
+    return made
 
 
 def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:

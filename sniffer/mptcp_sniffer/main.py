@@ -12,23 +12,15 @@ from mptcp_sniffer.offline import print_capture
 from mptcp_sniffer.reload import Reload
 from mptcp_sniffer.sniffer import Sniffer
 from mptcp_throttle import logs, service
-from mptcp_throttle.config.load import DEFAULT_PATH, load_config
-from mptcp_throttle.errors import EXIT_STATUS_HELP
+from mptcp_throttle.command_line import command_line
+from mptcp_throttle.config.load import load_config
 from mptcp_throttle.model import Trust
-from mptcp_throttle.version import add_version
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page is made from it."""
-    command_line = argparse.ArgumentParser(
-        prog="mptcp-sniffer",
-        description="Publish the MPTCP subflows of a proxy.",
-        epilog=EXIT_STATUS_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_version(command_line)
-    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
-    offline = command_line.add_argument_group("reading a capture file instead of an interface; needs no configuration")
+    made = command_line("mptcp-sniffer", "Publish the MPTCP subflows of a proxy.")
+    offline = made.add_argument_group("reading a capture file instead of an interface; needs no configuration")
     offline.add_argument(
         "--read", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP; tunnels too"
     )
@@ -39,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     offline.add_argument(
         "--json", action="store_true", help="print connections, events and counters instead of one line per event"
     )
-    return command_line
+    return made
 
 
 def _ports(text: str) -> tuple[int, ...]:

@@ -20,12 +20,12 @@ import uvicorn
 
 from mptcp_throttle import logs, service, systemd
 from mptcp_throttle.bounded_server import bind_unix_socket
-from mptcp_throttle.config.load import DEFAULT_PATH, load_config
+from mptcp_throttle.command_line import command_line
+from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.token_hash import TokenHash
-from mptcp_throttle.errors import EXIT_STATUS_HELP, UserError
+from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.systemd import Watchdog
-from mptcp_throttle.version import add_version
 from mptcp_throttle_web.application import Application, Visitors
 from mptcp_throttle_web.bounded_protocol import MAX_HEAD_BYTES, BoundedProtocol
 from mptcp_throttle_web.control import Control
@@ -168,16 +168,9 @@ def _new_token() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page is made from it."""
-    command_line = argparse.ArgumentParser(
-        prog="mptcp-throttle-web",
-        description="Serve a page that shows what mptcp-throttled does.",
-        epilog=EXIT_STATUS_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_version(command_line)
-    command_line.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
-    command_line.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
-    return command_line
+    made = command_line("mptcp-throttle-web", "Serve a page that shows what mptcp-throttled does.")
+    made.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
+    return made
 
 
 def _main(arguments: Sequence[str] | None) -> None:
