@@ -86,11 +86,11 @@ class Api:
 
     def status(self) -> Json:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
-        interface = self._config.config.proxy.interface
+        interfaces = self._config.config.proxy.interfaces
         now = Now.of(SystemClock())
         snapshot = self._snapshot()
         counts = self._counted.of(snapshot)
-        return status.status(snapshot, self._observed(), counts, interface, self._config.status(), now)
+        return status.status(snapshot, self._observed(), counts, interfaces, self._config.status(), now)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
@@ -123,16 +123,16 @@ class Api:
         return status.history(account, resolution, self._history.read(account, resolution, time.time() - seconds))
 
     def plan(self) -> Json:
-        """The operations that lead from an untouched interface to the plan, as commands, and whether it is applied."""
+        """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
         snapshot, config = self._snapshot(), self._config.config
         marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
-        plan, applied = snapshot.plan, snapshot.applied
+        plan, applied, marks = snapshot.plan, snapshot.applied, snapshot.mark_back_end
         paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interface, marking, snapshot.mark_back_end)),
+                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, marks)),
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],

@@ -16,7 +16,7 @@ from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.kernel.qdisc import RootQdisc
+from mptcp_throttled.kernel.qdisc import RootQdiscs
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -25,7 +25,7 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel
     """The kernel layer for the service; `keep` is given the descriptor of the kernel program's link."""
     sockets = _paced_sockets(config, keep)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config.proxy.interface, _switch(config), sockets)
+        return _openvswitch_kernel(config.proxy.interfaces[0], _switch(config), sockets)
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
     marks = choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
     return _tc_kernel(config, marks, sockets)
@@ -35,7 +35,7 @@ def kernel_to_clean(config: Config) -> LinuxKernel:
     """The kernel layer that removes what an instance with this configuration has left."""
     sockets = _paced_sockets(config)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config.proxy.interface, _switch(config), sockets)
+        return _openvswitch_kernel(config.proxy.interfaces[0], _switch(config), sockets)
     return _tc_kernel(config, _removing_marks(), sockets)
 
 
@@ -43,7 +43,7 @@ def other_kernel(config: Config) -> LinuxKernel | None:
     """The kernel layer of the back end that is not configured; None if nothing of that one can be found."""
     if config.daemon.backend is BackEnd.OVS:
         return _tc_kernel(config, _removing_marks())
-    return _openvswitch_to_clean(config.proxy.interface, _switch(config))
+    return _openvswitch_to_clean(config.proxy.interfaces[0], _switch(config))
 
 
 def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | None]:
@@ -52,7 +52,7 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
     `directory` has the saved qdiscs; Open vSwitch is looked for in the default directory.
     """
     switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
-    kernel = LinuxKernel(RootQdisc("", MarkedTraffic(1, ()), directory), _removing_marks())
+    kernel = LinuxKernel(RootQdiscs((), MarkedTraffic(1, ()), directory), _removing_marks())
     return kernel, _openvswitch_to_clean("", switch)
 
 
@@ -65,8 +65,8 @@ def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | 
 
 
 def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None = None) -> LinuxKernel:
-    root = RootQdisc(
-        config.proxy.interface,
+    root = RootQdiscs(
+        config.proxy.interfaces,
         _marking(config),
         config.sockets.daemon.parent,
         needs_filter=lambda: marks.present.needs_filter,

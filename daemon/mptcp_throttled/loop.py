@@ -135,6 +135,7 @@ class Loop:
         self._schedule = Schedule(clock.monotonic())
         self._adopted: Mapping[FourTuple, int] = {}
         self._errors: tuple[str, ...] = ()
+        self._left_out: tuple[str, ...] = ()
         self._began = -math.inf
         self._htb_refused = False
         self._kernel_changed = threading.Event()
@@ -239,7 +240,7 @@ class Loop:
             self._planner.plan,
             work.applied,
             throttled,
-            _bounded((*exhausted, *dict.fromkeys((*self._errors, *self._retries.errors, *self._uplinks.errors)))),
+            _bounded((*exhausted, *dict.fromkeys(self._all_errors()))),
             work.pacing_problem,
             self._kernel.deciding_problem,
             self._kernel.mark_back_end,
@@ -324,6 +325,7 @@ class Loop:
         is_unblocked = bool(self._blocked) and not outcome.blocked
         self._blocked = outcome.blocked
         step.applied, step.pacing_problem = outcome.applied.persistent(), outcome.pacing_problem
+        self._left_out = outcome.left_out
         obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
         self._htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
         if outcome.applied.htb:
@@ -370,6 +372,9 @@ class Loop:
         self._retries.forget(KernelObject(ObjectKind.CLASS, m) for m in before.classes if m not in after.classes)
         for kind in (ObjectKind.MARK, ObjectKind.PACE):
             self._retries.forget(KernelObject(kind, ends) for ends in before.marks if ends not in after.marks)
+
+    def _all_errors(self) -> tuple[str, ...]:
+        return *self._errors, *self._left_out, *self._retries.errors, *self._uplinks.errors
 
     def _everybody(self) -> dict[FourTuple, Decision | None]:
         """The decision for every subflow; None for one that was throttled and is not known any more."""

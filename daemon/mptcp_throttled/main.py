@@ -118,11 +118,11 @@ class Daemon:
             self._kept.forget_earlier()
             eventlog.log_adopted(loop.snapshot.throttled.values())
             networks = [network.name for network in config.networks]
-            _log.info("throttling on %s, networks %s", config.proxy.interface, networks)
+            _log.info("throttling on %s, networks %s", ", ".join(config.proxy.interfaces), networks)
             eventlog.log_pause_at_start(loop.snapshot.operator.pause, time.monotonic())
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
             own_ports = self._kernel.ports | self._uplinks.ports
-            Notifications(config.proxy.interface, own_ports, self._kernel_changed).start()
+            Notifications(config.proxy.interfaces, own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()
             self._serve_metrics()
@@ -288,7 +288,7 @@ def _serve(path: Path) -> None:
             _release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             with _file_errors_as_user_errors():
                 record.write(config.proxy.ports)
-            uplinks = Uplinks(config.proxy.interface, filters)
+            uplinks = Uplinks(config.proxy.interfaces, filters)
             daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, kept)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)

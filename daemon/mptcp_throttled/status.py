@@ -35,14 +35,14 @@ class Observed(NamedTuple):
 
 
 def status(
-    snapshot: Snapshot, observed: Observed, counts: SubflowCounts, interface: str, config: Json, now: Now
+    snapshot: Snapshot, observed: Observed, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json, now: Now
 ) -> Json:
     """The answer to `status`; `config` is the part about the configuration, `counts` are those of the snapshot."""
     kinds = counts.kinds
     return {
         "daemon": {
             "version": version(),
-            "interface": interface,
+            "interfaces": list(interfaces),
             "config": config,
             "pause": pause_status(snapshot.operator.pause, now),
             "marks": snapshot.mark_back_end,

@@ -73,7 +73,7 @@ class Services:
         proxy: Host,
         networks: Sequence[AccessNetwork] = WIFI_FIRST,
         *,
-        interface: str = "eth0",
+        interfaces: Sequence[str] = ("eth0",),
         linger: str = "2s",
         ports: Sequence[int] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
@@ -94,7 +94,7 @@ class Services:
         self._write(
             self.config,
             {
-                "proxy": {"interface": interface, "ports": list(ports)},
+                "proxy": {"interfaces": list(interfaces), "ports": list(ports)},
                 "sniffer": dict(sniffer or {}),
                 "daemon": {"linger": linger, **(daemon or {})},
                 "log_level": str(log_level),
@@ -280,7 +280,7 @@ class Services:
     def captures(self) -> bool:
         """Whether the sniffer answers and captures."""
         with contextlib.suppress(RpcError):
-            return bool(self.ask_sniffer("status")["capturing"])
+            return bool(self.ask_sniffer("status")["captured"])
         return False
 
     def _connected(self) -> bool:

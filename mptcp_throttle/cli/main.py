@@ -232,7 +232,7 @@ def _check_config(options: argparse.Namespace) -> None:
     summary = {
         "file": str(options.config),
         "valid": True,
-        "interface": config.proxy.interface,
+        "interfaces": list(config.proxy.interfaces),
         "ports": list(config.proxy.ports),
         "networks": [network.name for network in config.networks],
     }

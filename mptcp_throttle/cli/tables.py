@@ -6,6 +6,7 @@ import csv
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
@@ -35,7 +36,7 @@ def show_status(data: Json) -> None:
     console = _console()
     daemon, sniffer = data["daemon"], data["sniffer"]
     console.print(
-        f"interface {daemon['interface']}: {daemon['qdisc']} qdisc, {daemon['classes']} classes,"
+        f"{_interfaces(daemon['interfaces'])}: {daemon['qdisc']} qdisc, {daemon['classes']} classes,"
         f" marks by {daemon['marks']},"
         f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
     )
@@ -77,9 +78,16 @@ def _capture(capture: Json) -> str:
     kernel = view["problem"] or (
         f"{view['subflows']} subflows in the kernel list" if view["enabled"] else "kernel list not in use"
     )
-    if not capture["capturing"]:
-        return "capture: none: the interface is missing or down"
-    return f"capture: {capture['dropped']} frames dropped, {refused} segments refused; {kernel}"
+    missing = [name for name in capture["interfaces"] if name not in capture["captured"]]
+    on_missing = f"none on {', '.join(missing)}, missing or down" if missing else ""
+    if not capture["captured"]:
+        return f"capture: {on_missing}"
+    counts = f"{capture['dropped']} frames dropped, {refused} segments refused; {kernel}"
+    return "; ".join(filter(None, (f"capture: {counts}", on_missing)))
+
+
+def _interfaces(names: Sequence[str]) -> str:
+    return f"{'interface' if len(names) == 1 else 'interfaces'} {', '.join(names)}"
 
 
 def _pause(pause: Json) -> str:
@@ -267,7 +275,7 @@ def show_plan(data: Json) -> None:
     """The answer to `plan`."""
     console = _console()
     if not data["operations"]:
-        console.print("nothing is throttled: the interface has its own qdisc")
+        console.print("nothing is throttled: HTB is not installed")
         return
     for operation in data["operations"]:
         for command in operation["commands"]:
@@ -278,7 +286,7 @@ def show_plan(data: Json) -> None:
 def show_check(data: Json) -> None:
     """The result of `check-config`."""
     _console().print(
-        f"{data['file']}: valid: interface {data['interface']}, ports {data['ports']},"
+        f"{data['file']}: valid: {_interfaces(data['interfaces'])}, ports {data['ports']},"
         f" networks {', '.join(data['networks'])}",
         markup=False,
     )

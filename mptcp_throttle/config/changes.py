@@ -75,8 +75,10 @@ def _changed_settings(old: Config, new: Config) -> Iterator[Change]:
 
 def _settings(config: Config) -> dict[str, object]:
     # Not those of `web`: another service reads them, at its start.
-    sections = {"proxy": config.proxy, "sniffer": config.sniffer, "daemon": config.daemon, "metrics": config.metrics}
+    sections = {"sniffer": config.sniffer, "daemon": config.daemon, "metrics": config.metrics}
     return {
+        "proxy.interfaces": config.proxy.interfaces,
+        "proxy.ports": config.proxy.ports,
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
         "log_level": config.log_level,
         "run_directory": config.run_directory,

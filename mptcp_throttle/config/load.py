@@ -14,6 +14,7 @@ from mptcp_throttle.config.schema import (
     NETWORKS_DIRECTORY,
     Config,
     NetworkFile,
+    Proxy,
     RunDirectoryFile,
     ServiceFile,
     SocketGroup,
@@ -48,13 +49,17 @@ def load_config(path: Path) -> Config:
     problems: list[str] = []
     service = _attempt(problems, validate, ServiceFile, service_file)
     if service is not None:
-        problems += [*_marks(service, service_file), *_web(service.web, service_file)]
+        problems += [
+            *_interfaces(service, service_file),
+            *_marks(service, service_file),
+            *_web(service.web, service_file),
+        ]
     networks = _attempt(problems, _networks, service_file)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
     group = service.socket_group
     return Config(
-        proxy=service.proxy,
+        proxy=Proxy(_interface_names(service), service.proxy.ports),
         sniffer=service.sniffer,
         daemon=service.daemon,
         metrics=service.metrics,
@@ -99,6 +104,23 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
     except ConfigError as error:
         problems += error.problems
         return None
+
+
+def _interface_names(service: ServiceFile) -> tuple[str, ...]:
+    proxy = service.proxy
+    return proxy.interfaces if proxy.interface is None else (proxy.interface, *proxy.interfaces)
+
+
+def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
+    proxy = service.proxy
+    if not _interface_names(service):
+        return [f"{file.where(('proxy',))}: proxy.interface: is required; for several: proxy.interfaces"]
+    where = f"{file.where(('proxy', 'interfaces'))}: proxy.interfaces: {', '.join(proxy.interfaces)}"
+    if proxy.interface is not None and proxy.interfaces:
+        return [f"{where}: is given besides proxy.interface; allowed: one of the two"]
+    if service.daemon.backend is BackEnd.OVS and len(proxy.interfaces) > 1:
+        return [f"{where}: daemon.backend: ovs has one port; allowed: one interface"]
+    return []
 
 
 def _marks(service: ServiceFile, file: YamlFile) -> list[str]:

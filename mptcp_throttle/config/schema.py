@@ -102,11 +102,26 @@ RunDirectory = Annotated[
 ]
 
 
-class ProxySection(Section):
-    """The interface and TCP ports on which clients reach the proxy."""
+InterfaceName = Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
 
-    interface: Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
+
+class ProxySection(Section):
+    """The interface or interfaces, and the TCP ports, on which clients reach the proxy.
+
+    Either `interface` or `interfaces` is given: `load_config` makes a `Proxy` of both.
+    """
+
+    interface: InterfaceName | None = None
+    interfaces: Annotated[tuple[InterfaceName, ...], list_of("interfaces", 16), AfterValidator(each_once)] = ()
     ports: Annotated[tuple[Annotated[int, whole(1, 65535)], ...], list_of("ports", 16), AfterValidator(each_once)]
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Where clients reach the proxy: at least one interface, and TCP ports."""
+
+    interfaces: tuple[str, ...]
+    ports: tuple[int, ...]
 
 
 class SnifferSection(Section):
@@ -261,7 +276,7 @@ class Sockets:
 class Config:
     """A valid configuration. Networks are ordered by preference, then name."""
 
-    proxy: ProxySection
+    proxy: Proxy
     sniffer: SnifferSection
     daemon: DaemonSection
     metrics: MetricsSection

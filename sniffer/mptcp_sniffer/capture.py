@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from struct import Struct
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from scapy.arch.linux import L2ListenSocket, get_last_packet_timestamp
 from scapy.error import Scapy_Exception, log_runtime
@@ -33,7 +32,6 @@ _TPACKET_STATS: Final = Struct("II")
 # 5000 frames are some 350 connections of two subflows. Between two counts the rate may change.
 _FAST_PER_SECOND: Final = 5000
 _COUNT_SECONDS: Final = 0.05
-_GATHER_SECONDS: Final = 0.004
 _MOST_FRAMES: Final = 1000
 
 _log = logging.getLogger("mptcp-sniffer")
@@ -61,7 +59,7 @@ class InterfaceAbsent(UserError):
 
 
 class CaptureLost(Exception):
-    """The interface went down or was removed; what happens until it is captured again is unknown."""
+    """The interface went down or was removed."""
 
 
 class _ListenSocket(L2ListenSocket):  # type: ignore[misc]
@@ -82,8 +80,7 @@ class Capture:
     capture cannot be opened, InterfaceAbsent if it can be once the interface is there and up.
     """
 
-    def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int, poll_seconds: float) -> None:
-        self._readable = select.poll()
+    def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int) -> None:
         try:
             # With protocol 0 a packet socket receives nothing (packet(7)), so no frame precedes the filter.
             self._socket = _ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
@@ -91,7 +88,6 @@ class Capture:
                 on_failure.callback(self._socket.close)
                 self._set_buffer(buffer_bytes)
                 self._socket.ins.setblocking(False)
-                self._readable.register(self._socket.ins, select.POLLIN)
                 self.parse = self._start(interface, ports)
                 on_failure.pop_all()
         except PermissionError as error:
@@ -99,10 +95,11 @@ class Capture:
         except (OSError, Scapy_Exception, ValueError) as error:
             kind = InterfaceAbsent if _is_absent(interface, error) else UserError
             raise kind(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
-        self._poll_seconds = poll_seconds
         self._dropped = 0
         self._latest = time.monotonic()
-        self._count, self._counted_since, self._is_fast = 0, self._latest, False
+        self._count, self._counted_since = 0, self._latest
+        self.is_fast = False
+        """Whether thousands of frames come in a second."""
 
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
         """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
@@ -132,22 +129,19 @@ class Capture:
                 buffer_bytes,
             )
 
-    def frames(self) -> Iterator[CapturedFrame]:
-        """The frames that are there, up to a thousand; waits up to `poll_seconds` for the first. Raises CaptureLost.
+    def fileno(self) -> int:
+        """The descriptor of the packet socket, to wait for frames."""
+        return int(self._socket.ins.fileno())
 
-        While frames come fast, it lets some gather first: to be woken for each takes longer than to look at it.
-        """
-        if self._is_fast:
-            time.sleep(_GATHER_SECONDS)
-        else:
-            self._readable.poll(self._poll_seconds * 1000)
+    def frames(self) -> list[CapturedFrame]:
+        """The frames that are there, up to a thousand. Raises CaptureLost."""
         frames = list(islice(iter(self._next_frame, None), _MOST_FRAMES))
         self._count += len(frames)
         seconds = time.monotonic() - self._counted_since
         if seconds > _COUNT_SECONDS:
-            self._is_fast = self._count > _FAST_PER_SECOND * seconds
+            self.is_fast = self._count > _FAST_PER_SECOND * seconds
             self._count, self._counted_since = 0, time.monotonic()
-        return iter(frames)
+        return frames
 
     def _next_frame(self) -> CapturedFrame | None:
         try:
@@ -170,10 +164,8 @@ class Capture:
             self._dropped += _TPACKET_STATS.unpack(statistics)[1]
         return self._dropped
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the capture."""
         self._socket.close()
 
 

@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import suppress
 from typing import Final
 
-from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost, InterfaceAbsent
+from mptcp_sniffer.capture import Capture, CapturedFrame
+from mptcp_sniffer.captures import Captures, InterfaceLost
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.kernel_events import KernelEvent
 from mptcp_sniffer.kernel_list import KernelList
@@ -39,7 +40,9 @@ class Sniffer:
         self._config = config
         self._reload = reload
         self._table = PublishedTable(config.sniffer.history)
-        self._capture: Capture | None = None
+        proxy, buffer_bytes = config.proxy, config.sniffer.capture_buffer
+        self._captures = Captures(proxy.interfaces, lambda name: Capture(name, proxy.ports, buffer_bytes))
+        self._reopen_due = 0.0
         self._started_at = time.monotonic()
         self._dropped_before = 0
         self._capture_lost = False
@@ -71,33 +74,35 @@ class Sniffer:
             "changes": self._changes,
             "reload": self._reload,
         }
+        with self._captures:
+            self._open_captures(at_start=True)
+            with self._kernel_reader.running():
+                self._serve(methods, stop)
+
+    def _serve(self, methods: dict[str, Callable[..., Json]], stop: threading.Event) -> None:
+        server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
         try:
-            capture = self._open_capture()
-        except InterfaceAbsent as error:
-            _log.error("%s; no subflow is throttled until it can be captured", error)
-            capture, self._capture_lost = None, True
-        with capture or nullcontext(), self._kernel_reader.running():
-            if capture is not None:
-                _log.info("capturing on %s, ports %s", self._config.proxy.interface, self._config.proxy.ports)
-            server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
-            try:
-                systemd.notify("READY=1")
-                if capture is not None:
-                    self._follow(capture, stop)
-                while not stop.is_set():
-                    self._reopen_capture(stop)
-            finally:
-                systemd.notify("STOPPING=1")
-                self._table.close()
-                server.close()
+            systemd.notify("READY=1")
+            while not stop.is_set():
+                self._watchdog.alive()
+                if self._captures.missing and time.monotonic() >= self._reopen_due:
+                    self._reopen_captures()
+                if self._captures.captured:
+                    self._observe_frames()
+                else:
+                    stop.wait(_REOPEN_SECONDS)
+        finally:
+            systemd.notify("STOPPING=1")
+            self._table.close()
+            server.close()
 
     def status(self) -> Json:
         """Counters, table sizes, and the position of the published table."""
         return {
-            "interface": self._config.proxy.interface,
+            "interfaces": list(self._config.proxy.interfaces),
             "ports": list(self._config.proxy.ports),
-            "capturing": self._capture is not None,
-            "dropped": self._dropped(),
+            "captured": list(self._captures.captured),
+            "dropped": self._captures.dropped(),
             "uptime_seconds": time.monotonic() - self._started_at,
             **self._table.position(),
             **self._tracker.sizes(),
@@ -116,47 +121,50 @@ class Sniffer:
         except OSError:
             return client == _ROOT
 
-    def _dropped(self) -> int:
-        capture = self._capture
-        return 0 if capture is None else capture.dropped()
+    def _open_captures(self, *, at_start: bool = False) -> None:
+        """Capture on the interfaces that have come. Raises UserError if one can never be captured."""
+        opened, absent = self._captures.open_missing()
+        self._reopen_due = time.monotonic() + _REOPEN_SECONDS
+        for error in absent if at_start else ():
+            _log.error("%s; no subflow there is throttled until it can be captured", error)
+        self._capture_lost = not self._captures.captured
+        if opened:
+            again = "" if at_start else " again"
+            _log.info("capturing%s on %s, ports %s", again, ", ".join(opened), self._config.proxy.ports)
 
-    def _open_capture(self) -> Capture:
-        proxy = self._config.proxy
-        return Capture(proxy.interface, proxy.ports, self._config.sniffer.capture_buffer, _POLL_SECONDS)
+    def _reopen_captures(self) -> None:
+        captured = self._captures.captured
+        with suppress(UserError):
+            self._open_captures()
+        if self._captures.captured != captured:
+            self._kernel_reader.request()
 
-    def _follow(self, capture: Capture, stop: threading.Event) -> None:
-        self._capture = capture
-        self._capture_lost = False
+    def _observe_frames(self) -> None:
         try:
-            while not stop.is_set():
-                self._watchdog.alive()
-                for frame in capture.frames():
-                    self._observe(capture, frame)
-        except CaptureLost as lost:
-            # FINs may be missed from now on, and a subflow that has ended must not keep another one capped.
-            _log.error(
-                "capture on %s lost (%s): the table is cleared, so that no subflow stays throttled",
-                self._config.proxy.interface,
-                lost,
-            )
-            with self._tracking:
-                self._capture_lost = True
-                self._begin_tracking()
-                self._table.reset()
-        finally:
-            self._capture = None
+            for capture, frame in self._captures.frames(_POLL_SECONDS):
+                self._observe(capture, frame)
+        except InterfaceLost as lost:
+            self._give_up(lost)
 
-    def _reopen_capture(self, stop: threading.Event) -> None:
-        self._watchdog.alive()
-        if stop.wait(_REOPEN_SECONDS):
+    def _give_up(self, lost: InterfaceLost) -> None:
+        """FINs are missed there from now on, and a subflow that has ended must not keep another one capped.
+
+        The kernel list tells which have ended. Without it, or if no interface is left, the table is cleared.
+        """
+        self._reopen_due = time.monotonic() + _REOPEN_SECONDS
+        if self._captures.captured and self._config.sniffer.kernel_view and self._kernel_reader.available:
+            _log.error("capture on %s lost (%s): the kernel list tells what ends there", lost.interface, lost.why)
+            self._kernel_reader.request()
             return
-        try:
-            with self._open_capture() as capture:
-                _log.info("capturing again on %s", self._config.proxy.interface)
-                self._kernel_reader.request()
-                self._follow(capture, stop)
-        except UserError:
-            return
+        _log.error(
+            "capture on %s lost (%s): the table is cleared, so that no subflow stays throttled",
+            lost.interface,
+            lost.why,
+        )
+        with self._tracking:
+            self._capture_lost = not self._captures.captured
+            self._begin_tracking()
+            self._table.reset()
 
     def _observe(self, capture: Capture, frame: CapturedFrame) -> None:
         try:
@@ -176,7 +184,7 @@ class Sniffer:
             self._kernel_reader.request()
 
     def _apply_kernel_list(self, kernel_list: KernelList | None) -> None:
-        dropped = self._dropped()
+        dropped = self._captures.dropped()
         if dropped > self._dropped_before:
             _log.warning(
                 "capture cannot keep up: %d frames dropped, %d in total", dropped - self._dropped_before, dropped

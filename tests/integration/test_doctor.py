@@ -68,7 +68,7 @@ def test_doctor_finds_a_pause_and_a_missing_sniffer(world: ProxyWorld) -> None:
 
 def test_doctor_finds_missing_mptcp_and_a_missing_interface() -> None:
     with build(Topology()) as lab:
-        services = Services(lab.proxy, interface="eth7")
+        services = Services(lab.proxy, interfaces=["eth7"])
         lab.proxy.sysctl({"net/mptcp/enabled": "0"})
         listener = lab.proxy.start("listener", "python3", "-m", "http.server", "8080")
         listener.wait_until(lambda: lab.proxy.listens(8080), "listening")

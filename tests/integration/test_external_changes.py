@@ -229,10 +229,10 @@ def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> Non
         assert world.errors() == errors
         assert world.daemon.log_text().count("ERROR") == len(errors)
         assert world.sniffer.log_text().count("ERROR eth0: cannot be captured: ") == 1
-        assert "capture: none: the interface is missing or down" in world.services.cli("status").stdout
+        assert "capture: none on eth0, missing or down" in world.services.cli("status").stdout
         doctor = world.services.cli("doctor", check=False)
         assert doctor.returncode == 1
-        assert "problem  capture: none: the interface is missing or down" in doctor.stdout
+        assert "problem  capture: none on eth0, missing or down" in doctor.stdout
         if how == "missing":
             recreate(world)
         else:

@@ -38,7 +38,7 @@ changed, tc = threading.Event(), TrafficControl()
 def settle():
     while changed.wait(0.5):
         changed.clear()
-Notifications("ours", tc.ports, changed.set).start()
+Notifications(("ours",), tc.ports, changed.set).start()
 for attempt in range(100):
     subprocess.run(["ip", "link", "set", "ours", "mtu", str(1300 + attempt)], check=True)
     if changed.wait(0.1):

@@ -18,11 +18,11 @@ SWAPPER = """
 import json, sys
 from pathlib import Path
 from mptcp_throttled.kernel.htb import MarkedTraffic
-from mptcp_throttled.kernel.qdisc import RootQdisc
+from mptcp_throttled.kernel.qdisc import RootQdiscs
 from mptcp_throttle.linux.kernel_error import KernelError
 for line in sys.stdin:
     directory, force = json.loads(line)
-    root = RootQdisc("many0", MarkedTraffic(0xffff0000, (8080,)), Path(directory), force=force)
+    root = RootQdiscs(("many0",), MarkedTraffic(0xffff0000, (8080,)), Path(directory), force=force)
     try:
         root.install(0)
         answer = str(root.read().htb is not None)

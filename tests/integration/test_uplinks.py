@@ -58,7 +58,7 @@ def filters(inside: Host, tmp_path: Path) -> Iterator[ClsactFilters]:  # noqa: A
 
 @pytest.fixture
 def uplinks(filters: ClsactFilters) -> Iterator[Uplinks]:
-    uplinks = Uplinks("eth0", filters)
+    uplinks = Uplinks(("eth0",), filters)
     uplinks.attach()
     yield uplinks
     set_faults(None)
@@ -97,12 +97,12 @@ def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks) -> None:
 def test_interface_that_is_no_ethernet_is_refused(inside: Host, filters: ClsactFilters) -> None:
     inside.run("ip", "tuntap", "add", "dev", "tun0", "mode", "tun", machine_files=True)
     with pytest.raises(KernelError, match="tun0, which is no Ethernet"):
-        Uplinks("tun0", filters).attach()
+        Uplinks(("tun0",), filters).attach()
     assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "tun0").stdout
 
 
 def test_clsact_goes_if_the_filter_is_refused(inside: Host, filters: ClsactFilters) -> None:
-    uplinks = Uplinks("eth0", filters)
+    uplinks = Uplinks(("eth0",), filters)
     refuse("tc filter add dev eth0 bpf")
     with pytest.raises(KernelError):
         uplinks.attach()

@@ -85,7 +85,7 @@ def start(lab: Lab, name: str) -> tuple[Services, Systemd, Process]:
 
 def answers(services: Services, name: str) -> bool:
     socket = services.sockets.sniffer if name == "mptcp-sniffer" else services.sockets.daemon
-    return "daemon" in (status := RpcClient(socket).call("status")) or "capturing" in status
+    return "daemon" in (status := RpcClient(socket).call("status")) or "captured" in status
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def harms(world: ProxyWorld) -> dict[str, str]:
 
 SLOW_CLASS = """
 import socket, subprocess
-from mptcp_throttled.kernel.tc import read_class_bytes
+from mptcp_throttled.kernel.tc import find_interface, read_class_bytes
 for command in (
     "ip link add ours type veth peer name theirs",
     "ip address add 192.0.2.1/24 dev ours",
@@ -149,7 +149,7 @@ sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 0x4D50_0002)
 for _ in range(20):
     sender.sendto(bytes(1000), ("192.0.2.2", 9))
-print(read_class_bytes("ours")[0x4D50_0002])
+print(read_class_bytes(find_interface("ours"))[0x4D50_0002])
 """
 
 

@@ -44,7 +44,7 @@ def _problem(state: KernelState, operation: Operation) -> str | None:
     qdisc, classes = state.qdisc, _classes(state)
     match operation:
         case InstallHtb():
-            is_possible = qdisc.htb is None and qdisc.obstacle is None
+            is_possible = (qdisc.htb is None or not qdisc.htb.complete) and qdisc.obstacle is None
         case RestoreQdisc(None):
             is_possible = qdisc.htb is not None or qdisc.restore_pending
         case RestoreQdisc(interface):

@@ -42,7 +42,7 @@ BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
             "daemon.mark_mask 0xffff0000 -> 0x0000ff00: needs a restart of mptcp-throttled",
         ),
         ("proxy", "log_level: debug\nproxy", "log_level info -> debug"),
-        ("eth0", "eth1", f"proxy.interface eth0 -> eth1{BOTH}"),
+        ("eth0", "eth1", f"proxy.interfaces eth0 -> eth1{BOTH}"),
         ("[8080]", "[8080, 3128]", f"proxy.ports 8080 -> 8080, 3128{BOTH}"),
         ("trust: handshake", "trust: token", f"sniffer.trust handshake -> token{BOTH}"),
         ("trust: handshake", "kernel_view: false", f"sniffer.kernel_view true -> false{BOTH}"),

@@ -50,7 +50,15 @@ def test_doctor_without_ss_is_one_line(
 @pytest.mark.parametrize("counter", ["unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed"])
 def test_status_counts_all_that_the_sniffer_refuses(counter: str) -> None:
     view = {"enabled": True, "problem": None, "subflows": 2}
-    line = tables._capture({"capturing": True, "dropped": 0, "counters": {counter: 3, "seen": 9}, "kernel_view": view})
+    line = tables._capture(
+        {
+            "interfaces": ["eth0"],
+            "captured": ["eth0"],
+            "dropped": 0,
+            "counters": {counter: 3, "seen": 9},
+            "kernel_view": view,
+        }
+    )
     assert "3 segments refused" in line
 
 

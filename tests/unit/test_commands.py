@@ -24,7 +24,7 @@ MARKING = htb.MarkedTraffic(0xFFFF0000, (8080,))
 
 
 def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:
-    return [line for operation in operations for line in as_commands(operation, "eth0", MARKING, marks)]
+    return [line for operation in operations for line in as_commands(operation, ("eth0",), MARKING, marks)]
 
 
 def test_commands_that_cap_one_subflow() -> None:

@@ -70,7 +70,7 @@ class Story:
 
     def commands(self, operations: Sequence[Operation]) -> Iterator[str]:
         for operation in operations:
-            for command in as_commands(operation, "eth0", self.marking, self.marks):
+            for command in as_commands(operation, ("eth0",), self.marking, self.marks):
                 yield command.replace(filter_bytecode(self.marking), "FILTER")
 
 

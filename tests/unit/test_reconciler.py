@@ -404,3 +404,19 @@ def test_quick_check_fails_if_the_kernel_is_unreadable() -> None:
     reconciler.full(ONE)
     kernel.reads_refused = 1
     assert not reconciler.quick_check(ONE)
+
+
+def test_htb_missing_on_an_interface_is_installed_and_its_classes_added() -> None:
+    incomplete = KernelState(QdiscState(HtbState(0, True, {2: None}, complete=False)), ONE_MARK)
+    operations = (InstallHtb(0), ChangeClass(2, SLOW, replace_leaf=True))
+    assert diff(incomplete, ONE) == operations
+    kernel = ModelKernel(incomplete)
+    outcome = Reconciler(kernel).full(ONE)
+    assert (outcome.done, outcome.applied, diff(kernel.state, ONE)) == (operations, ONE, ())
+
+
+def test_interface_left_out_is_reported_and_the_others_are_throttled() -> None:
+    left_out = ("eth1: root qdisc htb 9: is in the way",)
+    kernel = ModelKernel(KernelState(QdiscState(left_out=left_out)))
+    outcome = Reconciler(kernel).full(ONE)
+    assert (outcome.applied, outcome.left_out, outcome.failures) == (ONE, left_out, ())

@@ -34,7 +34,7 @@ class Lookup:
     def interface_to(self, destination: Address, _source: Address | None) -> str | None:
         if destination.version == 6:
             return None
-        return "eth1" if str(destination).startswith("10.1.") else HOST.config.proxy.interface
+        return "eth1" if str(destination).startswith("10.1.") else HOST.config.proxy.interfaces[0]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_subnet_is_looked_up_where_no_longer_prefix_is(
     host = replace(HOST, config=replace(HOST.config, networks=(wifi, lte)))
     looked_up: list[_Destination] = []
 
-    def look_up(_lookup: object, destinations: list[_Destination], _interface: str) -> dict[object, object]:
+    def look_up(_lookup: object, destinations: list[_Destination], _interfaces: object) -> dict[object, object]:
         looked_up.extend(destinations)
         return {}
 

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from examples import ETHERNET, WIFI
 
-from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection, WebSection
+from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import LogLevel
 from mptcp_throttled.running_config import RunningConfig, Verdict, judge
 
 CONFIG = Config(
-    ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
+    Proxy(("eth0",), (8080,)),
     SnifferSection(),
     DaemonSection(),
     MetricsSection(),
@@ -22,7 +22,7 @@ CONFIG = Config(
     (WIFI, ETHERNET),
 )
 FASTER = replace(CONFIG, daemon=DaemonSection.model_validate({"linger": "1s"}))
-INTERFACE = ProxySection.model_validate({"interface": "eth1", "ports": [8080]})
+INTERFACE = Proxy(("eth1",), (8080,))
 ELSEWHERE = replace(FASTER, proxy=INTERFACE, state_directory=Path("/y"))
 INVALID = ConfigError(["lte.yaml:4: cap: 'fast': is not a rate", "lte.yaml:5: colour: unknown key"])
 
@@ -32,7 +32,7 @@ def test_reload_is_refused_as_a_whole_if_a_key_needs_a_restart() -> None:
     assert verdict.changes == ()
     assert verdict.valid
     assert verdict.problems == (
-        "proxy.interface eth0 -> eth1: needs a restart of mptcp-sniffer and mptcp-throttled",
+        "proxy.interfaces eth0 -> eth1: needs a restart of mptcp-sniffer and mptcp-throttled",
         "state_directory /var/lib/x -> /y: needs a restart of mptcp-throttled",
     )
 

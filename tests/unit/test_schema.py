@@ -79,7 +79,27 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
             "proxy: {interface: eth0, ports: [0]}\n",
             "service.yaml:1: proxy.ports[0]: 0: allowed: a whole number from 1 to 65535",
         ),
-        ("proxy: {ports: [8080]}\n", "service.yaml:1: proxy.interface: is required"),
+        ("proxy: {ports: [8080]}\n", "service.yaml:1: proxy.interface: is required; for several: proxy.interfaces"),
+        (
+            "proxy: {interface: eth0, interfaces: [wg0], ports: [8080]}\n",
+            "service.yaml:1: proxy.interfaces: wg0: is given besides proxy.interface; allowed: one of the two",
+        ),
+        (
+            "proxy: {interfaces: [], ports: [8080]}\n",
+            "service.yaml:1: proxy.interfaces: []: allowed: a list of 1 to 16 interfaces",
+        ),
+        (
+            "proxy: {interfaces: [eth0, eth0], ports: [8080]}\n",
+            "service.yaml:1: proxy.interfaces: ['eth0', 'eth0']: allowed: each of them once",
+        ),
+        (
+            "proxy: {interfaces: [eth0, a/b], ports: [8080]}\n",
+            "service.yaml:1: proxy.interfaces[1]: 'a/b': allowed: the name of an interface",
+        ),
+        (
+            "proxy: {interfaces: [eth0, wg0], ports: [8080]}\ndaemon: {backend: ovs}\n",
+            "service.yaml:1: proxy.interfaces: eth0, wg0: daemon.backend: ovs has one port; allowed: one interface",
+        ),
         ("proxy: 5\n", "service.yaml:1: proxy: 5: is not a mapping; allowed: lines of the form"),
         (SERVICE + "daemon: {linger: 5}\n", "service.yaml:2: daemon.linger: 5: is not a duration; allowed: "),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from examples import ETHERNET, WIFI
 
-from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, ProxySection, SnifferSection, WebSection
+from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttled.source import TableUpdate
 
@@ -44,7 +44,7 @@ class ManualSource:
 
 def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daemon: object) -> Config:
     return Config(
-        ProxySection.model_validate({"interface": "eth0", "ports": [8080]}),
+        Proxy(("eth0",), (8080,)),
         SnifferSection(),
         DaemonSection.model_validate({"linger": "5s", **daemon}),
         MetricsSection(),

@@ -1,9 +1,9 @@
-"""The root qdisc of the proxy's interface: the saved qdisc, or our HTB with its classes."""
+"""The root qdiscs of the proxy's interfaces: the saved ones, or our HTB with the same classes on each of them."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -12,8 +12,9 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import Request
+from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import htb, tc
-from mptcp_throttled.kernel.qdisc_restore import QdiscRestore
+from mptcp_throttled.kernel.qdisc_restore import QdiscDump, QdiscRestore
 from mptcp_throttled.kernel.saved_qdisc import tree_of, why_not_restorable
 from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
 from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
@@ -22,28 +23,32 @@ from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOpe
 _LOOPBACK: Final = tc.Interface(1, "lo")
 
 
-class RootQdisc:
-    """Replaces and restores the root qdisc, and changes the classes of our HTB. All methods raise KernelError.
+class RootQdiscs:
+    """Replaces and restores the root qdiscs, and changes the classes of our HTB. All methods raise KernelError.
 
-    The interface is looked up by name at each use, because interfaces appear, disappear and are renamed. With `force`,
-    a root qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether marks lead to the classes.
+    Each interface has a class of the whole rate of a share: a mark leads to the class on whichever interface the packet
+    leaves through, and the paces of the sockets keep the sum to the rate. The interfaces are looked up by name at each
+    use, because they appear, disappear and are renamed; those that do not exist are passed over. With `force`, a root
+    qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether marks lead to the classes.
     """
 
     def __init__(
         self,
-        interface: str,
+        interfaces: tuple[str, ...],
         marking: htb.MarkedTraffic,
         run_directory: Path,
         *,
         needs_filter: Callable[[], bool] = lambda: True,
         force: bool = False,
     ) -> None:
-        self._interface = interface
+        self._names = interfaces
         self._marking = marking
         self._needs_filter = needs_filter
         self._force = force
         self._tc = tc.TrafficControl()
         self._saved = QdiscRestore(self._tc, run_directory, force=force)
+        # The classes of each interface that has our HTB, by its index: as read last, and changed since then.
+        self._classes: dict[int, dict[int, Rate | None]] = {}
 
     @property
     def ports(self) -> frozenset[int]:
@@ -53,30 +58,43 @@ class RootQdisc:
     def read(self) -> QdiscState:
         """Our HTB, or why it cannot be installed; and the interfaces for which a restore is pending."""
         dump = self._saved.dump()
-        own = next((interface for interface in dump.interfaces if interface.name == self._interface), None)
-        pending_elsewhere = tuple(
-            interface.name
-            for interface in dump.interfaces
-            if interface != own and (dump.has_htb(interface) or self._saved.is_pending(dump, interface))
+        own = [interface for interface in dump.interfaces if interface.name in self._names]
+        without = [interface for interface in own if not dump.has_htb(interface)]
+        obstacles = [found for one in without if (found := self._obstacle(one, dump.of(one))) is not None]
+        states = {one.index: self._read_htb(one, dump.of(one)) for one in own if one not in without}
+        self._classes = {index: dict(state.classes) for index, state in states.items()}
+        is_usable = len(obstacles) < len(own)
+        return QdiscState(
+            _common(list(states.values()), complete=len(without) == len(obstacles)),
+            None if is_usable else next(iter(obstacles), tc.none_exists(self._names)),
+            any(self._saved.is_pending(dump, interface) for interface in without),
+            tuple(
+                interface.name
+                for interface in dump.interfaces
+                if interface not in own and (dump.has_htb(interface) or self._saved.is_pending(dump, interface))
+            ),
+            tuple(obstacles) if is_usable else (),
         )
-        if own is None:
-            return QdiscState(None, f"interface {self._interface} does not exist", False, pending_elsewhere)
-        if not dump.has_htb(own):
-            restore_pending = self._saved.is_pending(dump, own)
-            return QdiscState(None, self._obstacle(own, dump.of(own)), restore_pending, pending_elsewhere)
-        return QdiscState(self._read_htb(own, dump.of(own)), None, False, pending_elsewhere)
 
     def forget_stale(self) -> None:
         """Delete the records of interfaces whose root qdisc we have not replaced."""
         self._saved.forget_stale()
 
     def install(self, default_minor: int) -> None:
-        """Save the root qdisc and replace it by HTB, with its filter if needed; restore it if that is refused."""
-        interface = self._own_interface()
+        """Install HTB, with its filter if needed, on each interface that has neither our HTB nor an obstacle.
+
+        The root qdisc is saved first, and restored if the filter is refused.
+        """
         dump = self._saved.dump()
-        obstacle = self._obstacle(interface, dump.of(interface))
-        if obstacle is not None:
-            raise KernelError(obstacle, errno.EEXIST)
+        missing = [interface for interface in self._own_interfaces() if not dump.has_htb(interface)]
+        obstacles = {interface: self._obstacle(interface, dump.of(interface)) for interface in missing}
+        if obstacles and None not in obstacles.values() and not self._classes:
+            raise KernelError(next(filter(None, obstacles.values())), errno.EEXIST)
+        for interface, obstacle in obstacles.items():
+            if obstacle is None:
+                self._install_on(interface, dump, default_minor)
+
+    def _install_on(self, interface: tc.Interface, dump: QdiscDump, default_minor: int) -> None:
         restore_pending = self._saved.is_pending(dump, interface)  # then the existing record stays valid
         if not restore_pending:
             self._saved.save(interface, dump)
@@ -92,61 +110,124 @@ class RootQdisc:
             if self._needs_filter():
                 self._tc.add_filter(interface, htb.HANDLE, htb.mark_filter(self._marking))
         except KernelError:
-            self.restore()
+            self._restore(interface)
             raise
+        self._classes[interface.index] = {}
 
     def restore(self, name: str | None = None) -> None:
-        """Restore the saved qdisc of an interface (default: the proxy's), or the kernel's default if none is saved."""
-        self._saved.restore(tc.find_interface(name or self._interface))
+        """Restore the saved qdisc of an interface, or the kernel's default if none is saved.
+
+        Without a name, of each interface of the proxy that has our HTB or a restore pending.
+        """
+        if name is not None:
+            self._restore(tc.find_interface(name))
+            return
+        dump = self._saved.dump()
+        own = self._own_interfaces()
+        self._restore_all([one for one in own if dump.has_htb(one) or self._saved.is_pending(dump, one)])
 
     def fail_open(self) -> None:
-        """Restore every interface whose root is our HTB; if that fails, delete the filter that leads to the classes.
+        """Restore every interface whose root is our HTB; if that fails, delete the filters that lead to the classes.
 
-        Deleting the filter takes one message and reads nothing first: no other program uses our handle.
+        Deleting a filter takes one message and reads nothing first: no other program uses our handle.
         """
         try:
             dump = self._saved.dump()
-            for interface in dump.interfaces:
-                if dump.has_htb(interface):
-                    self.restore(interface.name)
+            self._restore_all([interface for interface in dump.interfaces if dump.has_htb(interface)])
         except KernelError:
             with suppress(KernelError):
-                self._tc.delete_filters(self._own_interface(), htb.HANDLE)
+                for interface in self._own_interfaces():
+                    with suppress(KernelError):
+                        self._tc.delete_filters(interface, htb.HANDLE)
             raise
+
+    def _restore_all(self, interfaces: Iterable[tc.Interface]) -> None:
+        refusals = []
+        for interface in interfaces:
+            try:
+                self._restore(interface)
+            except KernelError as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    def _restore(self, interface: tc.Interface) -> None:
+        self._saved.restore(interface)
+        self._classes.pop(interface.index, None)
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         """Add, change and delete classes, in order and in one batch; for each operation, why it was refused.
 
-        A class whose leaf qdisc is refused is deleted again. To repair a class replaces its leaf.
+        A class that one of the interfaces or its leaf qdisc refuses is deleted again on all of them. To repair a class
+        replaces its leaf. An interface that has come since the last reading gets its classes by a full reconcile.
         """
         try:
-            interface = self._own_interface()
+            own = self._own_interfaces()
         except KernelError as error:
             return [error] * len(operations)
-        requests = [tuple(_requests(operation, interface)) for operation in operations]
-        answers = iter(self._tc.carry_out([request for of in requests for request in of]))
-        refusals, without_leaf = [], []
-        for operation, of in zip(operations, requests, strict=True):
-            first, *rest = (next(answers) for _ in of)
-            refusals.append(first or next(filter(None, rest), None))
-            if isinstance(operation, AddClass) and first is None and any(rest):
-                without_leaf.append(tc.delete_class(interface, htb.classid(operation.minor)))
-        self._tc.carry_out(without_leaf)
+        interfaces = [interface for interface in own if interface.index in self._classes] or own
+        requests = [[tuple(self._requests(operation, one)) for one in interfaces] for operation in operations]
+        answers = iter(self._tc.carry_out([request for each in requests for of in each for request in of]))
+        refusals, partly_added = [], []
+        for operation, each in zip(operations, requests, strict=True):
+            results = [[next(answers) for _ in of] for of in each]
+            refusal = next((result for of in results for result in of if result is not None), None)
+            refusals.append(refusal)
+            if refusal is None:
+                self._note(operation, interfaces)
+            elif isinstance(operation, AddClass):
+                added = (one for one, of in zip(interfaces, results, strict=True) if of and of[0] is None)
+                partly_added += [tc.delete_class(one, htb.classid(operation.minor)) for one in added]
+        self._tc.carry_out(partly_added)
         return refusals
+
+    def _requests(self, operation: ClassOperation, interface: tc.Interface) -> Iterator[Request]:
+        minor = operation.minor
+        classid, leaf = htb.classid(minor), htb.leaf_qdisc(minor)
+        classes = self._classes.get(interface.index, {})
+        is_only_elsewhere = minor not in classes and any(minor in of for of in self._classes.values())
+        match operation:
+            case ChangeClass(rate=rate) if not is_only_elsewhere:
+                yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
+                if operation.replace_leaf and classes.get(minor) is None:
+                    yield tc.add_qdisc(interface, leaf, replace=True)
+            case AddClass(rate=rate) | ChangeClass(rate=rate):
+                yield tc.add_class(interface, classid, htb.class_options(rate), rate)
+                yield tc.add_qdisc(interface, leaf)
+            case DeleteClass() if not is_only_elsewhere:
+                yield tc.delete_class(interface, classid)
+
+    def _note(self, operation: ClassOperation, interfaces: Iterable[tc.Interface]) -> None:
+        for interface in interfaces:
+            classes = self._classes.setdefault(interface.index, {})
+            match operation:
+                case AddClass(minor, rate) | ChangeClass(minor, rate):
+                    classes[minor] = rate
+                case DeleteClass(minor):
+                    classes.pop(minor, None)
 
     def class_bytes(self) -> dict[int, int]:
         """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
-        found = tc.read_class_bytes(self._interface)
-        return {minor: sent for id_, sent in found.items() if (minor := htb.minor_of(id_)) is not None}
+        found: dict[int, int] = {}
+        for interface in self._own_interfaces():
+            for id_, sent in tc.read_class_bytes(interface).items():
+                minor = htb.minor_of(id_)
+                if minor is not None:
+                    found[minor] = found.get(minor, 0) + sent
+        return found
 
     def require_htb(self) -> None:
         """Raise KernelError with ENOENT if the kernel has no HTB."""
-        # The proxy's interface may come later.
+        # The proxy's interfaces may come later.
         if not self._tc.knows_qdisc(_LOOPBACK, "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
-    def _own_interface(self) -> tc.Interface:
-        return tc.find_interface(self._interface)
+    def _own_interfaces(self) -> list[tc.Interface]:
+        """Those that exist. Raises KernelError with ENODEV if there is none."""
+        found = tc.find_interfaces(self._names)
+        if not found:
+            raise KernelError(tc.none_exists(self._names), errno.ENODEV)
+        return found
 
     def _read_htb(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
@@ -182,15 +263,18 @@ class RootQdisc:
         )
 
 
-def _requests(operation: ClassOperation, interface: tc.Interface) -> Iterator[Request]:
-    classid, leaf = htb.classid(operation.minor), htb.leaf_qdisc(operation.minor)
-    match operation:
-        case AddClass(rate=rate):
-            yield tc.add_class(interface, classid, htb.class_options(rate), rate)
-            yield tc.add_qdisc(interface, leaf)
-        case ChangeClass(rate=rate, replace_leaf=replace_leaf):
-            yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
-            if replace_leaf:
-                yield tc.add_qdisc(interface, leaf, replace=True)
-        case DeleteClass():
-            yield tc.delete_class(interface, classid)
+def _common(states: Sequence[HtbState], *, complete: bool) -> HtbState | None:
+    """What the HTBs of all interfaces have in common; None if there is none."""
+    if not states:
+        return None
+    first, *others = states
+    if complete and not others:
+        return first
+    classifies = all(one.classifies and one.default_minor == first.default_minor for one in states)
+    classes: Mapping[int, Rate | None] = {
+        minor: first.classes.get(minor)
+        if complete and all(one.classes.get(minor) == first.classes.get(minor) for one in others)
+        else None
+        for minor in {minor for one in states for minor in one.classes}
+    }
+    return HtbState(first.default_minor, classifies, classes, complete)

@@ -14,7 +14,8 @@ import errno
 import fcntl
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from socket import if_nameindex, if_nametoindex
 from struct import Struct
@@ -103,6 +104,20 @@ def find_interface(name: str) -> Interface:
         return Interface(if_nametoindex(name), name)
     except OSError as error:
         raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
+
+
+def find_interfaces(names: Collection[str]) -> list[Interface]:
+    """Those of the interfaces that exist."""
+    found = []
+    for name in names:
+        with suppress(KernelError):
+            found.append(find_interface(name))
+    return found
+
+
+def none_exists(names: tuple[str, ...]) -> str:
+    """The error if no interface with one of these names exists."""
+    return f"interface {names[0]} does not exist" if len(names) == 1 else f"none of {', '.join(names)} exists"
 
 
 def is_ethernet(interface: Interface) -> bool:
@@ -224,11 +239,9 @@ class TrafficControl:
         return [parse_message(payload) for payload in self._socket.dump(tc_request(what, type_, 0, index, 0, parent))]
 
 
-def read_class_bytes(interface: str) -> dict[int, int]:
+def read_class_bytes(interface: Interface) -> dict[int, int]:
     """The bytes that each class of an interface has sent, or has in its queue, by class id. Raises KernelError."""
-    with os_errors(f"tc -s class show dev {interface}"):
-        index = if_nametoindex(interface)
-    request = tc_request(f"tc -s class show dev {interface}", rtnl.RTM_GETTCLASS, 0, index, 0, 0)
+    request = tc_request(f"tc -s class show dev {interface.name}", rtnl.RTM_GETTCLASS, 0, interface.index, 0, 0)
     with NetlinkSocket(socket.NETLINK_ROUTE) as one:
         return dict(_class_bytes(payload) for payload in one.dump(request))
 

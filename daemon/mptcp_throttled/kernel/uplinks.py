@@ -16,7 +16,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
-from mptcp_throttled.kernel.tc import Interface, find_interface, is_ethernet
+from mptcp_throttled.kernel.tc import Interface, find_interfaces, is_ethernet, none_exists
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
 from mptcp_throttled.policy.decide import Share, Throttle
 
@@ -31,20 +31,19 @@ _FREE: Final = 0
 class Uplinks:
     """Throttles what the clients send. For one thread. All methods raise KernelError.
 
-    The program sees what leaves through the interface, and nothing while no uplink is throttled; it sees what arrives
+    The program sees what leaves through the interfaces, and nothing while no uplink is throttled; it sees what arrives
     while any is policed. `policed` are these subflows, and `counters` what was counted, when `attach` was called last.
     For `linger` seconds a share without subflows keeps its debt: a client could open new ones to escape it.
     """
 
-    def __init__(self, interface: str, filters: ClsactFilters) -> None:
+    def __init__(self, interfaces: tuple[str, ...], filters: ClsactFilters) -> None:
         self.policed: frozenset[FourTuple] = frozenset()
         self.counters = UplinkCounters()
         self.linger = 0.0
-        self._interface = interface
+        self._names = interfaces
         self._filters = filters
         self._program: UplinkProgram | None = None
-        self._attached_to: Interface | None = None
-        self._directions: set[Direction] = set()
+        self._attached: dict[Interface, set[Direction]] = {}
         self._reminder: _Reminder | None = None
         self._numbers = count(_FREE + 1)
         self._shares: dict[Share, int] = {}
@@ -61,30 +60,35 @@ class Uplinks:
     def attach(self) -> bool:
         """Attach the filters that are missing, and refresh `policed` and `counters`.
 
-        True if another program had removed or displaced one, or the interface is a new one.
+        True if another program had removed or displaced one, or an interface is a new one.
         """
-        interface = find_interface(self._interface)
-        if not is_ethernet(interface):
-            raise KernelError(f"throttle uplinks on {interface.name}, which is no Ethernet", errno.EOPNOTSUPP)
+        interfaces = find_interfaces(self._names)
+        if not interfaces:
+            raise KernelError(none_exists(self._names), errno.ENODEV)
+        for interface in interfaces:
+            if not is_ethernet(interface):
+                raise KernelError(f"throttle uplinks on {interface.name}, which is no Ethernet", errno.EOPNOTSUPP)
         if self._program is None:
             self._program = UplinkProgram()
         self._look_for_policed(self._program)
         programs = {Direction.EGRESS: self._program.descriptor}
         if self.policed:
             programs[Direction.INGRESS] = self._program.policing_descriptor
-        is_first = self._attached_to is None
-        is_changed = interface != self._attached_to or self._filters.attached(interface) != self._directions
-        if not is_changed and programs.keys() == self._directions:
+        before = self._attached
+        changed = [one for one in interfaces if one not in before or self._filters.attached(one) != before[one]]
+        incomplete = [one for one in interfaces if one in changed or before[one] != programs.keys()]
+        if not incomplete:
             return False
         for other in self._filters.interfaces():
-            if other != interface:
+            if other not in interfaces:
                 self._filters.detach(other)
-        self._attached_to, self._directions = interface, {*programs}
-        self._filters.attach(interface, programs)
+        self._attached = {interface: {*programs} for interface in interfaces}
+        for interface in incomplete:
+            self._filters.attach(interface, programs)
         if self._reminder is None:
             self._reminder = _Reminder(self._program.remind)
             self._reminder.start()
-        return is_changed and not is_first
+        return bool(changed and before)
 
     def _look_for_policed(self, program: UplinkProgram) -> None:
         before, self.counters = self.counters.policed, program.counters()
@@ -170,13 +174,15 @@ class Uplinks:
         if self._reminder is not None:
             self._reminder.stop()
             self._reminder = None
-        if self._attached_to is not None:
-            self._filters.detach(self._attached_to)
-            self._attached_to = None
+        existing = find_interfaces(self._names)
+        for interface in self._attached:
+            if interface in existing:
+                self._filters.detach(interface)
+        self._attached = {}
         if self._program is not None:
             self._program.close()
             self._program = None
-        self._directions, self.policed, self.counters = set(), frozenset(), UplinkCounters()
+        self.policed, self.counters = frozenset(), UplinkCounters()
         self._shares, self._rates, self._share_of, self._unused_since = {}, {}, {}, {}
         self._sharers.clear()
 

@@ -1,4 +1,4 @@
-"""Notifications of the kernel: somebody else has changed our interface, its addresses, qdiscs, classes or filters.
+"""Notifications of the kernel: somebody else has changed our interfaces, their addresses, qdiscs, classes or filters.
 
 iptables rules and ipsets have no such notifications (iptables-legacy does not use netlink); the periodic quick check
 and full reconcile find changes of these. Every notification is decoded by our own codec: others may cause thousands.
@@ -6,7 +6,6 @@ and full reconcile find changes of these. Every notification is decoded by our o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
@@ -19,8 +18,9 @@ from pyroute2.netlink import rtnl
 
 from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Instruction, Line, assemble
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink_codec import Message, attributes
+from mptcp_throttle.linux.netlink_codec import Message, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
+from mptcp_throttled.kernel.tc import find_interfaces
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -33,14 +33,17 @@ _IFLA_IFNAME: Final = 3  # include/uapi/linux/if_link.h
 
 
 class Notifications(threading.Thread):
-    """Calls `changed`, from this thread, after each change to `interface` that no netlink port of `own_ports` made."""
+    """Calls `changed`, from this thread, after each change to one of `interfaces` that no port of `own_ports` made.
 
-    def __init__(self, interface: str, own_ports: Collection[int], changed: Callable[[], None]) -> None:
+    `own_ports` are netlink ports (nlmsg_pid).
+    """
+
+    def __init__(self, interfaces: tuple[str, ...], own_ports: Collection[int], changed: Callable[[], None]) -> None:
         super().__init__(name="notifications", daemon=True)
-        self._interface = interface
+        self._names = frozenset(interfaces)
         self._program = _drop_caused_by(own_ports)
         self._changed = changed
-        self._index: int | None = None
+        self._indices: set[int] = set()
 
     def run(self) -> None:
         """Listen until the process ends."""
@@ -58,22 +61,21 @@ class Notifications(threading.Thread):
         with NetlinkSocket(socket.NETLINK_ROUTE, _GROUPS, self._program) as subscribed:
             # Whatever changed before the subscription was not reported.
             self._changed()
-            with contextlib.suppress(OSError):
-                self._index = socket.if_nametoindex(self._interface)
+            self._indices = {interface.index for interface in find_interfaces(self._names)}
             while True:
-                # All are looked at, as each may change the index that the next one is compared with.
+                # All are looked at, as each may change the indices that the next one is compared with.
                 if sum(self._concerns_us(message) for message in subscribed.notifications()):
                     self._changed()
 
     def _concerns_us(self, message: Message) -> bool:
         (index,) = _INDEX.unpack_from(message.payload)
-        ours: bool = index == self._index
+        ours = index in self._indices
         if message.type in {rtnl.RTM_NEWLINK, rtnl.RTM_DELLINK}:
-            name = attributes(message.payload, _IFINFOMSG_BYTES, only={_IFLA_IFNAME}).get(_IFLA_IFNAME)
-            named = name == self._interface.encode() + b"\0"
-            if named or ours:
-                self._index = index if named else None
-            ours |= named
+            name = attributes(message.payload, _IFINFOMSG_BYTES, only={_IFLA_IFNAME}).get(_IFLA_IFNAME, b"")
+            if text(name) in self._names:
+                self._indices.add(index)
+                return True
+            self._indices.discard(index)
         return ours
 
 

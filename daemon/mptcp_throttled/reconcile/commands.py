@@ -17,30 +17,22 @@ from mptcp_throttled.reconcile.openvswitch_commands import openvswitch_commands
 _ROOT = format_handle(htb.HANDLE)
 
 
-def as_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraffic, marks: str) -> Iterator[str]:
+def as_commands(
+    operation: op.Operation, interfaces: tuple[str, ...], marking: htb.MarkedTraffic, marks: str
+) -> Iterator[str]:
     """The commands of one operation, in order; `marks` is the mark back end: `socket`, `ipset`, `rules` or `ovs`.
 
     What no command can do is a comment.
     """
     if marks == BackEnd.OVS and not isinstance(operation, op.ChangePaces):
-        yield from openvswitch_commands(operation, interface)
+        yield from openvswitch_commands(operation, interfaces[0])
         return
     match operation:
-        case op.InstallHtb(default_minor):
-            yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
-            if marks != MarkMethod.SOCKET:
-                yield (
-                    f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
-                    f" bpf bytecode '{htb.filter_bytecode(marking)}'"
-                )
-        case op.AddClass(minor, rate):
-            yield _class_command("add", interface, minor, rate)
-            classid = format_classid(htb.classid(minor))
-            yield f"tc qdisc add dev {interface} parent {classid} pfifo limit {htb.LEAF_PACKETS}"
-        case op.ChangeClass(minor, rate):
-            yield _class_command("change", interface, minor, rate)
-        case op.DeleteClass(minor):
-            yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
+        case op.InstallHtb() | op.AddClass() | op.ChangeClass() | op.DeleteClass() | op.RestoreQdisc(None):
+            for interface in interfaces:
+                yield from _tc_commands(operation, interface, marking, marks)
+        case op.RestoreQdisc(interface) if interface is not None:
+            yield from _tc_commands(operation, interface, marking, marks)
         case op.MakeMarks(_, add) if marks == MarkMethod.SOCKET:
             yield from _socket_comments(add, {})
         case op.ChangeMarks(_, add, remove) if marks == MarkMethod.SOCKET:
@@ -72,8 +64,27 @@ def as_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraf
             if marks == MarkMethod.IPSET:
                 for port in marking.ports:
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
-        case op.RestoreQdisc(other):
-            yield f"tc qdisc del dev {other or interface} root  # then the saved qdisc, if any"
+
+
+def _tc_commands(operation: op.Operation, interface: str, marking: htb.MarkedTraffic, marks: str) -> Iterator[str]:
+    match operation:
+        case op.InstallHtb(default_minor):
+            yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
+            if marks != MarkMethod.SOCKET:
+                yield (
+                    f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
+                    f" bpf bytecode '{htb.filter_bytecode(marking)}'"
+                )
+        case op.AddClass(minor, rate):
+            yield _class_command("add", interface, minor, rate)
+            classid = format_classid(htb.classid(minor))
+            yield f"tc qdisc add dev {interface} parent {classid} pfifo limit {htb.LEAF_PACKETS}"
+        case op.ChangeClass(minor, rate):
+            yield _class_command("change", interface, minor, rate)
+        case op.DeleteClass(minor):
+            yield f"tc class del dev {interface} classid {format_classid(htb.classid(minor))}"
+        case op.RestoreQdisc():
+            yield f"tc qdisc del dev {interface} root  # then the saved qdisc, if any"
 
 
 def _by_client(item: tuple[FourTuple, int]) -> tuple[int, int]:

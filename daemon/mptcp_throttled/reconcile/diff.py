@@ -52,7 +52,7 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
         yield op.RestoreQdisc()
         htb = None
     classes: Mapping[int, Rate | None] = {} if htb is None else htb.classes
-    if htb is None:
+    if htb is None or not htb.complete:
         yield op.InstallHtb(plan.default_minor)
     for minor, rate in sorted(_missing(plan.classes, classes).items()):
         if minor in classes:
@@ -88,7 +88,8 @@ def after(state: KernelState, operation: op.Operation) -> KernelState:
     qdisc = state.qdisc
     match operation:
         case op.InstallHtb(default_minor):
-            return replace(state, qdisc=replace(qdisc, htb=HtbState(default_minor, True, {}), restore_pending=False))
+            htb = HtbState(default_minor, True, _classes(state))
+            return replace(state, qdisc=replace(qdisc, htb=htb, restore_pending=False))
         case op.RestoreQdisc(None):
             return replace(state, qdisc=replace(qdisc, htb=None, restore_pending=False))
         case op.RestoreQdisc(interface):

@@ -18,14 +18,17 @@ IP_VERSIONS: Final = (4, 6)
 
 @dataclass(frozen=True, slots=True)
 class HtbState:
-    """Our HTB; `classifies`: the filter from mark to class is there exactly if the mark back end needs it.
+    """Our HTB, which is the same on each interface of the proxy.
 
-    A class that is not as we make them (no leaf qdisc, another ceil) has rate None.
+    `classifies`: the filter from mark to class is there exactly if the mark back end needs it. A class that is not as
+    we make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface lacks
+    HTB, but for those that do not exist or have an obstacle.
     """
 
     default_minor: int
     classifies: bool
     classes: Mapping[int, Rate | None]
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,19 @@ class MarkState:
 
 @dataclass(frozen=True, slots=True)
 class QdiscState:
-    """Our HTB if it is the root qdisc of the proxy's interface, else the `obstacle` to installing it, if there is one.
+    """Our HTB, if it is the root qdisc of an interface of the proxy, else the `obstacle` to installing it, if any.
 
     `restore_pending`: the saved qdisc is not back yet, because somebody has deleted our HTB or because restoring was
     interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB (the
     interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
+    `left_out` says why some interfaces of the proxy have no HTB, if others have it or can have it.
     """
 
     htb: HtbState | None = None
     obstacle: str | None = None
     restore_pending: bool = False
     pending_elsewhere: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ from mptcp_throttle.units import Rate
 
 @dataclass(frozen=True, slots=True)
 class InstallHtb:
-    """Save the root qdisc and replace it by HTB, with its filter from mark to class if the mark back end needs one."""
+    """Save the root qdisc of each interface that has not our HTB, and replace it by HTB.
+
+    HTB gets its filter from mark to class if the mark back end needs one.
+    """
 
     default_minor: int
 
@@ -77,7 +80,7 @@ class RemoveMarks:
 
 @dataclass(frozen=True, slots=True)
 class RestoreQdisc:
-    """Put the saved qdiscs of an interface back; without a name, those of the proxy's interface."""
+    """Put the saved qdiscs of an interface back; without a name, those of the proxy's interfaces."""
 
     interface: str | None = None
 

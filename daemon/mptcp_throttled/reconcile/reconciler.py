@@ -49,7 +49,8 @@ class Outcome:
 
     `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
     share. `blocked` are the classes that must stay away until a full reconcile has removed the marks that lead to them.
-    `obstacle` is why HTB cannot be installed, `pacing_problem` why sockets cannot be paced, whatever the plan.
+    `obstacle` is why HTB cannot be installed, `left_out` why some interfaces have none, `pacing_problem` why sockets
+    cannot be paced, whatever the plan.
     `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
     must follow at once.
     """
@@ -60,6 +61,7 @@ class Outcome:
     errors: tuple[str, ...] = ()
     blocked: frozenset[KernelObject] = frozenset()
     obstacle: str | None = None
+    left_out: tuple[str, ...] = ()
     pacing_problem: str | None = None
     certain: bool = True
 
@@ -110,7 +112,7 @@ class Reconciler:
         progress = _Progress()
         try:
             state = self._read(plan)
-            obstacle = state.qdisc.obstacle
+            obstacle, left_out = state.qdisc.obstacle, state.qdisc.left_out
             if state.pacing.paces is None:
                 plan = replace(plan, paces=Map())
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
@@ -127,7 +129,8 @@ class Reconciler:
             return Outcome(tuple(progress.done), UNTOUCHED, Map(progress.refused), tuple(progress.errors))
         self._pacing, self._made = state.pacing, frozenset(state.marks)
         applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
-        return _outcome(progress, applied, obstacle, state.pacing.problem)
+        outcome = _outcome(progress, applied, state.pacing.problem)
+        return replace(outcome, obstacle=obstacle, left_out=left_out)
 
     def incremental(self, applied: KernelPlan, wanted: KernelPlan) -> Outcome:
         """Bring the classes and subflows of a part of the plan from what is `applied` of them to what is `wanted`.
@@ -143,7 +146,7 @@ class Reconciler:
             state, reachable = self._apply_diff(state, reachable, progress)
         self._made = frozenset(state.marks)
         return replace(
-            _outcome(progress, wanted if not progress.failed else _applied(state, wanted), None, self._pacing.problem),
+            _outcome(progress, wanted if not progress.failed else _applied(state, wanted), self._pacing.problem),
             certain=not _wrongly_throttled(state, reachable),
         )
 
@@ -246,10 +249,10 @@ class Reconciler:
         return {}
 
 
-def _outcome(progress: _Progress, applied: KernelPlan, obstacle: str | None, pacing_problem: str | None) -> Outcome:
+def _outcome(progress: _Progress, applied: KernelPlan, pacing_problem: str | None) -> Outcome:
     refused: Map[KernelObject, str] = Map(progress.refused)
     errors, blocked = tuple(progress.errors), frozenset(progress.blocked)
-    return Outcome(tuple(progress.done), applied, refused, errors, blocked, obstacle, pacing_problem)
+    return Outcome(tuple(progress.done), applied, refused, errors, blocked, pacing_problem=pacing_problem)
 
 
 def _refusal(apply: Callable[[op.OtherOperation], None], operation: op.OtherOperation) -> KernelError | None:

@@ -47,7 +47,7 @@ class UplinkKernel(Protocol):
     def attach(self) -> bool:
         """Attach the filters that are missing, and refresh `policed` and `counters`.
 
-        True if another program had removed or displaced one, or the interface is a new one.
+        True if another program had removed or displaced one, or an interface is a new one.
         """
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:

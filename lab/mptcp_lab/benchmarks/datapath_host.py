@@ -140,7 +140,7 @@ def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
         IpsetMarking(_MARKING).make(4, marks)
     elif variant == "rules":
         # The rules of our back end, made faster.
-        commands = as_commands(MakeMarks(4, marks), "eth0", _MARKING, "rules")
+        commands = as_commands(MakeMarks(4, marks), ("eth0",), _MARKING, "rules")
         rules = [command.partition(" -t mangle ")[2] for command in commands if " -N " not in command]
         _restore([":MPTCP-THROTTLE -", *rules])
     elif variant == "seed":

@@ -283,7 +283,7 @@ class _Running:
         services = Services(
             host,
             self._networks(),
-            interface=interface,
+            interfaces=[interface],
             linger=section.linger,
             daemon={"marks": section.marks.value},
             log_level=LogLevel.DEBUG,

@@ -32,13 +32,16 @@ _ANYWHERE: Final = {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}
 
 
 def interface(host: Host) -> Iterator[Finding]:
-    """Whether the configured interface exists."""
-    name = host.config.proxy.interface
-    if (_INTERFACES / name).exists():
-        yield Finding("interface")
-        return
+    """Whether the configured interfaces exist. One of several may come later."""
+    configured = host.config.proxy.interfaces
+    missing = [name for name in configured if not (_INTERFACES / name).exists()]
     names = ", ".join(sorted(entry.name for entry in _INTERFACES.iterdir()))
-    yield Finding("interface", f"{name} does not exist; allowed: one of {names}", "set proxy.interface")
+    problems = (f"{name} does not exist; allowed: one of {names}" for name in missing)
+    yield from or_ok("interface", _missing(problems, harm=len(missing) == len(configured)))
+
+
+def _missing(problems: Iterable[str], *, harm: bool) -> Iterator[Finding]:
+    return (Finding("interface", problem, "set proxy.interface", harm) for problem in problems)
 
 
 def listeners(host: Host) -> Iterator[Finding]:
@@ -72,7 +75,7 @@ class _Destination(NamedTuple):
 
 
 def routes(host: Host) -> list[Finding]:
-    """Whether what is sent to clients leaves through the configured interface."""
+    """Whether what is sent to clients leaves through the configured interfaces."""
     config, subject = host.config, "routes to clients"
     try:
         clients = _clients(config)
@@ -80,13 +83,13 @@ def routes(host: Host) -> list[Finding]:
         with RouteLookup() as lookup:
             subnets = _subnets(config, known, lookup)
             destinations = [*known, *islice(subnets, _MOST_SUBNETS)]
-            elsewhere = _leaving_elsewhere(lookup, destinations, config.proxy.interface)
+            elsewhere = _leaving_elsewhere(lookup, destinations, config.proxy.interfaces)
             others = (clients, f"{_MOST_CLIENTS} clients"), (subnets, f"{_MOST_SUBNETS} subnets without a client")
             more = [most for those, most in others if next(those, None) is not None]
     except KernelError as error:
         return [Finding(subject, unchecked=str(error))]
     unchecked = (Finding(subject, unchecked=f"those to more than {most}") for most in more)
-    return [*or_ok(subject, _judge(elsewhere, config.proxy.interface)), *unchecked]
+    return [*or_ok(subject, _judge(elsewhere, config.proxy.interfaces)), *unchecked]
 
 
 def _clients(config: Config) -> Iterator[_Destination]:
@@ -104,7 +107,7 @@ def _clients(config: Config) -> Iterator[_Destination]:
 def _subnets(config: Config, clients: Sequence[_Destination], lookup: RouteLookup) -> Iterator[_Destination]:
     """Those in which no client is, but for those whose first address is in a subnet of this one. Raises KernelError."""
     # Of several routing tables, the source may choose one (ip-rule(8)).
-    sources = {version: lookup.address_of(config.proxy.interface, version) for version in (4, 6)}
+    sources = {version: _source(lookup, config.proxy.interfaces, version) for version in (4, 6)}
     table = SubnetTable((subnet, subnet) for network in config.networks for subnet in network.subnets)
     with_client = {table.find(client.address) for client in clients}
     for network in config.networks:
@@ -114,28 +117,33 @@ def _subnets(config: Config, clients: Sequence[_Destination], lookup: RouteLooku
                 yield _Destination(network, str(subnet), address, sources[subnet.version], is_client=False)
 
 
+def _source(lookup: RouteLookup, interfaces: tuple[str, ...], ip_version: int) -> Address | None:
+    found = (lookup.address_of(interface, ip_version) for interface in interfaces)
+    return next((address for address in found if address is not None), None)
+
+
 def _address_in(subnet: Network) -> Address:
     return _ANYWHERE[subnet.version] if subnet.prefixlen == 0 else subnet[min(1, subnet.num_addresses - 1)]
 
 
 def _leaving_elsewhere(
-    lookup: RouteLookup, destinations: Iterable[_Destination], interface: str
+    lookup: RouteLookup, destinations: Iterable[_Destination], interfaces: tuple[str, ...]
 ) -> dict[tuple[str, str], list[_Destination]]:
     """The destinations by network, by its name, and the interface that is used instead. Raises KernelError."""
     found = defaultdict(list)
     for one in destinations:
         used = lookup.interface_to(one.address, one.source)
-        if used not in {None, interface}:
-            found[one.network.name, str(used)].append(one)
+        if used is not None and used not in interfaces:
+            found[one.network.name, used].append(one)
     return found
 
 
-def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interface: str) -> Iterator[Finding]:
+def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: tuple[str, ...]) -> Iterator[Finding]:
     for (_, used), destinations in elsewhere.items():
         network = destinations[0].network
         names = destinations[0].name + (f" and {len(destinations) - 1} more" if len(destinations) > 1 else "")
         problem = f"to {names} leave through {used}, where neither HTB nor mptcp-sniffer sees packets"
-        remedy = f"route {network.name} through {interface}, or set proxy.interface"
+        remedy = f"route {network.name} through {' or '.join(interfaces)}, or set proxy.interface"
         has_rate = network.cap is not None or network.limit is not None
         harm = has_rate and any(one.is_client for one in destinations)
         yield Finding(f"routes to clients of {network.name}", problem, remedy, harm)

@@ -23,9 +23,11 @@ def sniffer(host: Host) -> Iterator[Finding]:
         yield _unanswered("mptcp-sniffer", status, host.config.sockets.sniffer)
         return
     yield Finding("mptcp-sniffer")
-    if not status["capturing"]:
+    missing = [name for name in status["interfaces"] if name not in status["captured"]]
+    if missing:
         remedy = "set the interface up, or correct proxy.interface"
-        yield Finding("capture", "none: the interface is missing or down", remedy)
+        problem = f"none on {', '.join(missing)}, missing or down"
+        yield Finding("capture", problem, remedy, harm=not status["captured"])
     dropped, view = status["dropped"], status["kernel_view"]
     if dropped:
         problem = f"{dropped} frames dropped since its start: it cannot keep up"

@@ -48,7 +48,7 @@ function show(answer) {
   showClients(top);
   showDecisions(answer.decisions);
   const page = session.version === daemon.version ? "" : `, this page ${session.version}`;
-  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interface}, marks by ${daemon.marks}`);
+  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interfaces.join(", ")}, marks by ${daemon.marks}`);
   if (isFirst) draw();
 }
 

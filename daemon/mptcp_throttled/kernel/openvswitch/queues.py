@@ -154,7 +154,7 @@ class PortQueues:
 
     def class_bytes(self) -> dict[int, int]:
         """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
-        found = tc.read_class_bytes(self._interface)
+        found = tc.read_class_bytes(tc.find_interface(self._interface))
         return {id_ - _HANDLE: sent for id_, sent in found.items() if id_ & tc.MAJOR == _HANDLE}
 
     def _change(self, operations: Sequence[ClassOperation]) -> None:

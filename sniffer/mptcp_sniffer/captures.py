@@ -1,0 +1,103 @@
+"""The captures on all interfaces of the proxy, each for as long as its interface exists and is up."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost, InterfaceAbsent
+
+_GATHER_SECONDS: Final = 0.004
+
+
+class InterfaceLost(Exception):
+    """An interface went down or was removed; what happens there until it is captured again is unknown."""
+
+    def __init__(self, interface: str, why: object) -> None:
+        super().__init__(f"{interface}: {why}")
+        self.interface = interface
+        self.why = why
+
+
+class Captures:
+    """Captures on `interfaces` by `start`, which opens one capture and raises UserError.
+
+    For one thread, but for `captured`, `missing` and `dropped`, which any thread may use.
+    """
+
+    def __init__(self, interfaces: tuple[str, ...], start: Callable[[str], Capture]) -> None:
+        self._interfaces = interfaces
+        self._start = start
+        self._open: dict[str, Capture] = {}
+        self._readable = select.poll()
+        self._dropped_before = 0
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """The interfaces that are captured now."""
+        captures = self._open
+        return tuple(name for name in self._interfaces if name in captures)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The interfaces that are not captured now."""
+        captures = self._open
+        return tuple(name for name in self._interfaces if name not in captures)
+
+    def dropped(self) -> int:
+        """Frames that the kernel dropped because a buffer was full."""
+        return self._dropped_before + sum(capture.dropped() for capture in self._open.values())
+
+    def open_missing(self) -> tuple[list[str], list[InterfaceAbsent]]:
+        """Capture on the interfaces that are there now; these, and why the others cannot be captured yet.
+
+        Raises UserError if one can never be captured.
+        """
+        opened, absent = [], []
+        for name in self.missing:
+            try:
+                capture = self._start(name)
+            except InterfaceAbsent as error:
+                absent.append(error)
+                continue
+            self._open = {**self._open, name: capture}
+            self._readable.register(capture, select.POLLIN)
+            opened.append(name)
+        return opened, absent
+
+    def frames(self, seconds: float) -> list[tuple[Capture, CapturedFrame]]:
+        """The frames that are there, up to a thousand of each interface, in the order of their time stamps.
+
+        Waits up to `seconds` for the first. While frames come fast, it lets some gather first: to be woken for each
+        takes longer than to look at it. Raises InterfaceLost, and captures there no more.
+        """
+        if any(capture.is_fast for capture in self._open.values()):
+            time.sleep(_GATHER_SECONDS)
+        else:
+            self._readable.poll(seconds * 1000)
+        found = []
+        for name, capture in self._open.items():
+            try:
+                found += [(capture, frame) for frame in capture.frames()]
+            except CaptureLost as lost:
+                self._close(name)
+                raise InterfaceLost(name, lost) from lost
+        if len(self._open) > 1:
+            found.sort(key=lambda pair: pair[1].at)
+        return found
+
+    def _close(self, name: str) -> None:
+        capture = self._open[name]
+        self._dropped_before += capture.dropped()
+        self._open = {other: of for other, of in self._open.items() if other != name}
+        self._readable.unregister(capture)
+        capture.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.captured:
+            self._close(name)

@@ -1,0 +1,181 @@
+"""A proxy with two interfaces: each has HTB while it exists, and a share is held across both."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import proxy_world
+import pytest
+from polling import eventually
+from proxy_world import Hosts, ProxyWorld, attended, receive_rates
+
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
+from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+WITHIN: Final = 10.0
+CAP: Final = Rate(1_000_000)
+PER_NETWORK: Final = (
+    WIFI_FIRST[0],
+    AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, CAP, None, Per.NETWORK),
+)
+CLASS: Final = re.compile(r"^class htb (4d50:\w+) .* rate (\S+) ", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with proxy_world.hosts(Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))) as built:
+        add_second_interface(built)
+        yield built
+
+
+def add_second_interface(hosts: Hosts) -> None:
+    """Give the proxy eth1, for what the second client and the proxy send each other over Ethernet."""
+    router, proxy, second = hosts.lab.router, hosts.lab.proxy, hosts.lab.clients["second"]
+    client, server = second.address(ETHERNET, 4), hosts.lab.proxy_address(4)
+    router.ip(
+        [
+            f"link add proxy2 type veth peer name eth1 netns {proxy.namespace}",
+            "address add 10.9.0.1/24 dev proxy2",
+            "link set proxy2 up",
+        ]
+    )
+    proxy.ip(["address add 10.9.0.2/24 dev eth1", "link set eth1 up", f"route add {client} via 10.9.0.1 dev eth1"])
+    router.ip([f"route add {server} via 10.9.0.2 dev proxy2 table 7"])
+    # The rules stay when the interface goes.
+    if f"from {client} " not in router.run("ip", "rule").stdout:
+        router.ip([f"rule add from {client} to {server} table 7"])
+        proxy.ip([f"rule add to {client} table main priority 10"])  # before those of the lab, by source address
+
+
+@contextmanager
+def serving(hosts: Hosts, networks: Sequence[AccessNetwork] = WIFI_FIRST) -> Iterator[ProxyWorld]:
+    hosts.lab.proxy.tc([f"qdisc replace dev {name} root handle 7: pfifo limit 77" for name in ("eth0", "eth1")])
+    services = Services(
+        hosts.lab.proxy,
+        networks,
+        interfaces=["eth0", "eth1"],
+        daemon={"reconcile_interval": "1s"},
+        name=f"throttle-{next(proxy_world._serial)}",
+    )
+    with attended(hosts, services) as world:
+        services.start_sniffer()
+        world.start_daemon()
+        yield world
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    with serving(hosts) as running:
+        yield running
+
+
+def classes(world: ProxyWorld, interface: str) -> dict[str, str]:
+    """The rates of the classes of an interface."""
+    return dict(CLASS.findall(world.lab.proxy.run("tc", "class", "show", "dev", interface).stdout))
+
+
+def sent_bytes(world: ProxyWorld, interface: str) -> int:
+    """What the classes of an interface have sent."""
+    shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", interface).stdout
+    return sum(map(int, re.findall(r"Sent (\d+) bytes", shown)))
+
+
+def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld) -> None:
+    before = kernel_state(world.lab.proxy)
+    second = world.lab.clients["second"]
+    world.download(client=second)
+    world.wait_settled()
+    assert classes(world, "eth0") == classes(world, "eth1") != {}
+    on_first, on_second = sent_bytes(world, "eth0"), sent_bytes(world, "eth1")
+    rates = receive_rates(second, 3.0)
+    assert rates["eth0"] == pytest.approx(CAP.bits_per_second, rel=0.25)
+    assert rates["wlan0"] > 10 * rates["eth0"]
+    assert sent_bytes(world, "eth0") == on_first
+    assert sent_bytes(world, "eth1") > on_second + CAP.bytes_per_second
+    world.abort()
+    world.wait_restored()
+    assert world.daemon.stop() == 0
+    assert kernel_state(world.lab.proxy) == before
+
+
+def test_share_is_held_across_both_interfaces(hosts: Hosts) -> None:
+    with serving(hosts, PER_NETWORK) as world:
+        clients = world.lab.clients.values()
+        for client in clients:
+            world.download(client=client)
+        world.wait_settled(2)
+        rates = [receive_rates(client, 3.0)["eth0"] for client in clients]
+        assert sum(rates) == pytest.approx(CAP.bits_per_second, rel=0.3)
+        assert min(rates) > 0.2 * CAP.bits_per_second
+
+
+def test_interface_that_goes_and_comes_back_gets_its_classes(world: ProxyWorld) -> None:
+    router = world.lab.router
+    first, second = world.lab.clients["ue"], world.lab.clients["second"]
+    world.download(client=first)
+    world.wait_settled()
+    router.ip(["link delete proxy2"])
+    eventually(lambda: "capture on eth1 lost" in world.sniffer.log_text(), "the loss noticed", WITHIN)
+    assert "table is cleared" not in world.sniffer.log_text()
+    assert "none on eth1, missing or down" in world.services.cli("status").stdout
+    assert [subflow.rate for subflow in world.capped()] == [CAP.bits_per_second]
+    assert world.errors() == []
+    add_second_interface(Hosts(world.lab, world.origin))
+    eventually(lambda: "capturing again on eth1" in world.sniffer.log_text(), "captured again", WITHIN)
+    eventually(lambda: classes(world, "eth1") == classes(world, "eth0") != {}, "classes on eth1", WITHIN)
+    world.download(client=second)
+    world.wait_settled(2)
+    assert receive_rates(second, 3.0)["eth0"] == pytest.approx(CAP.bits_per_second, rel=0.25)
+
+
+def test_interface_with_an_obstacle_is_left_out_and_reported(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    proxy.tc(
+        [
+            "qdisc replace dev eth1 root handle 9: htb default 1",
+            "class add dev eth1 parent 9: classid 9:1 htb rate 1gbit",
+        ]
+    )
+    world.download()
+    world.wait_settled()
+    assert set(classes(world, "eth0").values()) == {"1Mbit"}
+    eventually(lambda: any("eth1: root qdisc htb 9:" in error for error in world.errors()), "reported", WITHIN)
+    assert "htb 9:" in proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
+    proxy.tc(["qdisc del dev eth1 root"])
+    eventually(lambda: classes(world, "eth1") == classes(world, "eth0"), "classes on eth1", WITHIN)
+    eventually(lambda: world.errors() == [], "no error", WITHIN)
+
+
+@pytest.mark.parametrize("interface", ["eth0", "eth1"])
+def test_foreign_change_on_either_interface_is_repaired(world: ProxyWorld, interface: str) -> None:
+    world.download()
+    world.wait_settled()
+    planned = classes(world, "eth0")
+    for command in (
+        "qdisc del dev {} root",
+        "class del dev {} classid 4d50:2",
+        "class change dev {} classid 4d50:2 htb rate 9mbit",
+    ):
+        world.lab.proxy.tc([command.format(interface)])
+        eventually(lambda: classes(world, "eth0") == classes(world, "eth1") == planned, f"repaired: {command}", WITHIN)
+    eventually(lambda: world.errors() == [], "no error", WITHIN)
+
+
+def test_interface_removed_from_the_configuration_is_restored(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    world.daemon.kill()
+    text = world.services.config.read_text(encoding="utf-8")
+    world.services.config.write_text(re.sub(r" +- eth1\n", "", text), encoding="utf-8")
+    world.start_daemon()
+    world.wait_settled()
+    assert classes(world, "eth1") == {}
+    assert "pfifo 7: root" in world.lab.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout

@@ -1,0 +1,100 @@
+"""The captures of several interfaces: they come and go one by one, and their frames are put in order."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+import pytest
+
+from mptcp_sniffer.capture import CapturedFrame, CaptureLost, InterfaceAbsent
+from mptcp_sniffer.captures import Captures, InterfaceLost
+
+EVERYWHERE = ("eth0", "wg0")
+
+
+@dataclass
+class ModelCapture:
+    """Has the frames that a test gives it; its socket is always readable."""
+
+    waiting: list[CapturedFrame] = field(default_factory=list)
+    is_lost: bool = False
+    is_fast: bool = False
+    is_closed: bool = False
+    ends: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+
+    def __post_init__(self) -> None:
+        self.ends[0].send(b"readable")
+
+    def fileno(self) -> int:
+        return self.ends[1].fileno()
+
+    def frames(self) -> list[CapturedFrame]:
+        if self.is_lost:
+            raise CaptureLost("network is down")
+        found, self.waiting = self.waiting, []
+        return found
+
+    def dropped(self) -> int:
+        return 3
+
+    def close(self) -> None:
+        self.is_closed = True
+        for end in self.ends:
+            end.close()
+
+
+class Interfaces(dict[str, ModelCapture]):
+    """Those that exist."""
+
+    def start(self, name: str) -> ModelCapture:
+        if name not in self:
+            raise InterfaceAbsent(f"{name}: no such device")
+        return self[name]
+
+    def captures(self) -> Captures:
+        return Captures(EVERYWHERE, self.start)  # type: ignore[arg-type]
+
+
+def frame(at: float) -> CapturedFrame:
+    return CapturedFrame(b"", at, outgoing=False)
+
+
+def test_interface_that_is_absent_is_captured_once_it_has_come() -> None:
+    interfaces = Interfaces(eth0=ModelCapture())
+    with interfaces.captures() as captures:
+        opened, absent = captures.open_missing()
+        assert (opened, [str(error) for error in absent]) == (["eth0"], ["wg0: no such device"])
+        assert (captures.captured, captures.missing) == (("eth0",), ("wg0",))
+        interfaces["wg0"] = ModelCapture()
+        assert captures.open_missing() == (["wg0"], [])
+        assert (captures.captured, captures.missing) == (EVERYWHERE, ())
+    assert all(capture.is_closed for capture in interfaces.values())
+
+
+def test_frames_of_all_interfaces_come_in_the_order_of_time() -> None:
+    interfaces = Interfaces(eth0=ModelCapture([frame(1.0), frame(4.0)]), wg0=ModelCapture([frame(2.0), frame(3.0)]))
+    with interfaces.captures() as captures:
+        captures.open_missing()
+        assert [one.at for _, one in captures.frames(0)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_lost_interface_leaves_the_others_captured() -> None:
+    interfaces = Interfaces(eth0=ModelCapture(), wg0=ModelCapture(is_lost=True))
+    with interfaces.captures() as captures:
+        captures.open_missing()
+        with pytest.raises(InterfaceLost, match="wg0: network is down"):
+            captures.frames(0)
+        assert (captures.captured, interfaces["wg0"].is_closed) == (("eth0",), True)
+        interfaces["eth0"].waiting = [frame(1.0)]
+        assert len(captures.frames(0)) == 1
+
+
+def test_dropped_frames_of_a_closed_capture_still_count() -> None:
+    interfaces = Interfaces(eth0=ModelCapture(), wg0=ModelCapture(is_lost=True))
+    with interfaces.captures() as captures:
+        captures.open_missing()
+        assert captures.dropped() == 6
+        with pytest.raises(InterfaceLost):
+            captures.frames(0)
+        assert captures.dropped() == 6
