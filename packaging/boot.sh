@@ -1,5 +1,5 @@
-# systemd in a chroot, for packaging/test, which sources this file after chroot.sh. It has a network, processes, mounts and a
-# cgroup of its own, so that nothing in it changes this host.
+# systemd in a chroot, for the tests in this directory, which source this file after chroot.sh. It has a network, processes,
+# mounts and a cgroup of its own, so that nothing in it changes this host.
 
 init=
 cgroup=
@@ -14,11 +14,17 @@ mount -t proc proc "$root/proc"
 # Kernel parameters outside of the network namespace are those of this host.
 mount --bind "$root/proc/sys" "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
+for inside in ipv4/conf ipv4/neigh ipv4/ip_forward ipv6/conf ipv6/neigh mptcp; do
+    mount --bind "$root/proc/sys/net/$inside" "$root/proc/sys/net/$inside"
+    mount -o remount,bind,rw "$root/proc/sys/net/$inside"
+done
 mount -t sysfs -o ro sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 ip link set lo up
-ip link add eth0 type veth peer name eth1
-ip link set eth0 up
+if [ ! -e /sys/class/net/eth0 ]; then
+    ip link add eth0 type veth peer name eth1
+    ip link set eth0 up
+fi
 cd "$root"
 mkdir -p .host
 pivot_root . .host
@@ -28,16 +34,19 @@ export container=packaging
 exec /lib/systemd/systemd --unit=basic.target --show-status=no
 '
 
-# boot ROOT: returns when systemd runs.
+# boot ROOT [NAMESPACE]: returns when systemd runs. Its network is the named network namespace, or one of its own.
 boot() {
-    local mount
+    local mount network=(unshare --net)
+    if (($# > 1)); then network=(nsenter "--net=/run/netns/$2"); fi
     mount=$(findmnt --noheadings --first-only --output TARGET --types cgroup2)
     cgroup=$mount/mptcp-throttle-packaging-$$
     mkdir -- "$cgroup"
     sh -ec '
         echo $$ >"$1/cgroup.procs"
-        exec unshare --cgroup --mount --pid --fork --kill-child=SIGKILL --net --uts --ipc sh -ec "$2" sh "$3"
-    ' sh "$cgroup" "$boot_script" "$1" </dev/null >"$work/systemd.log" 2>&1 9<&- &
+        script=$2 root=$3
+        shift 3
+        exec "$@" unshare --cgroup --mount --pid --fork --kill-child=SIGKILL --uts --ipc sh -ec "$script" sh "$root"
+    ' sh "$cgroup" "$boot_script" "$1" "${network[@]}" </dev/null >"$work/systemd.log" 2>&1 9<&- &
     init=$!
     for _ in {1..60}; do
         if booted systemctl is-active --quiet basic.target 2>/dev/null; then return; fi

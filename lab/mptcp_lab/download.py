@@ -42,13 +42,13 @@ class DownloadResult:
         return self.size * 8 / self.seconds if self.seconds else 0.0
 
 
-def reset_subflows(client: Client) -> None:
-    """Reset all subflows of a client.
+def reset_subflows(client: Client, port: int = PORT) -> None:
+    """Reset all subflows of a client to this port of the proxy.
 
     Ending its programs alone would leave them established for a minute: the kernel keeps them for data not yet
     acknowledged.
     """
-    client.run("ss", "-K", "-t", "dport", "=", f":{PORT}")
+    client.run("ss", "-K", "-t", "dport", "=", f":{port}")
 
 
 class Download:
@@ -63,6 +63,7 @@ class Download:
         mptcp: bool = True,
         family: Family = 4,
         rate_limit: Rate | None = None,
+        port: int = PORT,
     ) -> None:
         name = f"curl-{next(_serial)}"
         self.document = document
@@ -74,7 +75,7 @@ class Download:
             *(("mptcpize", "run") if mptcp else ()),
             *("curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}"),
             *(() if rate_limit is None else ("--limit-rate", str(rate_limit.bytes_per_second))),
-            *("--proxy", f"http://{proxy}:{PORT}", "--output", self._file),
+            *("--proxy", f"http://{proxy}:{port}", "--output", self._file),
             f"http://{origin}/{document.name}",
             output=self._figures,
         )
