@@ -38,10 +38,13 @@ INET_DIAG_CLASS_ID: Final = 17
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
 _INET_DIAG_TCLASS: Final = 6
+_INET_DIAG_ULP_INFO: Final = 19
+_INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
 _SOCKET: Final = Struct("!BBBBHH16s16s4x8s20x")  # struct inet_diag_msg
+_INODE: Final = Struct("=68xI")  # of the same structure, idiag_inode
 IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
@@ -107,6 +110,28 @@ def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:
 def parse_attributes(payload: bytes, wanted: Container[int]) -> dict[int, bytes]:
     """The attributes of these types (INET_DIAG_...) in a message of the listing."""
     return attributes(payload, _SOCKET.size, only=wanted)
+
+
+class ListeningSocket(NamedTuple):
+    """A socket that listens: its packed address, its port, the inode of its file, and whether it accepts MPTCP."""
+
+    local: bytes
+    port: int
+    inode: int
+    mptcp: bool
+
+
+def list_listening(diag: InetDiag) -> Iterator[ListeningSocket]:
+    """The sockets that listen. Raises KernelError, as `InetDiag.sockets` does.
+
+    A TCP socket of MPTCP has the inode of the MPTCP socket that a process has (net/mptcp/subflow.c,
+    mptcp_subflow_create_socket). Older kernels tell only CAP_NET_ADMIN that it is one.
+    """
+    for payload in diag.list_payloads(LISTEN):
+        found = parse_socket(payload, {_INET_DIAG_ULP_INFO})
+        ulp = attributes(found.attributes.get(_INET_DIAG_ULP_INFO, b""))
+        is_mptcp = ulp.get(_INET_ULP_INFO_NAME, b"").rstrip(b"\0") == b"mptcp"
+        yield ListeningSocket(found.local, found.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
 
 
 def _address(family: int, data: bytes) -> bytes:
