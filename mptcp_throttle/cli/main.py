@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import monitoring, tables
+from mptcp_throttle.cli import monitoring, setup_arguments, tables
+from mptcp_throttle.cli.arguments import argument, duration
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.command_line import command_line
@@ -20,32 +21,15 @@ from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
-from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate, parse_duration
+from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
 _MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per connection
 
 
-def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
-    def convert(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text}: {error}") from error
-
-    return convert
-
-
 def _rate(text: str) -> Rate | None:
     return None if text == "unlimited" else Rate.parse(text)
-
-
-def _duration(text: str) -> float:
-    seconds = parse_duration(text)
-    if not seconds:
-        raise ValueError(f"is zero; allowed: {DURATION_SYNTAX}")
-    return seconds
 
 
 def _client_number(text: str) -> int:
@@ -73,14 +57,14 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="default: %(default)s")
     top.add_argument("--filter", default="", metavar="TEXT", help="only subflows with it in address, network or state")
     top.add_argument(
-        "--number", type=_argument(_client_number), default=10, metavar="N", help="clients of each network; default: 10"
+        "--number", type=argument(_client_number), default=10, metavar="N", help="clients of each network; default: 10"
     )
     history = add("history", _history, "show what an access network or a client has carried")
     history.add_argument("name", metavar="NETWORK|ADDRESS")
     history.add_argument(
         "--since",
         dest="seconds",
-        type=_argument(_duration),
+        type=argument(duration),
         default=_HISTORY_SECONDS,
         metavar="DURATION",
         help=f"how far back: {DURATION_SYNTAX}; default: 1h. By second up to 10m, by minute up to 1d, else by hour",
@@ -94,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
     set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")
     set_rate.add_argument("network", metavar="NETWORK")
-    set_rate.add_argument("rate", type=_argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
+    set_rate.add_argument("rate", type=argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
     set_rate.add_argument("--uplink", action="store_true", help="override the rate of what clients send")
     _add_duration(set_rate, "reset-rate")
@@ -103,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _add_duration(add("pause", _pause, "free all subflows until `resume`"), "resume")
     add("resume", _resume, "end a pause")
     add("reload", _reload, "apply changes of the configuration files")
+    setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP), common, _setup_networks)
     return made
 
 
@@ -110,7 +95,7 @@ def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
     command.add_argument(
         "--for",
         dest="seconds",
-        type=_argument(_duration),
+        type=argument(duration),
         metavar="DURATION",
         help=f"{DURATION_SYNTAX}; default: until {ended_by}",
     )
@@ -237,6 +222,25 @@ def _check_config(options: argparse.Namespace) -> None:
         "networks": [network.name for network in config.networks],
     }
     _print(options, summary, tables.show_check)
+
+
+def _setup(options: argparse.Namespace) -> None:
+    # As with `doctor`: pyroute2.
+    from mptcp_throttle.cli import setup_command
+
+    result = setup_command.set_up(options)
+    _print(options, result.data, setup_command.show)
+    if result.refusal is not None:
+        raise result.refusal
+
+
+def _setup_networks(options: argparse.Namespace) -> None:
+    from mptcp_throttle.cli import setup_networks
+
+    result = setup_networks.propose_networks(options)
+    _print(options, result.data, setup_networks.show)
+    if result.refusal is not None:
+        raise result.refusal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mptcp_throttle import service
 from mptcp_throttle.cli import main, tables
 
 REPOSITORY = Path(__file__).parents[2]
@@ -89,6 +90,15 @@ def test_output_that_cannot_be_written_is_one_line(
         (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
         (["pause", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
         (["set-rate", "wifi", "9" * 400 + "mbit"], "is not a usable rate; allowed: "),
+        (["setup", "--port", "0"], "argument --port: 0: allowed: a number from 1 to 65535"),
+        (["setup", "--port", "web"], "argument --port: web: allowed: a number from 1 to 65535"),
+        (
+            ["setup", "--server-drop-in", "../x"],
+            "argument --server-drop-in: ../x: is not the name of a unit; allowed: ",
+        ),
+        (["setup", "networks", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
+        (["setup", "networks", "--expensive", "x"], "argument --expensive: x: is not an address; allowed: "),
+        (["setup", "networks", "--cap", "0mbit"], "argument --cap: 0mbit: is not a usable rate; allowed: "),
         (["set-rate", "wifi"], "the following arguments are required: RATE"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
         ([], "the following arguments are required: COMMAND"),
@@ -101,3 +111,19 @@ def test_wrong_command_line_is_refused_with_status_2(
         main(arguments)
     assert end.value.code == 2
     assert line in capsys.readouterr().err
+
+
+def test_setup_without_its_rights_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "missing_capabilities", lambda **bits: list(bits))
+    assert main(["setup", "--dry-run"]) == os.EX_NOPERM
+    assert capsys.readouterr().err == "missing capability: CAP_NET_ADMIN; run as root or grant it in the unit\n"
+
+
+def test_setup_networks_without_the_sniffer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(f"proxy: {{interface: eth0, ports: [8080]}}\nrun_directory: {tmp_path}\n")
+    assert main(["--config", str(path), "setup", "networks"]) == os.EX_UNAVAILABLE
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"{tmp_path}/sniffer/sniffer.sock: no service answers")

@@ -1,0 +1,94 @@
+"""The options of `mptcp-throttle setup` and `setup networks`; what they do is in `setup_command`, `setup_networks`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Final
+
+from mptcp_throttle.cli.arguments import argument, duration
+from mptcp_throttle.model import Address
+from mptcp_throttle.setup.server_drop_in import unit_name
+from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
+
+HELP: Final = "look at this host, and write a configuration for it, with the reason for each value; asks nothing"
+_NETWORKS_HELP: Final = "propose access networks from the addresses of clients that the sniffer sees"
+_SECONDS: Final = 120.0
+_CAP: Final = Rate(1_000_000)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise ValueError("allowed: a number from 1 to 65535")
+    return int(text)
+
+
+def _address(text: str) -> Address:
+    try:
+        return ip_address(text)
+    except ValueError as error:
+        raise ValueError("is not an address; allowed: such as 10.1.0.2 or fd00:1::2") from error
+
+
+def add_to(
+    setup: argparse.ArgumentParser, common: argparse.ArgumentParser, networks_run: Callable[[argparse.Namespace], None]
+) -> None:
+    """Add options and the command `networks`."""
+    _add_writing(setup)
+    setup.add_argument(
+        "--interface",
+        dest="interfaces",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="through which clients come, once for each; default: known by connected clients, or by the default route",
+    )
+    setup.add_argument(
+        "--port",
+        dest="ports",
+        type=argument(_port),
+        action="append",
+        default=[],
+        metavar="PORT",
+        help="a port of the proxy, once for each; default: those on which something listens with MPTCP",
+    )
+    setup.add_argument(
+        "--server-drop-in",
+        type=argument(unit_name),
+        metavar="NAME",
+        help="also write a drop-in of systemd that makes the service (or NAME.socket) listen with MPTCP",
+    )
+    commands = setup.add_subparsers(title="commands", dest="setup_command", required=False, metavar="COMMAND")
+    networks = commands.add_parser("networks", parents=[common], help=_NETWORKS_HELP, description=_NETWORKS_HELP)
+    networks.set_defaults(run=networks_run)
+    networks.add_argument(
+        "--for",
+        dest="seconds",
+        type=argument(duration),
+        default=_SECONDS,
+        metavar="DURATION",
+        help=f"how long to look, Ctrl-C ends it earlier: {DURATION_SYNTAX}; default: 2m",
+    )
+    networks.add_argument("--write", action="store_true", help="write the files, if all files are valid together")
+    networks.add_argument("--force", action="store_true", help="replace files of the same names, after a backup")
+    networks.add_argument(
+        "--expensive",
+        type=argument(_address),
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="that of a client in an expensive network; default: known by what clients use as a backup",
+    )
+    networks.add_argument(
+        "--cap",
+        type=argument(Rate.parse),
+        default=_CAP,
+        metavar="RATE",
+        help=f"cap of an expensive network: {RATE_SYNTAX}; default: %(default)s",
+    )
+
+
+def _add_writing(setup: argparse.ArgumentParser) -> None:
+    setup.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
+    setup.add_argument("--force", action="store_true", help="change files that have been edited, after a backup")

@@ -1,0 +1,164 @@
+"""`mptcp-throttle setup`: collects facts, proposes, writes, and says what comes next."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.console import Console
+
+from mptcp_throttle.cli.doctor import kernel_checks
+from mptcp_throttle.cli.doctor.finding import Host
+from mptcp_throttle.config.schema import NETWORKS_DIRECTORY, Config
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.service import CAP_NET_ADMIN, require_capabilities
+from mptcp_throttle.setup.collect_facts import MPTCPIZE, collect_facts
+from mptcp_throttle.setup.host_facts import HostFacts
+from mptcp_throttle.setup.kept_files import Outcome, judge, read_present, write
+from mptcp_throttle.setup.next_steps import next_steps
+from mptcp_throttle.setup.own_networks import has_own_networks
+from mptcp_throttle.setup.proposal import propose
+from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
+from mptcp_throttle.setup.server_drop_in import DropIn, drop_in_path, make_drop_in
+from mptcp_throttle.setup.shipped_files import MAIN_FILE, shipped
+from mptcp_throttle.setup.unit_files import read_unit_files
+
+_ROOT: Final = Path("/")
+_NOT_ASKED: Final = "setup does not ask the services"
+_PARAMETERS: Final = "`sysctl --system`"
+_CHECKS: Final = (kernel_checks.joins, kernel_checks.send_buffers, kernel_checks.unsent_data)
+_OUTCOMES: Final = {
+    (Outcome.UNCHANGED, False): "needs no change",
+    (Outcome.UNCHANGED, True): "needs no change",
+    (Outcome.WRITE, False): "written",
+    (Outcome.WRITE, True): "would be written",
+    (Outcome.BACK_UP, False): "written",
+    (Outcome.BACK_UP, True): "would be written, after a backup",
+    (Outcome.KEEP, False): "has been edited, and was kept; proposed:",
+    (Outcome.KEEP, True): "has been edited, and would be kept; proposed:",
+}
+
+
+class File(NamedTuple):
+    """A file to write. `unedited` is its text as the package installs it; a change is shown against that if there is no
+    file."""
+
+    path: Path
+    text: str
+    unedited: str | None = None
+
+
+class Result(NamedTuple):
+    """What was done, and why that is not all, if so."""
+
+    data: Json
+    refusal: UserError | None
+
+
+def set_up(options: argparse.Namespace) -> Result:
+    """Write the proposal, unless `dry_run` is set. Raises UserError where it cannot work; then nothing is written."""
+    require_capabilities(CAP_NET_ADMIN=CAP_NET_ADMIN)
+    try:
+        facts = collect_facts()
+    except KernelError as error:
+        raise UserError(f"setup: {error}", os.EX_OSERR) from error
+    proposal = propose(facts, options.interfaces, options.ports)
+    present = read_present(options.config)
+    text = proposed_text(proposal, present)
+    drop_in = None if options.server_drop_in is None else _drop_in(options.server_drop_in, facts)
+    files = [File(options.config, text, shipped(MAIN_FILE))]
+    files += [] if drop_in is None else [File(file.path, file.text) for file in drop_in.files]
+    written = list(write_files(files, force=options.force, dry_run=options.dry_run))
+    notes = [*proposal.notes, *_notes(options.config, loaded(text))]
+    steps = next_steps(
+        facts,
+        proposal.plain_servers,
+        drop_in,
+        needs_parameters=any(_PARAMETERS in note for note in notes),
+        has_own_networks=has_own_networks(options.config.parent / NETWORKS_DIRECTORY),
+    )
+    data = {
+        "dry_run": options.dry_run,
+        "values": [
+            {"key": ".".join(value.keys), "value": value.text, "reason": value.reason} for value in proposal.values
+        ],
+        "files": written,
+        "notes": notes,
+        "next": list(steps),
+        "undo": [] if drop_in is None else list(drop_in.undo),
+    }
+    return Result(data, refusal(written, dry_run=options.dry_run))
+
+
+def _drop_in(unit: str, facts: HostFacts) -> DropIn:
+    if unit.endswith(".service") and not facts.has_mptcpize:
+        raise UserError(
+            f"setup: {MPTCPIZE}: not found; allowed: `apt install mptcpize libmptcpwrap0`, then setup again",
+            os.EX_UNAVAILABLE,
+        )
+    try:
+        texts = read_unit_files(_ROOT, unit, without=drop_in_path(_ROOT, unit))
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}", os.EX_NOPERM) from error
+    return make_drop_in(_ROOT, unit, texts)
+
+
+def _notes(config_file: Path, config: Config) -> Iterator[str]:
+    """What `doctor` finds about the kernel."""
+    host = Host(config_file, config, _NOT_ASKED, _NOT_ASKED)
+    for check in _CHECKS:
+        for finding in check(host):
+            if finding.problem is not None:
+                yield f"{finding.subject}: {finding.problem}" + (f"; {finding.remedy}" if finding.remedy else "")
+
+
+def write_files(files: Sequence[File], *, force: bool, dry_run: bool) -> Iterator[Json]:
+    """Write files, unless it is a `dry_run`; what became of each. Raises UserError."""
+    for path, text, unedited in files:
+        present = read_present(path)
+        outcome = judge(present, text, unedited, force=force)
+        backup = None if dry_run else write(path, text, outcome)
+        yield {
+            "path": str(path),
+            "outcome": str(outcome),
+            "difference": difference(str(path), unedited if present is None else present, text),
+            "backup": None if backup is None else str(backup),
+        }
+
+
+def refusal(written: Sequence[Json], *, dry_run: bool) -> UserError | None:
+    """Why not all files were written, if so."""
+    kept = [one["path"] for one in written if one["outcome"] == Outcome.KEEP]
+    if not kept or dry_run:
+        return None
+    return UserError(
+        f"setup: kept, since they have been edited: {', '.join(kept)}; allowed: --force, which backs them up"
+    )
+
+
+def show(data: Json) -> None:
+    """What was done, or would be."""
+    console = Console(highlight=False, soft_wrap=True)
+    show_files(console, data["files"], dry_run=data["dry_run"])
+    for note in data["notes"]:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    for title, lines in (("next", data["next"]), ("to undo the drop-in", data["undo"])):
+        if lines:
+            console.print(f"{title}:")
+        for line in lines:
+            console.print(f"    {line}", markup=False)
+
+
+def show_files(console: Console, files: Sequence[Json], *, dry_run: bool) -> None:
+    """What became of each file, and how it changes."""
+    for one in files:
+        done = _OUTCOMES[Outcome(one["outcome"]), dry_run]
+        backup = f"; the file as it was is {one['backup']}" if one["backup"] else ""
+        console.print(f"{one['path']}: {done}{backup}", style="bold", markup=False)
+        if one["difference"]:
+            console.print(one["difference"], markup=False)

@@ -1,0 +1,87 @@
+"""`mptcp-throttle setup networks`: follows the sniffer's table for some minutes, and proposes access networks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from mptcp_throttle.cli.setup_command import File, Result, refusal, show_files, write_files
+from mptcp_throttle.config.load import find_sockets
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.rpc import Json, RpcClient
+from mptcp_throttle.setup.kept_files import set_aside
+from mptcp_throttle.setup.network_evidence import Evidence, follow
+from mptcp_throttle.setup.network_files import evidence_of, network_file, summary
+from mptcp_throttle.setup.network_groups import Grouping, group
+from mptcp_throttle.setup.own_networks import check_together, networks_directory, shipped_examples
+
+_TIMEOUT_SECONDS: Final = 10.0
+
+
+def propose_networks(options: argparse.Namespace) -> Result:
+    """Look, propose, and with `write` set, write. Raises UserError if nothing was seen, or files would be invalid."""
+    directory = networks_directory(options.config)
+    client = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS)
+    seen = Evidence()
+    sys.stderr.write(f"looking at the connections of the next {options.seconds:g} s; Ctrl-C ends it earlier\n")
+    try:
+        problem = follow(client, options.seconds, seen)
+    except KeyboardInterrupt:
+        problem = None
+    grouping = group(seen.sightings, options.expensive)
+    if not grouping.networks:
+        why = problem or "no MPTCP connection has been seen; allowed: a longer --for, or clients with MPTCP"
+        raise UserError(f"setup networks: {why}", os.EX_UNAVAILABLE)
+    texts = {f"{network.name}.yaml": network_file(network, options.cap) for network in grouping.networks}
+    data = _write(options, directory, texts)
+    data["networks"] = _networks(grouping)
+    data["notes"] = [*([] if problem is None else [problem]), *summary(grouping, seen.left_out)]
+    data["next"] = ["mptcp-throttle reload"] if options.write else []
+    return Result(data, refusal(data["files"], dry_run=not options.write))
+
+
+def _write(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:
+    """Examples of the package would contain subnets that are nobody's: they are set aside."""
+    examples = list(shipped_examples(directory))
+    files = [File(directory / name, text) for name, text in texts.items()]
+    aside = []
+    if options.write:
+        check_together(options.config, directory, texts, set(examples))
+    written = list(write_files(files, force=options.force, dry_run=not options.write))
+    if options.write and refusal(written, dry_run=False) is None:
+        aside = [str(set_aside(example)) for example in examples]
+    return {"dry_run": not options.write, "files": written, "set_aside": aside}
+
+
+def _networks(grouping: Grouping) -> Json:
+    return [
+        {
+            "name": network.name,
+            "preference": network.preference,
+            "why_preference": network.why_preference,
+            "per": str(network.per),
+            "why_per": network.why_per,
+            "subnets": [evidence_of(subnet) for subnet in network.subnets],
+        }
+        for network in grouping.networks
+    ]
+
+
+def show(data: Json) -> None:
+    """What was proposed, or written."""
+    console = Console(highlight=False, soft_wrap=True)
+    show_files(console, data["files"], dry_run=data["dry_run"])
+    for path in data["set_aside"]:
+        console.print(f"the example of the package is now {path}", markup=False)
+    for note in data["notes"]:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    if data["dry_run"]:
+        console.print("nothing was written: --write does that")
+    for line in data["next"]:
+        console.print(f"next: {line}", markup=False)

@@ -1,0 +1,164 @@
+"""Reads `HostFacts` from the kernel, /proc and files; it changes nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import grp
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator
+from ipaddress import ip_address
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from pyroute2 import IPRoute
+
+from mptcp_throttle.cli.doctor.programs import ProgramFailed, output_of
+from mptcp_throttle.cli.doctor.service_checks import SERVICES
+from mptcp_throttle.cli.doctor.systemd_unit import read_unit
+from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
+from mptcp_throttle.linux.netlink_socket import read_consistently
+from mptcp_throttle.linux.route_lookup import RouteLookup
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, SquidFacts
+from mptcp_throttle.setup.listening import read_listeners
+from mptcp_throttle.squid_config import has_large_buffer, http_ports, read_lines, serves_others
+
+SQUID_CONFIGURATION: Final = Path("/etc/squid/squid.conf")
+SOCKET_GROUP: Final = "mptcp-throttle"
+MPTCPIZE: Final = Path("/usr/bin/mptcpize")
+_ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
+_TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
+# A look-up takes about a millisecond.
+_MOST_CLIENTS: Final = 1000
+_ARPHRD_ETHER: Final = 1  # include/uapi/linux/if_arp.h
+_IFF_UP, _IFF_LOOPBACK = 1, 8  # include/uapi/linux/if.h
+_ROOT: Final = 0xFFFF_FFFF
+_INPUT_HOOK: Final = "input"
+
+
+def collect_facts() -> HostFacts:
+    """What is known about this host. Raises KernelError."""
+    listeners = read_listeners()
+    with netlink_call("ip route, ip address, tc qdisc"), IPRoute() as ip:
+        interfaces, default_routes = tuple(_interfaces(ip)), tuple(_default_routes(ip))
+    return HostFacts(
+        mptcp=_mptcp(),
+        listeners=listeners,
+        interfaces=interfaces,
+        default_routes=default_routes,
+        client_paths=tuple(_client_paths(listeners)),
+        has_type_information=_TYPE_INFORMATION.exists(),
+        has_libbpf=_has_libbpf(),
+        has_socket_group=any(group.gr_name == SOCKET_GROUP for group in grp.getgrall()),
+        has_mptcpize=MPTCPIZE.exists(),
+        services_run=_services_run(),
+        dropping_chains=_dropping_chains(),
+        squid=_squid(),
+    )
+
+
+def _mptcp() -> Mptcp:
+    try:
+        return Mptcp.ON if _ENABLED.read_text(encoding="ascii").strip() == "1" else Mptcp.OFF
+    except OSError:
+        return Mptcp.MISSING
+
+
+def _interfaces(ip: IPRoute) -> Iterator[Interface]:
+    qdiscs = {one["index"]: one.get_attr("TCA_KIND") for one in ip.get_qdiscs() if one["parent"] == _ROOT}
+    addresses: dict[int, list[str]] = {}
+    for one in ip.get_addr():
+        # With a peer, IFA_ADDRESS is that of the peer (include/uapi/linux/if_addr.h).
+        own = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
+        addresses.setdefault(one["index"], []).append(own)
+    for link in ip.get_links():
+        found = map(ip_address, addresses.get(link["index"], ()))
+        yield Interface(
+            link.get_attr("IFLA_IFNAME"),
+            bool(link["flags"] & _IFF_UP),
+            bool(link["flags"] & _IFF_LOOPBACK),
+            link["ifi_type"] == _ARPHRD_ETHER,
+            tuple(address for address in found if not address.is_link_local),
+            qdiscs.get(link["index"]),
+        )
+
+
+def _default_routes(ip: IPRoute) -> Iterator[str]:
+    names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in ip.get_links()}
+    for family in (2, 10):  # AF_INET, AF_INET6
+        routes = [one for one in ip.get_default_routes(family=family) if one.get_attr("RTA_OIF") in names]
+        if routes:
+            best = min(routes, key=lambda one: one.get_attr("RTA_PRIORITY") or 0)
+            yield names[best.get_attr("RTA_OIF")]
+
+
+def _client_paths(listeners: Collection[Listener]) -> Iterator[ClientPath]:
+    """Of the clients of ports that are reached from other hosts."""
+    ports = sorted({one.port for one in listeners if not one.address.is_loopback})
+    if not ports:
+        return
+    with InetDiag() as diag:
+        sockets = read_consistently(lambda: list(diag.sockets(SENDING, ())))
+    clients = sorted({(one.local_port, one.remote, one.local) for one in sockets if one.local_port in ports})
+    counted: Counter[tuple[int, str]] = Counter()
+    with RouteLookup() as lookup:
+        for port, remote, local in islice(clients, _MOST_CLIENTS):
+            client = ip_address(remote)
+            interface = None if client.is_loopback else _interface_to(lookup, remote, local)
+            if interface is not None:
+                counted[port, interface] += 1
+    yield from (ClientPath(port, interface, count) for (port, interface), count in sorted(counted.items()))
+
+
+def _interface_to(lookup: RouteLookup, remote: bytes, local: bytes) -> str | None:
+    try:
+        return lookup.interface_to(ip_address(remote), ip_address(local))
+    except KernelError as error:
+        if error.number in {errno.ENODEV, errno.EADDRNOTAVAIL}:
+            return None  # the address or the interface has gone meanwhile
+        raise
+
+
+def _has_libbpf() -> bool:
+    try:
+        ctypes.CDLL("libbpf.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _services_run() -> bool:
+    try:
+        units = [read_unit(name) for name in SERVICES]
+    except ProgramFailed:
+        return False
+    return any(unit is not None and unit.ActiveState == "active" for unit in units)
+
+
+def _dropping_chains() -> tuple[str, ...]:
+    """Those of nftables, those of iptables-nft(8) included; without the program nft nothing is known."""
+    try:
+        shown = output_of("nft", "-j", "list", "chains")
+        return tuple(dropping_chains(json.loads(shown))) if shown else ()
+    except (ProgramFailed, ValueError):
+        return ()
+
+
+def dropping_chains(listed: Json) -> Iterator[str]:
+    """The chains for packets to this host that drop what no rule accepts, from what nft(8) lists."""
+    for item in listed["nftables"]:
+        chain = item.get("chain", {})
+        if chain.get("hook") == _INPUT_HOOK and chain.get("policy") == "drop":
+            yield f"{chain['name']} of table {chain['family']} {chain['table']}"
+
+
+def _squid() -> SquidFacts | None:
+    try:
+        lines = list(read_lines(SQUID_CONFIGURATION))
+    except OSError:
+        return None
+    return SquidFacts(frozenset(http_ports(lines)), serves_others(lines), has_large_buffer(lines))

@@ -1,0 +1,96 @@
+"""What `setup` knows about the host: frozen values, which `collect_facts` reads and tests write down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mptcp_throttle.model import Address
+
+
+class Mptcp(StrEnum):
+    """MPTCP in the kernel."""
+
+    MISSING = "missing"
+    OFF = "off"
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that has a socket: its name as in /proc/PID/comm, and the systemd unit that it belongs to."""
+
+    pid: int
+    name: str
+    unit: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A TCP socket that listens; `owner` is None if its process is not known."""
+
+    address: Address
+    port: int
+    mptcp: bool
+    owner: Owner | None
+
+    @property
+    def program(self) -> str:
+        """The name of its process; may be empty."""
+        return "" if self.owner is None else self.owner.name
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface, with its addresses that are not for its link alone, and the kind of its root qdisc, if known."""
+
+    name: str
+    up: bool
+    loopback: bool
+    has_ethernet_header: bool
+    addresses: tuple[Address, ...]
+    qdisc: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPath:
+    """How many connected clients of a port are reached through an interface."""
+
+    port: int
+    interface: str
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class SquidFacts:
+    """Squid's configuration: the ports of `http_port`, whether `http_access` allows others than this host, and whether
+    its request buffer is large enough for fast uploads."""
+
+    ports: frozenset[int]
+    serves_others: bool
+    has_large_buffer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """This host. `default_routes` are the interfaces of the default routes with the lowest metric, one per IP version.
+
+    `dropping_chains` are chains of a firewall that drop what no rule accepts; `has_socket_group`: this host has the
+    group that the configuration as installed names; `has_mptcpize`: /usr/bin/mptcpize exists.
+    """
+
+    mptcp: Mptcp
+    listeners: tuple[Listener, ...]
+    interfaces: tuple[Interface, ...]
+    default_routes: tuple[str, ...]
+    client_paths: tuple[ClientPath, ...]
+    has_type_information: bool
+    has_libbpf: bool
+    has_socket_group: bool
+    has_mptcpize: bool
+    services_run: bool
+    dropping_chains: tuple[str, ...]
+    squid: SquidFacts | None

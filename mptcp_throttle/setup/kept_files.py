@@ -1,0 +1,104 @@
+"""Writes configuration files: what others have edited is kept, or backed up first."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+
+from mptcp_throttle.errors import UserError
+
+
+class Outcome(StrEnum):
+    """What a file needs: nothing, as it has that text already; writing, or writing after a backup; or it is kept."""
+
+    UNCHANGED = "unchanged"
+    WRITE = "write"
+    BACK_UP = "back up"
+    KEEP = "keep"
+
+
+def read_present(path: Path) -> str | None:
+    """The text of a file; None if there is none. Raises UserError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read: {reason}", os.EX_NOPERM) from error
+
+
+def judge(present: str | None, text: str, unedited: str | None, *, force: bool) -> Outcome:
+    """What to do with a file that has `present` and shall have `text`; with `unedited`, nobody has edited it."""
+    if present == text:
+        return Outcome.UNCHANGED
+    if present is None or present == unedited:
+        return Outcome.WRITE
+    return Outcome.BACK_UP if force else Outcome.KEEP
+
+
+def write(path: Path, text: str, outcome: Outcome) -> Path | None:
+    """Do it; the path of the backup, if there is one. A crash leaves the old or the new text. Raises UserError."""
+    if outcome in {Outcome.UNCHANGED, Outcome.KEEP}:
+        return None
+    path = path.resolve()
+    try:
+        _make_directory(path.parent)
+        backup = _back_up(path) if outcome is Outcome.BACK_UP else None
+        _replace(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}", os.EX_NOPERM) from error
+    return backup
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file to the name of its backup. Raises UserError."""
+    try:
+        backup = _back_up(path)
+        path.unlink()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be renamed: {error.strerror}", os.EX_NOPERM) from error
+    return backup
+
+
+def _make_directory(directory: Path) -> None:
+    """Make it, and those above, so that everybody can read what is there, whatever the umask."""
+    if not directory.exists():
+        _make_directory(directory.parent)
+        directory.mkdir()
+        directory.chmod(0o755)
+
+
+def _back_up(path: Path) -> Path:
+    """Give the file a second name, which no reader of the directory takes for a configuration file."""
+    for number in count(1):
+        backup = path.with_name(f"{path.name}.before-setup{'' if number == 1 else f'-{number}'}")
+        try:
+            backup.hardlink_to(path)
+        except FileExistsError:
+            continue
+        return backup
+    raise AssertionError
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o644)
+        if path.exists():
+            status = path.stat()
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+            os.fchmod(descriptor, status.st_mode & 0o7777)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

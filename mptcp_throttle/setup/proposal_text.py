@@ -1,0 +1,95 @@
+"""The proposal in a configuration file: in the present one, or in the one of the package."""
+
+from __future__ import annotations
+
+from difflib import unified_diff
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import yaml
+
+from mptcp_throttle.config.load import load_config
+from mptcp_throttle.config.schema import NETWORKS_DIRECTORY, Config
+from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.setup.proposal import Proposal, Value
+from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
+from mptcp_throttle.setup.yaml_edit import set_value
+
+_MISSING: Final = object()
+
+
+def proposed_text(proposal: Proposal, present: str | None) -> str:
+    """The file that `setup` proposes, where `present` is the present one; None if there is none.
+
+    The one of the package gets all values, with their reasons; one that has been edited only those that differ. A
+    file that is invalid, or cannot be changed in its text, is replaced as a whole. The result passes `loaded`.
+    """
+    default = shipped(MAIN_FILE)
+    if present is not None and present != default:
+        text = _with(present, proposal, only_different=True)
+        if text is not None:
+            return text
+    text = _with(default, proposal, only_different=False)
+    if text is None:
+        raise AssertionError("the configuration of the package cannot be changed in its text")
+    return text
+
+
+def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:
+    try:
+        loaded(text)
+        for value in proposal.values:
+            wanted = _comparable(yaml.safe_load(value.text))
+            if only_different and _effective(text, value) == wanted:
+                continue
+            changed = set_value(text, value.keys, value.text, value.reason, value.replaced)
+            if changed is None or _present(changed, value) != wanted:
+                return None
+            text = changed
+        loaded(text)
+    except (ConfigError, yaml.YAMLError):
+        return None
+    return text
+
+
+def _effective(text: str, value: Value) -> object:
+    """What counts at the keys of a value: without them, what the file of the package has, which are the defaults."""
+    found = _present(text, value)
+    return _present(shipped(MAIN_FILE), value) if found is _MISSING else found
+
+
+def _present(text: str, value: Value) -> object:
+    found = yaml.safe_load(text)
+    for key in value.keys[:-1]:
+        found = found.get(key) if isinstance(found, dict) else None
+    for name in (value.keys[-1], value.replaced):
+        if isinstance(found, dict) and name in found:
+            return _comparable(found[name])
+    return _MISSING
+
+
+def _comparable(value: object) -> object:
+    """One interface is as good as a list of one; and the order of a list, such as that of the ports, means nothing."""
+    return sorted(value, key=str) if isinstance(value, list) else [value]
+
+
+def loaded(text: str) -> Config:
+    """The configuration of this text with the access networks of the package. Raises ConfigError."""
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        file = directory / MAIN_FILE
+        (directory / NETWORKS_DIRECTORY).mkdir()
+        for network in NETWORK_FILES:
+            (directory / NETWORKS_DIRECTORY / network).write_text(shipped(network), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
+        return load_config(file)
+
+
+def difference(name: str, present: str | None, proposed: str) -> str:
+    """How a file would change, as a unified diff; empty if it would not."""
+    before = "/dev/null" if present is None else name
+    lines = unified_diff(
+        (present or "").splitlines(keepends=True), proposed.splitlines(keepends=True), before, name, n=1
+    )
+    return "".join(lines)

@@ -1,0 +1,85 @@
+"""The drop-in that starts a systemd service with MPTCP, and files that go with it: pure functions of unit files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
+from mptcp_throttle.setup.unit_files import start_commands
+
+MPTCPIZE: Final = "/usr/bin/mptcpize"
+_NAME: Final = re.compile(r"[A-Za-z0-9:_.@-]{1,200}", re.ASCII)
+_SQUID: Final = "squid.service"
+# Of systemd.service(5), "Special executable prefixes"; @ would give mptcpize the name of the program.
+_COMMAND: Final = re.compile(r"(?P<prefixes>[-:+!|]*)(?P<command>/.*)")
+
+
+class NewFile(NamedTuple):
+    """A file to write."""
+
+    path: Path
+    text: str
+
+
+class DropIn(NamedTuple):
+    """What makes a unit listen with MPTCP: files, and the commands that apply and undo them."""
+
+    unit: str
+    files: tuple[NewFile, ...]
+    apply: tuple[str, ...]
+    undo: tuple[str, ...]
+
+
+def unit_name(text: str) -> str:
+    """`squid` and `squid.service` to `squid.service`, `proxy.socket` as it is. Raises ValueError."""
+    if not _NAME.fullmatch(text) or text.startswith("."):
+        raise ValueError("is not the name of a unit; allowed: a service or a socket, such as squid or proxy.socket")
+    return text if text.endswith((".service", ".socket")) else f"{text}.service"
+
+
+def drop_in_path(root: Path, unit: str) -> Path:
+    """Where the drop-in of a unit is."""
+    return root / "etc/systemd/system" / f"{unit}.d" / "mptcp-throttle.conf"
+
+
+def make_drop_in(root: Path, unit: str, unit_texts: Sequence[str]) -> DropIn:
+    """The drop-in of a unit whose files, without that drop-in, are `unit_texts`. Raises UserError."""
+    if not unit_texts:
+        raise UserError(f"setup: {unit}: systemd has no such unit; allowed: a service or a socket", EX_COMMAND_LINE)
+    files = [NewFile(drop_in_path(root, unit), _text(unit, unit_texts))]
+    if unit == _SQUID:
+        files.append(NewFile(root / "etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)))
+    restart = "systemctl daemon-reload", f"systemctl restart {unit}"
+    removal = f"rm {' '.join(str(file.path) for file in files)}"
+    return DropIn(unit, tuple(files), (*restart, "ss -Mltn"), (removal, *restart))
+
+
+def _text(unit: str, unit_texts: Sequence[str]) -> str:
+    if unit.endswith(".socket"):
+        return "# Makes systemd listen with MPTCP; `ss -Mltn` shows the listener.\n[Socket]\nSocketProtocol=mptcp\n"
+    commands = start_commands(unit_texts)
+    if any("mptcpize" in command for command in commands):
+        raise UserError(f"setup: {unit} is started by mptcpize already; allowed: `systemctl restart {unit}`")
+    if unit == _SQUID:
+        return shipped(SQUID_SERVICE)
+    if len(commands) != 1:
+        raise UserError(
+            f"setup: {unit} has {len(commands)} ExecStart=; allowed: a service with one, or write the drop-in yourself",
+            os.EX_UNAVAILABLE,
+        )
+    found = _COMMAND.fullmatch(commands[0])
+    if found is None:
+        raise UserError(
+            f"setup: {unit}: ExecStart={commands[0]}: mptcpize cannot start it; allowed: the path of a program",
+            os.EX_UNAVAILABLE,
+        )
+    return (
+        "# Makes the service listen with MPTCP: mptcpize(8) has each TCP socket that it opens made one of MPTCP.\n"
+        "# `ss -Mltn` shows the listener.\n"
+        f"[Service]\nExecStart=\nExecStart={found['prefixes']}{MPTCPIZE} run {found['command']}\n"
+    )

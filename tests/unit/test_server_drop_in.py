@@ -1,0 +1,114 @@
+"""The drop-in that makes a service of systemd listen with MPTCP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.setup.server_drop_in import drop_in_path, make_drop_in, unit_name
+from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
+from mptcp_throttle.setup.unit_files import read_unit_files, start_commands
+
+ROOT = Path("/")
+NGINX = "[Service]\nType=forking\nExecStartPre=/usr/sbin/nginx -t\nExecStart=/usr/sbin/nginx -g 'daemon on;'\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "commands"),
+    [
+        ([NGINX], ("/usr/sbin/nginx -g 'daemon on;'",)),
+        ([NGINX, "[Service]\nExecStart=\nExecStart=/other\n"], ("/other",)),
+        ([NGINX, "[Service]\nExecStart=\n"], ()),
+        (["[Service]\nExecStart=/a\nExecStart = /b\n"], ("/a", "/b")),
+        (["[Service]\nExecStart=/a \\\n# a comment\n  --b \\\n  --c\nUser=x\n"], ("/a  --b  --c",)),
+        (["[Install]\nExecStart=/a\n[Service]\n#ExecStart=/b\n;ExecStart=/c\n"], ()),
+        ([], ()),
+    ],
+)
+def test_start_commands_are_those_that_systemd_would_use(texts: list[str], commands: tuple[str, ...]) -> None:
+    assert start_commands(texts) == commands
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("/usr/sbin/nginx -g 'daemon on;'", "/usr/bin/mptcpize run /usr/sbin/nginx -g 'daemon on;'"),
+        ("-/usr/sbin/haproxy -Ws -f $CONFIG", "-/usr/bin/mptcpize run /usr/sbin/haproxy -Ws -f $CONFIG"),
+        ("!!/bin/x", "!!/usr/bin/mptcpize run /bin/x"),
+    ],
+)
+def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, expected: str) -> None:
+    made = make_drop_in(ROOT, "a.service", [f"[Service]\nExecStart={command}\n"])
+    ((path, text),) = made.files
+    assert path == Path("/etc/systemd/system/a.service.d/mptcp-throttle.conf")
+    assert start_commands([f"[Service]\nExecStart={command}\n", text]) == (expected,)
+    assert made.apply == ("systemctl daemon-reload", "systemctl restart a.service", "ss -Mltn")
+    assert made.undo == (f"rm {path}", "systemctl daemon-reload", "systemctl restart a.service")
+
+
+def test_squid_gets_the_files_of_the_package() -> None:
+    made = make_drop_in(ROOT, "squid.service", ["[Service]\nExecStart=/usr/sbin/squid --foreground -sYC\n"])
+    assert [(str(path), text) for path, text in made.files] == [
+        ("/etc/systemd/system/squid.service.d/mptcp-throttle.conf", shipped(SQUID_SERVICE)),
+        ("/etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)),
+    ]
+    assert made.undo[0].startswith("rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf /etc/squid/conf.d/")
+
+
+def test_socket_gets_the_protocol() -> None:
+    ((path, text),) = make_drop_in(ROOT, "proxy.socket", ["[Socket]\nListenStream=8080\n"]).files
+    assert str(path) == "/etc/systemd/system/proxy.socket.d/mptcp-throttle.conf"
+    assert text.endswith("[Socket]\nSocketProtocol=mptcp\n")
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        ([], "a.service: systemd has no such unit; allowed: "),
+        (["[Service]\nExecStart=/usr/bin/mptcpize run /a\n"], "a.service is started by mptcpize already; allowed: "),
+        (["[Service]\nExecStart=/a\nExecStart=/b\n"], "a.service has 2 ExecStart=; allowed: "),
+        (["[Service]\nType=oneshot\n"], "a.service has 0 ExecStart=; allowed: "),
+        (["[Service]\nExecStart=@/a b\n"], "a.service: ExecStart=@/a b: mptcpize cannot start it; allowed: "),
+        (["[Service]\nExecStart=a\n"], "a.service: ExecStart=a: mptcpize cannot start it; allowed: "),
+    ],
+)
+def test_unit_that_mptcpize_cannot_start_is_refused(texts: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_drop_in(ROOT, "a.service", texts)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unit_files_are_read_in_the_order_of_systemd(tmp_path: Path) -> None:
+    files = {
+        "usr/lib/systemd/system/a.service": "of the package",
+        "lib/systemd/system/a.service": "the same",
+        "usr/lib/systemd/system/a.service.d/20-x.conf": "20 of the package",
+        "etc/systemd/system/a.service.d/20-x.conf": "20 of the operator",
+        "etc/systemd/system/a.service.d/10-y.conf": "10",
+        "etc/systemd/system/a.service.d/mptcp-throttle.conf": "ours",
+        "etc/systemd/system/a.service.d/notes.txt": "none",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    own = drop_in_path(tmp_path, "a.service")
+    assert read_unit_files(tmp_path, "a.service", without=own) == ["of the package", "10", "20 of the operator"]
+    assert read_unit_files(tmp_path, "a.service")[-1] == "ours"
+    assert read_unit_files(tmp_path, "b.service") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("squid", "squid.service"), ("squid.service", "squid.service"), ("a@1", "a@1.service"), ("b.socket", "b.socket")],
+)
+def test_unit_name_may_be_short(text: str, name: str) -> None:
+    assert unit_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["", ".", "../a", "a/b", "a b", "a\n", "ü", "x" * 300])
+def test_unit_name_cannot_be_a_path(text: str) -> None:
+    with pytest.raises(ValueError, match="is not the name of a unit; allowed: "):
+        unit_name(text)

@@ -1,0 +1,276 @@
+"""What `setup` proposes, and what it refuses, for a host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Final
+
+import pytest
+import yaml
+
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.setup.collect_facts import dropping_chains
+from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
+from mptcp_throttle.setup.listening import unit_of
+from mptcp_throttle.setup.next_steps import next_steps
+from mptcp_throttle.setup.proposal import RESTORABLE_QDISCS, Proposal, propose
+from mptcp_throttle.setup.server_drop_in import make_drop_in
+from mptcp_throttled.kernel.saved_qdisc import _REPLAYABLE_KINDS
+
+SQUID: Final = Owner(700, "squid", "squid.service")
+
+
+def listener(port: int, address: str = "::", owner: Owner | None = SQUID, *, mptcp: bool = True) -> Listener:
+    return Listener(ip_address(address), port, mptcp, owner)
+
+
+def interface(
+    name: str, address: str | None, *, up: bool = True, ether: bool = True, qdisc: str = "fq_codel"
+) -> Interface:
+    return Interface(name, up, name == "lo", ether, () if address is None else (ip_address(address),), qdisc)
+
+
+HOST: Final = HostFacts(
+    mptcp=Mptcp.ON,
+    listeners=(
+        listener(22, owner=Owner(1, "sshd", "ssh.service"), mptcp=False),
+        listener(53, "127.0.0.1", Owner(2, "resolver", None)),
+        listener(8080),
+    ),
+    interfaces=(interface("lo", "127.0.0.1"), interface("eth0", "10.3.0.2"), interface("eth1", "10.4.0.2")),
+    default_routes=("eth0", "eth0"),
+    client_paths=(ClientPath(22, "eth1", 3),),
+    has_type_information=True,
+    has_libbpf=True,
+    has_socket_group=True,
+    has_mptcpize=True,
+    services_run=False,
+    dropping_chains=(),
+    squid=SquidFacts(frozenset({8080}), serves_others=True, has_large_buffer=True),
+)
+
+
+def values(proposal: Proposal) -> dict[str, object]:
+    return {".".join(value.keys): yaml.safe_load(value.text) for value in proposal.values}
+
+
+def reason(proposal: Proposal, key: str) -> str:
+    return next(value.reason for value in proposal.values if ".".join(value.keys) == key)
+
+
+def refusal(facts: HostFacts, *names: str) -> tuple[int, str]:
+    with pytest.raises(UserError) as caught:
+        propose(facts, names)
+    assert "\n" not in str(caught.value)
+    return caught.value.status, str(caught.value)
+
+
+def test_proposal_names_what_listens_with_mptcp_and_where_clients_come() -> None:
+    proposal = propose(HOST)
+    assert values(proposal) == {
+        "proxy.interface": "eth0",
+        "proxy.ports": [8080],
+        "daemon.kernel_decides": "auto",
+        "daemon.replace_any_qdisc": False,
+        "socket_group": "mptcp-throttle",
+    }
+    assert reason(proposal, "proxy.ports") == "squid (squid.service) listens on 8080 with MPTCP"
+    assert reason(proposal, "proxy.interface") == "the default route leaves through it"
+    assert (proposal.plain_servers, proposal.notes) == ((), ())
+    assert all(value.reason for value in proposal.values)
+
+
+@pytest.mark.parametrize(
+    ("mptcp", "line"),
+    [
+        (Mptcp.MISSING, "setup: this kernel has no MPTCP; allowed: one with CONFIG_MPTCP"),
+        (Mptcp.OFF, "setup: MPTCP is off; allowed: `sysctl net.mptcp.enabled=1`, then setup again"),
+    ],
+)
+def test_host_without_mptcp_is_refused(mptcp: Mptcp, line: str) -> None:
+    assert refusal(replace(HOST, mptcp=mptcp)) == (os.EX_OSERR, line)
+
+
+def test_host_where_no_proxy_listens_is_refused() -> None:
+    status, line = refusal(replace(HOST, listeners=HOST.listeners[:2]))
+    assert status == os.EX_UNAVAILABLE
+    assert "nothing listens for other hosts with MPTCP (plain TCP: 22 by sshd)" in line
+    assert "start Squid, whose http_port is 8080" in line
+    assert values(propose(replace(HOST, listeners=()), ports=[3128]))["proxy.ports"] == [3128]
+
+
+def test_known_server_with_plain_tcp_is_proposed_with_its_drop_in() -> None:
+    plain = replace(HOST, listeners=(HOST.listeners[0], listener(3128, mptcp=False)))
+    proposal = propose(plain)
+    assert values(proposal)["proxy.ports"] == [3128]
+    assert reason(proposal, "proxy.ports").endswith("listens on 3128, with plain TCP until it is started with MPTCP")
+    assert proposal.plain_servers == ("squid.service",)
+
+
+def test_port_with_both_kinds_of_listeners_needs_no_drop_in() -> None:
+    both = (listener(8080), listener(8080, "10.3.0.2", mptcp=False))
+    assert propose(replace(HOST, listeners=both)).plain_servers == ()
+
+
+def test_more_ports_than_the_configuration_may_have_are_refused() -> None:
+    many = replace(HOST, listeners=tuple(listener(port) for port in range(8000, 8017)))
+    status, line = refusal(many)
+    assert (status, "17 ports" in line, "--port" in line) == (EX_COMMAND_LINE, True, True)
+    assert values(propose(many, ports=[8001, 8000]))["proxy.ports"] == [8000, 8001]
+
+
+def test_connected_clients_decide_the_interface_before_the_default_route() -> None:
+    proposal = propose(replace(HOST, client_paths=(ClientPath(8080, "eth1", 12),)))
+    assert values(proposal)["proxy.interface"] == "eth1"
+    assert reason(proposal, "proxy.interface") == "the way to the 12 clients that are connected now"
+
+
+def test_address_that_the_proxy_listens_on_decides_the_interface() -> None:
+    proposal = propose(replace(HOST, listeners=(listener(8080, "10.4.0.2"),)))
+    assert values(proposal)["proxy.interface"] == "eth1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"default_routes": ("eth0", "eth1")}, "eth0, eth1 (the default route"),
+        ({"default_routes": ()}, "eth0, eth1 (it is up"),
+    ],
+)
+def test_several_candidates_for_the_interface_are_refused(changes: dict[str, object], why: str) -> None:
+    facts = replace(HOST, **changes)  # type: ignore[arg-type]
+    status, line = refusal(facts)
+    assert (status, why in line, line.endswith("each with --interface")) == (EX_COMMAND_LINE, True, True)
+    assert values(propose(facts, ["eth1"]))["proxy.interface"] == "eth1"
+    assert values(propose(facts, ["eth1", "eth0", "eth1"]))["proxy.interfaces"] == ["eth1", "eth0"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client_paths": (ClientPath(8080, "eth0", 1), ClientPath(8080, "eth1", 1))},
+        {"listeners": (listener(8080, "10.3.0.2"), listener(8080, "10.4.0.2"))},
+    ],
+)
+def test_interfaces_that_clients_use_are_all_proposed(changes: dict[str, object]) -> None:
+    proposal = propose(replace(HOST, **changes))  # type: ignore[arg-type]
+    assert values(proposal)["proxy.interfaces"] == ["eth0", "eth1"]
+    assert reason(proposal, "daemon.replace_any_qdisc").count("can be restored exactly") == 2
+
+
+def test_host_with_one_address_needs_no_default_route() -> None:
+    facts = replace(HOST, default_routes=(), interfaces=(*HOST.interfaces[:2], interface("eth1", None)))
+    assert values(propose(facts))["proxy.interface"] == "eth0"
+
+
+def test_host_without_addresses_is_refused() -> None:
+    facts = replace(HOST, default_routes=(), interfaces=(HOST.interfaces[0], interface("eth0", None)))
+    assert refusal(facts)[0] == EX_COMMAND_LINE
+
+
+def test_unknown_interface_is_refused_with_those_that_exist() -> None:
+    assert refusal(HOST, "eth7") == (
+        EX_COMMAND_LINE,
+        "setup: --interface eth7: is none through which clients come; allowed: eth0, eth1",
+    )
+
+
+def test_qdisc_that_cannot_be_restored_is_a_note() -> None:
+    facts = replace(HOST, interfaces=(interface("eth0", "10.3.0.2", qdisc="cake"),))
+    proposal = propose(facts)
+    assert values(proposal)["daemon.replace_any_qdisc"] is False
+    assert any("cake, cannot be restored exactly" in note for note in proposal.notes)
+
+
+def test_qdiscs_that_can_be_restored_are_those_of_the_daemon() -> None:
+    assert RESTORABLE_QDISCS == _REPLAYABLE_KINDS
+
+
+def test_interface_that_is_down_or_has_no_ethernet_header_is_a_note() -> None:
+    facts = replace(HOST, interfaces=(interface("wg0", "10.3.0.2", up=False, ether=False),))
+    notes = propose(facts, ["wg0"]).notes
+    assert [note.partition(":")[0] for note in notes] == ["wg0 is down", "wg0 has no Ethernet header"]
+
+
+def test_ports_of_metrics_and_page_that_others_have_are_left_to_them() -> None:
+    taken = (*HOST.listeners, listener(9721, "127.0.0.1", Owner(5, "exporter", None)), listener(9722, "127.0.0.1"))
+    proposal = propose(replace(HOST, listeners=taken))
+    assert values(proposal)["metrics.listen"] is None
+    assert reason(proposal, "metrics.listen") == "exporter listens on 9721 already"
+    own = Owner(6, "mptcp-throttled", "mptcp-throttled.service")
+    assert "metrics.listen" not in values(
+        propose(replace(HOST, listeners=(*HOST.listeners, listener(9721, owner=own))))
+    )
+
+
+def test_kernel_that_cannot_decide_is_the_reason() -> None:
+    proposal = propose(replace(HOST, has_type_information=False))
+    assert reason(proposal, "daemon.kernel_decides").startswith("without /sys/kernel/btf/vmlinux the daemon decides")
+
+
+def test_host_without_the_group_gets_none() -> None:
+    assert values(propose(replace(HOST, has_socket_group=False)))["socket_group"] is None
+
+
+def test_squid_of_debian_gets_the_lines_that_it_lacks() -> None:
+    debian = SquidFacts(frozenset({3128}), serves_others=False, has_large_buffer=False)
+    notes = propose(replace(HOST, listeners=(listener(3128, mptcp=False),), squid=debian)).notes
+    assert any("`http_access allow clients`" in note for note in notes)
+    assert any("`client_request_buffer_max_size 64 MB`" in note for note in notes)
+    (note,) = propose(replace(HOST, listeners=(), squid=debian), ports=[8080]).notes
+    assert note.startswith("Squid's http_port is 3128: --port takes it, or write `http_port 8080`")
+
+
+def test_firewall_that_drops_is_a_note() -> None:
+    chain = {"family": "inet", "table": "filter", "name": "input", "hook": "input", "policy": "drop"}
+    others = {**chain, "hook": "forward"}, {**chain, "policy": "accept"}, {"family": "ip", "table": "t", "name": "x"}
+    listed = {"nftables": [{"metainfo": {}}, {"chain": chain}, *({"chain": other} for other in others)]}
+    assert list(dropping_chains(listed)) == ["input of table inet filter"]
+    (note,) = propose(replace(HOST, dropping_chains=("input of table inet filter",))).notes
+    assert note.endswith("accept TCP port 8080 there")
+
+
+def test_socket_unit_of_systemd_is_a_note() -> None:
+    systemd = listener(8080, owner=Owner(1, "systemd", None), mptcp=False)
+    (note,) = propose(replace(HOST, listeners=(systemd,)), ports=[8080]).notes
+    assert "SocketProtocol=mptcp" in note
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("0::/system.slice/squid.service\n", "squid.service"),
+        ("1:name=systemd:/x.service\n0::/system.slice/system-a.slice/a@1.service/child\n", "a@1.service"),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", None),
+        ("0::/\n", None),
+        ("", None),
+    ],
+)
+def test_unit_of_a_process_is_that_of_its_cgroup(cgroup: str, unit: str | None) -> None:
+    assert unit_of(cgroup) == unit
+
+
+def test_next_steps_are_in_the_order_in_which_they_work(tmp_path: os.PathLike[str]) -> None:
+    def steps(*, run: bool = False, parameters: bool = False, own: bool = False, drop_in: bool = False) -> list[str]:
+        made = make_drop_in(tmp_path, "squid.service", ["[Service]\nExecStart=/usr/sbin/squid\n"]) if drop_in else None  # type: ignore[arg-type]
+        facts = replace(HOST, services_run=run)
+        return list(next_steps(facts, ["squid.service"], made, needs_parameters=parameters, has_own_networks=own))
+
+    services = "mptcp-sniffer mptcp-throttled"
+    assert steps(parameters=True) == [
+        "sysctl --system",
+        "mptcp-throttle setup --server-drop-in squid",
+        f"systemctl enable --now {services}",
+        "mptcp-throttle setup networks --write",
+        "mptcp-throttle reload",
+        "mptcp-throttle doctor",
+    ]
+    assert steps(run=True, own=True, drop_in=True) == [
+        "systemctl daemon-reload",
+        "systemctl restart squid.service",
+        "ss -Mltn",
+        f"systemctl restart {services}",
+        "mptcp-throttle doctor",
+    ]
