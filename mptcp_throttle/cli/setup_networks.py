@@ -29,9 +29,14 @@ def propose_networks(options: argparse.Namespace) -> Result:
     directory = networks_directory(options.config)
     client = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS)
     seen = Evidence()
-    sys.stderr.write(f"looking at the connections of the next {options.seconds:g} s; Ctrl-C ends it earlier\n")
+
+    def began() -> None:
+        open_now = seen.sightings.total()
+        sys.stderr.write(f"connections now: {open_now}; looking for {options.seconds:g} s, Ctrl-C ends it earlier\n")
+        sys.stderr.flush()
+
     try:
-        problem = follow(client, options.seconds, seen)
+        problem = follow(client, options.seconds, seen, began)
     except KeyboardInterrupt:
         problem = None
     grouping = group(seen.sightings, options.expensive)

@@ -23,6 +23,10 @@ _MOST_ADDRESSES: Final = 8
 _CLIENT: Final = ClientPrefix()
 
 
+_Position = tuple[str, int]
+"""An epoch of the sniffer's table, and a revision."""
+
+
 class Sighting(NamedTuple):
     """The addresses of one connection, and those of them that its client has made backups.
 
@@ -88,45 +92,55 @@ def _joined(before: Sighting | None, connection: Connection) -> Sighting:
 
 
 def follow(
-    client: RpcClient, seconds: float, evidence: Evidence, *, now: Callable[[], float] = time.monotonic
+    client: RpcClient,
+    seconds: float,
+    evidence: Evidence,
+    began: Callable[[], None],
+    *,
+    now: Callable[[], float] = time.monotonic,
 ) -> str | None:
-    """Add what the sniffer's table shows in the next `seconds`.
+    """Add what the sniffer's table shows now, call `began`, and add what it shows in the next `seconds`.
 
     The problem, if the sniffer does not answer at the end; while it is away, it is asked again. Raises RpcError if it
     does not answer at the beginning, and KeyboardInterrupt; then `evidence` has what was seen until then.
     """
+    position: _Position | None = _take_table(client, evidence)
+    began()
     end = now() + seconds
-    client.call("status")
     while True:
         try:
-            _follow(client, end, evidence, now)
+            if position is None:
+                evidence.end_all()
+                position = _take_table(client, evidence)
+            if _follow_changes(client, position, end, evidence, now):
+                return None
+            position = None
         except RpcError as error:
+            position = None
             if now() + _RETRY_SECONDS >= end:
                 return str(error)
             time.sleep(_RETRY_SECONDS)
-        else:
-            return None
 
 
-def _follow(client: RpcClient, end: float, evidence: Evidence, now: Callable[[], float]) -> None:
-    while True:
-        evidence.end_all()
-        epoch, revision = _take_table(client, evidence)
-        while now() < end:
-            answer = client.call("changes", epoch, revision, min(max(end - now(), 0.0), _POLL_SECONDS))
-            if answer.get("resync"):
-                break
-            for change in answer["changes"]:
-                found = change["connection"]
-                evidence.add(decode_token(change["token"]), None if found is None else decode_connection(found))
-            revision = answer["revision"]
-            if not answer["changes"]:
-                time.sleep(_PAUSE_SECONDS)
-        else:
-            return
+def _follow_changes(
+    client: RpcClient, position: _Position, end: float, evidence: Evidence, now: Callable[[], float]
+) -> bool:
+    """Whether the end has come; else the table must be fetched again."""
+    epoch, revision = position
+    while now() < end:
+        answer = client.call("changes", epoch, revision, min(max(end - now(), 0.0), _POLL_SECONDS))
+        if answer.get("resync"):
+            return False
+        for change in answer["changes"]:
+            found = change["connection"]
+            evidence.add(decode_token(change["token"]), None if found is None else decode_connection(found))
+        revision = answer["revision"]
+        if not answer["changes"]:
+            time.sleep(_PAUSE_SECONDS)
+    return True
 
 
-def _take_table(client: RpcClient, evidence: Evidence) -> tuple[str, int]:
+def _take_table(client: RpcClient, evidence: Evidence) -> _Position:
     first = part = client.call("snapshot")
     while True:
         for one in map(decode_connection, part["connections"]):

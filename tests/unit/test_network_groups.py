@@ -255,8 +255,6 @@ class Sniffer:
 
     def call(self, method: str, *_: object) -> object:
         self.calls.append(method)
-        if method == "status":
-            return {}
         if not self.answers:
             self.time = 1e6
             return {"changes": [], "revision": 0}
@@ -268,7 +266,7 @@ class Sniffer:
 
 def followed(sniffer: Sniffer) -> tuple[str | None, Counter[Sighting]]:
     evidence = Evidence()
-    problem = follow(sniffer, 10.0, evidence, now=sniffer.now)  # type: ignore[arg-type]
+    problem = follow(sniffer, 10.0, evidence, lambda: sniffer.calls.append("began"), now=sniffer.now)  # type: ignore[arg-type]
     return problem, evidence.sightings
 
 
@@ -280,7 +278,7 @@ def test_table_is_followed_from_all_its_parts_to_later_changes() -> None:
     first = {**SNAPSHOT, "connections": [], "next": 0}
     sniffer = Sniffer(first, SNAPSHOT, CHANGE, {"changes": [{"token": "00000001", "connection": None}], "revision": 3})
     assert followed(sniffer) == (None, Counter({seen("10.1.0.2"): 2}))
-    assert sniffer.calls == ["status", "snapshot", "snapshot", "changes", "changes", "changes"]
+    assert sniffer.calls == ["snapshot", "snapshot", "began", "changes", "changes", "changes"]
 
 
 def test_table_is_fetched_again_after_a_restart_of_the_sniffer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,253 @@
+"""`mptcp-throttle setup` on a real host: what it finds, writes and refuses; and `setup networks` with a real client."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+import proxy_world
+import pytest
+from polling import eventually
+from proxy_world import EXECUTABLES, Hosts
+
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology, build
+from mptcp_throttle.config.load import load_config
+from mptcp_throttle.errors import EX_COMMAND_LINE, EX_FAILURE
+from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mptcp_lab.host import Host
+    from mptcp_throttle.rpc import Json
+
+SERIAL: Final = itertools.count()
+PLAIN_PORT: Final = 3129
+WITHOUT_RIGHTS: Final = ("setpriv", "--reuid", "games", "--regid", "games", "--clear-groups")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """The client makes its Wi-Fi addresses backups. Squid listens with MPTCP, another program with plain TCP."""
+    with proxy_world.hosts(Topology(clients=(ClientSpec(wifi="backup"),))) as built:
+        proxy = built.lab.proxy
+        plain = proxy.start("plain", "python3", "-m", "http.server", str(PLAIN_PORT))
+        plain.wait_until(lambda: proxy.listens(PLAIN_PORT), "listening")
+        yield built
+
+
+@pytest.fixture
+def proxy(hosts: Hosts) -> Host:
+    return hosts.lab.proxy
+
+
+@pytest.fixture
+def config(proxy: Host) -> Path:
+    """The configuration as the package installs it."""
+    return installed(proxy)
+
+
+def installed(proxy: Host) -> Path:
+    directory = proxy.directory / f"setup-{next(SERIAL)}"
+    (directory / "networks.d").mkdir(parents=True)
+    for name in NETWORK_FILES:
+        (directory / "networks.d" / name).write_text(shipped(name))
+    (directory / MAIN_FILE).write_text(shipped(MAIN_FILE))
+    return directory / MAIN_FILE
+
+
+def texts(config: Path) -> dict[str, str]:
+    """All files below the directory of a configuration."""
+    return {
+        str(path.relative_to(config.parent)): path.read_text() for path in config.parent.rglob("*") if path.is_file()
+    }
+
+
+def cli(proxy: Host, config: Path, *arguments: str, user: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return proxy.run(*user, EXECUTABLES / "mptcp-throttle", "--config", config, *arguments, check=False)
+
+
+def test_setup_proposes_what_the_loader_accepts_and_dry_run_writes_nothing(proxy: Host, config: Path) -> None:
+    before = texts(config)
+    shown = cli(proxy, config, "setup", "--dry-run")
+    assert (shown.returncode, shown.stderr, texts(config)) == (0, "", before)
+    assert f"squid listens on {PORT} with MPTCP" in shown.stdout
+    done = cli(proxy, config, "setup", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, [file["outcome"] for file in answer["files"]]) == (0, ["write"])
+    proposed = {value["key"]: value["value"] for value in answer["values"]}
+    assert (proposed["proxy.interface"], proposed["proxy.ports"]) == ("eth0", f"[{PORT}]")
+    assert answer["next"][-1] == "mptcp-throttle doctor"
+    assert {name for name, text in texts(config).items() if text != before[name]} == {MAIN_FILE}
+    checked = cli(proxy, config, "check-config")
+    assert f"valid: interface eth0, ports [{PORT}]" in checked.stdout
+    again = cli(proxy, config, "setup")
+    assert (again.returncode, f"{config}: needs no change" in again.stdout) == (0, True)
+
+
+def test_setup_keeps_an_edited_file_unless_it_is_forced(proxy: Host, config: Path) -> None:
+    edited = f"proxy: # mine\n  interface: eth7\n  ports: [{PORT}]\nsocket_group: root\nlog_level: debug\n"
+    config.write_text(edited)
+    kept = cli(proxy, config, "setup")
+    assert (kept.returncode, config.read_text()) == (EX_FAILURE, edited)
+    assert kept.stderr == f"setup: kept, since they have been edited: {config}; allowed: --force, which backs them up\n"
+    assert "-  interface: eth7\n" in kept.stdout
+    assert "+  interface: eth0\n" in kept.stdout
+    forced = cli(proxy, config, "setup", "--force")
+    assert forced.returncode == 0
+    assert config.with_name(f"{MAIN_FILE}.before-setup").read_text() == edited
+    loaded = load_config(config)
+    assert (loaded.proxy.interfaces, loaded.log_level) == (("eth0",), "debug")
+
+
+def test_setup_takes_a_port_with_plain_tcp_only_if_it_is_named(proxy: Host, config: Path) -> None:
+    shown = cli(proxy, config, "setup", "--dry-run", "--port", str(PLAIN_PORT))
+    assert shown.returncode == 0
+    assert f"listens on {PLAIN_PORT}, with plain TCP until it is started with MPTCP" in shown.stdout
+
+
+def test_setup_finds_the_interface_of_connected_clients(hosts: Hosts, proxy: Host, config: Path) -> None:
+    with proxy_world.configured(hosts) as world:
+        world.download()
+
+        def clients() -> int:
+            shown = proxy.run("ss", "-Htn", "state", "established", f"sport = :{PORT}").stdout
+            return len(shown.splitlines())
+
+        eventually(lambda: clients() == 2, "two subflows")
+        shown = cli(proxy, config, "setup", "--dry-run")
+    assert "the way to the 2 clients that are connected now" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (
+            ("--interface", "eth7"),
+            EX_COMMAND_LINE,
+            "setup: --interface eth7: is none through which clients come; allowed: eth0",
+        ),
+        (
+            ("--server-drop-in", "no-such"),
+            EX_COMMAND_LINE,
+            "setup: no-such.service: systemd has no such unit; allowed: ",
+        ),
+    ],
+)
+def test_setup_refuses_what_does_not_exist(
+    proxy: Host, config: Path, arguments: tuple[str, ...], status: int, line: str
+) -> None:
+    done = cli(proxy, config, "setup", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+    assert done.stderr.startswith(line)
+    assert texts(config)[MAIN_FILE] == shipped(MAIN_FILE)
+
+
+def test_setup_refuses_a_user_without_rights(proxy: Host, config: Path) -> None:
+    done = cli(proxy, config, "setup", "--dry-run", user=WITHOUT_RIGHTS)
+    assert (done.returncode, done.stdout) == (os.EX_NOPERM, "")
+    assert done.stderr.startswith("missing capability: CAP_NET_ADMIN")
+
+
+def test_setup_refuses_a_host_where_it_cannot_work() -> None:
+    with build(Topology()) as lab:
+        proxy, config = lab.proxy, installed(lab.proxy)
+        plain = proxy.start("plain", "python3", "-m", "http.server", str(PLAIN_PORT))
+        plain.wait_until(lambda: proxy.listens(PLAIN_PORT), "listening")
+        done = cli(proxy, config, "setup")
+        assert done.returncode == os.EX_UNAVAILABLE
+        assert f"nothing listens for other hosts with MPTCP (plain TCP: {PLAIN_PORT} by python3)" in done.stderr
+        proxy.ip(["link add eth1 type dummy", "addr add 192.0.2.1/24 dev eth1", "link set eth1 up"])
+        done = cli(proxy, config, "setup", "--port", str(PLAIN_PORT))
+        assert done.returncode == EX_COMMAND_LINE
+        assert done.stderr.startswith("setup: clients may come through eth0, eth1 (it is up")
+        proxy.sysctl({"net/mptcp/enabled": "0"})
+        done = cli(proxy, config, "setup")
+        assert (done.returncode, done.stderr.count("\n")) == (os.EX_OSERR, 1)
+        assert done.stderr.startswith("setup: MPTCP is off; allowed: ")
+        assert texts(config)[MAIN_FILE] == shipped(MAIN_FILE)
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[proxy_world.ProxyWorld]:
+    """The sniffer runs, and the client downloads on both of its networks."""
+    with proxy_world.configured(hosts) as running:
+        running.services.start_sniffer()
+        eventually(running.services.captures, "capturing")
+        running.download()
+
+        def subflows() -> int:
+            return sum(len(one["subflows"]) for one in running.services.ask_sniffer("snapshot")["connections"])
+
+        eventually(lambda: subflows() == 2, "both subflows known")
+        yield running
+
+
+def beside(world: proxy_world.ProxyWorld, config: Path) -> Path:
+    """That configuration, with the sockets of the running sniffer."""
+    run = world.services.sockets.sniffer.parents[1]
+    config.write_text(config.read_text().replace("run_directory: /run/mptcp-throttle", f"run_directory: {run}"))
+    return config
+
+
+def subnets(answer: Json) -> list[tuple[int, list[str]]]:
+    return [(one["preference"], [subnet["subnet"] for subnet in one["subnets"]]) for one in answer["networks"]]
+
+
+def test_setup_networks_proposes_what_the_sniffer_sees(
+    world: proxy_world.ProxyWorld, proxy: Host, config: Path
+) -> None:
+    beside(world, config)
+    before = texts(config)
+    done = cli(proxy, config, "setup", "networks", "--for", "1s", "--json")
+    assert done.returncode == 0, done.stderr
+    assert subnets(json.loads(done.stdout)) == [(1, [str(ETHERNET.v4)]), (2, [str(WIFI.v4)])]
+    assert texts(config) == before
+    written = cli(proxy, config, "setup", "networks", "--for", "1s", "--write", "--cap", "3mbit")
+    assert written.returncode == 0, written.stderr
+    assert "clients use it as a backup, so it is expensive" in written.stdout
+    networks = load_config(config).networks
+    assert [(one.preference, one.subnets, str(one.cap)) for one in networks] == [
+        (1, (ETHERNET.v4,), "None"),
+        (2, (WIFI.v4,), "3mbit"),
+    ]
+    aside = {name for name in texts(config) if name.endswith(".before-setup")}
+    assert aside == {f"networks.d/{name}.before-setup" for name in NETWORK_FILES}
+    assert cli(proxy, config, "check-config").returncode == 0
+
+
+def test_setup_networks_writes_nothing_that_is_invalid_together(world: proxy_world.ProxyWorld, proxy: Host) -> None:
+    config = world.services.config
+    before = texts(config)
+    done = cli(proxy, config, "setup", "networks", "--for", "1s", "--write")
+    assert done.returncode == os.EX_CONFIG
+    assert f"{config.parent}/networks.d/network-1.yaml:" in done.stderr
+    assert "is a subnet of network" in done.stderr
+    assert texts(config) == before
+
+
+def test_setup_networks_ends_early_with_what_it_has(world: proxy_world.ProxyWorld, proxy: Host, config: Path) -> None:
+    beside(world, config)
+    program = (EXECUTABLES / "mptcp-throttle", "--config", config, "setup", "networks", "--for", "1h", "--json")
+    output = config.with_name("answer.json")
+    running = proxy.start("setup-networks", *program, output=output)
+    running.wait_until(lambda: "Ctrl-C ends it earlier" in running.log_text(), "looking")
+    os.kill(running.pid, signal.SIGINT)
+    assert running.wait(10) == 0, running.log_text()
+    assert len(json.loads(output.read_text())["networks"]) == 2
+
+
+def test_setup_networks_without_connections_is_one_line(hosts: Hosts, proxy: Host, config: Path) -> None:
+    with proxy_world.configured(hosts) as world:
+        beside(world, config)
+        world.services.start_sniffer()
+        eventually(world.services.captures, "capturing")
+        done = cli(proxy, config, "setup", "networks", "--for", "500ms")
+    assert (done.returncode, done.stdout) == (os.EX_UNAVAILABLE, "")
+    assert done.stderr.splitlines()[-1].startswith("setup networks: no MPTCP connection has been seen; allowed: ")
