@@ -17,7 +17,8 @@ _INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a 
 class Finding(NamedTuple):
     """About one `subject`: the `problem` in one line, None if there is none, and what to do about it.
 
-    `harm`: the problem prevents caps. `unchecked`: why this could not be checked.
+    `harm`: the problem prevents caps. `unchecked`: why this could not be checked. `remark`: what is good to know though
+    it is no problem.
     """
 
     subject: str
@@ -25,6 +26,7 @@ class Finding(NamedTuple):
     remedy: str | None = None
     harm: bool = True
     unchecked: str | None = None
+    remark: str | None = None
 
 
 def daemon_findings(status: Json) -> Iterator[Finding]:

@@ -124,7 +124,7 @@ def _judgement(finding: Json) -> tuple[str, str]:
     if finding["unchecked"]:
         return "unknown", f"not checked: {finding['unchecked']}"
     if finding["problem"] is None:
-        return "ok", ""
+        return "ok", finding["remark"] or ""
     level = "problem" if finding["harm"] else "note"
     return level, "; ".join(text for text in (finding["problem"], finding["remedy"]) if text)
 

@@ -11,18 +11,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener, Mptcp
 
 KNOWN_SERVERS: Final = ("squid", "nginx", "haproxy")
 """Proxies that listen with plain TCP as they are installed, and can be started with MPTCP."""
-
-RESTORABLE_QDISCS: Final = frozenset(
-    {
-        *("noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"),
-        *("sfq", "codel", "fq_codel", "fq", "pie", "tbf", "mq", "multiq", "prio"),
-    }
-)
-"""The kinds that mptcp-throttled can restore (docs/services.md); HTB is its own."""
 
 _OWN_QDISC: Final = "htb"
 _MOST_PORTS: Final = 16
@@ -212,7 +205,7 @@ def _why_qdisc(interface: Interface) -> str:
 
 
 def _is_restorable(kind: str | None) -> bool:
-    return kind is None or kind == _OWN_QDISC or kind in RESTORABLE_QDISCS
+    return kind is None or kind == _OWN_QDISC or kind in RESTORABLE
 
 
 def _listen_addresses(listeners: Collection[Listener]) -> Iterator[Value]:

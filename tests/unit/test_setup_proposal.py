@@ -15,9 +15,8 @@ from mptcp_throttle.setup.collect_facts import dropping_chains
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
 from mptcp_throttle.setup.listening import unit_of
 from mptcp_throttle.setup.next_steps import next_steps
-from mptcp_throttle.setup.proposal import RESTORABLE_QDISCS, Proposal, propose
+from mptcp_throttle.setup.proposal import Proposal, propose
 from mptcp_throttle.setup.server_drop_in import make_drop_in
-from mptcp_throttled.kernel.saved_qdisc import _REPLAYABLE_KINDS
 
 SQUID: Final = Owner(700, "squid", "squid.service")
 
@@ -182,10 +181,6 @@ def test_qdisc_that_cannot_be_restored_is_a_note() -> None:
     proposal = propose(facts)
     assert values(proposal)["daemon.replace_any_qdisc"] is False
     assert any("cake, cannot be restored exactly" in note for note in proposal.notes)
-
-
-def test_qdiscs_that_can_be_restored_are_those_of_the_daemon() -> None:
-    assert RESTORABLE_QDISCS == _REPLAYABLE_KINDS
 
 
 def test_interface_that_is_down_or_has_no_ethernet_header_is_a_note() -> None:

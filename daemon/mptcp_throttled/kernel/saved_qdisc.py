@@ -15,19 +15,12 @@ from typing import Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
+from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
 from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.tc import MAJOR, Qdisc, format_handle
 
 _FORMAT_VERSION: Final = 1
 _FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")
-_REPLAYABLE_KINDS: Final = frozenset(
-    {
-        *("noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"),
-        *("sfq", "codel", "fq_codel", "fq", "pie", "tbf"),
-        # These create their classes themselves, one per band or transmit queue.
-        *("mq", "multiq", "prio"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ def why_not_restorable(tree: Sequence[Qdisc]) -> str | None:
     """The first qdisc that cannot be restored exactly, and why; None if all can."""
     for qdisc in tree:
         name = f"qdisc {qdisc.kind} {format_handle(qdisc.handle)}"
-        if qdisc.kind not in _REPLAYABLE_KINDS:
+        if qdisc.kind not in RESTORABLE:
             return f"{name} is of a kind"
         if qdisc.has_size_table:
             return f"{name} has a size table"

@@ -10,6 +10,7 @@ from mptcp_throttle.cli.doctor import (
     kernel_checks,
     mark_checks,
     proxy_checks,
+    qdisc_checks,
     service_checks,
     squid_checks,
 )
@@ -26,6 +27,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     proxy_checks.interface,
     proxy_checks.listeners,
     proxy_checks.routes,
+    qdisc_checks.root_qdiscs,
     squid_checks.access,
     squid_checks.uploads,
     mark_checks.foreign_marks,
