@@ -163,10 +163,10 @@ def test_setup_refuses_a_host_where_it_cannot_work() -> None:
         done = cli(proxy, config, "setup")
         assert done.returncode == os.EX_UNAVAILABLE
         assert f"nothing listens for other hosts with MPTCP (plain TCP: {PLAIN_PORT} by python3)" in done.stderr
-        proxy.ip(["link add eth1 type dummy", "addr add 192.0.2.1/24 dev eth1", "link set eth1 up"])
+        proxy.ip(["link add eth1 type veth peer name eth2", "link set eth1 up", "route add ::/0 dev eth1 metric 1"])
         done = cli(proxy, config, "setup", "--port", str(PLAIN_PORT))
         assert done.returncode == EX_COMMAND_LINE
-        assert done.stderr.startswith("setup: clients may come through eth0, eth1 (it is up")
+        assert done.stderr.startswith("setup: clients may come through eth0, eth1 (the default route")
         proxy.sysctl({"net/mptcp/enabled": "0"})
         done = cli(proxy, config, "setup")
         assert (done.returncode, done.stderr.count("\n")) == (os.EX_OSERR, 1)
