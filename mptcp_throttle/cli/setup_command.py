@@ -24,7 +24,7 @@ from mptcp_throttle.setup.next_steps import next_steps
 from mptcp_throttle.setup.own_networks import has_own_networks
 from mptcp_throttle.setup.proposal import propose
 from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
-from mptcp_throttle.setup.server_drop_in import DropIn, drop_in_path, make_drop_in
+from mptcp_throttle.setup.server_drop_in import DropIn, drop_in_path, make_drop_in, uploads_path
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, shipped
 from mptcp_throttle.setup.unit_files import read_unit_files
 
@@ -105,7 +105,9 @@ def _drop_in(unit: str, facts: HostFacts) -> DropIn:
         texts = read_unit_files(_ROOT, unit, without=drop_in_path(_ROOT, unit))
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}", os.EX_NOPERM) from error
-    return make_drop_in(_ROOT, unit, texts)
+    # Squid may have a larger buffer already, which a later line would make smaller.
+    has_buffer = facts.squid is not None and facts.squid.has_large_buffer
+    return make_drop_in(_ROOT, unit, texts, with_uploads=not has_buffer or uploads_path(_ROOT).exists())
 
 
 def _notes(config_file: Path, config: Config) -> Iterator[str]:

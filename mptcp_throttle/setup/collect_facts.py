@@ -8,6 +8,7 @@ import grp
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from ipaddress import ip_address
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
-from mptcp_throttle.rpc import Json
+from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, SquidFacts
 from mptcp_throttle.setup.listening import read_listeners
 from mptcp_throttle.squid_config import has_large_buffer, http_ports, read_lines, serves_others
@@ -37,7 +38,8 @@ _MOST_CLIENTS: Final = 1000
 _ARPHRD_ETHER: Final = 1  # include/uapi/linux/if_arp.h
 _IFF_UP, _IFF_LOOPBACK = 1, 8  # include/uapi/linux/if.h
 _ROOT: Final = 0xFFFF_FFFF
-_INPUT_HOOK: Final = "input"
+# Without a table's name these list the tables that exist, and make none.
+_LEGACY: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
 
 
 def collect_facts() -> HostFacts:
@@ -56,7 +58,7 @@ def collect_facts() -> HostFacts:
         has_socket_group=any(group.gr_name == SOCKET_GROUP for group in grp.getgrall()),
         has_mptcpize=MPTCPIZE.exists(),
         services_run=_services_run(),
-        dropping_chains=_dropping_chains(),
+        dropping_chains=tuple(_dropping_chains()),
         squid=_squid(),
     )
 
@@ -90,15 +92,17 @@ def _interfaces(ip: IPRoute) -> Iterator[Interface]:
 def _default_routes(ip: IPRoute) -> Iterator[str]:
     names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in ip.get_links()}
     for family in (2, 10):  # AF_INET, AF_INET6
-        routes = [one for one in ip.get_default_routes(family=family) if one.get_attr("RTA_OIF") in names]
+        routes = ip.get_default_routes(family=family)
         if routes:
             best = min(routes, key=lambda one: one.get_attr("RTA_PRIORITY") or 0)
-            yield names[best.get_attr("RTA_OIF")]
+            hops = best.get_attr("RTA_MULTIPATH") or ()
+            outputs = [best.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)]
+            yield from (names[index] for index in outputs if index in names)
 
 
 def _client_paths(listeners: Collection[Listener]) -> Iterator[ClientPath]:
     """Of the clients of ports that are reached from other hosts."""
-    ports = sorted({one.port for one in listeners if not one.address.is_loopback})
+    ports = {one.port for one in listeners if not one.address.is_loopback}
     if not ports:
         return
     with InetDiag() as diag:
@@ -139,21 +143,14 @@ def _services_run() -> bool:
     return any(unit is not None and unit.ActiveState == "active" for unit in units)
 
 
-def _dropping_chains() -> tuple[str, ...]:
-    """Those of nftables, those of iptables-nft(8) included; without the program nft nothing is known."""
-    try:
+def _dropping_chains() -> Iterator[str]:
+    """Without the programs of a firewall nothing is known of it."""
+    with suppress(ProgramFailed, ValueError):
         shown = output_of("nft", "-j", "list", "chains")
-        return tuple(dropping_chains(json.loads(shown))) if shown else ()
-    except (ProgramFailed, ValueError):
-        return ()
-
-
-def dropping_chains(listed: Json) -> Iterator[str]:
-    """The chains for packets to this host that drop what no rule accepts, from what nft(8) lists."""
-    for item in listed["nftables"]:
-        chain = item.get("chain", {})
-        if chain.get("hook") == _INPUT_HOOK and chain.get("policy") == "drop":
-            yield f"{chain['name']} of table {chain['family']} {chain['table']}"
+        yield from nft_dropping(json.loads(shown)) if shown else ()
+    for program in _LEGACY:
+        with suppress(ProgramFailed):
+            yield from legacy_dropping(output_of(program) or "", program)
 
 
 def _squid() -> SquidFacts | None:

@@ -76,7 +76,7 @@ class SquidFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """This host. `default_routes` are the interfaces of the default routes with the lowest metric, one per IP version.
+    """This host. `default_routes` are the interfaces of the best default routes, for both IP versions.
 
     `dropping_chains` are chains of a firewall that drop what no rule accepts; `has_socket_group`: this host has the
     group that the configuration as installed names; `has_mptcpize`: /usr/bin/mptcpize exists.

@@ -62,10 +62,15 @@ def _owner(directory: Path) -> Owner | None:
         cgroup = (directory / "cgroup").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return Owner(int(directory.name), name, unit_of(cgroup))
+    return Owner(int(directory.name), printable(name), unit_of(cgroup))
+
+
+def printable(name: str) -> str:
+    """The name of a process, which any user can choose, without what ends a line of YAML or moves a cursor."""
+    return re.sub(r"[^ -~]", "?", name)
 
 
 def unit_of(cgroup: str) -> str | None:
     """The service in whose cgroup a process is, from /proc/PID/cgroup; None if it is in none."""
-    found = re.findall(r"^0::.*/([^/\n]+\.service)(?:/.*)?$", cgroup, re.MULTILINE)
+    found = re.findall(r"^0::.*/([A-Za-z0-9:_.@\\-]+\.service)(?:/.*)?$", cgroup, re.MULTILINE)
     return found[-1] if found else None

@@ -5,10 +5,14 @@ What cannot be decided is refused in one line that names what decides it: nothin
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import yaml
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
@@ -122,8 +126,14 @@ def _why_ports(listening: Iterable[Listener], ports: Collection[int], *, named: 
 def _interface_value(names: Collection[str], why: str) -> Value:
     if len(names) == 1:
         (name,) = names
-        return Value(("proxy", "interface"), name, why, replaced="interfaces")
-    return Value(("proxy", "interfaces"), f"[{', '.join(names)}]", why, replaced="interface")
+        return Value(("proxy", "interface"), _quoted(name), why, replaced="interfaces")
+    return Value(("proxy", "interfaces"), f"[{', '.join(map(_quoted, names))}]", why, replaced="interface")
+
+
+def _quoted(name: str) -> str:
+    """The name of an interface in YAML: almost any character may be in it, and one may be called `null` or `1`."""
+    is_plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) and yaml.safe_load(name) == name
+    return name if is_plain else json.dumps(name)
 
 
 class _Candidates(NamedTuple):

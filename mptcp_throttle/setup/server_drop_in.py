@@ -47,13 +47,21 @@ def drop_in_path(root: Path, unit: str) -> Path:
     return root / "etc/systemd/system" / f"{unit}.d" / "mptcp-throttle.conf"
 
 
-def make_drop_in(root: Path, unit: str, unit_texts: Sequence[str]) -> DropIn:
-    """The drop-in of a unit whose files, without that drop-in, are `unit_texts`. Raises UserError."""
+def uploads_path(root: Path) -> Path:
+    """Where Squid's configuration for fast uploads is."""
+    return root / "etc/squid/conf.d/mptcp-throttle.conf"
+
+
+def make_drop_in(root: Path, unit: str, unit_texts: Sequence[str], *, with_uploads: bool) -> DropIn:
+    """The drop-in of a unit whose files, without that drop-in, are `unit_texts`. Raises UserError.
+
+    `with_uploads`: if the unit is Squid's, also its configuration for fast uploads.
+    """
     if not unit_texts:
         raise UserError(f"setup: {unit}: systemd has no such unit; allowed: a service or a socket", EX_COMMAND_LINE)
     files = [NewFile(drop_in_path(root, unit), _text(unit, unit_texts))]
-    if unit == _SQUID:
-        files.append(NewFile(root / "etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)))
+    if unit == _SQUID and with_uploads:
+        files.append(NewFile(uploads_path(root), shipped(SQUID_UPLOADS)))
     restart = "systemctl daemon-reload", f"systemctl restart {unit}"
     removal = f"rm {' '.join(str(file.path) for file in files)}"
     return DropIn(unit, tuple(files), (*restart, "ss -Mltn"), (removal, *restart))

@@ -17,7 +17,7 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology, build
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import EX_COMMAND_LINE, EX_FAILURE
-from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
+from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
 
 if TYPE_CHECKING:
     import subprocess
@@ -251,3 +251,27 @@ def test_setup_networks_without_connections_is_one_line(hosts: Hosts, proxy: Hos
         done = cli(proxy, config, "setup", "networks", "--for", "500ms")
     assert (done.returncode, done.stdout) == (os.EX_UNAVAILABLE, "")
     assert done.stderr.splitlines()[-1].startswith("setup networks: no MPTCP connection has been seen; allowed: ")
+
+
+# Nothing is written to the machine's own directories.
+ELSEWHERE: Final = 'mount --bind "$1" /etc/systemd/system; mount --bind "$2" /etc/squid/conf.d; shift 2; exec "$@"'
+
+
+def test_setup_writes_the_drop_in_of_a_service_and_how_to_undo_it(proxy: Host, config: Path) -> None:
+    units, squid = config.with_name("units"), config.with_name("squid")
+    units.mkdir()
+    squid.mkdir()
+    user = ("unshare", "--mount", "sh", "-ec", ELSEWHERE, "sh", str(units), str(squid))
+    arguments = ("setup", "--server-drop-in", "squid", "--json")
+    shown = cli(proxy, config, *arguments, "--dry-run", user=user)
+    assert (shown.returncode, [*units.iterdir(), *squid.iterdir()]) == (0, []), shown.stderr
+    answer = json.loads(cli(proxy, config, *arguments, user=user).stdout)
+    assert (units / "squid.service.d/mptcp-throttle.conf").read_text() == shipped(SQUID_SERVICE)
+    assert (squid / "mptcp-throttle.conf").read_text() == shipped(SQUID_UPLOADS)
+    assert "systemctl restart squid.service" in answer["next"]
+    assert answer["undo"][0].startswith("rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf ")
+    again = json.loads(cli(proxy, config, *arguments, user=user).stdout)
+    assert [file["outcome"] for file in again["files"]] == ["unchanged"] * 3
+    (squid / "mptcp-throttle.conf").write_text("# mine\n")
+    kept = cli(proxy, config, *arguments, user=user)
+    assert (kept.returncode, (squid / "mptcp-throttle.conf").read_text()) == (EX_FAILURE, "# mine\n")

@@ -12,6 +12,7 @@ from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shi
 from mptcp_throttle.setup.unit_files import read_unit_files, start_commands
 
 ROOT = Path("/")
+SQUID = "[Service]\nExecStart=/usr/sbin/squid --foreground -sYC\n"
 NGINX = "[Service]\nType=forking\nExecStartPre=/usr/sbin/nginx -t\nExecStart=/usr/sbin/nginx -g 'daemon on;'\n"
 
 
@@ -40,7 +41,7 @@ def test_start_commands_are_those_that_systemd_would_use(texts: list[str], comma
     ],
 )
 def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, expected: str) -> None:
-    made = make_drop_in(ROOT, "a.service", [f"[Service]\nExecStart={command}\n"])
+    made = make_drop_in(ROOT, "a.service", [f"[Service]\nExecStart={command}\n"], with_uploads=True)
     ((path, text),) = made.files
     assert path == Path("/etc/systemd/system/a.service.d/mptcp-throttle.conf")
     assert start_commands([f"[Service]\nExecStart={command}\n", text]) == (expected,)
@@ -49,7 +50,7 @@ def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, exp
 
 
 def test_squid_gets_the_files_of_the_package() -> None:
-    made = make_drop_in(ROOT, "squid.service", ["[Service]\nExecStart=/usr/sbin/squid --foreground -sYC\n"])
+    made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=True)
     assert [(str(path), text) for path, text in made.files] == [
         ("/etc/systemd/system/squid.service.d/mptcp-throttle.conf", shipped(SQUID_SERVICE)),
         ("/etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)),
@@ -57,8 +58,14 @@ def test_squid_gets_the_files_of_the_package() -> None:
     assert made.undo[0].startswith("rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf /etc/squid/conf.d/")
 
 
+def test_squid_with_a_large_buffer_keeps_it() -> None:
+    made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=False)
+    assert [path.parent.name for path, _ in made.files] == ["squid.service.d"]
+    assert made.undo[0] == "rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf"
+
+
 def test_socket_gets_the_protocol() -> None:
-    ((path, text),) = make_drop_in(ROOT, "proxy.socket", ["[Socket]\nListenStream=8080\n"]).files
+    ((path, text),) = make_drop_in(ROOT, "proxy.socket", ["[Socket]\nListenStream=8080\n"], with_uploads=True).files
     assert str(path) == "/etc/systemd/system/proxy.socket.d/mptcp-throttle.conf"
     assert text.endswith("[Socket]\nSocketProtocol=mptcp\n")
 
@@ -76,7 +83,7 @@ def test_socket_gets_the_protocol() -> None:
 )
 def test_unit_that_mptcpize_cannot_start_is_refused(texts: list[str], line: str) -> None:
     with pytest.raises(UserError) as caught:
-        make_drop_in(ROOT, "a.service", texts)
+        make_drop_in(ROOT, "a.service", texts, with_uploads=True)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
 
 import pytest
 import yaml
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
-from mptcp_throttle.setup.collect_facts import dropping_chains
+from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
-from mptcp_throttle.setup.listening import unit_of
+from mptcp_throttle.setup.listening import printable, unit_of
 from mptcp_throttle.setup.next_steps import next_steps
 from mptcp_throttle.setup.proposal import Proposal, propose
+from mptcp_throttle.setup.proposal_text import loaded, proposed_text
 from mptcp_throttle.setup.server_drop_in import make_drop_in
 
 SQUID: Final = Owner(700, "squid", "squid.service")
@@ -221,8 +223,12 @@ def test_squid_of_debian_gets_the_lines_that_it_lacks() -> None:
 def test_firewall_that_drops_is_a_note() -> None:
     chain = {"family": "inet", "table": "filter", "name": "input", "hook": "input", "policy": "drop"}
     others = {**chain, "hook": "forward"}, {**chain, "policy": "accept"}, {"family": "ip", "table": "t", "name": "x"}
-    listed = {"nftables": [{"metainfo": {}}, {"chain": chain}, *({"chain": other} for other in others)]}
-    assert list(dropping_chains(listed)) == ["input of table inet filter"]
+    firewalld = {**chain, "table": "firewalld", "name": "filter_INPUT", "type": "filter", "policy": "accept"}
+    chains = ({"chain": one} for one in (chain, *others, firewalld))
+    listed = {"nftables": [{"metainfo": {}}, *chains]}
+    assert list(nft_dropping(listed)) == ["input of table inet filter", "filter_INPUT of table inet firewalld"]
+    saved = "*mangle\n:INPUT ACCEPT [0:0]\n*filter\n:INPUT DROP [1:2]\n:FORWARD DROP [0:0]\nCOMMIT\n"
+    assert list(legacy_dropping(saved, "iptables-legacy-save")) == ["INPUT of table filter (iptables-legacy)"]
     (note,) = propose(replace(HOST, dropping_chains=("input of table inet filter",))).notes
     assert note.endswith("accept TCP port 8080 there")
 
@@ -241,15 +247,34 @@ def test_socket_unit_of_systemd_is_a_note() -> None:
         ("0::/user.slice/user-0.slice/session-1.scope\n", None),
         ("0::/\n", None),
         ("", None),
+        ("0::/user.slice/a\x85b.service\n", None),
     ],
 )
 def test_unit_of_a_process_is_that_of_its_cgroup(cgroup: str, unit: str | None) -> None:
     assert unit_of(cgroup) == unit
 
 
-def test_next_steps_are_in_the_order_in_which_they_work(tmp_path: os.PathLike[str]) -> None:
+@pytest.mark.parametrize("name", ["eth0", "null", "off", "1", "0x1", "a#b", "a,b]", '"x"', "é", "~", "yes", "wg-1.2"])
+def test_any_name_of_an_interface_is_written_as_text(name: str) -> None:
+    facts = replace(HOST, interfaces=(*HOST.interfaces, interface(name, "10.9.0.1")))
+    for names in ([name], [name, "eth1"]):
+        config = loaded(proposed_text(propose(facts, names), None))
+        assert config.proxy.interfaces == tuple(names)
+
+
+@pytest.mark.parametrize("name", ["a\x85web: x", "a\u2028b", "a\x1b[2J", "a\nb", "ü"])
+def test_name_of_a_process_cannot_end_a_line(name: str) -> None:
+    facts = replace(HOST, listeners=(listener(8080, owner=Owner(5, printable(name), None)),))
+    text = proposed_text(propose(facts), None)
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert text.count("\n") == proposed_text(propose(HOST), None).count("\n")
+
+
+def test_next_steps_are_in_the_order_in_which_they_work() -> None:
     def steps(*, run: bool = False, parameters: bool = False, own: bool = False, drop_in: bool = False) -> list[str]:
-        made = make_drop_in(tmp_path, "squid.service", ["[Service]\nExecStart=/usr/sbin/squid\n"]) if drop_in else None  # type: ignore[arg-type]
+        text = "[Service]\nExecStart=/usr/sbin/squid\n"
+        made = make_drop_in(Path("/"), "squid.service", [text], with_uploads=True) if drop_in else None
         facts = replace(HOST, services_run=run)
         return list(next_steps(facts, ["squid.service"], made, needs_parameters=parameters, has_own_networks=own))
 
