@@ -78,6 +78,17 @@ def attributes(
     return found
 
 
+def nested(data: bytes) -> Iterator[bytes]:
+    """The payloads of a list of netlink attributes that all have the same type."""
+    offset, last = 0, len(data) - _HEADER_BYTES
+    while offset <= last:
+        length, _ = _unpack_header(data, offset)
+        if length < _HEADER_BYTES:
+            return
+        yield data[offset + _HEADER_BYTES : offset + length]
+        offset += (length + 3) & ~3
+
+
 def attribute(type_: int, payload: bytes) -> bytes:
     """One netlink attribute, padded."""
     length = _HEADER_BYTES + len(payload)

@@ -29,6 +29,8 @@ _PID_BITS: Final = 22  # include/linux/threads.h, PID_MAX_LIMIT
 # pyroute2 numbers its sockets in the bits above the process id: 0, and 20 to 199, without asking the kernel.
 _PORT_NUMBERS: Final = range(200, 1024)
 _RECEIVE_BYTES: Final = 2**18  # no datagram is longer: netlink_recvmsg and netlink_dump, net/netlink/af_netlink.c
+_SEND_BYTES: Final = 100_000  # what fits into the send buffer (net.core.wmem_default) with the kernel's overhead
+_SO_SNDBUFFORCE: Final = 32  # include/uapi/asm-generic/socket.h
 _DUMP_ATTEMPTS: Final = 5
 
 
@@ -104,6 +106,30 @@ class NetlinkSocket:
             refusals += self._carry_out(requests[start : start + _BATCH])
         return refusals
 
+    def carry_out_together(self, what: str, requests: Sequence[Request]) -> None:
+        """Make all changes, or none if one is refused: for nfnetlink, of a batch with its begin and end.
+
+        The kernel answers only what it refuses, before the call that sends the batch returns.
+        """
+        fault_point(what)
+        with os_errors(what):
+            sequences = [next(self._sequence) for _ in requests]
+            packed = b"".join(
+                pack(r.type, r.flags | netlink.NLM_F_REQUEST, sequence, r.payload)
+                for sequence, r in zip(sequences, requests, strict=True)
+            )
+            if len(packed) > _SEND_BYTES:
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(packed))
+            self._socket.send(packed)
+            for message in self._received():
+                number, explanation = status(message) if message.type == netlink.NLMSG_ERROR else (0, "")
+                if number and message.sequence in sequences:
+                    raise KernelError(what, number, explanation)
+
+    def get(self, request: Request) -> list[bytes]:
+        """The payloads that the kernel answers a request with that is no dump."""
+        return list(self._answers(request, netlink.NLM_F_ACK))
+
     def dump(self, request: Request) -> list[bytes]:
         """The payloads that the kernel answers with, as they were at one time."""
         return read_consistently(lambda: list(self.stream(request)))
@@ -114,10 +140,13 @@ class NetlinkSocket:
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`. Read to
         the end: until then the kernel refuses the next dump of this socket (EBUSY).
         """
+        return self._answers(request, netlink.NLM_F_DUMP)
+
+    def _answers(self, request: Request, flags: int) -> Iterator[bytes]:
         fault_point(request.what)
         with os_errors(request.what):
             sequence = next(self._sequence)
-            flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP | request.flags
+            flags |= netlink.NLM_F_REQUEST | request.flags
             self._socket.send(pack(request.type, flags, sequence, request.payload))
             interrupted = False
             while True:
@@ -165,6 +194,14 @@ class NetlinkSocket:
 
     def _receive(self) -> Iterator[Message]:
         return messages(self._socket.recv(_RECEIVE_BYTES))
+
+    def _received(self) -> list[Message]:
+        """What has arrived, without waiting."""
+        found: list[Message] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found += messages(self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT))
+        return found
 
     def _bind(self, groups: int) -> None:
         """Take a netlink port that pyroute2 does not count on."""

@@ -18,7 +18,7 @@ from mptcp_sniffer import kernel_list
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
 from mptcp_throttle.linux.inet_diag import ESTABLISHED, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
-from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, pack
+from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
 
 CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
@@ -40,7 +40,9 @@ class FakeSocket:
         self.sent.append(list(messages(datagram)))
         self._pending += next(self._replies)([message.sequence for message in self.sent[-1]])
 
-    def recv(self, _size: int) -> bytes:
+    def recv(self, _size: int, flags: int = 0) -> bytes:
+        if flags & socket.MSG_DONTWAIT and not self._pending:
+            raise BlockingIOError
         return self._pending.pop(0)
 
     def setsockopt(self, *_: object) -> None: ...
@@ -122,7 +124,12 @@ def test_attributes_are_those_that_were_encoded(encoded: dict[int, bytes]) -> No
     assert attributes(data, 4, only=some) == {type_: encoded[type_] for type_ in some}
 
 
-@pytest.mark.parametrize("read", [messages, attributes])
+@given(st.lists(st.binary(max_size=9)))
+def test_nested_attributes_are_those_that_were_encoded(payloads: list[bytes]) -> None:
+    assert list(nested(b"".join(attribute(1, payload) for payload in payloads))) == payloads
+
+
+@pytest.mark.parametrize("read", [messages, attributes, nested])
 def test_decoding_ends_at_a_length_of_zero(read: Callable[[bytes], object]) -> None:
     assert not list(read(bytes(64)))  # type: ignore[call-overload]
 
@@ -244,6 +251,40 @@ def test_fault_in_every_request_of_a_batch_sends_nothing(answer: Answer, injecte
     (refusal,) = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(2)[1:])
     assert str(refusal) == "change 1: ENOBUFS"
     assert (injected, fake.sent) == ([["change 1"]], [])
+
+
+def test_transaction_without_an_answer_was_carried_out(answer: Answer) -> None:
+    fake = answer(lambda _: [])
+    NetlinkSocket(socket.NETLINK_ROUTE).carry_out_together("change all", changes(130))
+    assert [len(batch) for batch in fake.sent] == [130]
+
+
+def test_transaction_raises_its_first_refusal(answer: Answer) -> None:
+    def reply(sequences: Sequence[int]) -> list[bytes]:
+        earlier = pack(NLMSG_ERROR, 0, sequences[0] - 1, error(errno.EIO))
+        return [earlier, *(pack(NLMSG_ERROR, 0, sequences[n], error(errno.EEXIST + n)) for n in (0, 2))]
+
+    answer(reply)
+    with pytest.raises(KernelError, match=r"^change all: EEXIST$"):
+        NetlinkSocket(socket.NETLINK_ROUTE).carry_out_together("change all", changes(3))
+
+
+def test_fault_in_a_transaction_sends_nothing(answer: Answer, injected: list[Sequence[str]]) -> None:
+    fake = answer()
+    with pytest.raises(KernelError, match=r"^change 1: ENOBUFS$"):
+        NetlinkSocket(socket.NETLINK_ROUTE).carry_out_together("change 1", changes(3))
+    assert (injected, fake.sent) == ([["change 1"]], [])
+
+
+def test_get_returns_what_comes_before_the_acknowledgment(answer: Answer) -> None:
+    answer(lambda sequences: [pack(ENTRY, 0, sequences[0], b"one"), *acknowledge(0)(sequences)])
+    assert NetlinkSocket(socket.NETLINK_ROUTE).get(DUMP) == [b"one"]
+
+
+def test_get_raises_what_the_kernel_refuses(answer: Answer) -> None:
+    answer(acknowledge(errno.ENOENT))
+    with pytest.raises(KernelError, match=r"^list: ENOENT$"):
+        NetlinkSocket(socket.NETLINK_ROUTE).get(DUMP)
 
 
 # struct inet_diag_msg of an IPv4 socket from port 8080 to 40000, without attributes.
