@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Final
 
 import iptc
@@ -22,6 +23,12 @@ from mptcp_throttled.reconcile.kernel_state import MarkState
 
 TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 
+_TABLE_NAMES: Final = {
+    4: Path("/proc/thread-self/net/ip_tables_names"),
+    6: Path("/proc/thread-self/net/ip6_tables_names"),
+}
+_LOADED_MODULES: Final = Path("/sys/module")
+_MODULES: Final = {4: ("ip_tables", "iptable_mangle"), 6: ("ip6_tables", "ip6table_mangle")}
 _HOOK: Final = "POSTROUTING"
 _HOOKS: Final = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _TERMINATING: Final = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE", "NFQUEUE"})
@@ -77,7 +84,12 @@ class OwnChain:
         return rule
 
     def read(self, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState | None:
-        """What `parse` returns for our chain's rules; None if there is neither chain nor jump to it, or no table."""
+        """What `parse` returns for our chain's rules; None if there is neither chain nor jump to it, or no table.
+
+        Makes no table: one that is there makes iptables-nft(8) warn of it.
+        """
+        if not _may_have_table(self._ip_version):
+            return None
         try:
             with _iptables_errors(f"{self._tool} -t mangle -S {OWN_CHAIN}"):
                 table = self._fresh_table()
@@ -159,6 +171,18 @@ class OwnChain:
 def target_of(rule: Any) -> str | None:
     """The name of a rule's target; None if it has none."""
     return None if rule.target is None else str(rule.target.name)
+
+
+def _may_have_table(ip_version: int) -> bool:
+    """Whether this network namespace has a mangle table, as far as we may know: only root may list its tables."""
+    try:
+        return iptc.Table.MANGLE in _TABLE_NAMES[ip_version].read_text(encoding="ascii").split()
+    except FileNotFoundError:
+        return False
+    except OSError:  # above all EACCES
+        of_all_tables, of_this_table = (_LOADED_MODULES / module for module in _MODULES[ip_version])
+        # The kernel loads the module when a program opens the table. What is built in cannot be told apart.
+        return of_this_table.exists() or not of_all_tables.exists()
 
 
 def _read_chain(table: Any, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState:
