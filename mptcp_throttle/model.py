@@ -20,6 +20,9 @@ Network = IPv4Network | IPv6Network
 OWN_CHAIN: Final = "MPTCP-THROTTLE"
 """The name of our iptables chain."""
 
+OWN_TABLE: Final = "mptcp-throttle"
+"""The name of our nftables tables, of the families ip and ip6."""
+
 Token = NewType("Token", int)
 """The proxy's 32-bit token of a connection (RFC 8684, section 3.2), which identifies the connection."""
 
@@ -123,11 +126,13 @@ class BackEnd(StrEnum):
 
 
 class MarkMethod(StrEnum):
-    """What leads the packets of throttled subflows to their classes: the priority of their sockets, marks by ipset, or
-    marks by one iptables rule per subflow; `auto`: the first of these that is possible."""
+    """What leads the packets of throttled subflows to their classes: the priority of their sockets, their own priority
+    by an nftables map, marks by ipset, or marks by one iptables rule per subflow; `auto`: the first of these that is
+    possible."""
 
     AUTO = "auto"
     SOCKET = "socket"
+    NFT = "nft"
     IPSET = "ipset"
     RULES = "rules"
 

@@ -84,7 +84,7 @@ def _switch(config: Config) -> OpenVswitch:
 
 
 def _removing_marks() -> MarkingChoice:
-    return MarkingChoice(RuleMarking(1))  # removes the sets, too, and needs no kernel with ipset
+    return MarkingChoice(RuleMarking(1))  # removes sets and tables, too, and needs no kernel that has them
 
 
 def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:

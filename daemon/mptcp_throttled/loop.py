@@ -266,8 +266,8 @@ class Loop:
         """Decide for whom something has changed; their decisions before."""
         table = self._decisions
         # iptables rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its
-        # connection, an OpenFlow rule both of its ends.
-        on_any_port = self._kernel.mark_back_end in {MarkMethod.SOCKET, BackEnd.OVS}
+        # connection, an nftables map and an OpenFlow rule both of its ends.
+        on_any_port = self._kernel.mark_back_end in {MarkMethod.SOCKET, MarkMethod.NFT, BackEnd.OVS}
         ports = None if on_any_port else frozenset(self._config.config.proxy.ports)
         previous = table.reconfigure(networks, paused=paused, ports=ports)
         if update is not None and update.whole:

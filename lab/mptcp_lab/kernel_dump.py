@@ -26,6 +26,7 @@ def kernel_state(host: Host, interface: str = "eth0") -> dict[str, str]:
         state[f"{tool}-save"] = _VOLATILE.sub("", _saved(host, f"{tool}-save"))
     # It fails on a kernel without ipset.
     state["ipset save"] = host.run("ipset", "save", check=False).stdout
+    state["nft list ruleset"] = host.run("nft", "list", "ruleset", check=False).stdout
     return state
 
 

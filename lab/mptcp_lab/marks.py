@@ -1,4 +1,7 @@
-"""What leads subflows to our classes: chain and ipsets, or their sockets. Read with iptables(8), ipset(8) and ss(8)."""
+"""What leads subflows to our classes: chain and ipsets, a table of nftables, or their sockets.
+
+Read with iptables(8), ipset(8), nft(8) and ss(8).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ SHOW_MARKS: Final = """\
 iptables-legacy -t mangle -S
 ip6tables-legacy -t mangle -S
 ipset save 2>/dev/null
+for family in ip ip6; do nft list table $family mptcp-throttle 2>/dev/null; done
 ss -tnH --tos state established
 true
 """
-"""A script for sh(1) whose output `parse_marks` reads. ipset fails on a kernel without sets."""
+"""A script for sh(1) whose output `parse_marks` reads. ipset fails on a kernel without sets, nft without our table."""
 
 _RULE: Final = re.compile(
     rf"^-A {CHAIN} -s (\S+)/\d+ -d (\S+)/\d+ -p tcp -m tcp --sport (\d+) --dport (\d+)"
@@ -28,13 +32,16 @@ _LOOK_UP: Final = re.compile(
 )
 _ELEMENT: Final = re.compile(r"^add (\S+) ([^,]+),tcp:(\d+),(\S+) skbmark (0x\w+)/(0x\w+)$", re.MULTILINE)
 _PRIORITY: Final = re.compile(r"^\d+ +\d+ +(\S+):(\d+) +(\S+):(\d+) .*class_id:0x4d50(\w{4})", re.MULTILINE)
+TABLE: Final = re.compile(r"^table (?:ip|ip6) mptcp-throttle \{$.*?^\}$", re.MULTILINE | re.DOTALL)
+_MAP_RULE: Final = re.compile(r"^\t\tmeta priority set .* map @subflows$", re.MULTILINE)
+_MAP_ELEMENT: Final = re.compile(r"([0-9a-f.:]+) \. (\S+) \. ([0-9a-f.:]+) \. (\S+) : 4d50:(\w{1,4})\b")
 _JUMP: Final = re.compile(rf"^-A POSTROUTING -p tcp -j {CHAIN}$", re.MULTILINE)
 
 
 class Mark(NamedTuple):
     """What leads packets from the proxy to the client of a subflow to the class with this minor.
 
-    `mask` has the bits of the packet mark; 0: it is the priority of the socket.
+    `mask` has the bits of the packet mark; 0: it is the priority of the packet or of the socket.
     """
 
     client: str
@@ -59,6 +66,12 @@ def parse_marks(shown: str) -> list[Mark]:
         _marked(client, client_port, proxy, ports[name], mark, mask)
         for name, client, client_port, proxy, mark, mask in _ELEMENT.findall(shown)
         if name in ports
+    ]
+    found += [
+        Mark(client, int(client_port), proxy, int(proxy_port), int(minor, 16), 0)
+        for table in TABLE.findall(shown)
+        if _MAP_RULE.search(table)
+        for client, client_port, proxy, proxy_port, minor in _MAP_ELEMENT.findall(table)
     ]
     found += [
         Mark(plain(client.strip("[]")), int(client_port), plain(proxy.strip("[]")), int(proxy_port), int(minor, 16), 0)

@@ -1,4 +1,4 @@
-"""Which subflows the proxy's kernel throttles, and which it may: read with iptables, ipset, tc and ss, not our code."""
+"""Which subflows the proxy's kernel throttles, and which it may: read with programs of others, not our code."""
 
 from __future__ import annotations
 

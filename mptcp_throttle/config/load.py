@@ -133,7 +133,7 @@ def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
         return []
     where = file.where(("daemon", "marks"))
     needs = "daemon.pacing: true, daemon.kernel_decides: auto and sniffer.kernel_view: true"
-    return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, ipset, rules, or these too"]
+    return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, nft, ipset, rules, or these too"]
 
 
 def _web(web: WebSection, file: YamlFile) -> list[str]:

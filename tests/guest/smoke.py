@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from proxy_world import proxy_world
 
 from mptcp_lab.kernel_dump import kernel_state
@@ -16,8 +17,9 @@ OBSERVED = 625_000
 """Bytes: five seconds of a cap of 1 Mb/s."""
 
 
-def test_capped_path_carries_its_cap_and_fq_codel_is_restored() -> None:
-    with proxy_world(Topology(proxy_qdisc="fq_codel")) as work:
+@pytest.mark.parametrize("marks", ["auto", "nft"])
+def test_capped_path_carries_its_cap_and_fq_codel_is_restored(marks: str) -> None:
+    with proxy_world(Topology(proxy_qdisc="fq_codel"), daemon={"marks": marks}) as work:
         before = kernel_state(work.lab.proxy)
         with PathMeter(work.lab.client, ("eth0", "wlan0")) as meter:
 

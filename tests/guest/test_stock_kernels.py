@@ -17,6 +17,8 @@ INSIDE = (
     "tests/guest/smoke.py",
     "tests/integration/test_qdisc_round_trip.py",
     "tests/integration/test_uplink_program.py",
+    "tests/integration/test_marks.py::test_back_end_reads_back_what_it_made_and_changed[nft]",
+    "tests/integration/test_marks.py::test_flush_of_all_nftables_is_counted_and_read",
 )
 """Run in one guest per kernel: starting the guest and Python takes longer than the tests."""
 

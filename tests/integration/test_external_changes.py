@@ -73,6 +73,19 @@ SETS_BY_HAND: Final = (
     "iptables-legacy -t mangle -F; ipset destroy mptcp-throttle-4-8080; ipset create mptcp-throttle-4-8080 hash:ip",
 )
 
+NFT_BY_HAND: Final = (
+    "nft flush ruleset",
+    "nft flush chain ip mptcp-throttle postrouting",
+    "nft flush map ip mptcp-throttle subflows",
+    "nft delete table ip mptcp-throttle",
+    "nft add rule ip mptcp-throttle postrouting counter",
+    "nft insert rule ip mptcp-throttle postrouting accept",
+    "nft add element ip mptcp-throttle subflows '{ 10.1.0.9 . 1 . 10.3.0.2 . 8080 : 4d50:9 }'",
+    "nft add table ip mptcp-throttle '{ flags dormant; }'",
+    "nft add table ip6 mptcp-throttle",
+    "iptables-legacy -t mangle -N MPTCP-THROTTLE; nft add rule ip mptcp-throttle postrouting counter",
+)
+
 COMMITTER: Final = """\
 import time
 import iptc
@@ -142,7 +155,7 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("world", "by_hand"),
-    [("ipset", BY_HAND + RULES_BY_HAND + SETS_BY_HAND), ("rules", RULES_BY_HAND)],
+    [("ipset", BY_HAND + RULES_BY_HAND + SETS_BY_HAND), ("rules", RULES_BY_HAND), ("nft", BY_HAND[:-1] + NFT_BY_HAND)],
     indirect=["world"],
 )
 def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple[str, ...]) -> None:
@@ -169,6 +182,20 @@ def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> Non
     # The quick check does not see it: it counts. A full reconcile may come at any moment, so the log is what tells.
     eventually(lambda: "the kernel had been changed; repaired by" in world.daemon.log_text(), "the mark repaired")
     assert in_kernel(world) == planned
+
+
+@pytest.mark.parametrize("world", ["nft"], indirect=True)
+def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_settled()
+    planned = in_kernel(world)
+    (mark,) = world.marks()
+    ends = f"{mark.client} . {mark.client_port} . {mark.proxy} . {mark.proxy_port}"
+    elements = "element ip mptcp-throttle subflows"
+    world.lab.proxy.run("nft", f"delete {elements} {{ {ends} }}; add {elements} {{ {ends} : 1:2 }}")
+    # The quick check reads what has changed: it need not wait for a full reconcile.
+    eventually(lambda: in_kernel(world) == planned, "repaired", WITHIN)
+    assert "the kernel had been changed; repaired by" in world.daemon.log_text()
 
 
 def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:

@@ -43,6 +43,7 @@ STEPS = {
         "tc qdisc replace dev eth0 tbf",
         "tc qdisc replace dev eth0 bfifo",
     ),
+    "nft": ("nft add table", "nft add element", "nft delete table"),
     "rules": ("iptables-legacy -t mangle -A", "iptables-legacy -t mangle -X"),
     "socket": ("bpf map update", "bpf map delete"),
 }
@@ -50,7 +51,7 @@ STEPS = {
 
 ERRORS = ("EBUSY", "EAGAIN", "ENOBUFS", "ENODEV", "EPERM")
 # How often the program is asked to decide at once depends on how long that takes.
-READS = re.compile(r" show\b| -S\b|^ss |^ipset list |^look for |^the kernel has no |^bpf iterator")
+READS = re.compile(r" show\b| -S\b|^ss |^ipset list |^nft list |^look for |^the kernel has no |^bpf iterator")
 
 
 def changes_anything(call: str) -> bool:
@@ -155,7 +156,15 @@ def clean_up(world: FaultyWorld, before: dict[str, str], transfer: Download) -> 
 
 @pytest.mark.parametrize(
     ("back_end", "recover"),
-    [("ipset", restart), ("ipset", clean_up), ("rules", restart), ("socket", restart), ("socket", clean_up)],
+    [
+        ("ipset", restart),
+        ("ipset", clean_up),
+        ("nft", restart),
+        ("nft", clean_up),
+        ("rules", restart),
+        ("socket", restart),
+        ("socket", clean_up),
+    ],
 )
 def test_kernel_recovers_from_a_daemon_killed_at_any_call(
     world: FaultyWorld, back_end: str, recover: Callable[[FaultyWorld, dict[str, str], Download], None]
@@ -165,7 +174,7 @@ def test_kernel_recovers_from_a_daemon_killed_at_any_call(
     before = world.state()
     kills = boundaries(world, before)
     assert [step for step in STEPS[back_end] if not any(kill.call.startswith(step) for kill in kills)] == []
-    if back_end == "rules":
+    if back_end in {"nft", "rules"}:
         kills = [kill for kill in kills if kill.call.startswith(STEPS[back_end][0].partition(" ")[0])]
     world.start_daemon()
     for kill in kills:
@@ -290,15 +299,15 @@ def cases(toggled: Toggled, change: Callable[[], str], done: Callable[[], bool])
     calls = [
         call for call in toggled.world.faults.calls() if not call.startswith(("ss -t", "bpf ", "tc -s class show"))
     ]
-    if toggled.back_end == "rules":
+    if toggled.back_end != "ipset":
         # With ipset, the other calls are refused, and those for classes with every error.
-        calls = [call for call in calls if call.startswith(("iptables", "tc class"))]
+        calls = [call for call in calls if call.startswith(("iptables", "nft", "tc class"))]
     found, kinds = [], set[str]()
     for number, (call, count) in enumerate(Counter(calls).items()):
         one_client = " classid " in call
         kind = re.sub(r"classid \S+", "", call)
         error = ERRORS[number % len(ERRORS)]
-        met = kind in kinds or (toggled.back_end == "rules" and one_client)
+        met = kind in kinds or (toggled.back_end != "ipset" and one_client)
         for some in (error,) if met or not changes_anything(call) else ERRORS:
             found.append(Case(Fault(some, call, times=FOREVER), len(CLIENTS) - 1 if one_client else 0))
         if changes_anything(call) and count == len(CLIENTS):

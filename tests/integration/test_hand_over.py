@@ -196,9 +196,10 @@ def kill_for_good(services: Booted) -> None:
         ({"marks": "socket"}, restart_both),
         ({"marks": "socket"}, kill),
         ({"marks": "ipset", "kernel_decides": "off"}, restart),
+        ({"marks": "nft", "kernel_decides": "off"}, restart),
     ],
     indirect=["services"],
-    ids=["daemon", "both", "kill -9", "daemon that decides itself"],
+    ids=["daemon", "both", "kill -9", "daemon that decides itself", "the same with nftables"],
 )
 def test_restart_lets_nothing_pass_above_the_cap(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
@@ -308,7 +309,7 @@ def test_everything_is_restored_if_no_start_succeeds(
 
 
 @pytest.mark.parametrize("end", [restart, kill])
-@pytest.mark.parametrize("settings", [{"marks": "rules", "kernel_decides": "off"}, {"marks": "auto", "pacing": False}])
+@pytest.mark.parametrize("settings", [{"marks": "rules", "kernel_decides": "off"}, {"marks": "ipset", "pacing": False}])
 def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]
 ) -> None:

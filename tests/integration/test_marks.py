@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 
 import pytest
 from foreign_program import own_cgroup
-from proxy_world import ALL_BACK_ENDS, BACK_ENDS
+from proxy_world import ALL_BACK_ENDS, BACK_ENDS, IPTABLES_BACK_ENDS
 from pyroute2 import netns
 
 from mptcp_lab.host import Host
@@ -31,6 +31,7 @@ from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
 from mptcp_throttled.kernel.marking.choice import choose_marking
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
+from mptcp_throttled.kernel.marking.maps import NftMarking
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.kernel.marking.sockets import SocketMarking
@@ -114,22 +115,27 @@ def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
 
 
 def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
-    back_end: MarkingBackEnd
-    match kind:
-        case "socket":
-            back_end = use(SocketMarking(request.getfixturevalue("sockets"), RuleMarking(MASK)))
-        case "ipset":
-            back_end = use(IpsetMarking(MARKING))
-        case _:
-            back_end = use(RuleMarking(MASK))
+    if kind == "socket":
+        back_end: MarkingBackEnd = use(SocketMarking(request.getfixturevalue("sockets"), RuleMarking(MASK)))
+    else:
+        back_end = use(by_packet(kind))
     yield back_end
     for version in (4, 6):
         back_end.remove(version)
 
 
-@pytest.fixture(params=BACK_ENDS)
-def packet_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
-    back_end: MarkingBackEnd = use(IpsetMarking(MARKING)) if request.param == "ipset" else use(RuleMarking(MASK))
+def by_packet(kind: str) -> MarkingBackEnd:
+    match kind:
+        case "nft":
+            return NftMarking()
+        case "ipset":
+            return IpsetMarking(MARKING)
+    return RuleMarking(MASK)
+
+
+@pytest.fixture(params=IPTABLES_BACK_ENDS)
+def iptables_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+    back_end = use(by_packet(request.param))
     yield back_end
     for version in (4, 6):
         back_end.remove(version)
@@ -141,13 +147,13 @@ def left(host: Host) -> str:
 
 
 def is_in_kernel(marks: MarkingBackEnd, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
-    """Whether iptables marks exactly like that, for the back ends that use it."""
+    """Whether iptables or nftables do exactly that, for the back ends that use them."""
     return in_kernel(host) == (wanted if marks.kind in BACK_ENDS else {})
 
 
 def in_kernel(host: Host) -> dict[FourTuple, int]:
     found = parse_marks(host.run("sh", "-c", SHOW_MARKS).stdout)
-    assert {mark.mask for mark in found} <= {MASK}
+    assert {mark.mask for mark in found} <= {MASK, 0}
     return {
         FourTuple(Endpoint(ip_address(m.client), m.client_port), Endpoint(ip_address(m.proxy), m.proxy_port)): m.minor
         for m in found
@@ -155,11 +161,11 @@ def in_kernel(host: Host) -> dict[FourTuple, int]:
 
 
 @contextmanager
-def refused(call: str) -> Iterator[None]:
-    """Calls into the kernel whose name starts with `call` are refused."""
+def refused(*calls: str) -> Iterator[None]:
+    """Calls into the kernel whose name starts with one of `calls` are refused."""
 
     def refuse(requests: Sequence[str]) -> list[OSError | None]:
-        return [OSError(errno.ENOENT, call) if what.startswith(call) else None for what in requests]
+        return [OSError(errno.ENOENT, what) if what.startswith(calls) else None for what in requests]
 
     set_faults(refuse)
     try:
@@ -191,8 +197,8 @@ def test_back_end_reads_back_what_it_made_and_changed(any_marks: MarkingBackEnd,
     assert marks.count() == {6: 1}
 
 
-def test_make_replaces_an_altered_chain_and_its_marks(packet_marks: MarkingBackEnd, host: Host) -> None:
-    marks = packet_marks
+def test_make_replaces_an_altered_chain_and_its_marks(iptables_marks: MarkingBackEnd, host: Host) -> None:
+    marks = iptables_marks
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
@@ -216,8 +222,11 @@ def test_back_end_changes_marks_by_the_thousand(any_marks: MarkingBackEnd) -> No
     assert marks.read() == {4: MarkState(some)}
 
 
-def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: Host, use: Use) -> None:
-    other: MarkingBackEnd = use(IpsetMarking(MARKING)) if marks.kind == "rules" else use(RuleMarking(MASK))
+@pytest.mark.parametrize("left_by", BACK_ENDS)
+def test_back_end_removes_what_another_one_left(marks: MarkingBackEnd, host: Host, use: Use, left_by: str) -> None:
+    if marks.kind == left_by:
+        return
+    other = use(by_packet(left_by))
     other.make(4, {ONE: 2})
     other.make(6, {SIX: 2})
     assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
@@ -226,6 +235,133 @@ def test_back_end_removes_what_the_other_one_left(marks: MarkingBackEnd, host: H
     assert marks.read() == {4: MarkState({TWO: 3})}
     assert is_in_kernel(marks, host, {TWO: 3})
     assert ("create mptcp-throttle-4-8080 " in left(host)) == (marks.kind == "ipset")
+    assert ("MPTCP-THROTTLE" in left(host)) == (marks.kind in IPTABLES_BACK_ENDS)
+    assert ("table ip mptcp-throttle" in left(host)) == (marks.kind == "nft")
+    assert "table ip6 mptcp-throttle" not in left(host)
+
+
+NFT_RULE: Final = "nft add rule ip mptcp-throttle postrouting"
+NFT_FIELDS: Final = "ip daddr . tcp dport . ip saddr . tcp sport"
+NFT_TYPE: Final = "type ipv4_addr . inet_service . ipv4_addr . inet_service : classid"
+NEW_TABLE: Final = "nft delete table ip mptcp-throttle; nft add table ip mptcp-throttle"
+NEW_MAP: Final = f"{NEW_TABLE}; nft add map ip mptcp-throttle subflows"
+NEW_CHAIN: Final = "nft delete chain ip mptcp-throttle postrouting; nft add chain ip mptcp-throttle postrouting"
+
+
+@pytest.mark.parametrize(
+    "by_hand",
+    [
+        f"{NFT_RULE} counter",
+        "nft insert rule ip mptcp-throttle postrouting accept",
+        "nft flush chain ip mptcp-throttle postrouting",
+        "nft delete chain ip mptcp-throttle postrouting",
+        "nft add chain ip mptcp-throttle other",
+        f"nft add map ip mptcp-throttle other '{{ {NFT_TYPE}; }}'",
+        "nft add table ip mptcp-throttle '{ flags dormant; }'",
+        f"nft flush chain ip mptcp-throttle postrouting; {NFT_RULE} meta priority set"
+        " ip daddr . tcp sport . ip saddr . tcp dport map @subflows",
+        f"nft flush chain ip mptcp-throttle postrouting; {NFT_RULE} meta priority set 1:2",
+        f"{NEW_CHAIN} '{{ type filter hook postrouting priority 0; }}'; {NFT_RULE} meta priority set {NFT_FIELDS}"
+        " map @subflows",
+        f"{NEW_CHAIN} '{{ type filter hook output priority mangle; }}'; {NFT_RULE} meta priority set {NFT_FIELDS}"
+        " map @subflows",
+        "nft add chain ip mptcp-throttle postrouting '{ policy drop; }'",
+        NEW_TABLE,
+        f"{NEW_MAP} '{{ {NFT_TYPE}; flags timeout; }}'",
+        f"{NEW_MAP} '{{ {NFT_TYPE}; size 9; }}'",
+        "nft add element ip mptcp-throttle subflows '{ 10.1.0.9 . 1 . 10.3.0.2 . 8080 : 1:2 }'",
+        "nft add element ip mptcp-throttle subflows '{ 10.1.0.9 . 1 . 10.3.0.2 . 8080 : 4d50:0 }'",
+        "nft add element ip mptcp-throttle subflows '{ 10.1.0.9 . 1 . 10.3.0.2 . 8080 comment \"x\" : 4d50:2 }'",
+    ],
+)
+def test_make_replaces_an_altered_table(host: Host, use: Use, by_hand: str) -> None:
+    marks = use(NftMarking())
+    marks.make(4, {ONE: 2, OTHER_PORT: 3})
+    marks.make(6, {SIX: 3})
+    assert marks.read() == {4: MarkState({ONE: 2, OTHER_PORT: 3}), 6: MarkState({SIX: 3})}
+    host.run("sh", "-ec", by_hand)
+    assert marks.count() == {4: None, 6: 1}
+    assert marks.read()[4].altered
+    marks.make(4, {TWO: 4})
+    assert marks.read() == {4: MarkState({TWO: 4}), 6: MarkState({SIX: 3})}
+    assert in_kernel(host) == {TWO: 4, SIX: 3}
+    marks.remove(4)
+    marks.remove(6)
+
+
+def test_flush_of_all_nftables_is_counted_and_read(host: Host, use: Use) -> None:
+    marks = use(NftMarking())
+    marks.make(4, {ONE: 2})
+    assert marks.read() == {4: MarkState({ONE: 2})}
+    host.run("nft", "flush", "ruleset")
+    assert marks.count() == {}
+    with pytest.raises(KernelError, match=r"^nft add element ip mptcp-throttle subflows: .*: ENOENT$"):
+        marks.change(4, {TWO: 3}, {})
+    assert marks.read() == {}
+    marks.make(4, {ONE: 2})
+    assert marks.count() == {4: 1}
+    marks.remove(4)
+
+
+def test_nftables_of_others_stay_and_a_change_of_them_costs_one_reading(host: Host, use: Use) -> None:
+    host.run("nft", "add table ip others; add chain ip others mptcp-throttle; add table inet mptcp-throttle")
+    before = host.run("nft", "list", "ruleset").stdout
+    marks = use(NftMarking())
+    assert marks.read() == {}
+    marks.make(4, {ONE: 2})
+    host.run("nft", "add", "rule", "ip", "others", "mptcp-throttle", "counter")
+    assert marks.count() == {4: 1}
+    with refused("nft list"):
+        assert marks.count() == {4: 1}  # nothing has changed since, nothing is read
+        marks.change(4, {TWO: 2}, {})
+        assert marks.count() == {4: 2}
+    marks.remove(4)
+    host.run("nft", "flush", "chain", "ip", "others", "mptcp-throttle")
+    assert host.run("nft", "list", "ruleset").stdout == before
+    host.run("nft", "flush", "ruleset")
+
+
+CHANGING: Final = "while true; do nft add table ip others; nft add chain ip others c; nft delete table ip others; done"
+
+
+def test_tables_are_read_while_another_program_keeps_changing_its_own(host: Host, use: Use) -> None:
+    marks = use(NftMarking())
+    many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(9000)}
+    marks.make(4, many)
+    assert marks.read() == {4: MarkState(many)}
+    changing = host.start("changing", "sh", "-c", CHANGING)
+    began = time.monotonic()
+    while time.monotonic() < began + 3:
+        assert marks.read() == {4: MarkState(many)}
+        assert marks.count() == {4: 9000}
+    assert changing.exit_status is None
+    changing.stop()
+    host.run("nft", "flush", "ruleset")
+
+
+def test_change_of_a_map_is_made_as_a_whole(use: Use) -> None:
+    marks = use(NftMarking())
+    marks.make(4, {ONE: 2, TWO: 3})
+    with pytest.raises(KernelError, match="EEXIST"):
+        marks.change(4, {TWO: 5, OTHER_PORT: 2}, {ONE: 2})
+    assert marks.count() == {4: 2}
+    assert marks.read() == {4: MarkState({ONE: 2, TWO: 3})}
+    marks.remove(4)
+
+
+def test_nft_makes_no_table_of_iptables() -> None:
+    script = """
+from pathlib import Path
+from mptcp_throttled.kernel.marking.maps import NftMarking
+from mptcp_throttled.kernel.marking.rules import RuleMarking
+marks = NftMarking()
+marks.make(4, {})
+assert RuleMarking(1).read()[4].altered
+marks.remove(4)
+marks.remove(6)
+assert Path("/proc/net/ip_tables_names").read_text() == Path("/proc/net/ip6_tables_names").read_text() == ""
+"""
+    subprocess.run(["unshare", "--net", sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize(
@@ -291,10 +427,20 @@ def test_make_refuses_a_port_that_is_not_the_proxys(use: Use) -> None:
     assert marks.read() == {}
 
 
+def test_auto_means_nft_else_ipset(use: Use, caplog: pytest.LogCaptureFixture) -> None:
+    assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "nft"
+    with refused("look for maps of nftables"):
+        assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "ipset"
+        with pytest.raises(KernelError, match=r"^look for maps of nftables: ENOENT"):
+            use(choose_marking(MarkMethod.NFT, MARKING, None).present).require()
+    assert caplog.messages == []  # no warning
+
+
 @pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
-def test_auto_means_rules_where_the_kernel_lacks_ipset(use: Use, caplog: pytest.LogCaptureFixture, call: str) -> None:
-    assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "ipset"
-    with refused(call):
+def test_auto_means_rules_where_the_kernel_lacks_ipset_too(
+    use: Use, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    with refused("look for maps of nftables", call):
         assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "rules"
         with pytest.raises(KernelError, match=call):
             use(choose_marking(MarkMethod.IPSET, MARKING, None).present).require()
@@ -307,7 +453,7 @@ def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: Pac
     use(choice.present)
     assert choice.present.kind == "socket"
     sockets.close()
-    assert choice.present.kind == "ipset"
+    assert choice.present.kind == "nft"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import pytest
 from polling import eventually
 from proxy_world import ProxyWorld, proxy_world, receive_rates
 
@@ -48,8 +49,9 @@ def opened(world: ProxyWorld) -> list[str]:
     return [line.split()[2].rpartition(":")[2] for line in sockets.splitlines()]
 
 
-def test_subflow_that_the_proxy_opens_has_the_cap() -> None:
-    with announcing("socket") as world:
+@pytest.mark.parametrize("marks", ["socket", "nft"])
+def test_subflow_that_the_proxy_opens_has_the_cap(marks: str) -> None:
+    with announcing(marks) as world:
         (port,) = opened(world)
         assert port != str(PORT)
         (capped,) = world.wait_settled()
@@ -73,7 +75,7 @@ def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> 
     with announcing("ipset") as world:
         eventually(lambda: len(world.services.subflows()) == 2, "known by its token")
         (free,) = (subflow for subflow in world.services.subflows() if subflow.network == "ethernet")
-        assert "throttled only with daemon.marks: socket" in free.reason
+        assert "throttled only with daemon.marks: socket or nft" in free.reason
         assert world.errors() == []
 
 

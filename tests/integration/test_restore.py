@@ -12,7 +12,7 @@ from pathlib import Path
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import ALL_BACK_ENDS, BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
+from proxy_world import ALL_BACK_ENDS, BACK_ENDS, IPTABLES_BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
@@ -92,7 +92,15 @@ def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, t
 
 @pytest.mark.parametrize(
     ("world", "after"),
-    [("ipset", "ipset"), ("ipset", "rules"), ("rules", "ipset"), ("rules", "auto")],
+    [
+        ("nft", "nft"),
+        ("nft", "ipset"),
+        ("ipset", "nft"),
+        ("ipset", "ipset"),
+        ("ipset", "rules"),
+        ("rules", "ipset"),
+        ("rules", "auto"),
+    ],
     indirect=["world"],
 )
 def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) -> None:
@@ -105,6 +113,7 @@ def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) 
     world.wait_capped()
     eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
     assert world.services.status()["daemon"]["marks"] == after.replace("auto", "socket")
+    assert ("meta priority set" in world.chain()) == (after == "nft")
     assert ("--set-xmark" in world.chain()) == (after == "rules")
     assert ("--map-set" in world.chain()) == ("create mptcp-throttle-4-8080" in world.chain()) == (after == "ipset")
     world.abort()
@@ -178,7 +187,7 @@ def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld
     world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
 
 
-@pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
+@pytest.mark.parametrize("world", IPTABLES_BACK_ENDS, indirect=True)
 def test_foreign_rules_neither_hide_ours_nor_are_lost(world: ProxyWorld) -> None:
     accept = ("POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
     mangle = ("iptables-legacy", "-t", "mangle")

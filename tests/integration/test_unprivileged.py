@@ -303,6 +303,20 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
     assert [line for line in world.daemon.log_text().splitlines() if "EACCES" in line and "ERROR" in line] != []
 
 
+def test_nftables_lead_to_classes_without_access_to_the_iptables_lock(world: ProxyWorld, services: InUnits) -> None:
+    world.daemon.stop()
+    services.configure_daemon(marks="nft")
+    (services.root / "run" / "xtables.lock").chmod(0o600)
+    world.start_daemon()
+    before = kernel_state(world.lab.proxy)
+    world.download()
+    world.wait_settled()
+    assert "meta priority set" in world.chain()
+    assert world.errors() == []
+    assert world.daemon.stop() == 0
+    assert kernel_state(world.lab.proxy) == before
+
+
 def test_sockets_get_their_classes_without_access_to_the_iptables_lock(world: ProxyWorld, services: InUnits) -> None:
     (services.root / "run" / "xtables.lock").chmod(0o600)
     world.download()

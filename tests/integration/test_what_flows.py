@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
 WITHIN = 5.0
 
+OVERWRITING = (
+    (
+        f"iptables-legacy -t mangle -A POSTROUTING -p tcp --sport {PORT} -j MARK --set-mark 0",
+        f"iptables-legacy -t mangle -D POSTROUTING -p tcp --sport {PORT} -j MARK --set-mark 0",
+    ),
+    (
+        "nft add table ip others; nft add chain ip others post '{ type filter hook postrouting priority 0; }';"
+        f" nft add rule ip others post tcp sport {PORT} meta priority set 1:1",
+        "nft delete table ip others",
+    ),
+)
+"""The commands that overwrite what leads to a class, a mark or a priority, and those that undo it."""
+
 
 def ethernet_subflow(world: ProxyWorld) -> Json:
     connections = world.services.ask("connections")["connections"]
@@ -34,8 +47,8 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
     world.download()
     world.wait_settled()
     assert ethernet_subflow(world)["not_enforced"] is None
-    overwrite = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", "0")
-    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *overwrite)
+    overwrite, undo = OVERWRITING[world.services.status()["daemon"]["marks"] == "nft"]
+    world.lab.proxy.run("sh", "-ec", overwrite)
     try:
         eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
         (line,) = world.services.status()["daemon"]["not_enforced"]
@@ -46,12 +59,12 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
         assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
         assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
     finally:
-        world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *overwrite)
+        world.lab.proxy.run("sh", "-ec", undo)
     eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
     assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
 
 
-@pytest.mark.parametrize("world", ["socket", "ipset"], indirect=True)
+@pytest.mark.parametrize("world", ["socket", "nft", "ipset"], indirect=True)
 def test_rates_shown_are_those_that_the_client_receives(world: ProxyWorld) -> None:
     world.download()
     world.wait_settled()

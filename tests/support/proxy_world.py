@@ -15,7 +15,7 @@ from polling import eventually
 
 from mptcp_lab import oracle
 from mptcp_lab.download import Download, reset_subflows
-from mptcp_lab.marks import CHAIN, SHOW_MARKS, Mark, parse_marks
+from mptcp_lab.marks import CHAIN, SHOW_MARKS, TABLE, Mark, parse_marks
 from mptcp_lab.origin import Origin, endless, start_origin
 from mptcp_lab.scenario.recording import MEGA, Curve
 from mptcp_lab.scenario.sampler import PathMeter
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 MEGABYTE: Final = 10**6
 
-BACK_ENDS: Final = ("ipset", "rules")
+IPTABLES_BACK_ENDS: Final = ("ipset", "rules")
 """Those that mark packets."""
+BACK_ENDS: Final = ("nft", *IPTABLES_BACK_ENDS)
+"""Those that look at packets."""
 ALL_BACK_ENDS: Final = ("socket", *BACK_ENDS)
 EXECUTABLES: Final = Path(sys.executable).parent
 
@@ -173,12 +175,14 @@ class ProxyWorld:
         return int(found[1])
 
     def marks(self) -> list[Mark]:
-        """What leads subflows to their classes in the kernel: an ipset, rules, or the priority of their sockets."""
+        """What leads subflows to their classes in the kernel: a set, rules, a map, or the priority of their sockets."""
         return parse_marks(self._shown_marks())
 
     def chain(self) -> str:
-        """Our iptables chain, the jumps to it and our sets, line by line; a set made again shows the same."""
-        lines = [line for line in self._shown_marks().splitlines() if CHAIN in line or "mptcp-throttle-" in line]
+        """Our iptables chain, the jumps to it, our sets and our tables, line by line; made again they show the same."""
+        shown = self._shown_marks()
+        lines = [line for line in shown.splitlines() if CHAIN in line or "mptcp-throttle-" in line]
+        lines += [line for table in TABLE.findall(shown) for line in table.splitlines()]
         return re.sub(r"(hashsize|initval) \S+", "", "\n".join(sorted(lines)))
 
     def _shown_marks(self) -> str:
@@ -213,6 +217,7 @@ def attended(on: Hosts, services: Services) -> Iterator[ProxyWorld]:
         if services.daemon is not None and services.daemon.exit_status != 0:
             services.clean_up()
     assert CHAIN not in world.chain()
+    assert "table " not in world.chain()
     assert "htb 4d50:" not in proxy.run("tc", "qdisc", "show").stdout
     for log in proxy.directory.glob("mptcp-*.log"):
         text = log.read_text(encoding="utf-8")

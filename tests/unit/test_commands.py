@@ -87,6 +87,29 @@ def test_commands_of_marks_in_sets() -> None:
     ]
 
 
+def test_commands_of_marks_in_nftables_need_no_filter() -> None:
+    operations: list[Operation] = [
+        InstallHtb(0),
+        MakeMarks(4, {ends("10.1.0.2"): 2}),
+        ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
+        RemoveMarks(6),
+    ]
+    assert commands_of(operations, "nft") == [
+        "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
+        "nft delete table ip mptcp-throttle  # if it exists",
+        "nft add table ip mptcp-throttle",
+        "nft add map ip mptcp-throttle subflows"
+        " '{ type ipv4_addr . inet_service . ipv4_addr . inet_service : classid; }'",
+        "nft add chain ip mptcp-throttle postrouting '{ type filter hook postrouting priority mangle; }'",
+        "nft add rule ip mptcp-throttle postrouting"
+        " meta priority set ip daddr . tcp dport . ip saddr . tcp sport map @subflows",
+        "nft add element ip mptcp-throttle subflows '{ 10.1.0.2 . 40000 . 10.3.0.2 . 8080 : 4d50:2 }'",
+        "nft delete element ip mptcp-throttle subflows '{ 10.1.0.2 . 40000 . 10.3.0.2 . 8080 : 4d50:2 }'",
+        "nft add element ip mptcp-throttle subflows '{ 10.1.0.3 . 40000 . 10.3.0.2 . 8080 : 4d50:3 }'",
+        "nft delete table ip6 mptcp-throttle",
+    ]
+
+
 def test_commands_of_sockets_are_comments_and_need_no_filter() -> None:
     operations: list[Operation] = [
         InstallHtb(0),

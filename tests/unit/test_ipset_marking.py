@@ -11,6 +11,7 @@ from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.ipset import OwnSet, OwnSets, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
+from mptcp_throttled.kernel.marking.nft_tables import OwnTables
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.reconcile.kernel_state import MarkState
 
@@ -31,6 +32,7 @@ def elements(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     present = [RAW_ONE]
     monkeypatch.setattr(OwnSets, "present", lambda _: {SET: SetHeader(True, len(present))})
     monkeypatch.setattr(OwnSets, "elements", lambda _sets, _own: iter(present))
+    monkeypatch.setattr(OwnTables, "present", lambda _: set())
     monkeypatch.setattr(OwnChain, "read", lambda chain, _: MarkState({}) if chain._ip_version == 4 else None)
     return present
 

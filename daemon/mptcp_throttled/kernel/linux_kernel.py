@@ -64,7 +64,7 @@ class LinuxKernel:
 
     @property
     def mark_back_end(self) -> str:
-        """The mark back end in use: `socket`, `ipset`, `rules` or `ovs`."""
+        """The mark back end in use: `socket`, `nft`, `ipset`, `rules` or `ovs`."""
         return self._marks.present.kind
 
     @property

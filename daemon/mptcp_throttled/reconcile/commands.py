@@ -1,4 +1,7 @@
-"""Operations as the commands that an operator would type for the same effect: tc, iptables, ipset or Open vSwitch."""
+"""Operations as the commands that an operator would type for the same effect.
+
+tc, nft, iptables, ipset or those of Open vSwitch.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from mptcp_throttled.kernel.marking.iptables import TOOLS
 from mptcp_throttled.kernel.marking.sets import LOOKED_UP
 from mptcp_throttled.kernel.tc import format_classid, format_handle
 from mptcp_throttled.reconcile import operations as op
+from mptcp_throttled.reconcile.nft_commands import nft_commands
 from mptcp_throttled.reconcile.openvswitch_commands import openvswitch_commands
 
 _ROOT = format_handle(htb.HANDLE)
@@ -20,7 +24,8 @@ _ROOT = format_handle(htb.HANDLE)
 def as_commands(
     operation: op.Operation, interfaces: tuple[str, ...], marking: htb.MarkedTraffic, marks: str
 ) -> Iterator[str]:
-    """The commands of one operation, in order; `marks` is the mark back end: `socket`, `ipset`, `rules` or `ovs`.
+    """The commands of one operation, in order; `marks` is the mark back end: `socket`, `nft`, `ipset`, `rules` or
+    `ovs`.
 
     What no command can do is a comment.
     """
@@ -39,6 +44,8 @@ def as_commands(
             yield from _socket_comments(add, remove)
         case op.RemoveMarks() if marks == MarkMethod.SOCKET:
             yield "# SO_PRIORITY of all sockets: as before"
+        case op.MakeMarks() | op.ChangeMarks() | op.RemoveMarks() if marks == MarkMethod.NFT:
+            yield from nft_commands(operation)
         case op.MakeMarks(ip_version, made):
             yield f"{TOOLS[ip_version]} -t mangle -N {OWN_CHAIN}  # or -F, if it exists"
             yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {OWN_CHAIN}  # unless it exists"
@@ -70,7 +77,7 @@ def _tc_commands(operation: op.Operation, interface: str, marking: htb.MarkedTra
     match operation:
         case op.InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
-            if marks != MarkMethod.SOCKET:
+            if marks not in (MarkMethod.SOCKET, MarkMethod.NFT):
                 yield (
                     f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
                     f" bpf bytecode '{htb.filter_bytecode(marking)}'"

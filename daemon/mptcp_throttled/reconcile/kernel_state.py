@@ -33,10 +33,10 @@ class HtbState:
 
 @dataclass(frozen=True, slots=True)
 class MarkState:
-    """The marks of one IP version: in our iptables chain and sets, or as priorities of sockets.
+    """The marks of one IP version: in our iptables chain and sets, in our nftables table, or as priorities of sockets.
 
-    `altered`: chain or sets are not as we made them, not exactly one rule jumps to the chain, or another back end has
-    left something.
+    `altered`: chain, sets or table are not as we made them, not exactly one rule jumps to the chain, or another back
+    end has left something.
     """
 
     marks: Mapping[FourTuple, int]

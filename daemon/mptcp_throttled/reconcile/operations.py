@@ -48,7 +48,7 @@ class DeleteClass:
 
 @dataclass(frozen=True, slots=True)
 class MakeMarks:
-    """Make exactly these marks of one IP version, with our chain and sets if there are to be any, whatever is there."""
+    """Make exactly these marks of one IP version, with our chain, sets or table if needed, whatever is there."""
 
     ip_version: int
     marks: Mapping[FourTuple, int]
@@ -73,7 +73,7 @@ class ChangePaces:
 
 @dataclass(frozen=True, slots=True)
 class RemoveMarks:
-    """Remove all marks of one IP version, with our chain, the jumps to it, and our sets."""
+    """Remove all marks of one IP version, with our chain, the jumps to it, our sets and our table."""
 
     ip_version: int
 

@@ -10,7 +10,7 @@ from mptcp_throttled.reconcile.kernel_state import MarkState
 
 
 class MarkingBackEnd(Protocol):
-    """Leads subflows to HTB classes, by IP version: by packet marks in a chain, or by the priority of sockets.
+    """Leads subflows to HTB classes, by IP version: by packet marks, or by the priority of packets or sockets.
 
     For one thread only; all methods raise KernelError. Marks are altered if another back end has left its objects;
     `make` and `remove` remove those too.
@@ -18,7 +18,7 @@ class MarkingBackEnd(Protocol):
 
     @property
     def kind(self) -> str:
-        """`socket`, `ipset` or `rules`."""
+        """`socket`, `nft`, `ipset` or `rules`."""
 
     @property
     def needs_filter(self) -> bool:

@@ -10,6 +10,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, MarkMethod
 from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
+from mptcp_throttled.kernel.marking.maps import NftMarking
 from mptcp_throttled.kernel.marking.rules import RuleMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.kernel.marking.sockets import SocketMarking
@@ -46,7 +47,9 @@ class MarkingChoice:
 
 
 def choose_marking(wanted: MarkMethod, marking: MarkedTraffic, sockets: PacedSockets | None) -> MarkingChoice:
-    """The back end that is `wanted`; for `auto`: sockets while the kernel program is attached, else ipset, else rules.
+    """The back end that is `wanted`; for `auto`: sockets while the kernel program is attached, else nft, ipset, rules.
+
+    The first of these that the kernel has: what other programs use may change at any time, and does not matter.
 
     `sockets` is None if no subflow ends at a socket of this host, or the program is not to decide.
     """
@@ -55,6 +58,8 @@ def choose_marking(wanted: MarkMethod, marking: MarkedTraffic, sockets: PacedSoc
             return MarkingChoice(RuleMarking(marking.mask))
         case MarkMethod.IPSET:
             return MarkingChoice(IpsetMarking(marking))
+        case MarkMethod.NFT:
+            return MarkingChoice(NftMarking())
         case MarkMethod.SOCKET if sockets is not None:
             return MarkingChoice(SocketMarking(sockets, RuleMarking(marking.mask)))
     by_packet = _by_packet(marking)
@@ -62,13 +67,26 @@ def choose_marking(wanted: MarkMethod, marking: MarkedTraffic, sockets: PacedSoc
 
 
 def _by_packet(marking: MarkedTraffic) -> MarkingBackEnd:
-    sets = IpsetMarking(marking)
+    by_map = NftMarking()
+    problem = _problem(by_map)
+    if problem is None:
+        return by_map
+    _log.info("nftables is not available: where packets are marked, iptables marks them: %s", problem)
+    by_set = IpsetMarking(marking)
+    problem = _problem(by_set)
+    if problem is None:
+        return by_set
+    _log.warning(
+        "ipset is not available: where packets are marked, there is one iptables rule per subflow: %s", problem
+    )
+    return RuleMarking(marking.mask)
+
+
+def _problem(back_end: MarkingBackEnd) -> KernelError | None:
+    """Why it cannot be used; it is closed then."""
     try:
-        sets.require()
+        back_end.require()
     except KernelError as error:
-        _log.warning(
-            "ipset is not available: where packets are marked, there is one iptables rule per subflow: %s", error
-        )
-        sets.close()
-        return RuleMarking(marking.mask)
-    return sets
+        back_end.close()
+        return error
+    return None

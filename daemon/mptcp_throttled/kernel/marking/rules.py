@@ -22,12 +22,12 @@ class RuleMarking(IptablesMarking):
     kind = "rules"
 
     def read(self) -> dict[int, MarkState]:
-        """Our chains by IP version; a chain is altered if sets of the other back end are there."""
+        """Our chains by IP version; a chain is altered if sets or a table of another back end are there."""
         found = {}
-        with_sets = {our_set.ip_version for our_set in self._sets.present()}
+        with_others = {our_set.ip_version for our_set in self._sets.present()} | self._tables.present()
         for version, chain in self._chains.items():
             state = chain.read(self._parse)
-            if version in with_sets:
+            if version in with_others:
                 found[version] = MarkState({} if state is None else state.marks, altered=True)
             elif state is not None:
                 found[version] = state
@@ -42,6 +42,7 @@ class RuleMarking(IptablesMarking):
         chain = self._chains[ip_version]
         chain.make(lambda: [self._rule(chain, *mark) for mark in marks.items()])
         self._sets.destroy_all(ip_version)
+        self._tables.remove(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
         """Remove and add marks, in one commit."""

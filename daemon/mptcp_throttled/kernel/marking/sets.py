@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Address, Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import MarkedTraffic, mark_shift
+from mptcp_throttled.kernel.marking.contents import Contents, read_contents
 from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, decode_element, encode_element
 from mptcp_throttled.kernel.marking.ipset import MAX_MARKS, OwnSet, SetHeader
 from mptcp_throttled.kernel.marking.iptables import OwnChain
@@ -34,7 +34,7 @@ class IpsetMarking(IptablesMarking):
     def __init__(self, marking: MarkedTraffic, max_marks: int = MAX_MARKS) -> None:
         super().__init__(marking.mask, max_marks)
         self._ports = marking.ports
-        self._last: dict[OwnSet, _Contents] = {}
+        self._last: dict[OwnSet, Contents] = {}
 
     def require(self) -> None:
         """Raise KernelError if the kernel has no mangle table for IPv4, no such sets, or no SET target."""
@@ -43,12 +43,14 @@ class IpsetMarking(IptablesMarking):
         self._chains[4].require_target("SET")
 
     def read(self) -> dict[int, MarkState]:
-        """Our chains by IP version, with the marks of their sets."""
+        """Our chains by IP version, with the marks of their sets; altered if a table of another back end is there."""
         found = {}
         for version, present in self._present().items():
             state = self._read_chain(version, present)
             if state is not None:
                 found[version] = state if state.altered else self._with_marks(present)
+        for version in self._tables.present():
+            found[version] = MarkState(found[version].marks if version in found else {}, altered=True)
         return found
 
     def count(self) -> dict[int, int | None]:
@@ -76,6 +78,7 @@ class IpsetMarking(IptablesMarking):
             raise
         kept = {*wanted, *filled.values()}
         self._sets.destroy(*(own for own in present if own.ip_version == ip_version and own not in kept))
+        self._tables.remove(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
         """Remove and add marks; a mark in both is changed in place. A refused addition undoes the change."""
@@ -140,8 +143,13 @@ class IpsetMarking(IptablesMarking):
         marks = {ends: minor for one in contents for ends, minor in one.state.marks.items()}
         return MarkState(marks, any(one.state.altered for one in contents))
 
-    def _contents(self, own: OwnSet) -> _Contents:
-        self._last[own] = contents = _update(self._last.get(own), own, self._sets.elements(own), self._mask)
+    def _contents(self, own: OwnSet) -> Contents:
+        self._last[own] = contents = read_contents(
+            self._last.get(own),
+            self._sets.elements(own),
+            ELEMENT_BYTES[own.ip_version],
+            partial(_decode, own=own, mask=self._mask),
+        )
         return contents
 
     def _put_in_place(self, new: OwnSet, own: OwnSet, *, is_as_made: bool) -> None:
@@ -177,41 +185,6 @@ class IpsetMarking(IptablesMarking):
             element = Element(ends.client.address, ends.client.port, ends.proxy.address, minor << shift, self._mask)
             elements[OwnSet(ip_version, ends.proxy.port)].append(encode_element(element))
         return elements
-
-
-class _Contents(NamedTuple):
-    """A set as read: its raw elements, how many of them are `foreign` (not as we add them), the marks of the others.
-
-    `state` shows `marks` through a proxy, which readers cannot change; a dict is copied without hashing its keys again.
-    """
-
-    elements: frozenset[bytes]
-    foreign: int
-    marks: dict[FourTuple, int]
-    state: MarkState
-
-
-def _update(last: _Contents | None, own: OwnSet, rows: Iterable[bytes], mask: int) -> _Contents:
-    """The contents of a set; only elements that the `last` contents do not have are decoded."""
-    size = ELEMENT_BYTES[own.ip_version]
-    raw = frozenset(row[begin : begin + size] for row in rows for begin in range(0, len(row), size))
-    if last is not None and raw == last.elements:
-        return last
-    marks = {} if last is None else last.marks.copy()
-    foreign, before = (0, frozenset()) if last is None else (last.foreign, last.elements)
-    for removed in before - raw:
-        mark = _decode(removed, own, mask)
-        if mark is None:
-            foreign -= 1
-        else:
-            del marks[mark[0]]
-    for added in raw - before:
-        mark = _decode(added, own, mask)
-        if mark is None:
-            foreign += 1
-        else:
-            marks[mark[0]] = mark[1]
-    return _Contents(raw, foreign, marks, MarkState(MappingProxyType(marks), altered=foreign > 0))
 
 
 def _decode(raw: bytes, own: OwnSet, mask: int) -> tuple[FourTuple, int] | None:

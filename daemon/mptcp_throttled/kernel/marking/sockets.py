@@ -18,7 +18,7 @@ from mptcp_throttled.reconcile.kernel_state import MarkState
 class SocketMarking:
     """The back end `socket`. For one thread only; all methods raise KernelError.
 
-    `by_packet` removes what an iptables back end has left.
+    `by_packet` removes what another back end has left.
     """
 
     kind = "socket"
@@ -43,7 +43,7 @@ class SocketMarking:
         self._sockets.require_deciding()
 
     def read(self) -> dict[int, MarkState]:
-        """The classes that the program has, by IP version; altered if an iptables back end has left something."""
+        """The classes that the program has, by IP version; altered if another back end has left something."""
         left = self._left()
         return {v: MarkState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
@@ -68,7 +68,7 @@ class SocketMarking:
         self._sockets.change_classes(ip_version, add, remove.keys() - add.keys())
 
     def remove(self, ip_version: int) -> None:
-        """Remove all classes, and what an iptables back end has left."""
+        """Remove all classes, and what another back end has left."""
         if ip_version in self._left():
             self._by_packet.remove(ip_version)
         self._sockets.change_classes(ip_version, {}, tuple(self._sockets.classes(ip_version)))
@@ -78,4 +78,4 @@ class SocketMarking:
         try:
             return set(self._by_packet.read())
         except KernelError:
-            return set()  # a kernel that has no iptables has no rule
+            return set()  # a kernel without them has no rule
