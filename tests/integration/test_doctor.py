@@ -281,6 +281,21 @@ def test_doctor_heeds_chains_of_others_only_where_marks_are_used(world: ProxyWor
         proxy.run("iptables-legacy", "-t", "mangle", "-F", "POSTROUTING")
 
 
+def test_doctor_finds_chains_that_change_priorities_where_nftables_is_used(world: ProxyWorld) -> None:
+    proxy = world.lab.proxy
+    world.daemon.stop()
+    world.services.configure_daemon(marks="nft")
+    world.start_daemon()
+    proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
+    try:
+        assert problems(world.services) == (0, {})
+        proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "CLASSIFY", "--set-class", "1:2")
+        status, found = problems(world.services)
+        assert (status, set(found)) == (0, {"marks of others"})
+    finally:
+        proxy.run("iptables-legacy", "-t", "mangle", "-F", "POSTROUTING")
+
+
 def test_doctor_looks_up_routes_from_the_address_that_clients_connect_to(proxy: Host, services: Services) -> None:
     # The lab routes by source address (ip-rule(8)): what the main table says does not matter.
     for table, used in (("main", None), ("1", "lo")):

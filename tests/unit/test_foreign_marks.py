@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
@@ -133,3 +135,23 @@ def test_hooks_of_nftables_count_if_they_are_after_ours(hook: str, priority: int
 )
 def test_chains_of_nftables_count_if_packets_get_there(jump: Json, found: list[str]) -> None:
     assert nft_chains(ruleset(("post", jump), ("sub", SET_MARK)), MASK) == found
+
+
+def test_priorities_of_packets_that_iptables_changes_are_found() -> None:
+    saved = """\
+*mangle
+-A POSTROUTING -p tcp -j MARK --set-xmark 0x1/0xffffffff
+-A POSTROUTING -p tcp -j other
+-A other -p tcp -j CLASSIFY --set-class 0001:0002
+COMMIT
+"""
+    assert iptables_chains(saved, None) == ["other"]
+
+
+def test_priorities_of_packets_that_nftables_changes_are_found_but_ours() -> None:
+    rule = {"mangle": {"key": {"meta": {"key": "priority"}}, "value": "1:2"}}
+    assert nft_chains(ruleset(("post", rule)), None) == ["post of table inet t"]
+    assert nft_chains(ruleset(("post", rule)), MASK) == []
+    assert nft_chains(ruleset(("post", SET_MARK)), None) == []
+    ours = json.loads(json.dumps(ruleset(("post", rule))).replace('"inet"', '"ip"').replace('"t"', '"mptcp-throttle"'))
+    assert nft_chains(ours, None) == []

@@ -87,7 +87,7 @@ def test_rules_that_iptables_does_not_show_are_a_note(
     assert not finding.problem or ("iptables-legacy -t mangle -S" in (finding.remedy or "") and not finding.harm)
 
 
-@pytest.mark.parametrize("marks", ["socket", "ovs"])
+@pytest.mark.parametrize("marks", ["socket", "nft", "ovs"])
 def test_host_without_rules_has_no_note_of_iptables(marks: str) -> None:
     found: list[Finding] = list(mark_checks.legacy_tables(replace(examined_host(), daemon=status(marks=marks))))
     assert found == []

@@ -1,4 +1,4 @@
-"""Which chains of others change bits of packets' marks after ours: pure functions of what the tools list.
+"""Which chains of others change marks or priorities of packets after ours: pure functions of what the tools list.
 
 Ours is in the hook POSTROUTING with the priority of `mangle`, in front of what iptables-legacy(8) has there. Which of
 several tables with one priority is first depends on which was made first: those of others count as later.
@@ -13,25 +13,30 @@ from functools import reduce
 from operator import and_, or_, xor
 from typing import Final
 
-from mptcp_throttle.model import OWN_CHAIN
+from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE
 from mptcp_throttle.rpc import Json
 
 _HOOK: Final = "POSTROUTING"
 _ALL: Final = 0xFFFF_FFFF
 _PRIORITY: Final = -150  # NF_IP_PRI_MANGLE, include/uapi/linux/netfilter_ipv4.h
 _MARK: Final = {"meta": {"key": "mark"}}
+_OWN_TABLES: Final = frozenset({("ip", OWN_TABLE), ("ip6", OWN_TABLE)})
+_PACKET_PRIORITY: Final = {"meta": {"key": "priority"}}
 _OPERATORS: Final = {"&": and_, "|": or_, "^": xor}
 
 
-def iptables_chains(saved: str, mask: int) -> list[str]:
-    """The chains of the mangle table that change bits under `mask`, from what iptables-save(8) prints."""
+def iptables_chains(saved: str, mask: int | None) -> list[str]:
+    """The chains of the mangle table that change bits under `mask`, from what iptables-save(8) prints.
+
+    With None, those that change the priority of packets.
+    """
     rules = _mangle_rules(saved)
     targets = [_option(rule, "-j") for rule in rules[_HOOK]]
     if OWN_CHAIN in targets:
         rules[_HOOK] = rules[_HOOK][targets.index(OWN_CHAIN) + 1 :]
     jumps = {chain: [_option(rule, "-j") or _option(rule, "-g") for rule in of] for chain, of in rules.items()}
     reached = _reached([_HOOK], jumps)
-    return [chain for chain, of in rules.items() if chain in reached and any(_iptables_bits(r) & mask for r in of)]
+    return [chain for chain, of in rules.items() if chain in reached and any(_changes(rule, mask) for rule in of)]
 
 
 def _mangle_rules(saved: str) -> defaultdict[str, list[list[str]]]:
@@ -50,6 +55,10 @@ def _option(rule: list[str], name: str) -> str:
     return rule[rule.index(name) + 1] if name in rule[:-1] else ""
 
 
+def _changes(rule: list[str], mask: int | None) -> bool:
+    return _option(rule, "-j") == "CLASSIFY" if mask is None else bool(_iptables_bits(rule) & mask)
+
+
 def _iptables_bits(rule: list[str]) -> int:
     """The bits of the mark that a rule's target may change (iptables-extensions(8))."""
     match _option(rule, "-j"):
@@ -66,10 +75,11 @@ def _iptables_bits(rule: list[str]) -> int:
     return 0
 
 
-def nft_chains(ruleset: Json, mask: int) -> list[str]:
+def nft_chains(ruleset: Json, mask: int | None) -> list[str]:
     """The chains that change bits under `mask`, from what `nft -j list ruleset` prints (libnftables-json(5)).
 
-    What iptables-nft(8) has made is there without its targets: iptables-nft-save prints it for `iptables_chains`.
+    With None, those that change the priority of packets. What iptables-nft(8) has made is there without its targets:
+    iptables-nft-save prints it for `iptables_chains`.
     """
     tables: dict[tuple[str, str], list[Json]] = defaultdict(list)
     for item in ruleset["nftables"]:
@@ -79,11 +89,12 @@ def nft_chains(ruleset: Json, mask: int) -> list[str]:
     return [
         f"{chain} of table {family} {table}"
         for (family, table), items in tables.items()
+        if (family, table) not in _OWN_TABLES
         for chain in _chains_of_table(items, mask)
     ]
 
 
-def _chains_of_table(items: Iterable[Json], mask: int) -> Iterator[str]:
+def _chains_of_table(items: Iterable[Json], mask: int | None) -> Iterator[str]:
     rules: dict[str, list[Json]] = defaultdict(list)
     maps: dict[str, Json] = {}
     hooked = []
@@ -96,7 +107,7 @@ def _chains_of_table(items: Iterable[Json], mask: int) -> Iterator[str]:
             case {"map": found}:
                 maps[f"@{found['name']}"] = found.get("elem")
     reached = _reached(hooked, {chain: list(_targets(of, maps)) for chain, of in rules.items()})
-    return (chain for chain, of in rules.items() if chain in reached and any(_nft_bits(rule) & mask for rule in of))
+    return (chain for chain, of in rules.items() if chain in reached and any(_nft_changes(rule, mask) for rule in of))
 
 
 def _is_later(chain: Json) -> bool:
@@ -115,6 +126,12 @@ def _targets(part: Json, maps: Mapping[str, Json]) -> Iterator[str]:
         part = list(part.values())
     for inner in part if isinstance(part, list) else ():
         yield from _targets(inner, maps)
+
+
+def _nft_changes(rule: Iterable[Json], mask: int | None) -> bool:
+    if mask is None:
+        return any("mangle" in one and one["mangle"]["key"] == _PACKET_PRIORITY for one in rule)
+    return bool(_nft_bits(rule) & mask)
 
 
 def _nft_bits(rule: Iterable[Json]) -> int:

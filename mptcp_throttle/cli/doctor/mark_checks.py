@@ -1,4 +1,4 @@
-"""Checks of what other programs do to packets' marks."""
+"""Checks of what other programs do to marks and priorities of packets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ _IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-n
 
 
 def foreign_marks(host: Host) -> list[Finding]:
-    """Whether chains of others change marks after ours. None changes priorities of sockets, or OpenFlow rules."""
-    if _marks_in_use(host) in (MarkMethod.SOCKET, BackEnd.OVS):
+    """Whether chains of others change, after ours, what names the class of a packet.
+
+    That is the mark, or with nftables the priority. None changes priorities of sockets, or OpenFlow rules.
+    """
+    marks = _marks_in_use(host)
+    if marks in (MarkMethod.SOCKET, BackEnd.OVS):
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
-    return or_ok(_SUBJECT, _found(host.config.daemon.mark_mask))
+    return or_ok(_SUBJECT, _found(None if marks == MarkMethod.NFT else host.config.daemon.mark_mask))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
@@ -44,7 +48,7 @@ def legacy_tables(host: Host) -> Iterator[Finding]:
         "is that of nftables: it shows none of our rules, and warns of legacy tables; what iptables-legacy-save writes"
         " while subflows are throttled cannot be restored"
     )
-    remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.marks: socket there are none"
+    remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.marks: socket or nft there are none"
     yield Finding(subject, problem, remedy, harm=False)
 
 
@@ -56,7 +60,7 @@ def _marks_in_use(host: Host) -> str:
     return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.marks
 
 
-def _found(mask: int) -> Iterator[Finding]:
+def _found(mask: int | None) -> Iterator[Finding]:
     for program in _IPTABLES:
         try:
             for chain in iptables_chains(output_of(program) or "", mask):
@@ -71,9 +75,10 @@ def _found(mask: int) -> Iterator[Finding]:
         yield Finding(_SUBJECT, unchecked=str(error))
 
 
-def _changes(chain: str, mask: int) -> Finding:
-    problem = (
-        f"chain {chain} changes marks under {mask:#x} after ours: where its rules match, no class limits the packets"
-    )
+def _changes(chain: str, mask: int | None) -> Finding:
+    changed = "priorities" if mask is None else f"marks under {mask:#x}"
+    problem = f"chain {chain} changes {changed} after ours: where its rules match, no class limits the packets"
     remedy = "let it change other bits, or set daemon.mark_mask to others, or daemon.marks to socket"
+    if mask is None:
+        remedy = "let it match other packets, or set daemon.marks to ipset"
     return Finding(_SUBJECT, problem, remedy, harm=False)
