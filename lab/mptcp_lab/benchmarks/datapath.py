@@ -1,4 +1,4 @@
-"""What marking costs per packet, for 2 to 50 000 tracked subflows: none, the seed's rules, our rules, our ipsets.
+"""What marking costs per packet, for 2 to 50 000 tracked subflows: the seed's rules and our packet back ends.
 
 Each state has a host of its own. All take turns, so that a disturbance hits neighbouring figures alike.
 """

@@ -22,6 +22,7 @@ from pyroute2 import IPRoute
 
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import MarkedTraffic
+from mptcp_throttled.kernel.marking.maps import NftMarking
 from mptcp_throttled.kernel.marking.sets import IpsetMarking
 from mptcp_throttled.reconcile.commands import as_commands
 from mptcp_throttled.reconcile.operations import MakeMarks
@@ -29,7 +30,7 @@ from mptcp_throttled.reconcile.operations import MakeMarks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-VARIANTS: Final = ("none", "seed", "rules", "ipset")
+VARIANTS: Final = ("none", "seed", "rules", "ipset", "nft")
 
 _PORT: Final = 8080
 _PROXY: Final = IPv4Address("10.3.0.2")
@@ -138,6 +139,8 @@ def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
     marks = {ends: 2 + number % 60_000 for number, ends in enumerate(subflows)}
     if variant == "ipset":
         IpsetMarking(_MARKING).make(4, marks)
+    elif variant == "nft":
+        NftMarking().make(4, marks)
     elif variant == "rules":
         # The rules of our back end, made faster.
         commands = as_commands(MakeMarks(4, marks), ("eth0",), _MARKING, "rules")

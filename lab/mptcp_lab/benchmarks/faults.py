@@ -83,6 +83,11 @@ _CALLS: Final = (
     "iptables-legacy -t mangle -A",
     "iptables-legacy -t mangle -F",
     "iptables-legacy -t mangle -X",
+    "nft",
+    "nft list",
+    "nft add table",
+    "nft add element",
+    "nft delete table",
     "ipset",
     "ipset list",
     "ipset create",
@@ -109,6 +114,7 @@ _DELETIONS: Final = {
     "chain flushed": "iptables-legacy -t mangle -F MPTCP-THROTTLE; ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
     "sets flushed": "ipset flush mptcp-throttle-4-8080; ipset flush mptcp-throttle-6-8080",
     "rules flushed, sets destroyed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F; ipset destroy",
+    "nftables flushed": "nft flush ruleset",
     "clsact deleted": "tc qdisc del dev eth0 clsact",
     "jump deleted": "iptables-legacy -t mangle -F POSTROUTING; ip6tables-legacy -t mangle -F POSTROUTING",
 }
@@ -167,7 +173,9 @@ def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
     clean_up = chance.random() < 0.5
     is_deciding = kernel_decides is KernelDecides.AUTO
     return Scenario(
-        marks=chance.choice((*((MarkMethod.SOCKET,) if is_deciding else ()), MarkMethod.IPSET, MarkMethod.RULES)),
+        marks=chance.choice(
+            (*((MarkMethod.SOCKET,) if is_deciding else ()), MarkMethod.NFT, MarkMethod.IPSET, MarkMethod.RULES)
+        ),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
         faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
@@ -391,6 +399,7 @@ def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
         lab.proxy.run(tool, "-t", "mangle", "-F")
         lab.proxy.run(tool, "-t", "mangle", "-X")
     lab.proxy.run("ipset", "destroy")
+    lab.proxy.run("nft", "flush", "ruleset")
     shutil.rmtree(services.directory / "state", ignore_errors=True)
     if original:
         lab.proxy.tc(original)
