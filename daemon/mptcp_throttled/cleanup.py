@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED
-from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.acks import AckSender, list_acks
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.reconcile.reconciler import Reconciler

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.clock import Clock, Now, decode_end, encode_end
-from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.policy.overrides import (
     Override,
     decode_override,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from itertools import count
 from pathlib import Path
 
+from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
 
 
@@ -47,7 +48,7 @@ def write(path: Path, text: str, outcome: Outcome) -> Path | None:
     try:
         _make_directory(path.parent)
         backup = _back_up(path) if outcome is Outcome.BACK_UP else None
-        _replace(path, text)
+        write_atomically(path, text, keep_owner=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}", os.EX_NOPERM) from error
     return backup
@@ -81,24 +82,3 @@ def _back_up(path: Path) -> Path:
             continue
         return backup
     raise AssertionError
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o644)
-        if path.exists():
-            status = path.stat()
-            os.fchown(descriptor, status.st_uid, status.st_gid)
-            os.fchmod(descriptor, status.st_mode & 0o7777)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

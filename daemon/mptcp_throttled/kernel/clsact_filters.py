@@ -15,9 +15,9 @@ from socket import htons
 from struct import Struct
 from typing import Final
 
+from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
-from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.tc import Filter, Interface, Qdisc, TrafficControl
 
 _PRIORITY: Final = 77

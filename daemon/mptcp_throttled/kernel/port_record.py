@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from mptcp_throttled.durable_file import write_atomically
+from mptcp_throttle.durable_file import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -15,8 +15,8 @@ from typing import Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
+from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
-from mptcp_throttled.durable_file import write_atomically
 from mptcp_throttled.kernel.tc import MAJOR, Qdisc, format_handle
 
 _FORMAT_VERSION: Final = 1
