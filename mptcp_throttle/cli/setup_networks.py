@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mptcp_throttle.cli.setup_command import File, Result, refusal, show_files, write_files
 from mptcp_throttle.config.load import find_sockets
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.setup.kept_files import set_aside
 from mptcp_throttle.setup.network_evidence import Evidence, follow
@@ -26,6 +26,12 @@ _TIMEOUT_SECONDS: Final = 10.0
 
 def propose_networks(options: argparse.Namespace) -> Result:
     """Look, propose, and with `write` set, write. Raises UserError if nothing was seen, or files would be invalid."""
+    if options.interfaces or options.ports or options.server_drop_in:
+        raise UserError(
+            "setup networks: --interface, --port and --server-drop-in are of no use; allowed: these for setup alone",
+            EX_COMMAND_LINE,
+        )
+    writes = options.write and not options.dry_run
     directory = networks_directory(options.config)
     client = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS)
     seen = Evidence()
@@ -44,24 +50,34 @@ def propose_networks(options: argparse.Namespace) -> Result:
         why = problem or "no MPTCP connection has been seen; allowed: a longer --for, or clients with MPTCP"
         raise UserError(f"setup networks: {why}", os.EX_UNAVAILABLE)
     texts = {f"{network.name}.yaml": network_file(network, options.cap) for network in grouping.networks}
-    data = _write(options, directory, texts)
+    data = _write(options, directory, texts) if writes else _planned(options, directory, texts)
     data["networks"] = _networks(grouping)
     data["notes"] = [*([] if problem is None else [problem]), *summary(grouping, seen.left_out)]
-    data["next"] = ["mptcp-throttle reload"] if options.write else []
-    return Result(data, refusal(data["files"], dry_run=not options.write))
+    data["next"] = ["mptcp-throttle reload" if writes else "mptcp-throttle setup networks --write"]
+    return Result(data, refusal(data["files"], dry_run=not writes))
+
+
+def _planned(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:
+    files = write_files(_files(directory, texts), force=options.force, dry_run=True)
+    return {"dry_run": True, "files": list(files), "set_aside": []}
 
 
 def _write(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:
-    """Examples of the package would contain subnets that are nobody's: they are set aside."""
+    """All files, or none if one must be kept: they are valid together.
+
+    Examples of the package would contain subnets that are nobody's: they are set aside.
+    """
+    planned = _planned(options, directory, texts)
+    if refusal(planned["files"], dry_run=False) is not None:
+        return planned
     examples = list(shipped_examples(directory))
-    files = [File(directory / name, text) for name, text in texts.items()]
-    aside = []
-    if options.write:
-        check_together(options.config, directory, texts, set(examples))
-    written = list(write_files(files, force=options.force, dry_run=not options.write))
-    if options.write and refusal(written, dry_run=False) is None:
-        aside = [str(set_aside(example)) for example in examples]
-    return {"dry_run": not options.write, "files": written, "set_aside": aside}
+    check_together(options.config, directory, texts, set(examples))
+    written = list(write_files(_files(directory, texts), force=options.force, dry_run=False))
+    return {"dry_run": False, "files": written, "set_aside": [str(set_aside(example)) for example in examples]}
+
+
+def _files(directory: Path, texts: Mapping[str, str]) -> list[File]:
+    return [File(directory / name, text) for name, text in texts.items()]
 
 
 def _networks(grouping: Grouping) -> Json:
@@ -87,6 +103,6 @@ def show(data: Json) -> None:
     for note in data["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)
     if data["dry_run"]:
-        console.print("nothing was written: --write does that")
+        console.print("nothing was written")
     for line in data["next"]:
         console.print(f"next: {line}", markup=False)

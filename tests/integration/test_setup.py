@@ -208,6 +208,7 @@ def test_setup_networks_proposes_what_the_sniffer_sees(
     done = cli(proxy, config, "setup", "networks", "--for", "1s", "--json")
     assert done.returncode == 0, done.stderr
     assert subnets(json.loads(done.stdout)) == [(1, [str(ETHERNET.v4)]), (2, [str(WIFI.v4)])]
+    cli(proxy, config, "setup", "--dry-run", "networks", "--for", "500ms", "--write")
     assert texts(config) == before
     written = cli(proxy, config, "setup", "networks", "--for", "1s", "--write", "--cap", "3mbit")
     assert written.returncode == 0, written.stderr
@@ -220,6 +221,11 @@ def test_setup_networks_proposes_what_the_sniffer_sees(
     aside = {name for name in texts(config) if name.endswith(".before-setup")}
     assert aside == {f"networks.d/{name}.before-setup" for name in NETWORK_FILES}
     assert cli(proxy, config, "check-config").returncode == 0
+    (config.parent / "networks.d/network-1.yaml").write_text("name: mine\nsubnets: [192.0.2.0/24]\npreference: 1\n")
+    edited = texts(config)
+    kept = cli(proxy, config, "setup", "networks", "--for", "500ms", "--write", "--cap", "5mbit")
+    assert (kept.returncode, texts(config)) == (EX_FAILURE, edited)
+    assert f"kept, since they have been edited: {config.parent}/networks.d/network-1.yaml" in kept.stderr
 
 
 def test_setup_networks_writes_nothing_that_is_invalid_together(world: proxy_world.ProxyWorld, proxy: Host) -> None:

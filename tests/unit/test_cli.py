@@ -9,6 +9,7 @@ import pytest
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import main, tables
+from mptcp_throttle.errors import EX_COMMAND_LINE
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = str(REPOSITORY / "config/mptcp-throttle.yaml")
@@ -119,6 +120,12 @@ def test_setup_without_its_rights_is_one_line(
     monkeypatch.setattr(service, "missing_capabilities", lambda **bits: list(bits))
     assert main(["setup", "--dry-run"]) == os.EX_NOPERM
     assert capsys.readouterr().err == "missing capability: CAP_NET_ADMIN; run as root or grant it in the unit\n"
+
+
+@pytest.mark.parametrize("option", ["--interface=eth0", "--port=8080", "--server-drop-in=squid"])
+def test_setup_networks_refuses_options_of_setup(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", CONFIG, "setup", option, "networks"]) == EX_COMMAND_LINE
+    assert capsys.readouterr().err.startswith("setup networks: --interface, --port and --server-drop-in are of no use")
 
 
 def test_setup_networks_without_the_sniffer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
