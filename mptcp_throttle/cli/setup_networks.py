@@ -53,8 +53,10 @@ def propose_networks(options: argparse.Namespace) -> Result:
     data = _write(options, directory, texts) if writes else _planned(options, directory, texts)
     data["networks"] = _networks(grouping)
     data["notes"] = [*([] if problem is None else [problem]), *summary(grouping, seen.left_out)]
-    data["next"] = ["mptcp-throttle reload" if writes else "mptcp-throttle setup networks --write"]
-    return Result(data, refusal(data["files"], dry_run=not writes))
+    refused = refusal(data["files"], dry_run=not writes)
+    steps = ["mptcp-throttle reload" if writes else "mptcp-throttle setup networks --write"]
+    data["next"] = [] if refused else steps
+    return Result(data, refused)
 
 
 def _planned(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:
