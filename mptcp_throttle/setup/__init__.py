@@ -5,6 +5,7 @@
 | `host_facts` | what is known about the host, as frozen values |
 | `collect_facts`, `listening` | ask the kernel, /proc and systemd's files; they change nothing |
 | `proposal` | facts to a proposal, or a refusal: a pure function |
+| `port_choice`, `interface_choice`, `root_qdisc`, `proposal_notes` | parts of it |
 | `yaml_edit`, `proposal_text` | the proposal in a configuration file |
 | `unit_files`, `server_drop_in` | how a service is started, and the drop-in that starts it with MPTCP |
 | `network_evidence`, `network_groups` | which addresses the sniffer sees, and which networks they may be in |

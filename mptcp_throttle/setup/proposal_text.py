@@ -12,7 +12,8 @@ import yaml
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY, Config
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.setup.proposal import Proposal, Value
+from mptcp_throttle.setup.proposal import Proposal
+from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
 from mptcp_throttle.setup.yaml_edit import set_value
 
@@ -41,7 +42,9 @@ def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:
         loaded(text)
         for value in proposal.values:
             wanted = _comparable(yaml.safe_load(value.text))
-            if only_different and _effective(text, value) == wanted:
+            if only_different and (
+                _effective(text, value) == wanted or (value.defers and not _is_default(text, value))
+            ):
                 continue
             changed = set_value(text, value.keys, value.text, value.reason, value.replaced)
             if changed is None or _present(changed, value) != wanted:
@@ -57,6 +60,10 @@ def _effective(text: str, value: Value) -> object:
     """What counts at the keys of a value: without them, what the file of the package has, which are the defaults."""
     found = _present(text, value)
     return _present(shipped(MAIN_FILE), value) if found is _MISSING else found
+
+
+def _is_default(text: str, value: Value) -> bool:
+    return _effective(text, value) == _present(shipped(MAIN_FILE), value)
 
 
 def _present(text: str, value: Value) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +16,9 @@ from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.setup.kept_files import Outcome, judge, read_present, set_aside, write
 from mptcp_throttle.setup.own_networks import check_together, has_own_networks, shipped_examples
-from mptcp_throttle.setup.proposal import Proposal, Value, propose
+from mptcp_throttle.setup.proposal import Proposal, propose
 from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
+from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
 from mptcp_throttle.setup.yaml_edit import set_value
 
@@ -93,6 +95,29 @@ def test_edited_file_gets_what_it_lacks_only_if_it_is_no_default() -> None:
     assert loaded(text).metrics.listen is None
     assert "clients" not in text
     assert text.endswith("\nmetrics:\n  # setup: taken\n  listen: null\n")
+
+
+CHOSEN: Final = """\
+proxy:
+  interface: eth0
+  ports: [8080]
+daemon:
+  replace_any_qdisc: true
+  kernel_decides: off
+metrics:
+  listen: 127.0.0.1:9999
+socket_group: root
+"""
+
+
+def test_choices_of_the_operator_stay() -> None:
+    taken = (*HOST.listeners, replace(HOST.listeners[0], port=9721))
+    proposed = propose(replace(HOST, listeners=taken, has_socket_group=False))
+    assert proposed_text(proposed, CHOSEN) == CHOSEN
+    with_default = CHOSEN.replace("9999", "9721")
+    assert proposed_text(proposed, with_default) == with_default.replace(
+        "  listen: 127.0.0.1:9721", "  # setup: sshd (ssh.service) listens on 9721 already\n  listen: null"
+    )
 
 
 @pytest.mark.parametrize("present", ["proxy: {interface: eth9, ports: [1]}\n", "a: [\n", "", "proxy: 7\n", "- 1\n"])

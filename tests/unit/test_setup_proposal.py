@@ -115,6 +115,27 @@ def test_port_with_both_kinds_of_listeners_needs_no_drop_in() -> None:
     assert propose(replace(HOST, listeners=both)).plain_servers == ()
 
 
+def test_known_proxy_is_preferred_to_other_programs_with_mptcp() -> None:
+    exporter = listener(9100, owner=Owner(8, "node_exporter", None))
+    proposal = propose(replace(HOST, listeners=(*HOST.listeners, exporter)))
+    assert values(proposal)["proxy.ports"] == [8080]
+    assert proposal.notes == (
+        "also listened on with MPTCP: 9100 by node_exporter; --port, once for each, takes other ports",
+    )
+    assert values(propose(replace(HOST, listeners=(exporter,))))["proxy.ports"] == [9100]
+
+
+def test_plain_proxy_beside_another_program_with_mptcp_is_refused() -> None:
+    exporter = listener(9100, owner=Owner(8, "node_exporter", None))
+    facts = replace(HOST, listeners=(exporter, listener(3128, mptcp=False)))
+    status, line = refusal(facts)
+    assert status == EX_COMMAND_LINE
+    assert line.startswith(
+        "setup: 9100 by node_exporter accepts MPTCP, but is no known proxy, and 3128 by squid does not"
+    )
+    assert values(propose(facts, ports=[3128]))["proxy.ports"] == [3128]
+
+
 def test_more_ports_than_the_configuration_may_have_are_refused() -> None:
     many = replace(HOST, listeners=tuple(listener(port) for port in range(8000, 8017)))
     status, line = refusal(many)

@@ -51,7 +51,8 @@ def listeners(host: Host) -> Iterator[Finding]:
         if _listens("-M", port):
             yield Finding(subject)
         elif _listens("-t", port):
-            yield Finding(subject, "is listened on without MPTCP", "start the proxy with `mptcpize run`")
+            remedy = "start the proxy with `mptcpize run`; for a service, `mptcp-throttle setup --server-drop-in NAME`"
+            yield Finding(subject, "is listened on without MPTCP", remedy)
         else:
             remedy = f"start the proxy, or set proxy.ports{remedy_for_port(port)}"
             yield Finding(subject, "no process listens on it", remedy)
