@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import Final
+
+_DIRECTORY: Final = Path(__file__).parent / "shipped"
 
 MAIN_FILE: Final = "mptcp-throttle.yaml"
 NETWORK_FILES: Final = ("lte.yaml", "wifi.yaml")
@@ -13,4 +15,4 @@ SQUID_UPLOADS: Final = "squid-uploads.conf"
 
 def shipped(name: str) -> str:
     """The text of one of these files."""
-    return files("mptcp_throttle.setup").joinpath("shipped", name).read_text(encoding="utf-8")
+    return (_DIRECTORY / name).read_text(encoding="utf-8")
