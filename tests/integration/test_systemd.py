@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptcp_lab.process import run
+from mptcp_throttle_web import main
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = sorted(unit.name for unit in SYSTEMD.glob("*.service"))
@@ -84,6 +85,13 @@ def test_unit_bounds_memory_and_writes_no_core_dump(unit: str) -> None:
     settings = (SYSTEMD / unit).read_text().splitlines()
     assert "LimitCORE=0" in settings
     assert ("MemoryMax=256M" if unit == "mptcp-throttle-web.service" else "MemoryMax=1G") in settings
+
+
+def test_page_may_open_more_files_than_it_accepts_at_once() -> None:
+    limits = re.findall(r"^LimitNOFILE=(\d+)$", (SYSTEMD / "mptcp-throttle-web.service").read_text(), re.MULTILINE)
+    # Those that are accepted have a file for four turns of the event loop until others have given way to them.
+    listeners = main._GROUP_CONNECTIONS, main._TCP_CONNECTIONS
+    assert int(limits[0]) >= 2 * sum(most + 4 * main._QUEUED_CONNECTIONS for most in listeners)
 
 
 @pytest.mark.parametrize("directory", ["sysusers.d", "tmpfiles.d"])

@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,11 +132,12 @@ class _UnixConnection(HTTPConnection):
 
 @dataclass
 class PageServer:
-    """The running program: `port` on 127.0.0.1, and its Unix socket."""
+    """The running program: `port` on 127.0.0.1, by HTTPS if it has a certificate, and its Unix socket."""
 
     directory: Path
     port: int
     process: subprocess.Popen[bytes]
+    certificate: Path | None = None
 
     @property
     def sockets(self) -> Sockets:
@@ -149,7 +151,17 @@ class PageServer:
 
     def connection(self, *, unix: bool = False) -> HTTPConnection:
         """A new one."""
-        return _UnixConnection(self.sockets.web) if unix else HTTPConnection("127.0.0.1", self.port, timeout=30)
+        if unix:
+            return _UnixConnection(self.sockets.web)
+        if self.certificate is None:
+            return HTTPConnection("127.0.0.1", self.port, timeout=30)
+        context = ssl.create_default_context(cafile=self.certificate)
+        return HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
+
+    @property
+    def origin(self) -> str:
+        """Of what browsers load from the port."""
+        return f"{'http' if self.certificate is None else 'https'}://127.0.0.1:{self.port}"
 
     def ask(
         self,
@@ -162,7 +174,7 @@ class PageServer:
     ) -> Answer:
         """One request on a connection of its own: POST with a body, which the page itself would send, else GET."""
         with closing(self.connection(unix=unix)) as connection:
-            origin = "http://localhost" if unix else f"http://127.0.0.1:{self.port}"
+            origin = "http://localhost" if unix else self.origin
             given = {**({} if body is None else {**JSON_BODY, "Origin": origin}), **(headers or {})}
             data = None if body is None else json.dumps(body)
             connection.request(method or ("GET" if body is None else "POST"), path, data, given)
@@ -199,6 +211,29 @@ def _first_event(connection: HTTPConnection, path: str, headers: Mapping[str, st
         return json.loads(answer.readline().removeprefix(b"data: "))
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """Files in PEM."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def made_in(cls, directory: Path) -> Certificate:
+        """A new one, for proxy.example and 127.0.0.1."""
+        made = cls(directory / "certificate.pem", directory / "key.pem")
+        request = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+        names = ("-subj", "/CN=proxy.example", "-addext", "subjectAltName=DNS:proxy.example,IP:127.0.0.1")
+        files = ("-keyout", made.key, "-out", made.certificate, "-days", "1")
+        subprocess.run([*request, *names, *files], check=True, capture_output=True)
+        return made
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of the section `web`."""
+        return {"certificate": str(self.certificate), "key": str(self.key)}
+
+
 def free_port() -> int:
     """One on which nobody listens."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
@@ -229,7 +264,8 @@ def page_server(directory: Path, web: Mapping[str, object] | None = None) -> Ite
     config = write_config(directory, {"listen": f"127.0.0.1:{port}", **(web or {})})
     with (directory / "web.log").open("ab") as log:
         process = subprocess.Popen([PROGRAM, "--config", config], stderr=log, stdout=log)
-    server = PageServer(directory, port, process)
+    certificate = (web or {}).get("certificate")
+    server = PageServer(directory, port, process, None if certificate is None else Path(str(certificate)))
     try:
         eventually(lambda: "the page is on" in server.log or process.poll() is not None, "the page is served")
         assert process.poll() is None, server.log

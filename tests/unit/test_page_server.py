@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +15,17 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from page_server import CLIENT, PROGRAM, CannedDaemon, PageServer, canned_daemon, free_port, page_server, write_config
+from page_server import (
+    CLIENT,
+    PROGRAM,
+    CannedDaemon,
+    Certificate,
+    PageServer,
+    canned_daemon,
+    free_port,
+    page_server,
+    write_config,
+)
 from polling import eventually
 
 from mptcp_throttle.config.token_hash import TokenHash
@@ -334,6 +346,61 @@ def test_slow_and_idle_connections_are_closed_and_keep_nobody_out(page: PageServ
     assert page.serves()
 
 
+@pytest.fixture
+def tls_page(tmp_path: Path) -> Iterator[PageServer]:
+    """By HTTPS, with as many files as a service may have open by default."""
+    with page_server(tmp_path, Certificate.made_in(tmp_path).settings) as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+        yield server
+
+
+def test_handshakes_that_do_not_begin_keep_nobody_out(tls_page: PageServer) -> None:
+    with ExitStack() as connections:
+        idle = []
+        for number in range(1000):
+            connection = connections.enter_context(closing(tls_page.raw()))
+            idle.append(connection)
+            if number % 2:
+                connection.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a ClientHello
+        assert tls_page.serves()
+        assert len(os.listdir(f"/proc/{tls_page.process.pid}/fd")) < 250
+        began = time.monotonic()
+        for connection in idle:
+            connection.settimeout(30)
+            with suppress(ConnectionError):
+                while connection.recv(4096):
+                    pass
+        assert time.monotonic() - began < 10
+    assert tls_page.serves()
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x02\x01\x00", b""])
+def test_handshakes_that_fail_end_their_connection_alone(tls_page: PageServer, data: bytes) -> None:
+    with closing(tls_page.raw()) as failing:
+        failing.sendall(data)
+        failing.shutdown(socket.SHUT_WR)
+        failing.settimeout(3)
+        with suppress(ConnectionError):
+            while failing.recv(4096):
+                pass
+    assert tls_page.serves()
+
+
+def test_service_ends_in_the_middle_of_handshakes(tmp_path: Path) -> None:
+    with ExitStack() as connections, page_server(tmp_path, Certificate.made_in(tmp_path).settings) as page:
+        for _ in range(10):
+            connections.enter_context(closing(page.raw()))
+        assert page.serves()
+
+
+def test_request_behind_the_handshake_is_answered(tls_page: PageServer) -> None:
+    context = ssl.create_default_context(cafile=tls_page.certificate)
+    with context.wrap_socket(tls_page.raw(), server_hostname="127.0.0.1", do_handshake_on_connect=False) as client:
+        client.do_handshake()
+        client.sendall(f"GET /api/session HTTP/1.1\r\nHost: 127.0.0.1:{tls_page.port}\r\n\r\n".encode())
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
 def test_body_that_does_not_come_is_given_up(page: PageServer) -> None:
     with closing(page.raw()) as slow:
         slow.sendall(
@@ -421,14 +488,10 @@ def test_certificate_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None
 
 
 def test_other_addresses_show_nothing_before_a_log_in(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    request = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    files = ("-keyout", key, "-out", certificate, "-subj", "/CN=proxy.example", "-days", "1")
-    subprocess.run([*request, *files], check=True, capture_output=True)
-    port = free_port()
-    web = {**WITH_CONTROL, "listen": f"0.0.0.0:{port}", "certificate": str(certificate), "key": str(key)}
+    made, port = Certificate.made_in(tmp_path), free_port()
+    web = {**WITH_CONTROL, "listen": f"0.0.0.0:{port}", **made.settings}
     url = f"https://proxy.example:{port}"
-    curl = ("curl", "-sS", "--cacert", certificate, "--resolve", f"proxy.example:{port}:127.0.0.1")
+    curl = ("curl", "-sS", "--cacert", made.certificate, "--resolve", f"proxy.example:{port}:127.0.0.1")
 
     def status(*arguments: str | Path) -> str:
         ask = [*curl, "-o", tmp_path / "answer", "-w", "%{http_code}", *arguments]

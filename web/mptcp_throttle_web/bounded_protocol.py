@@ -7,45 +7,31 @@ on the number of connections it refuses everybody, so that idle ones keep all ot
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mptcp_throttle_web.connection_bounds import ConnectionBounds
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES: Final = 16384
-_CLIENT_SECONDS: Final = 5.0
+CLIENT_SECONDS: Final = 5.0
 # An event stream has data every second. The kernel holds some hundred kilobytes for a client that does not read.
 _READ_SECONDS: Final = 20.0
 
 
-@dataclass(slots=True)
-class _Connections:
-    """Those of one listener, `most` of them. Of those that wait for a request, and of those whose client does not read,
-    the longest wait is first."""
-
-    most: int
-    open: set[BoundedProtocol] = field(default_factory=set)
-    waiting: dict[BoundedProtocol, None] = field(default_factory=dict)
-    unread: dict[BoundedProtocol, None] = field(default_factory=dict)
-
-
 class BoundedProtocol(H11Protocol):
-    """A connection of uvicorn that is closed if its client keeps it waiting.
+    """A connection of uvicorn that is closed if its client keeps it waiting, or to make room for another one."""
 
-    At the bound, a new connection closes the one that has waited longest for a request, else the one that has waited
-    longest for its client to read.
-    """
-
-    _all: ClassVar[_Connections]
+    bounds: ClassVar[ConnectionBounds]
 
     @classmethod
     def for_listener(cls, most: int) -> type[BoundedProtocol]:
         """A protocol for one listener, with up to `most` connections: those of one keep nobody from another."""
-        return type("BoundedProtocol", (cls,), {"_all": _Connections(most)})
+        return type("BoundedProtocol", (cls,), {"bounds": ConnectionBounds(most)})
 
     def __init__(
         self,
@@ -61,11 +47,8 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit it, in place of another one if need be."""
         super().connection_made(transport)
-        everybody = self._all
-        if len(everybody.open) >= everybody.most:
-            next(iter((*everybody.waiting, *everybody.unread)), self)._abort()
-        everybody.open.add(self)
-        self._expect_request()
+        if self.bounds.admit(self):
+            self._expect_request()
 
     def data_received(self, data: bytes) -> None:
         """A part of a request has come."""
@@ -82,13 +65,13 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read."""
         super().pause_writing()
-        self._all.unread[self] = None
-        self._reading_due = self.loop.call_later(_READ_SECONDS, self._abort)
+        self.bounds.begin_unread(self)
+        self._reading_due = self.loop.call_later(_READ_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
         """The client reads."""
         super().resume_writing()
-        self._all.unread.pop(self, None)
+        self.bounds.end_unread(self)
         if self._reading_due is not None:
             self._reading_due.cancel()
             self._reading_due = None
@@ -96,28 +79,26 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has ended."""
         self._end_wait()
-        self._all.open.discard(self)
-        self._all.unread.pop(self, None)
+        self.bounds.leave(self)
         super().connection_lost(exc)
         if self._reading_due is not None:
             self._reading_due.cancel()
+
+    def abort(self) -> None:
+        """Close it at once, whatever its client has not read."""
+        self.bounds.leave(self)
+        self.transport.abort()
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_request(self) -> None:
         self._end_wait()
-        self._all.waiting[self] = None
-        self._request_due = self.loop.call_later(_CLIENT_SECONDS, self._abort)
+        self.bounds.begin_wait(self)
+        self._request_due = self.loop.call_later(CLIENT_SECONDS, self.abort)
 
     def _end_wait(self) -> None:
-        self._all.waiting.pop(self, None)
+        self.bounds.end_wait(self)
         if self._request_due is not None:
             self._request_due.cancel()
             self._request_due = None
-
-    def _abort(self) -> None:
-        self._all.waiting.pop(self, None)
-        self._all.open.discard(self)
-        self._all.unread.pop(self, None)
-        self.transport.abort()

@@ -33,6 +33,7 @@ from mptcp_throttle_web.feed import Feed
 from mptcp_throttle_web.guard import Guard
 from mptcp_throttle_web.hiding import Hider
 from mptcp_throttle_web.sessions import Sessions
+from mptcp_throttle_web.tls_handshake import TlsHandshake
 
 if TYPE_CHECKING:
     from mptcp_throttle.config.schema import Config, ListenAddress, SocketGroup
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mptcp-throttle-web")
 
 _CALL_SECONDS: Final = 10.0
+# Of a listener, in the kernel; also what is accepted at once.
 _QUEUED_CONNECTIONS: Final = 128
 _CLOSE_SECONDS: Final = 1
 _GROUP_CONNECTIONS: Final = 64
@@ -72,25 +74,29 @@ def _unix_listener(path: Path, group: SocketGroup | None) -> socket.socket:
 def _tcp_listener(address: ListenAddress) -> socket.socket:
     family = socket.AF_INET6 if address.host.version == 6 else socket.AF_INET
     try:
-        return socket.create_server((str(address.host), address.port), family=family, backlog=_QUEUED_CONNECTIONS)
+        return socket.create_server((str(address.host), address.port), family=family)
     except OSError as error:
         problem = f"web.listen: {address}: cannot be used: {os.strerror(error.errno or 0)}"
         raise UserError(problem, os.EX_UNAVAILABLE) from error
 
 
-def _check_certificate(config: Config) -> None:
+def _tls_context(config: Config) -> ssl.SSLContext | None:
+    """None without a certificate. Raises UserError."""
     for key, path in (("certificate", config.web.certificate), ("key", config.web.key)):
         if path is not None and not os.access(path, os.R_OK):
             raise UserError(f"web.{key}: {path}: cannot be read", os.EX_NOPERM)
-    if config.web.certificate is not None and config.web.key is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.web.certificate, config.web.key)
-        except ssl.SSLError as error:
-            problem = f"web.certificate: {config.web.certificate}: is no certificate in PEM that fits web.key"
-            raise UserError(problem, os.EX_CONFIG) from error
+    if config.web.certificate is None or config.web.key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.web.certificate, config.web.key)
+    except ssl.SSLError as error:
+        problem = f"web.certificate: {config.web.certificate}: is no certificate in PEM that fits web.key"
+        raise UserError(problem, os.EX_CONFIG) from error
+    return context
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, tls: ssl.SSLContext | None) -> None:
     def ask(method: str, *parameters: Json) -> Json:
         return RpcClient(config.sockets.daemon, _CALL_SECONDS).call(method, *parameters)
 
@@ -103,16 +109,18 @@ async def _serve(config: Config) -> None:
     def note_started() -> None:
         waiting["listeners"] -= 1
         if not waiting["listeners"]:
-            where = "" if web.listen is None else f", on {'https' if web.key else 'http'}://{web.listen}"
+            where = "" if web.listen is None else f", on {'http' if tls is None else 'https'}://{web.listen}"
             _log.info("the page is on %s%s", config.sockets.web, where)
             systemd.notify("READY=1")
 
-    def server(visitors: Visitors, most: int, certificate: str | None = None, key: str | None = None) -> _Server:
+    def server(visitors: Visitors, most: int, tls: ssl.SSLContext | None = None) -> _Server:
         application = Application(feed, hider, sessions, control, visitors)
         names = [*web.names, *(() if web.listen is None else (str(web.listen.host),))]
+        protocol = BoundedProtocol.for_listener(most)
         settings = uvicorn.Config(
             Guard(application.asgi, names),
-            http=BoundedProtocol.for_listener(most),
+            http=protocol if tls is None else TlsHandshake.before(protocol, tls),
+            backlog=_QUEUED_CONNECTIONS,
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -122,15 +130,13 @@ async def _serve(config: Config) -> None:
             proxy_headers=False,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
         )
         return _Server(settings, note_started)
 
     listeners = [(server(Visitors.GROUP, _GROUP_CONNECTIONS), _unix_listener(config.sockets.web, config.socket_group))]
     if web.listen is not None:
         visitors = Visitors.HOST if web.listen.host.is_loopback else Visitors.ANYBODY
-        tcp = server(visitors, _TCP_CONNECTIONS, web.certificate, web.key)
+        tcp = server(visitors, _TCP_CONNECTIONS, tls)
         listeners.append((tcp, _tcp_listener(web.listen)))
 
     def stop() -> None:
@@ -184,9 +190,9 @@ def _main(arguments: Sequence[str] | None) -> None:
     # Its lines are about what clients send, which may be anything.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    _check_certificate(config)
+    tls = _tls_context(config)
     with service.single_instance(config.sockets.web.parent, "mptcp-throttle-web", config.socket_group):
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, tls))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
