@@ -138,15 +138,16 @@ def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
 
 def _web(web: WebSection, file: YamlFile) -> list[str]:
     problems = []
-    if web.control and web.token is None:
+    if web.control and web.password_hash is None:
         where = file.where(("web", "control"))
-        problems.append(f"{where}: web.control: true: needs web.token; allowed: false, or that too")
+        problems.append(f"{where}: web.control: true: needs web.password_hash; allowed: false, or that too")
     if (web.certificate is None) != (web.key is None):
         alone, other = ("certificate", "key") if web.key is None else ("key", "certificate")
         where = file.where(("web", alone))
         problems.append(f"{where}: web.{alone}: {getattr(web, alone)}: needs web.{other}; allowed: null, or that too")
-    if web.listen is not None and not web.listen.host.is_loopback and None in (web.token, web.certificate, web.key):
-        where, needs = file.where(("web", "listen")), "web.token, web.certificate and web.key"
+    is_for_others = web.listen is not None and not web.listen.host.is_loopback
+    if is_for_others and None in (web.password_hash, web.certificate, web.key):
+        where, needs = file.where(("web", "listen")), "web.password_hash, web.certificate and web.key"
         problems.append(
             f"{where}: web.listen: {web.listen}: is no loopback address, and needs {needs};"
             " allowed: an address of loopback, or these too"

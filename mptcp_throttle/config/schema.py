@@ -13,8 +13,8 @@ from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, ConfigDict
 
+from mptcp_throttle.config.password_hash import PasswordHash
 from mptcp_throttle.config.subnets import parse_subnet
-from mptcp_throttle.config.token_hash import TokenHash
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -179,7 +179,7 @@ class WebSection(Section):
     names: Annotated[
         tuple[Annotated[str, text_that(_HOST_NAME.fullmatch, "a host name")], ...], list_of("names", 16, least=0)
     ] = ()
-    token: Annotated[TokenHash, parsed_by(TokenHash.parse)] | None = None
+    password_hash: Annotated[PasswordHash, parsed_by(PasswordHash.parse)] | None = None
     control: Flag = False
     certificate: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
     key: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None

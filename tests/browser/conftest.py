@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import proxy_world
 import pytest
-from page_in_browser import TOKEN, PageInBrowser
+from page_in_browser import PASSWORD, PageInBrowser
 from playwright.sync_api import sync_playwright
 from proxy_world import Hosts, ProxyWorld
 
 from mptcp_lab import namespaces
-from mptcp_throttle.config.token_hash import TokenHash
+from mptcp_throttle.config.password_hash import PasswordHash
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -47,7 +47,7 @@ def browser(hosts: Hosts) -> Iterator[Browser]:
 def world(hosts: Hosts) -> Iterator[ProxyWorld]:
     """The services of a proxy, and the page, which those who have logged in may use to change something."""
     with proxy_world.configured(hosts) as world:
-        world.services.configure_section("web", token=str(TokenHash.of(TOKEN)), control=True)
+        world.services.configure_section("web", password_hash=str(PasswordHash.of(PASSWORD)), control=True)
         world.services.start_sniffer()
         world.start_daemon()
         world.services.start_web()

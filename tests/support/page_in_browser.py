@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
 
-TOKEN: Final = "a-token-for-tests"  # noqa: S105
+PASSWORD: Final = "a-password-for-tests"  # noqa: S105
 ADDRESS: Final = "http://127.0.0.1:9722/"
 _UNITS: Final = {"kb/s": 1e3, "Mb/s": 1e6, "Gb/s": 1e9}
 
@@ -51,10 +51,10 @@ class PageInBrowser:
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.errors.append(message.text)
 
-    def log_in(self, token: str = TOKEN) -> None:
+    def log_in(self, password: str = PASSWORD) -> None:
         """As an operator does."""
         self.tab.get_by_role("button", name="log in").click()
-        self.tab.get_by_label("token").fill(token)
+        self.tab.get_by_label("password").fill(password)
         self.tab.get_by_role("button", name="Log in", exact=True).last.click()
         self.tab.get_by_role("button", name="log out").wait_for()
 

@@ -28,10 +28,10 @@ from page_server import (
 )
 from polling import eventually
 
-from mptcp_throttle.config.token_hash import TokenHash
+from mptcp_throttle.config.password_hash import PasswordHash
 
-TOKEN = "correct-horse"  # noqa: S105
-WITH_CONTROL = {"token": str(TokenHash.of(TOKEN)), "control": True}
+PASSWORD = "correct-horse"  # noqa: S105
+WITH_CONTROL = {"password_hash": str(PasswordHash.of(PASSWORD)), "control": True}
 RATE = {"network": "lte", "rule": "cap", "rate": "5mbit", "seconds": 600}
 
 
@@ -56,7 +56,7 @@ def page(directory: Path, daemon: CannedDaemon) -> Iterator[PageServer]:
 @pytest.fixture
 def session(page: PageServer) -> Iterator[dict[str, str]]:
     """The headers of somebody who has logged in."""
-    cookie = {"Cookie": page.ask("/api/log-in", {"token": TOKEN}).cookie}
+    cookie = {"Cookie": page.ask("/api/log-in", {"password": PASSWORD}).cookie}
     csrf = page.ask("/api/session", headers=cookie).json["csrf"]
     yield {**cookie, "X-CSRF-Token": csrf}
     page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf})
@@ -114,7 +114,7 @@ def test_pages_of_others_cannot_read_the_api(page: PageServer, site: str) -> Non
     ],
 )
 def test_posts_of_others_and_large_ones_are_refused(page: PageServer, headers: dict[str, str], status: int) -> None:
-    assert page.ask("/api/log-in", {"token": TOKEN}, headers).status == status
+    assert page.ask("/api/log-in", {"password": PASSWORD}, headers).status == status
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
@@ -179,7 +179,7 @@ def test_histories_out_of_bounds_are_refused(page: PageServer, seconds: str) -> 
 
 
 def test_log_in_shows_addresses_and_log_out_hides_them(page: PageServer) -> None:
-    answer = page.ask("/api/log-in", {"token": TOKEN})
+    answer = page.ask("/api/log-in", {"password": PASSWORD})
     attributes = answer.headers["set-cookie"].lower()
     assert "httponly" in attributes
     assert "samesite=strict" in attributes
@@ -238,21 +238,21 @@ def test_malformed_changes_are_refused_in_one_line(
     assert daemon.changes == []
 
 
-def test_attempts_to_guess_the_token_are_bounded(directory: Path, daemon: CannedDaemon) -> None:
+def test_attempts_to_guess_the_password_are_bounded(directory: Path, daemon: CannedDaemon) -> None:
     assert daemon is not None
     own = directory / "guessing"
     own.mkdir()
     with page_server(own, WITH_CONTROL) as page:
-        answers = [page.ask("/api/log-in", {"token": f"guess {number}"}).status for number in range(7)]
+        answers = [page.ask("/api/log-in", {"password": f"guess {number}"}).status for number in range(7)]
         assert answers[:5] == [403] * 5
         assert answers[-1] == 429
-        assert "wrong token" in page.log
+        assert "wrong password" in page.log
         # Who guesses at one listener keeps nobody from logging in at another.
-        assert page.ask("/api/log-in", {"token": TOKEN}, unix=True).status == 200
+        assert page.ask("/api/log-in", {"password": PASSWORD}, unix=True).status == 200
 
 
-def test_token_in_the_configuration_does_not_log_in(page: PageServer) -> None:
-    assert page.ask("/api/log-in", {"token": WITH_CONTROL["token"]}).status in {403, 429}
+def test_password_hash_in_the_configuration_does_not_log_in(page: PageServer) -> None:
+    assert page.ask("/api/log-in", {"password": WITH_CONTROL["password_hash"]}).status in {403, 429}
 
 
 def test_many_viewers_cost_the_daemon_one_question_per_second(page: PageServer, daemon: CannedDaemon) -> None:
@@ -291,7 +291,7 @@ def test_opening_and_closing_asks_the_daemon_no_more_often(page: PageServer, dae
 
 
 def test_stream_ends_with_its_session(page: PageServer) -> None:
-    cookie = {"Cookie": page.ask("/api/log-in", {"token": TOKEN}).cookie}
+    cookie = {"Cookie": page.ask("/api/log-in", {"password": PASSWORD}).cookie}
     csrf = page.ask("/api/session", headers=cookie).json["csrf"]
     with closing(page.connection()) as viewer:
         viewer.request("GET", "/api/events", headers=cookie)
@@ -439,7 +439,7 @@ def test_clients_that_leave_early_leave_no_traceback(page: PageServer) -> None:
     assert page.log == before
 
 
-@pytest.mark.parametrize("body", [{"token": "\ud800"}, {"token": 5}, [], "token", None, {"token": "x" * 4000}])
+@pytest.mark.parametrize("body", [*({"password": odd} for odd in ("\ud800", 5, "x" * 4000)), [], "password", None])
 def test_odd_log_ins_are_refused(page: PageServer, body: object) -> None:
     assert page.ask("/api/log-in", body, method="POST").status in {400, 403, 411, 413, 415, 429}
 
@@ -453,10 +453,11 @@ def test_viewer_that_does_not_read_delays_no_other(page: PageServer) -> None:
             assert page.first_event(unix=True)["problem"] is None
 
 
-def test_new_token_and_its_hash_belong_together() -> None:
-    printed = subprocess.run([PROGRAM, "--new-token"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert TokenHash.parse(printed[3].strip()).matches(printed[1].strip())
-    assert not TokenHash.parse(printed[3].strip()).matches(printed[1])
+def test_new_password_and_its_hash_belong_together() -> None:
+    ran = subprocess.run([PROGRAM, "--new-password"], capture_output=True, text=True, check=True)
+    _, password, _, password_hash = ran.stdout.splitlines()
+    assert PasswordHash.parse(password_hash.strip()).matches(password.strip())
+    assert not PasswordHash.parse(password_hash.strip()).matches(password)
 
 
 def test_second_instance_is_refused(page: PageServer) -> None:
@@ -502,7 +503,8 @@ def test_other_addresses_show_nothing_before_a_log_in(tmp_path: Path) -> None:
         assert status(f"{url}/") == "200"
         assert status(f"{url}/api/events") == "401"
         assert status(f"{url}/api/history?name=lte&seconds=600") == "401"
-        given = ("-H", "Content-Type: application/json", "-H", f"Origin: {url}", "-d", json.dumps({"token": TOKEN}))
+        body = json.dumps({"password": PASSWORD})
+        given = ("-H", "Content-Type: application/json", "-H", f"Origin: {url}", "-d", body)
         assert status(*cookies, *given, f"{url}/api/log-in") == "200"
         assert "\tTRUE\t" in (tmp_path / "cookies").read_text().splitlines()[-1]  # for HTTPS only
         assert status(*cookies, f"{url}/api/history?name=lte&seconds=600") == "200"

@@ -271,27 +271,30 @@ HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
     ("web", "line"),
     [
         ("{listen: 'localhost:80'}", "web.listen: 'localhost:80': allowed: "),
-        ("{token: secret}", "web.token: 'secret': allowed: a hash that `mptcp-throttle-web --new-token` has printed"),
+        (
+            "{password_hash: secret}",
+            "web.password_hash: 'secret': allowed: a hash that `mptcp-throttle-web --new-password`",
+        ),
         ("{names: ['a b']}", "web.names[0]: 'a b': allowed: a host name"),
         ("{certificate: c.pem}", "web.certificate: 'c.pem': allowed: an absolute path, or null"),
-        ("{control: true}", "web.control: true: needs web.token; allowed: false, or that too"),
+        ("{control: true}", "web.control: true: needs web.password_hash; allowed: false, or that too"),
         ("{key: /k.pem}", "web.key: /k.pem: needs web.certificate; allowed: null, or that too"),
         (
-            f"{{listen: '192.0.2.1:443', token: '{HASH}'}}",
-            "web.listen: 192.0.2.1:443: is no loopback address, and needs web.token, web.certificate and web.key;",
+            f"{{listen: '192.0.2.1:443', password_hash: '{HASH}'}}",
+            "web.listen: 192.0.2.1:443: is no loopback address, and needs web.password_hash, web.certificate",
         ),
         ("{listen: '0.0.0.0:80', certificate: /c, key: /k}", "web.listen: 0.0.0.0:80: is no loopback address"),
         ("{listen: '[::]:80'}", "web.listen: [::]:80: is no loopback address"),
     ],
 )
-def test_page_for_others_needs_a_token_and_a_certificate(tmp_path: Path, web: str, line: str) -> None:
+def test_page_for_others_needs_a_password_and_a_certificate(tmp_path: Path, web: str, line: str) -> None:
     (problem,) = problems(tmp_path, f"{SERVICE}web: {web}\n", wifi=WIFI)
     assert problem.startswith(f"service.yaml:2: {line}")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1"])
 def test_page_on_loopback_needs_neither(tmp_path: Path, address: str) -> None:
-    assert load_config(write(tmp_path, f"{SERVICE}web: {{listen: '{address}'}}\n", wifi=WIFI)).web.token is None
+    assert load_config(write(tmp_path, f"{SERVICE}web: {{listen: '{address}'}}\n", wifi=WIFI)).web.password_hash is None
 
 
 def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:

@@ -164,18 +164,18 @@ class Application:
 
     async def _log_in(self, request: Request) -> Response:
         if self._sessions is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "nobody can log in: web.token is not set")
+            raise Refused(HTTPStatus.NOT_FOUND, "nobody can log in: web.password_hash is not set")
         body = await _body(request)
-        if not isinstance(body, dict) or not isinstance(body.get("token"), str):
-            raise Refused(HTTPStatus.BAD_REQUEST, "token: is required")
+        if not isinstance(body, dict) or not isinstance(body.get("password"), str):
+            raise Refused(HTTPStatus.BAD_REQUEST, "password: is required")
         try:
-            session = await self._sessions.log_in(body["token"], self._attempts)
+            session = await self._sessions.log_in(body["password"], self._attempts)
         except TooManyAttempts as error:
             problem = f"too many attempts; the next one is possible in {error.seconds:.0f} s"
             raise Refused(HTTPStatus.TOO_MANY_REQUESTS, problem) from error
         if session is None:
-            _log.info("log-in from %s refused: wrong token", _peer(request), extra=_ABOUT)
-            raise Refused(HTTPStatus.FORBIDDEN, "wrong token")
+            _log.info("log-in from %s refused: wrong password", _peer(request), extra=_ABOUT)
+            raise Refused(HTTPStatus.FORBIDDEN, "wrong password")
         _log.info("log-in from %s: session %s", _peer(request), session.name, extra=_ABOUT)
         response = JSONResponse({})
         response.set_cookie(

@@ -22,7 +22,7 @@ from mptcp_throttle import logs, service, systemd
 from mptcp_throttle.bounded_server import bind_unix_socket
 from mptcp_throttle.command_line import command_line
 from mptcp_throttle.config.load import load_config
-from mptcp_throttle.config.token_hash import TokenHash
+from mptcp_throttle.config.password_hash import PasswordHash
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.systemd import Watchdog
@@ -102,7 +102,7 @@ async def _serve(config: Config, tls: ssl.SSLContext | None) -> None:
 
     web, hider = config.web, Hider()
     feed = Feed(ask, hider)
-    sessions = None if web.token is None else Sessions(web.token)
+    sessions = None if web.password_hash is None else Sessions(web.password_hash)
     control = Control(feed.call) if web.control else None
     waiting = {"listeners": 1 + (web.listen is not None)}
 
@@ -164,25 +164,25 @@ async def _watch() -> None:
         await asyncio.sleep(_WATCH_SECONDS)
 
 
-def _new_token() -> None:
-    token = secrets.token_urlsafe(32)
+def _new_password() -> None:
+    password = secrets.token_urlsafe(32)
     sys.stdout.write(
-        f"The token, for the log-in; it is shown only now:\n  {token}\n"
-        f"Its hash, for web.token in mptcp-throttle.yaml:\n  {TokenHash.of(token)}\n"
+        f"The password, for the log-in; it is shown only now:\n  {password}\n"
+        f"Its hash, for web.password_hash in mptcp-throttle.yaml:\n  {PasswordHash.of(password)}\n"
     )
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page is made from it."""
     made = command_line("mptcp-throttle-web", "Serve a page that shows what mptcp-throttled does.")
-    made.add_argument("--new-token", action="store_true", help="print a new token and its hash, and exit")
+    made.add_argument("--new-password", action="store_true", help="print a new password and its hash, and exit")
     return made
 
 
 def _main(arguments: Sequence[str] | None) -> None:
     options = parser().parse_args(arguments)
-    if options.new_token:
-        _new_token()
+    if options.new_password:
+        _new_password()
         return
     logs.configure()
     config = load_config(options.config)

@@ -1,4 +1,4 @@
-"""Log-in by a token, and the sessions that follow from it. They end with this process."""
+"""Log-in by a password, and the sessions that follow from it. They end with this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from mptcp_throttle.config.token_hash import TokenHash
+from mptcp_throttle.config.password_hash import PasswordHash
 
 SESSION_SECONDS: Final = 12 * 3600.0
 _MAX_SESSIONS: Final = 32
@@ -65,18 +65,18 @@ class Attempts:
 
 
 class Sessions:
-    """The sessions of those who have logged in with the token of `token`; of more than 32 the latest."""
+    """The sessions of those who have logged in with the password of `password_hash`; of more than 32 the latest."""
 
-    def __init__(self, token: TokenHash) -> None:
-        self._token = token
+    def __init__(self, password_hash: PasswordHash) -> None:
+        self._password_hash = password_hash
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._trying = asyncio.Lock()
 
-    async def log_in(self, token: str, attempts: Attempts) -> Session | None:
-        """A new session; None if the token is wrong. Raises TooManyAttempts."""
+    async def log_in(self, password: str, attempts: Attempts) -> Session | None:
+        """A new session; None if the password is wrong. Raises TooManyAttempts."""
         attempts.take()
         async with self._trying:  # one at a time: each takes 16 MB of memory
-            is_right = await asyncio.to_thread(self._token.matches, token)
+            is_right = await asyncio.to_thread(self._password_hash.matches, password)
         if not is_right:
             return None
         attempts.give_back()

@@ -54,11 +54,11 @@ export class Actions {
   }
 
   logIn() {
-    const token = byId("token");
-    token.value = "";
+    const password = byId("password");
+    password.value = "";
     ask(byId("log-in"), async () => {
-      await post("/api/log-in", { token: token.value });
-      token.value = "";
+      await post("/api/log-in", { password: password.value });
+      password.value = "";
       await this.refresh();
     });
   }

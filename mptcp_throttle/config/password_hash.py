@@ -1,4 +1,4 @@
-"""The hash of a token that logs in: who can read it in a configuration file cannot log in with it."""
+"""The hash of a password that logs in: who can read it in a configuration file cannot log in with it."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _COST: Final = {"n": 2**14, "r": 8, "p": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class TokenHash:
-    """A salt, and the scrypt hash (RFC 7914) of a token with it."""
+class PasswordHash:
+    """A salt, and the scrypt hash (RFC 7914) of a password with it."""
 
     salt: bytes
     digest: bytes
 
     @classmethod
-    def of(cls, token: str) -> Self:
+    def of(cls, password: str) -> Self:
         """With a new salt."""
         salt = secrets.token_bytes(_SALT_BYTES)
-        return cls(salt, _hash(token, salt))
+        return cls(salt, _hash(password, salt))
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `scrypt:SALT:HASH`. Raises ValueError."""
         found = re.fullmatch(rf"scrypt:([0-9a-f]{{{2 * _SALT_BYTES}}}):([0-9a-f]{{{2 * _HASH_BYTES}}})", text, re.ASCII)
         if found is None:
-            raise ValueError("allowed: a hash that `mptcp-throttle-web --new-token` has printed, or null")
+            raise ValueError("allowed: a hash that `mptcp-throttle-web --new-password` has printed, or null")
         return cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]))
 
-    def matches(self, token: str) -> bool:
-        """Whether it is the hash of this token; takes some tens of milliseconds."""
-        return hmac.compare_digest(self.digest, _hash(token, self.salt))
+    def matches(self, password: str) -> bool:
+        """Whether it is the hash of this password; takes some tens of milliseconds."""
+        return hmac.compare_digest(self.digest, _hash(password, self.salt))
 
     def __str__(self) -> str:
         return f"scrypt:{self.salt.hex()}:{self.digest.hex()}"
 
 
-def _hash(token: str, salt: bytes) -> bytes:
+def _hash(password: str, salt: bytes) -> bytes:
     # JSON can carry half of a surrogate pair.
-    return hashlib.scrypt(token.encode(errors="surrogatepass"), salt=salt, dklen=_HASH_BYTES, **_COST)
+    return hashlib.scrypt(password.encode(errors="surrogatepass"), salt=salt, dklen=_HASH_BYTES, **_COST)
