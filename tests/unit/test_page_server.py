@@ -18,6 +18,7 @@ import pytest
 from page_server import (
     CLIENT,
     PROGRAM,
+    Answer,
     CannedDaemon,
     Certificate,
     PageServer,
@@ -56,10 +57,14 @@ def page(directory: Path, daemon: CannedDaemon) -> Iterator[PageServer]:
 @pytest.fixture
 def session(page: PageServer) -> Iterator[dict[str, str]]:
     """The headers of somebody who has logged in."""
-    cookie = {"Cookie": page.ask("/api/log-in", {"password": PASSWORD}).cookie}
-    csrf = page.ask("/api/session", headers=cookie).json["csrf"]
-    yield {**cookie, "X-CSRF-Token": csrf}
-    page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf})
+    headers = session_of(page.ask("/api/log-in", {"password": PASSWORD}))
+    yield headers
+    page.ask("/api/log-out", {}, headers)
+
+
+def session_of(log_in: Answer) -> dict[str, str]:
+    """The headers with which the page goes on."""
+    return {"Cookie": log_in.cookie, "X-Session-Secret": log_in.json["secret"]}
 
 
 @pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/session", "/nothing"])
@@ -183,12 +188,35 @@ def test_log_in_shows_addresses_and_log_out_hides_them(page: PageServer) -> None
     attributes = answer.headers["set-cookie"].lower()
     assert "httponly" in attributes
     assert "samesite=strict" in attributes
-    cookie = {"Cookie": answer.cookie}
-    assert CLIENT in json.dumps(page.first_event(headers=cookie))
-    csrf = page.ask("/api/session", headers=cookie).json["csrf"]
-    assert page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf}).status == 200
-    assert not page.ask("/api/session", headers=cookie).json["logged_in"]
+    session = session_of(answer)
+    assert CLIENT in json.dumps(page.first_event(headers=session))
+    assert page.ask("/api/log-out", {}, session).status == 200
+    assert not page.ask("/api/session", headers=session).json["logged_in"]
+    assert CLIENT not in json.dumps(page.first_event(headers=session))
+
+
+def test_cookie_alone_is_no_session(page: PageServer, session: dict[str, str], daemon: CannedDaemon) -> None:
+    """Browsers send it to every port of this host, and other users may listen there."""
+    daemon.changes.clear()
+    cookie = {"Cookie": session["Cookie"]}
+    answer = page.ask("/api/session", headers=cookie)
+    assert not answer.json["logged_in"]
+    assert not answer.json["sees_addresses"]
+    assert session["X-Session-Secret"] not in answer.body.decode()
+    assert session["X-Session-Secret"] not in session["Cookie"]
     assert CLIENT not in json.dumps(page.first_event(headers=cookie))
+    assert page.ask(f"/api/history?name={CLIENT}&seconds=600", headers=cookie).status == 403
+    assert page.ask("/api/change/set_rate", RATE, cookie).status == 401
+    assert page.ask("/api/log-out", {}, cookie).status == 401
+    assert daemon.changes == []
+    assert page.ask("/api/session", headers=session).json["logged_in"]
+
+
+def test_secret_of_another_session_is_of_no_use(page: PageServer, session: dict[str, str]) -> None:
+    other = session_of(page.ask("/api/log-in", {"password": PASSWORD}))
+    mixed = {"Cookie": session["Cookie"], "X-Session-Secret": other["X-Session-Secret"]}
+    assert not page.ask("/api/session", headers=mixed).json["logged_in"]
+    assert page.ask("/api/log-out", {}, other).status == 200
 
 
 def test_changes_need_a_session_and_the_page_itself(
@@ -196,8 +224,8 @@ def test_changes_need_a_session_and_the_page_itself(
 ) -> None:
     daemon.changes.clear()
     assert page.ask("/api/change/set_rate", RATE).status == 401
-    assert page.ask("/api/change/set_rate", RATE, {**session, "X-CSRF-Token": ""}).status == 403
-    assert page.ask("/api/change/set_rate", RATE, {**session, "X-CSRF-Token": "é"}).status == 403
+    assert page.ask("/api/change/set_rate", RATE, {**session, "X-Session-Secret": ""}).status == 401
+    assert page.ask("/api/change/set_rate", RATE, {**session, "X-Session-Secret": "é"}).status == 401
     assert page.ask("/api/change/set_rate", RATE, {**session, "Origin": "http://evil.example"}).status == 403
     assert daemon.changes == []
     assert page.ask("/api/change/set_rate", RATE, session).status == 200
@@ -291,13 +319,12 @@ def test_opening_and_closing_asks_the_daemon_no_more_often(page: PageServer, dae
 
 
 def test_stream_ends_with_its_session(page: PageServer) -> None:
-    cookie = {"Cookie": page.ask("/api/log-in", {"password": PASSWORD}).cookie}
-    csrf = page.ask("/api/session", headers=cookie).json["csrf"]
+    session = session_of(page.ask("/api/log-in", {"password": PASSWORD}))
     with closing(page.connection()) as viewer:
-        viewer.request("GET", "/api/events", headers=cookie)
+        viewer.request("GET", "/api/events", headers=session)
         answer = viewer.getresponse()
         assert answer.readline().startswith(b"data: ")
-        page.ask("/api/log-out", {}, {**cookie, "X-CSRF-Token": csrf})
+        page.ask("/api/log-out", {}, session)
         while answer.readline():
             pass
 
@@ -506,5 +533,7 @@ def test_other_addresses_show_nothing_before_a_log_in(tmp_path: Path) -> None:
         body = json.dumps({"password": PASSWORD})
         given = ("-H", "Content-Type: application/json", "-H", f"Origin: {url}", "-d", body)
         assert status(*cookies, *given, f"{url}/api/log-in") == "200"
+        secret = ("-H", f"X-Session-Secret: {json.loads((tmp_path / 'answer').read_text())['secret']}")
         assert "\tTRUE\t" in (tmp_path / "cookies").read_text().splitlines()[-1]  # for HTTPS only
-        assert status(*cookies, f"{url}/api/history?name=lte&seconds=600") == "200"
+        assert status(*cookies, f"{url}/api/history?name=lte&seconds=600") == "401"
+        assert status(*cookies, *secret, f"{url}/api/history?name=lte&seconds=600") == "200"

@@ -38,6 +38,7 @@ _ABOUT: Final = about("log-ins")
 
 _STATIC: Final = Path(__file__).parent / "static"
 _COOKIE: Final = "mptcp-throttle-session"
+_SECRET: Final = "X-Session-Secret"  # noqa: S105
 _MAX_NUMBER: Final = 100
 _MAX_PATTERN: Final = 100
 # Those of the page: what others could ask for would not be kept for all.
@@ -121,7 +122,6 @@ class Application:
                 "sees": self._visitors is not Visitors.ANYBODY or session is not None,
                 "sees_addresses": self._sees_addresses(session),
                 "may_change": self._control is not None and session is not None,
-                "csrf": None if session is None else session.csrf,
             }
         )
 
@@ -177,10 +177,10 @@ class Application:
             _log.info("log-in from %s refused: wrong password", _peer(request), extra=_ABOUT)
             raise Refused(HTTPStatus.FORBIDDEN, "wrong password")
         _log.info("log-in from %s: session %s", _peer(request), session.name, extra=_ABOUT)
-        response = JSONResponse({})
+        response = JSONResponse({"secret": session.secret})
         response.set_cookie(
             _COOKIE,
-            session.key,
+            session.cookie,
             max_age=int(SESSION_SECONDS),
             httponly=True,
             samesite="strict",
@@ -189,7 +189,7 @@ class Application:
         return response
 
     async def _log_out(self, request: Request) -> Response:
-        session = self._confirmed(request)
+        session = self._logged_in(request)
         if self._sessions is not None:
             self._sessions.log_out(session)
         response = JSONResponse({})
@@ -197,14 +197,16 @@ class Application:
         return response
 
     async def _change(self, request: Request) -> Response:
-        session = self._confirmed(request)
+        session = self._logged_in(request)
         if self._control is None:
             raise Refused(HTTPStatus.FORBIDDEN, "nothing can be changed here: web.control is not set")
         who = f"session {session.name} from {_peer(request)}"
         return JSONResponse(await self._control.change(request.path_params["method"], await _body(request), who))
 
     def _found(self, request: Request) -> Session | None:
-        return None if self._sessions is None else self._sessions.find(request.cookies.get(_COOKIE))
+        if self._sessions is None:
+            return None
+        return self._sessions.find(request.cookies.get(_COOKIE, ""), request.headers.get(_SECRET, ""))
 
     def _viewer(self, request: Request) -> Session | None:
         """The session, if there is one. Raises Refused if this visitor may see nothing."""
@@ -213,13 +215,11 @@ class Application:
             raise Refused(HTTPStatus.UNAUTHORIZED, "log in first")
         return session
 
-    def _confirmed(self, request: Request) -> Session:
-        """The session in whose name the page itself sends this. Raises Refused."""
+    def _logged_in(self, request: Request) -> Session:
+        """The session of this request. Raises Refused if there is none."""
         session = self._found(request)
         if session is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "log in first")
-        if not session.confirms(request.headers.get("x-csrf-token", "")):
-            raise Refused(HTTPStatus.FORBIDDEN, "allowed: requests of this page (X-CSRF-Token)")
         return session
 
     def _sees_addresses(self, session: Session | None) -> bool:

@@ -28,16 +28,17 @@ class TooManyAttempts(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`key` is the secret in the cookie, `csrf` the one that the page sends with each change; `name` is for the log."""
+    """Who has its `cookie` and its `secret` is the page of the one who has logged in; `name` is for the log.
 
-    key: str
-    csrf: str
+    A browser sends the cookie also to other servers of the same host, whatever their port (RFC 6265, section 8.5), and
+    sends it for their pages. The secret has only the page, which keeps it where the browser separates ports, and sends
+    it with each request.
+    """
+
+    cookie: str
+    secret: str
     name: str
     expires_at: float
-
-    def confirms(self, csrf: str) -> bool:
-        """Whether a request that carries this comes from the page."""
-        return hmac.compare_digest(self.csrf.encode(), csrf.encode())
 
 
 class Attempts:
@@ -80,21 +81,23 @@ class Sessions:
         if not is_right:
             return None
         attempts.give_back()
-        key = secrets.token_urlsafe(32)
-        session = Session(key, secrets.token_urlsafe(32), secrets.token_hex(4), time.monotonic() + SESSION_SECONDS)
-        self._sessions[key] = session
+        cookie, secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        session = Session(cookie, secret, secrets.token_hex(4), time.monotonic() + SESSION_SECONDS)
+        self._sessions[cookie] = session
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return session
 
-    def find(self, key: str | None) -> Session | None:
-        """The session of a cookie; None if there is none, or it has expired."""
-        session = None if key is None else self._sessions.get(key)
-        if session is None or time.monotonic() < session.expires_at:
+    def find(self, cookie: str, secret: str) -> Session | None:
+        """The session to which both belong; None if there is none, or it has expired."""
+        session = self._sessions.get(cookie)
+        if session is None or not hmac.compare_digest(session.secret.encode(), secret.encode()):
+            return None
+        if time.monotonic() < session.expires_at:
             return session
         self.log_out(session)
         return None
 
     def log_out(self, session: Session) -> None:
         """End it."""
-        self._sessions.pop(session.key, None)
+        self._sessions.pop(session.cookie, None)

@@ -1,7 +1,7 @@
 // Log-in, and what those who have logged in may change.
 
 import { byId, element, setText } from "./dom.js";
-import { loadSession, post, session } from "./server.js";
+import { loadSession, logIn, logOut, post, session } from "./server.js";
 
 // Shows a dialog; `submit` is tried until it succeeds or the user cancels.
 function ask(dialog, submit) {
@@ -57,14 +57,14 @@ export class Actions {
     const password = byId("password");
     password.value = "";
     ask(byId("log-in"), async () => {
-      await post("/api/log-in", { password: password.value });
+      await logIn(password.value);
       password.value = "";
       await this.refresh();
     });
   }
 
   async logOut() {
-    await post("/api/log-out").catch((error) => this.showProblem(error.message));
+    await logOut().catch((error) => this.showProblem(error.message));
     await this.refresh();
   }
 
