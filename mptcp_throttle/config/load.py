@@ -19,7 +19,6 @@ from mptcp_throttle.config.schema import (
     ServiceFile,
     SocketGroup,
     Sockets,
-    WebSection,
 )
 from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
@@ -52,7 +51,7 @@ def load_config(path: Path) -> Config:
         problems += [
             *_interfaces(service, service_file),
             *_marks(service, service_file),
-            *_web(service.web, service_file),
+            *_web(service, service_file),
         ]
     networks = _attempt(problems, _networks, service_file)
     if problems or service is None or networks is None:
@@ -136,8 +135,8 @@ def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
     return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, nft, ipset, rules, or these too"]
 
 
-def _web(web: WebSection, file: YamlFile) -> list[str]:
-    problems = []
+def _web(service: ServiceFile, file: YamlFile) -> list[str]:
+    problems, web, metrics = [], service.web, service.metrics.listen
     if web.control and web.password_hash is None:
         where = file.where(("web", "control"))
         problems.append(f"{where}: web.control: true: needs web.password_hash; allowed: false, or that too")
@@ -151,6 +150,11 @@ def _web(web: WebSection, file: YamlFile) -> list[str]:
         problems.append(
             f"{where}: web.listen: {web.listen}: is no loopback address, and needs {needs};"
             " allowed: an address of loopback, or these too"
+        )
+    if web.listen is not None and metrics is not None and web.listen.overlaps(metrics):
+        where = file.where(("web", "listen"))
+        problems.append(
+            f"{where}: web.listen: {web.listen}: metrics.listen has {metrics}; allowed: another port, or null"
         )
     return problems
 

@@ -93,6 +93,15 @@ class ListenAddress:
                 return cls(ip_address(found[1] or found[2]), int(found[3]))
         raise ValueError("allowed: an IP address and a port, such as 127.0.0.1:9721 or [::1]:9721, or null")
 
+    def overlaps(self, other: ListenAddress) -> bool:
+        """Whether only one service can listen at both: `[::]` may include IPv4 (bindv6only in ip-sysctl)."""
+        if self.port != other.port:
+            return False
+        hosts = {self.host, other.host}
+        if len(hosts) == 1:
+            return True
+        return any(host.is_unspecified and host.version >= max(one.version for one in hosts) for host in hosts)
+
     def __str__(self) -> str:
         return str(Endpoint(self.host, self.port))
 

@@ -292,6 +292,39 @@ def test_page_for_others_needs_a_password_and_a_certificate(tmp_path: Path, web:
     assert problem.startswith(f"service.yaml:2: {line}")
 
 
+@pytest.mark.parametrize(
+    ("web", "metrics"),
+    [
+        ("127.0.0.1:9722", "127.0.0.1:9722"),
+        ("127.0.0.1:9722", "0.0.0.0:9722"),
+        ("127.0.0.1:9722", "[::]:9722"),
+        ("[::1]:9722", "[::]:9722"),
+    ],
+)
+def test_page_and_metrics_cannot_have_the_same_address(tmp_path: Path, web: str, metrics: str) -> None:
+    service = f"{SERVICE}metrics: {{listen: '{metrics}'}}\nweb: {{listen: '{web}'}}\n"
+    assert problems(tmp_path, service, wifi=WIFI) == [
+        f"service.yaml:3: web.listen: {web}: metrics.listen has {metrics}; allowed: another port, or null"
+    ]
+
+
+def test_page_cannot_have_the_default_address_of_metrics(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, f"{SERVICE}web: {{listen: '127.0.0.1:9721'}}\n", wifi=WIFI)
+    assert problem.startswith("service.yaml:2: web.listen: 127.0.0.1:9721: metrics.listen has 127.0.0.1:9721; ")
+
+
+def test_metrics_cannot_have_the_default_address_of_the_page(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, f"{SERVICE}metrics: {{listen: '127.0.0.1:9722'}}\n", wifi=WIFI)
+    assert problem.startswith("service.yaml:")
+    assert "web.listen: 127.0.0.1:9722: metrics.listen has 127.0.0.1:9722; " in problem
+
+
+@pytest.mark.parametrize("metrics", ["'127.0.0.2:1'", "'[::1]:1'", "'127.0.0.1:2'", "'0.0.0.0:2'", "null"])
+def test_page_and_metrics_may_have_different_addresses(tmp_path: Path, metrics: str) -> None:
+    service = f"{SERVICE}metrics: {{listen: {metrics}}}\nweb: {{listen: '127.0.0.1:1'}}\n"
+    assert load_config(write(tmp_path, service, wifi=WIFI)).web.listen is not None
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1"])
 def test_page_on_loopback_needs_neither(tmp_path: Path, address: str) -> None:
     assert load_config(write(tmp_path, f"{SERVICE}web: {{listen: '{address}'}}\n", wifi=WIFI)).web.password_hash is None
