@@ -29,6 +29,7 @@ from page_server import (
 )
 from polling import eventually
 
+from mptcp_throttle import logs
 from mptcp_throttle.config.password_hash import PasswordHash
 
 PASSWORD = "correct-horse"  # noqa: S105
@@ -248,6 +249,7 @@ def test_each_change_is_a_line_of_the_log(page: PageServer, session: dict[str, s
         ("set_rate", {}),
         ("set_rate", [1]),
         ("set_rate", {**RATE, "more": 1}),
+        ("set_rate", {**RATE, "more\nset_rate by root: done": 1}),
         ("set_rate", {**RATE, "rule": "all"}),
         ("set_rate", {**RATE, "rate": "1mbit\nset_rate by root: done"}),
         ("set_rate", {**RATE, "rate": "x" * 33}),
@@ -260,10 +262,24 @@ def test_malformed_changes_are_refused_in_one_line(
     page: PageServer, session: dict[str, str], daemon: CannedDaemon, method: str, body: object
 ) -> None:
     daemon.changes.clear()
+    before = len(page.log.splitlines())
     answer = page.ask(f"/api/change/{method}", body, session)
     assert answer.status in {400, 409}
     assert len(answer.json["problem"].splitlines()) == 1
     assert daemon.changes == []
+    (line,) = (line for line in page.log.splitlines()[before:] if f"'{method}' by session " in line)
+    assert line.endswith(f"from 127.0.0.1: refused: {answer.json['problem']}")
+
+
+def test_malformed_changes_hide_no_line_about_others(tmp_path: Path) -> None:
+    with canned_daemon(tmp_path), page_server(tmp_path, WITH_CONTROL) as page:
+        session = session_of(page.ask("/api/log-in", {"password": PASSWORD}))
+        for _ in range(50):
+            assert page.ask("/api/change/pause", {"seconds": "x"}, session).status == 409
+        # Those of two intervals at most.
+        assert page.log.count("refused: seconds: 'x': ") <= 2 * logs.SUBJECT_LINES
+        assert page.ask("/api/change/resume", {}, session).status == 200
+        assert "resume by session " in page.log
 
 
 def test_attempts_to_guess_the_password_are_bounded(directory: Path, daemon: CannedDaemon) -> None:

@@ -10,9 +10,11 @@ from pydantic import Field, ValidationError
 
 from mptcp_throttle.config.validation import Name, Section, text_that
 from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.logs import about
 from mptcp_throttle.rpc import Json, RpcError
 
 _log = logging.getLogger("mptcp-throttle-web.changes")
+_MALFORMED: Final = about("malformed changes")
 
 Seconds = Annotated[float, Field(gt=0, le=3650 * 86_400)]
 
@@ -50,6 +52,20 @@ _CHANGES: Final[dict[str, type[Section]]] = {
 }
 
 
+def _parsed(method: str, body: Json) -> Section:
+    """Raises UserError."""
+    try:
+        return _CHANGES[method].model_validate(body)
+    except KeyError as error:
+        raise UserError(f"{shown(method)}: no such change; allowed: {', '.join(_CHANGES)}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = ".".join(map(str, first["loc"])) or "request"
+        # A key that is none of ours may be any text.
+        where = keys if keys.isidentifier() else shown(keys)
+        raise UserError(f"{where}: {shown(first['input'])}: {first['msg']}") from error
+
+
 class Control:
     """Makes changes through `call`, which calls a method of the daemon and raises RpcError."""
 
@@ -59,15 +75,13 @@ class Control:
         _log.setLevel(logging.INFO)
 
     async def change(self, method: str, body: Json, who: str) -> Json:
-        """What the daemon answers. Raises UserError if it refuses, or if the request is malformed."""
+        """What the daemon answers. Raises RpcError if it refuses, UserError if the request is malformed."""
         try:
-            parameters = _CHANGES[method].model_validate(body)
-        except KeyError as error:
-            raise UserError(f"{shown(method)}: no such change; allowed: {', '.join(_CHANGES)}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "request"
-            raise UserError(f"{where}: {shown(first['input'])}: {first['msg']}") from error
+            parameters = _parsed(method, body)
+        except UserError as error:
+            # Of what is sent, nothing but what the problem quotes in one line.
+            _log.info("%s by %s: refused: %s", shown(method), who, error, extra=_MALFORMED)
+            raise
         values = parameters.model_dump()
         asked = " ".join((method, *(f"{key}={value}" for key, value in values.items())))
         try:
