@@ -41,8 +41,10 @@ class Watch:
 def watching(directory: Path, port: int) -> Iterator[Watch]:
     """The page is served on `port` of 127.0.0.1 while the block runs; its files are in `directory`.
 
-    Raises UserError if the port is taken.
+    Raises UserError if it is no port, or is taken.
     """
+    if not 0 < port < 65536:
+        raise UserError(f"--watch {port}: is no port; allowed: 1 to 65535")
     try:
         socket.create_server((_HOST, port)).close()
     except OSError as error:

@@ -38,6 +38,13 @@ def test_watched_page_shows_the_daemon_that_runs(tmp_path: Path) -> None:
             eventually(lambda: first_event(port)["problem"] is not None, "it is missed")
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536, 99999])
+def test_watching_on_what_is_no_port_is_refused(tmp_path: Path, port: int) -> None:
+    with pytest.raises(UserError, match=f"^--watch {port}: is no port; allowed: 1 to 65535$"), watching(tmp_path, port):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_watching_on_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
