@@ -17,7 +17,7 @@ from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _HOST: Final = "127.0.0.1"
 
@@ -37,6 +37,26 @@ class Watch:
         new.replace(self._link)
 
 
+def write_config(directory: Path, web: Mapping[str, object]) -> Path:
+    """The configuration of a page with this section `web`; its files are in `directory`.
+
+    The service reads the whole configuration. What concerns the daemon is that of the daemon that it asks.
+    """
+    (directory / "networks.d").mkdir(parents=True, exist_ok=True)
+    network = {"name": "any", "subnets": ["192.0.2.0/24"], "preference": 1}
+    (directory / "networks.d/any.yaml").write_text(yaml.safe_dump(network), encoding="utf-8")
+    config = {
+        "proxy": {"interface": "lo", "ports": [8080]},
+        "web": dict(web),
+        "run_directory": str(directory.absolute() / "run"),
+        "state_directory": str(directory.absolute()),
+        "socket_group": None,
+    }
+    path = directory.absolute() / "mptcp-throttle.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
 @contextmanager
 def watching(directory: Path, port: int) -> Iterator[Watch]:
     """The page is served on `port` of 127.0.0.1 while the block runs; its files are in `directory`.
@@ -49,25 +69,13 @@ def watching(directory: Path, port: int) -> Iterator[Watch]:
         socket.create_server((_HOST, port)).close()
     except OSError as error:
         raise UserError(f"--watch {port}: {os.strerror(error.errno or errno.EIO)}") from error
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "networks.d").mkdir(exist_ok=True)
-    # The service reads the whole configuration. What concerns the daemon is that of the lab's daemon.
-    network = {"name": "any", "subnets": ["192.0.2.0/24"], "preference": 1}
-    config = {
-        "proxy": {"interface": "eth0", "ports": [8080]},
-        "web": {"listen": f"{_HOST}:{port}"},
-        "run_directory": str(directory.absolute() / "run"),
-        "socket_group": "root",
-    }
-    (directory / "networks.d/any.yaml").write_text(yaml.safe_dump(network), encoding="utf-8")
-    file = directory / "mptcp-throttle.yaml"
-    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    file = write_config(directory, {"listen": f"{_HOST}:{port}"})
     log = directory / "mptcp-throttle-web.log"
     log.unlink(missing_ok=True)
     link = Sockets.below(directory / "run").daemon
     link.parent.mkdir(parents=True, exist_ok=True)
     program = Path(sys.executable).parent / "mptcp-throttle-web"
-    page = Process("mptcp-throttle-web", [program, "--config", file.absolute()], log)
+    page = Process("mptcp-throttle-web", [program, "--config", file], log)
     try:
         page.wait_until(lambda: "the page is on" in page.log_text(), "serving the page")
         yield Watch(link, f"http://{_HOST}:{port}/")

@@ -17,9 +17,9 @@ from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
 from polling import eventually
 
+from mptcp_lab.watched_page import write_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import RpcServer
@@ -238,23 +238,6 @@ def free_port() -> int:
     """One on which nobody listens."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         return int(server.getsockname()[1])
-
-
-def write_config(directory: Path, web: Mapping[str, object]) -> Path:
-    """A configuration with that section `web`."""
-    (directory / "networks.d").mkdir(exist_ok=True)
-    network = {"name": "lte", "subnets": ["10.1.0.0/24"], "preference": 1}
-    (directory / "networks.d/lte.yaml").write_text(yaml.safe_dump(network), encoding="utf-8")
-    config = {
-        "proxy": {"interface": "lo", "ports": [8080]},
-        "web": dict(web),
-        "run_directory": str(directory / "run"),
-        "state_directory": str(directory),
-        "socket_group": None,
-    }
-    path = directory / "mptcp-throttle.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
 
 
 @contextmanager

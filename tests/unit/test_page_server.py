@@ -25,10 +25,10 @@ from page_server import (
     canned_daemon,
     free_port,
     page_server,
-    write_config,
 )
 from polling import eventually
 
+from mptcp_lab.watched_page import write_config
 from mptcp_throttle import logs
 from mptcp_throttle.config.password_hash import PasswordHash
 
