@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -437,19 +437,34 @@ def test_service_ends_in_the_middle_of_handshakes(tmp_path: Path) -> None:
 
 
 def test_request_behind_the_handshake_is_answered(tls_page: PageServer) -> None:
+    """In the segment that ends the handshake."""
     context = ssl.create_default_context(cafile=tls_page.certificate)
-    with context.wrap_socket(tls_page.raw(), server_hostname="127.0.0.1", do_handshake_on_connect=False) as client:
-        client.do_handshake()
-        client.sendall(f"GET /api/session HTTP/1.1\r\nHost: 127.0.0.1:{tls_page.port}\r\n\r\n".encode())
-        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(received, to_send, server_hostname="127.0.0.1")
+    with closing(tls_page.raw()) as connection:
+
+        def received_by(step: Callable[[], object]) -> object:
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    connection.sendall(to_send.read())
+                    received.write(connection.recv(65536))
+
+        received_by(tls.do_handshake)
+        tls.write(f"GET /api/session HTTP/1.1\r\nHost: 127.0.0.1:{tls_page.port}\r\n\r\n".encode())
+        assert received_by(lambda: tls.read(4096)[:13]) == b"HTTP/1.1 200 "
+
+
+def head_of_log_in(page: PageServer) -> bytes:
+    """Of a request with a body of 100 bytes."""
+    headers = f"Host: 127.0.0.1:{page.port}\r\nOrigin: {page.origin}\r\nContent-Type: application/json\r\n"
+    return f"POST /api/log-in HTTP/1.1\r\n{headers}Content-Length: 100\r\n\r\n".encode()
 
 
 def test_body_that_does_not_come_is_given_up(page: PageServer) -> None:
     with closing(page.raw()) as slow:
-        slow.sendall(
-            f"POST /api/log-in HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: http://127.0.0.1:{page.port}\r\n"
-            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode()
-        )
+        slow.sendall(head_of_log_in(page) + b"{")
         assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
     assert page.serves()
 
@@ -458,10 +473,7 @@ def test_body_that_comes_slowly_is_given_up(page: PageServer) -> None:
     with closing(page.raw()) as slow:
         slow.settimeout(1)
         began = time.monotonic()
-        slow.sendall(
-            f"POST /api/log-in HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: http://127.0.0.1:{page.port}\r\n"
-            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
-        )
+        slow.sendall(head_of_log_in(page))
         answer = b""
         while not answer:
             slow.sendall(b" ")
@@ -474,10 +486,7 @@ def test_body_that_comes_slowly_is_given_up(page: PageServer) -> None:
 def test_clients_that_leave_early_leave_no_traceback(page: PageServer) -> None:
     before = page.log
     with closing(page.raw()) as leaving:
-        leaving.sendall(
-            f"POST /api/log-in HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: http://127.0.0.1:{page.port}\r\n"
-            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode()
-        )
+        leaving.sendall(head_of_log_in(page) + b"{")
     assert page.serves()
     assert page.log == before
 
