@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
@@ -68,26 +69,29 @@ HISTORY: Final[dict[str, Any]] = {
 
 @dataclass
 class CannedDaemon:
-    """Answers as a daemon does, and counts the calls."""
+    """Answers as a daemon does, from `status`, `top` and `recent`, and counts the calls."""
 
     calls: Counter[str] = field(default_factory=Counter)
     changes: list[tuple[object, ...]] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=lambda: deepcopy(STATUS))
+    top: dict[str, Any] = field(default_factory=lambda: deepcopy(TOP))
+    recent: list[dict[str, Any]] = field(default_factory=list)
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Those that the page calls."""
 
-        def canned(name: str, answer: object) -> Callable[..., object]:
+        def canned(name: str, answer: Callable[[], object]) -> Callable[..., object]:
             def method(*_: object) -> object:
                 self.calls[name] += 1
-                return answer
+                return answer()
 
             return method
 
         return {
-            "status": canned("status", STATUS),
-            "top": canned("top", TOP),
-            "decisions": canned("decisions", {"decisions": []}),
-            "history": canned("history", HISTORY),
+            "status": canned("status", lambda: self.status),
+            "top": canned("top", lambda: self.top),
+            "decisions": canned("decisions", lambda: {"decisions": self.recent}),
+            "history": canned("history", lambda: HISTORY),
             "set_rate": self._set_rate,
             "pause": lambda seconds: self.changes.append(("pause", seconds)),
             "resume": lambda: self.changes.append(("resume",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import ssl
@@ -496,13 +497,22 @@ def test_odd_log_ins_are_refused(page: PageServer, body: object) -> None:
     assert page.ask("/api/log-in", body, method="POST").status in {400, 403, 411, 413, 415, 429}
 
 
-def test_viewer_that_does_not_read_delays_no_other(page: PageServer) -> None:
-    with closing(socket.socket(socket.AF_UNIX)) as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        deaf.connect(str(page.sockets.web))
-        deaf.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for _ in range(3):
-            assert page.first_event(unix=True)["problem"] is None
+@pytest.mark.parametrize("unix", [True, False])
+def test_viewer_that_does_not_read_delays_no_other_and_is_closed(tmp_path: Path, unix: bool) -> None:
+    with canned_daemon(tmp_path) as daemon, page_server(tmp_path) as page, closing(page.connection(unix=unix)) as deaf:
+        # More than the kernel holds for somebody who does not read: 4 MiB with TCP (tcp_wmem, tcp(7)).
+        (client,) = daemon.top["networks"][0]["clients"]
+        client["subflows"] = [{"client_port": 40001, "reason": "x" * 8_000_000}]
+        deaf.connect()
+        began = time.monotonic()
+        deaf.request("GET", "/api/events")
+        while time.monotonic() - began < 5:
+            assert page.first_event(unix=unix)["problem"] is None
+        closed = select.poll()
+        closed.register(deaf.sock, select.POLLHUP)
+        assert closed.poll(30_000)
+        assert 15 < time.monotonic() - began < 30
+        assert page.serves()
 
 
 def test_new_password_and_its_hash_belong_together() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mptcp_throttle_web.connection_bounds import ConnectionBounds
+from mptcp_throttle_web.connection_bounds import ConnectionBounds, reset
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -87,7 +87,7 @@ class BoundedProtocol(H11Protocol):
     def abort(self) -> None:
         """Close it at once, whatever its client has not read."""
         self.bounds.leave(self)
-        self.transport.abort()
+        reset(self.transport)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

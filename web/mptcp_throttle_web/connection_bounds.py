@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
 class Connection(Protocol):
@@ -11,6 +19,15 @@ class Connection(Protocol):
 
     def abort(self) -> None:
         """Close it at once."""
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """Close at once, and let the kernel drop what the client has not read: it would keep it for many minutes."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        with suppress(OSError):  # it has ended already, which its protocol learns a moment later
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
 
 
 @dataclass(slots=True)

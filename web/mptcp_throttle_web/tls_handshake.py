@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mptcp_throttle_web.bounded_protocol import CLIENT_SECONDS, BoundedProtocol
+from mptcp_throttle_web.connection_bounds import reset
 
 if TYPE_CHECKING:
     import ssl
@@ -84,4 +85,4 @@ class TlsHandshake(asyncio.Protocol):
     def abort(self) -> None:
         """Close it at once."""
         if self._transport is not None:
-            self._transport.abort()
+            reset(self._transport)
