@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import proxy_world
@@ -28,6 +30,26 @@ def hosts() -> Iterator[Hosts]:
         yield built
 
 
+@contextmanager
+def launched(program: str | Path) -> Iterator[Browser]:
+    """Chromium, by this program."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(_OPTIONS), chromium_sandbox=False, timeout=90_000
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def own_browser() -> Iterator[Browser]:
+    """In this network namespace, for a page with canned answers."""
+    program = shutil.which("chromium")
+    assert program is not None
+    with launched(program) as browser:
+        yield browser
+
+
 @pytest.fixture(scope="module")
 def browser(hosts: Hosts) -> Iterator[Browser]:
     """Its processes are in the network namespace of the proxy: its loopback is where the page is."""
@@ -35,12 +57,8 @@ def browser(hosts: Hosts) -> Iterator[Browser]:
     enter = f"nsenter --net={namespaces.path(hosts.lab.proxy.namespace)}"
     program.write_text(f'#!/bin/sh\nexec {enter} {shutil.which("chromium")} "$@"\n', encoding="ascii")
     program.chmod(0o755)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program, args=list(_OPTIONS), chromium_sandbox=False, timeout=90_000
-        )
+    with launched(program) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

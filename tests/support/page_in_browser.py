@@ -33,16 +33,22 @@ class PageInBrowser:
 
     @classmethod
     @contextmanager
-    def open(cls, browser: Browser, fragment: str = "", **options: Any) -> Iterator[PageInBrowser]:  # noqa: ANN401
+    def open(
+        cls,
+        browser: Browser,
+        fragment: str = "",
+        address: str = ADDRESS,
+        **options: Any,  # noqa: ANN401
+    ) -> Iterator[PageInBrowser]:
         """In a new window. In the end no script has failed, and no request has gone elsewhere."""
         context = browser.new_context(**options)
         try:
             page = cls(context.new_page())
-            page.tab.goto(ADDRESS + fragment)
+            page.tab.goto(address + fragment)
             yield page
             assert page.errors == []
             assert page.requests
-            assert [url for url in page.requests if not url.startswith(ADDRESS)] == []
+            assert [url for url in page.requests if not url.startswith(address)] == []
         finally:
             context.close()
 

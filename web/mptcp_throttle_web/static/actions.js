@@ -1,6 +1,6 @@
 // Log-in, and what those who have logged in may change.
 
-import { byId, element, setText } from "./dom.js";
+import { byId, element, keep, setText } from "./dom.js";
 import { loadSession, logIn, logOut, post, session } from "./server.js";
 
 // Shows a dialog; `submit` is tried until it succeeds or the user cancels.
@@ -37,14 +37,21 @@ export class Actions {
 
   showAccount() {
     const buttons = [];
-    const button = (text, action) => buttons.push(element("button", { type: "button", textContent: text, onclick: action }), " ");
+    const button = (place, text, action) => buttons.push({ place, text, action });
     if (session.may_change) {
-      if (this.isPaused) button("resume", () => this.change("resume", {}));
-      else button("pause for 10 minutes", () => this.change("pause", { seconds: 600 }));
+      if (this.isPaused) button("pause", "resume", () => this.change("resume", {}));
+      else button("pause", "pause for 10 minutes", () => this.change("pause", { seconds: 600 }));
     }
-    if (session.logged_in) button("log out", () => this.logOut());
-    else if (session.may_log_in) button("log in", () => this.logIn());
-    byId("account").replaceChildren(...buttons);
+    if (session.logged_in) button("session", "log out", () => this.logOut());
+    else if (session.may_log_in) button("session", "log in", () => this.logIn());
+    keep(
+      byId("account"), buttons, (one) => one.place,
+      () => element("button", { type: "button" }),
+      (made, one) => {
+        setText(made, one.text);
+        made.onclick = one.action;
+      },
+    );
   }
 
   showPause(isPaused) {

@@ -20,22 +20,34 @@ export function setText(target, text) {
 }
 
 // Brings the children of `parent` to `items`: `key` identifies an item, `make` makes its element, `update` fills it.
+// The child with the focus stays, and the others move around it: an element that moves loses the focus. If it goes, what
+// is around it gets the focus.
 export function keep(parent, items, key, make, update) {
   const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  let place = parent.firstElementChild;
-  for (const item of items) {
+  const wanted = items.map((item) => {
     const name = String(key(item));
-    let child = before.get(name);
-    if (child === undefined) {
-      child = make(item);
-      child.dataset.key = name;
-    }
+    const child = before.get(name) ?? make(item);
+    child.dataset.key = name;
     before.delete(name);
+    return child;
+  });
+  for (const child of before.values()) {
+    const hadFocus = child.contains(document.activeElement);
+    child.remove();
+    if (hadFocus) parent.closest("[tabindex]")?.focus();
+  }
+  const focused = wanted.find((child) => child.contains(document.activeElement));
+  let place = parent.firstElementChild;
+  wanted.forEach((child, number) => {
+    while (child === focused && place !== focused) {
+      const next = place.nextElementSibling;
+      parent.append(place);
+      place = next;
+    }
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
-    update(child, item);
-  }
-  for (const child of before.values()) child.remove();
+    update(child, items[number]);
+  });
 }
 
 // A row of cells; `classes` has the class of each one.

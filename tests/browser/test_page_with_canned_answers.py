@@ -1,0 +1,111 @@
+"""The page in a real browser, before a daemon that answers what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from page_in_browser import PASSWORD, PageInBrowser
+from page_server import CannedDaemon, PageServer, canned_daemon, page_server
+from polling import eventually
+
+from mptcp_throttle.config.password_hash import PasswordHash
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WITH_CONTROL: Final = {"password_hash": str(PasswordHash.of(PASSWORD)), "control": True}
+
+
+def client(address: str, *ports: int) -> dict[str, Any]:
+    """A client with a subflow for each port."""
+    rates = {"sent_bps": 1_000_000, "received_bps": 0, "rate_bps": 1_000_000}
+    subflows = [
+        {**rates, "client_port": port, "proxy": "192.0.2.1:8080", "rate": "1mbit", "rtt_ms": 20.0, "state": "cap"}
+        | {"reason": f"{address}:{port} is capped", "not_enforced": None, "uplink_rule": None}
+        for port in ports
+    ]
+    return {
+        **rates,
+        "client": address,
+        "throttled_bps": 1_000_000,
+        "throttled": len(ports),
+        "subflows": subflows,
+        "more_subflows": 0,
+    }
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
+    """With one access network, which has two clients."""
+    with canned_daemon(tmp_path) as daemon:
+        daemon.status["daemon"].update(interfaces=["eth0"], marks="ipset", errors=[])
+        (network,) = daemon.top["networks"]
+        network.update(
+            limit=None,
+            per="client",
+            overrides=[],
+            uplink_cap="500kbit",
+            uplink_limit=None,
+            subflows=2,
+            held_subflows=2,
+            clients=[client("10.1.0.2", 40001), client("10.1.0.3", 40002)],
+        )
+        yield daemon
+
+
+@pytest.fixture
+def server(tmp_path: Path, daemon: CannedDaemon) -> Iterator[PageServer]:
+    assert not daemon.changes
+    with page_server(tmp_path, WITH_CONTROL) as server:
+        yield server
+
+
+@pytest.fixture
+def page(own_browser: Browser, server: PageServer) -> Iterator[PageInBrowser]:
+    """Logged in. In the end no script has failed."""
+    with PageInBrowser.open(own_browser, address=f"{server.origin}/") as page:
+        page.log_in()
+        page.wait_live()
+        yield page
+
+
+def clients_shown(page: PageInBrowser) -> list[str]:
+    """In the order of their rows."""
+    return page.tab.locator("#client-tables button").all_inner_texts()
+
+
+def focused(page: PageInBrowser) -> str:
+    """The text of the element that has the focus."""
+    return str(page.evaluate("document.activeElement.textContent"))
+
+
+def test_focus_stays_on_a_client_whose_row_moves(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    eventually(lambda: clients_shown(page) == ["10.1.0.2", "10.1.0.3"], "both clients")
+    page.tab.get_by_role("button", name="10.1.0.3").focus()
+    (network,) = daemon.top["networks"]
+    first, second = network["clients"]
+    for clients in ([second, first], [first, client("10.1.0.4"), second], [second, client("10.1.0.5")]):
+        network["clients"] = clients
+        eventually(lambda: clients_shown(page) == [one["client"] for one in clients], "the new order")  # noqa: B023
+        assert focused(page) == "10.1.0.3"
+
+
+def test_focus_of_a_client_that_goes_is_on_its_table(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    eventually(lambda: len(clients_shown(page)) == 2, "both clients")
+    page.tab.get_by_role("button", name="10.1.0.3").focus()
+    (network,) = daemon.top["networks"]
+    network["clients"].pop()
+    eventually(lambda: clients_shown(page) == ["10.1.0.2"], "one client")
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "region"
+
+
+def test_focus_stays_on_the_button_that_pauses_and_resumes(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    page.tab.get_by_role("button", name="pause for 10 minutes").press("Enter")
+    eventually(lambda: daemon.changes == [("pause", 600.0)], "a pause")
+    daemon.status["daemon"]["pause"] = {"expires_at": None, "seconds_left": None}
+    eventually(lambda: focused(page) == "resume", "the focus on what ends it")
+    page.tab.keyboard.press("Enter")
+    eventually(lambda: daemon.changes[1:] == [("resume",)], "the end of the pause")
