@@ -109,3 +109,23 @@ def test_focus_stays_on_the_button_that_pauses_and_resumes(daemon: CannedDaemon,
     eventually(lambda: focused(page) == "resume", "the focus on what ends it")
     page.tab.keyboard.press("Enter")
     eventually(lambda: daemon.changes[1:] == [("resume",)], "the end of the pause")
+
+
+def test_skip_link_keeps_the_choices(page: PageInBrowser) -> None:
+    page.choose("range", "1 hour")
+    eventually(lambda: page.tab.url.endswith("#range=3600"), "the choice is in the address")
+    page.evaluate("document.querySelector('.skip').focus()")
+    page.tab.keyboard.press("Enter")
+    eventually(lambda: bool(page.evaluate("document.activeElement.id === 'networks'")), "it skips")
+    assert page.tab.url.endswith("#range=3600")
+
+
+def test_choices_follow_the_address(page: PageInBrowser) -> None:
+    page.choose("order", "name")
+    eventually(lambda: page.tab.url.endswith("#order=name"), "the choice is in the address")
+    page.evaluate("location.hash = '#range=3600&theme=dark'")
+    page.wait_drawn(3600)
+    values = [page.tab.locator(f"#{control}").input_value() for control in ("range", "order", "theme")]
+    assert values == ["3600", "sent", "dark"]
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.tab.url.endswith("#range=3600&theme=dark")

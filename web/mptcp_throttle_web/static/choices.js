@@ -2,12 +2,17 @@
 
 const DEFAULTS = { range: "600", direction: "sent", order: "sent", number: "20", pattern: "", hidden: "", theme: "", open: "" };
 const listeners = [];
-export const choices = { ...DEFAULTS, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
+export const choices = inAddress();
+
+function inAddress() {
+  const found = Object.entries(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+  return { ...DEFAULTS, ...Object.fromEntries(found.filter(([name]) => Object.hasOwn(DEFAULTS, name))) };
+}
 
 export function choose(name, value) {
   if (choices[name] === value) return;
   choices[name] = value;
-  const changed = Object.entries(choices).filter(([key, chosen]) => key in DEFAULTS && chosen !== DEFAULTS[key]);
+  const changed = Object.entries(choices).filter(([key, chosen]) => chosen !== DEFAULTS[key]);
   const hash = new URLSearchParams(changed).toString();
   history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
   for (const listener of listeners) listener(name);
@@ -16,6 +21,11 @@ export function choose(name, value) {
 export function onChoice(listener) {
   listeners.push(listener);
 }
+
+// The user has changed the address.
+addEventListener("hashchange", () => {
+  for (const [name, value] of Object.entries(inAddress())) choose(name, value);
+});
 
 export function isOpen(client) {
   return choices.open.split(" ").includes(client);
@@ -30,12 +40,18 @@ export function toggleOpen(client) {
 // Ties a select, a checkbox or a text field to a choice.
 export function bind(control, name) {
   const isBox = control.type === "checkbox";
-  if (isBox) control.checked = choices[name] === "true";
-  else control.value = choices[name];
+  const show = () => {
+    if (isBox) control.checked = choices[name] === "true";
+    else if (control.value !== choices[name]) control.value = choices[name];
+  };
   let later;
   control.addEventListener(control.type === "search" ? "input" : "change", () => {
     clearTimeout(later);
     const value = isBox ? (control.checked ? "true" : "") : control.value;
     later = setTimeout(() => choose(name, value), control.type === "search" ? 300 : 0);
   });
+  onChoice((changed) => {
+    if (changed === name) show();
+  });
+  show();
 }

@@ -93,6 +93,11 @@ onChoice((name) => {
   if (["range", "direction", "theme"].includes(name) && latest !== null) draw();
   if (name === "open" && latest?.top) showClients(latest.top);
 });
+// A link to a part of the page would replace the choices in its address.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("networks").focus();
+});
 darkSystem.addEventListener("change", () => {
   showTheme();
   if (latest !== null) draw();
