@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from page_in_browser import PASSWORD, PageInBrowser
-from page_server import CannedDaemon, PageServer, canned_daemon, page_server
+from page_server import CannedDaemon, Certificate, PageServer, canned_daemon, free_port, page_server
 from polling import eventually
 
 from mptcp_throttle.config.password_hash import PasswordHash
@@ -109,6 +109,57 @@ def test_focus_stays_on_the_button_that_pauses_and_resumes(daemon: CannedDaemon,
     eventually(lambda: focused(page) == "resume", "the focus on what ends it")
     page.tab.keyboard.press("Enter")
     eventually(lambda: daemon.changes[1:] == [("resume",)], "the end of the pause")
+
+
+def test_address_bar_has_no_address_of_a_client_that_is_hidden(page: PageInBrowser) -> None:
+    page.tab.get_by_role("button", name="10.1.0.2").click()
+    page.tab.get_by_label("search").fill("10.1.0")
+    eventually(lambda: page.tab.url.count("10.1.0") == 2, "both are in the address")
+    page.tab.get_by_label("hide addresses").check()
+    eventually(lambda: page.tab.url.endswith("#hidden=true"), "neither is")
+    eventually(lambda: page.shows("host-", "#client-tables"), "names")
+    assert "10.1.0" not in page.tab.content()
+    page.tab.locator("#client-tables button").first.click()
+    page.tab.get_by_label("search").fill("10.1.0")
+    eventually(lambda: any("pattern=10.1.0" in url for url in page.requests[-5:]), "searched")
+    assert "10.1.0" not in page.tab.url
+    assert "host-" in page.tab.url
+    page.tab.get_by_label("hide addresses").uncheck()
+    eventually(lambda: page.tab.url.endswith("/"), "what was open had another name")
+
+
+def test_nothing_is_left_after_a_log_out_on_another_address(
+    own_browser: Browser, tmp_path: Path, daemon: CannedDaemon
+) -> None:
+    daemon.status["daemon"]["errors"] = ["class 4d50:2: refused"]
+    made, port = Certificate.made_in(tmp_path), free_port()
+    web = {**WITH_CONTROL, **made.settings, "listen": f"0.0.0.0:{port}"}
+    address = f"https://127.0.0.1:{port}/"
+    with (
+        page_server(tmp_path, web),
+        PageInBrowser.open(own_browser, address=address, ignore_https_errors=True) as page,
+    ):
+        eventually(lambda: page.shows("log in to see anything", "#connection"), "nothing before the log-in")
+        page.log_in()
+        page.wait_drawn(600)
+        for shown in ("10.1.0.2", "lte", "refused"):
+            assert page.shows(shown, "main")
+        page.tab.get_by_role("button", name="log out").click()
+        eventually(lambda: page.shows("log in to see anything", "#connection"), "nothing after it")
+        for hidden in ("10.1.0.2", "lte", "refused"):
+            assert not page.shows(hidden, "main")
+        assert page.text("#versions") == ""
+        assert page.tab.locator("#network-chart canvas").count() == 0
+        page.log_in()
+        eventually(lambda: page.shows("10.1.0.2", "main"), "it is back")
+
+
+def test_log_in_survives_a_reload_and_is_that_of_all_tabs(page: PageInBrowser) -> None:
+    page.tab.reload()
+    page.tab.get_by_role("button", name="log out").wait_for()
+    other = page.tab.context.new_page()
+    other.goto(page.tab.url)
+    other.get_by_role("button", name="log out").wait_for()
 
 
 def test_skip_link_keeps_the_choices(page: PageInBrowser) -> None:

@@ -75,6 +75,12 @@ export class Chart {
     this.parent.dataset.points = times.length;
   }
 
+  clear() {
+    this.plot?.destroy();
+    this.plot = undefined;
+    delete this.parent.dataset.points;
+  }
+
   resize() {
     this.plot?.setSize({ width: this.parent.clientWidth, height: this.parent.clientHeight });
   }

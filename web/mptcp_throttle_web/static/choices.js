@@ -3,18 +3,27 @@
 const DEFAULTS = { range: "600", direction: "sent", order: "sent", number: "20", pattern: "", hidden: "", theme: "", open: "" };
 const listeners = [];
 export const choices = inAddress();
+write();
 
 function inAddress() {
   const found = Object.entries(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
-  return { ...DEFAULTS, ...Object.fromEntries(found.filter(([name]) => Object.hasOwn(DEFAULTS, name))) };
+  const read = { ...DEFAULTS, ...Object.fromEntries(found.filter(([name]) => Object.hasOwn(DEFAULTS, name))) };
+  if (read.hidden !== "true") return read;
+  return { ...read, pattern: "", open: read.open.split(" ").filter((name) => name.includes("/host-")).join(" ") };
+}
+
+// In the address. A picture may show that, too: while addresses of clients are hidden, what is searched for is not in it.
+function write() {
+  const written = choices.hidden === "true" ? { ...choices, pattern: "" } : choices;
+  const changed = Object.entries(written).filter(([name, chosen]) => chosen !== DEFAULTS[name]);
+  const hash = new URLSearchParams(changed).toString();
+  history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
 }
 
 export function choose(name, value) {
   if (choices[name] === value) return;
   choices[name] = value;
-  const changed = Object.entries(choices).filter(([key, chosen]) => chosen !== DEFAULTS[key]);
-  const hash = new URLSearchParams(changed).toString();
-  history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
+  write();
   for (const listener of listeners) listener(name);
 }
 
@@ -35,6 +44,12 @@ export function toggleOpen(client) {
   const open = choices.open.split(" ").filter((name) => name !== "" && name !== client);
   if (!isOpen(client)) open.push(client);
   choose("open", open.slice(-8).join(" "));
+}
+
+// Where clients get other names, since their addresses are hidden from now on or not any more.
+export function forgetClients() {
+  choose("open", "");
+  choose("pattern", "");
 }
 
 // Ties a select, a checkbox or a text field to a choice.

@@ -1,7 +1,7 @@
 // The page: one stream of answers from mptcp-throttle-web, shown by the other modules.
 
 import { Actions } from "./actions.js";
-import { bind, choices, onChoice } from "./choices.js";
+import { bind, choices, forgetClients, onChoice } from "./choices.js";
 import { showClients, showDecisions } from "./clients.js";
 import { byId, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -12,6 +12,7 @@ const DRAW_SECONDS = { 600: 5, 3600: 30, 86400: 60, 5184000: 600 };
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 
 let latest = null;
+let shown; // what the page shows of clients: "addresses", "names" or "nothing"
 let drawing;
 
 const actions = new Actions(connect, (text) => showText("refusal", text));
@@ -19,7 +20,27 @@ const networks = new Networks(actions);
 // Without a session any more, the page must offer the log-in again.
 const stream = new Stream(show, (problem) => showConnection(problem), () => actions.refresh());
 
+// What this visitor sees of clients.
+function seen() {
+  if (!session.sees) return "nothing";
+  return session.sees_addresses && choices.hidden !== "true" ? "addresses" : "names";
+}
+
+// Nothing stays that was shown to one who saw more, or something else.
+function clear() {
+  clearTimeout(drawing);
+  latest = null;
+  networks.clear();
+  for (const id of ["attention", "client-tables", "decision-rows"]) byId(id).replaceChildren();
+  for (const id of ["notice", "refusal", "chart-problem"]) showText(id, "");
+  setText(byId("versions"), "");
+}
+
 function connect() {
+  const before = shown;
+  shown = seen();
+  if (before !== shown) clear();
+  if (before !== undefined && before !== shown) forgetClients();
   byId("hidden").disabled = !session.sees_addresses;
   byId("hidden").checked = choices.hidden === "true" || !session.sees_addresses;
   byId("pattern").disabled = !session.sees_addresses;
@@ -56,7 +77,7 @@ function showConnection(problem, top) {
   const line = byId("connection");
   line.classList.toggle("problem", Boolean(problem));
   if (problem) {
-    latest = { ...latest, problem };
+    if (latest !== null) latest = { ...latest, problem };
     setText(line, `not up to date: ${problem}`);
   } else {
     setText(line, `live: ${count(top.connections, "connection")}`);
@@ -76,9 +97,9 @@ async function draw() {
     showText("chart-problem", "");
     document.body.dataset.drawn = range;
   } catch (error) {
-    showText("chart-problem", error.message);
+    if (latest !== null) showText("chart-problem", error.message);
   }
-  if (range !== choices.range) return;
+  if (range !== choices.range || latest === null) return;
   drawing = setTimeout(draw, 1000 * (DRAW_SECONDS[choices.range] ?? 60));
 }
 

@@ -50,6 +50,12 @@ export class Networks {
     );
   }
 
+  clear() {
+    shown = [];
+    this.chart.clear();
+    for (const id of ["network-rows", "network-legend"]) byId(id).replaceChildren();
+  }
+
   makeRow(network) {
     const made = row(["", "number", "number", "", "", "", "number", "number", "change"]);
     made.cells[0].replaceWith(element("th", { scope: "row", textContent: network.name }));
@@ -66,6 +72,7 @@ export class Networks {
     const seconds = Number(choices.range);
     const asked = [...shown].reverse();
     const histories = await Promise.all(asked.map((network) => get("/api/history", { name: network.name, seconds })));
+    if (shown.length === 0) return; // cleared meanwhile
     const series = asked.map((network, place) => ({
       name: network.name,
       start: histories[place].start,
