@@ -162,6 +162,41 @@ def test_log_in_survives_a_reload_and_is_that_of_all_tabs(page: PageInBrowser) -
     other.get_by_role("button", name="log out").wait_for()
 
 
+def test_answer_that_does_not_come_is_missed(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    daemon.delay = 8.0
+    eventually(lambda: page.shows("not up to date: no answer since ", "#connection"), "the answer is missed")
+    daemon.delay = 0.0
+    page.wait_live()
+
+
+def test_rates_that_are_old_are_said_to_be(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    daemon.rates_age = 60.0
+    eventually(lambda: page.shows("not up to date: the rates are those of ", "#connection"), "old rates")
+    daemon.rates_age = 0.0
+    page.wait_live()
+
+
+def test_screen_readers_hear_of_changes_and_not_of_counts(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    page.evaluate(
+        """() => {
+            window.heard = [];
+            const status = document.querySelector("[role=status]");
+            const observer = new MutationObserver(() => heard.push(status.textContent));
+            observer.observe(status, {childList: true, subtree: true});
+        }"""
+    )
+    assert page.tab.get_by_role("status").count() == 1
+    for number in (7, 8, 9):
+        daemon.top["connections"] = number
+        eventually(lambda: page.shows(f"live: {number} connections", "#connection"), "the count")  # noqa: B023
+    daemon.rates_age = 60.0
+    eventually(lambda: page.shows("not up to date", "#connection"), "old rates")
+    daemon.rates_age = 0.0
+    page.wait_live()
+    heard = page.evaluate("heard")
+    assert [text.partition(":")[0] for text in heard] == ["not up to date", "live"]
+
+
 def test_skip_link_keeps_the_choices(page: PageInBrowser) -> None:
     page.choose("range", "1 hour")
     eventually(lambda: page.tab.url.endswith("#range=3600"), "the choice is in the address")

@@ -33,7 +33,6 @@ JSON_BODY: Final = {"Content-Type": "application/json"}
 
 CLIENT: Final = "10.1.0.2"
 TOP: Final[dict[str, Any]] = {
-    "observed_at": 1.0,
     "connections": 1,
     "networks": [
         {
@@ -69,13 +68,16 @@ HISTORY: Final[dict[str, Any]] = {
 
 @dataclass
 class CannedDaemon:
-    """Answers as a daemon does, from `status`, `top` and `recent`, and counts the calls."""
+    """Answers as a daemon does, from `status`, `top` and `recent`, and counts the calls. The rates that it shows are
+    `rates_age` seconds old, and it needs `delay` seconds for them."""
 
     calls: Counter[str] = field(default_factory=Counter)
     changes: list[tuple[object, ...]] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=lambda: deepcopy(STATUS))
     top: dict[str, Any] = field(default_factory=lambda: deepcopy(TOP))
     recent: list[dict[str, Any]] = field(default_factory=list)
+    rates_age: float = 0.0
+    delay: float = 0.0
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Those that the page calls."""
@@ -89,7 +91,7 @@ class CannedDaemon:
 
         return {
             "status": canned("status", lambda: self.status),
-            "top": canned("top", lambda: self.top),
+            "top": canned("top", self._top),
             "decisions": canned("decisions", lambda: {"decisions": self.recent}),
             "history": canned("history", lambda: HISTORY),
             "set_rate": self._set_rate,
@@ -97,6 +99,10 @@ class CannedDaemon:
             "resume": lambda: self.changes.append(("resume",)),
             "reset_rate": lambda network: self.changes.append(("reset_rate", network)),
         }
+
+    def _top(self) -> dict[str, Any]:
+        time.sleep(self.delay)
+        return {**self.top, "observed_at": time.time() - self.rates_age}
 
     def _set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> None:
         if network != "lte":

@@ -327,6 +327,13 @@ def test_strangers_leave_room_for_the_group(page: PageServer) -> None:
         assert page.first_event(unix=True)["problem"] is None
 
 
+def test_answer_says_how_old_its_rates_are(page: PageServer, daemon: CannedDaemon) -> None:
+    daemon.rates_age = 100.0
+    eventually(lambda: 100 <= page.first_event()["rates_age"] < 103, "their age, by the clock of this host")
+    daemon.rates_age = 0.0
+    eventually(lambda: page.first_event()["rates_age"] < 3, "new ones")
+
+
 def test_opening_and_closing_asks_the_daemon_no_more_often(page: PageServer, daemon: CannedDaemon) -> None:
     before, began = daemon.calls["top"], time.monotonic()
     for _ in range(50):

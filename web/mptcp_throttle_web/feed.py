@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -138,6 +139,7 @@ class Feed:
                 "daemon": status["daemon"],
                 "sniffer": status["sniffer"],
                 "top": top,
+                "rates_age": None if top["observed_at"] is None else max(time.time() - top["observed_at"], 0.0),
                 "attention": attention,
                 "decisions": decisions,
             }

@@ -4,14 +4,20 @@ import { Actions } from "./actions.js";
 import { bind, choices, forgetClients, onChoice } from "./choices.js";
 import { showClients, showDecisions } from "./clients.js";
 import { byId, setText } from "./dom.js";
-import { count } from "./format.js";
+import { count, timeOfDay } from "./format.js";
 import { Networks, showAttention } from "./networks.js";
 import { session, Stream } from "./server.js";
 
+const SILENT_SECONDS = 5; // answers come every second, more seldom from a daemon that needs long for them
+const REOPEN_SECONDS = 30;
+const OLD_SECONDS = 10; // the daemon observes every second, or with a hundred thousand subflows every few seconds
 const DRAW_SECONDS = { 600: 5, 3600: 30, 86400: 60, 5184000: 600 };
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 
 let latest = null;
+let isDown = false; // a problem is shown in place of what is so
+let waitingSince = performance.now(); // for an answer
+let answeredAt; // seconds since the epoch
 let shown; // what the page shows of clients: "addresses", "names" or "nothing"
 let drawing;
 
@@ -30,6 +36,7 @@ function seen() {
 function clear() {
   clearTimeout(drawing);
   latest = null;
+  isDown = false;
   networks.clear();
   for (const id of ["attention", "client-tables", "decision-rows"]) byId(id).replaceChildren();
   for (const id of ["notice", "refusal", "chart-problem"]) showText(id, "");
@@ -49,19 +56,24 @@ function connect() {
     showConnection("log in to see anything");
     return;
   }
+  waitingSince = performance.now();
   const { number, order, hidden } = choices;
   stream.open({ number, order, pattern: session.sees_addresses ? choices.pattern : "", hidden: hidden === "true" });
 }
 
 function show(answer) {
+  waitingSince = performance.now();
   if (answer.problem !== null) {
     showConnection(answer.problem);
     return;
   }
-  const isFirst = latest === null || latest.problem;
+  const isBack = isDown || latest === null;
+  isDown = false;
   latest = answer;
+  answeredAt = Date.now() / 1000;
   const { daemon, top } = answer;
-  showConnection(null, top);
+  if (answer.rates_age > OLD_SECONDS) showState("problem", `not up to date: the rates are those of ${timeOfDay(top.observed_at)}`);
+  else showState("", "live", `: ${count(top.connections, "connection")}`);
   showText("notice", daemon.pause === null ? "" : "Paused by the operator: nothing is throttled.");
   actions.showPause(daemon.pause !== null);
   showAttention(answer.attention);
@@ -70,18 +82,28 @@ function show(answer) {
   showDecisions(answer.decisions);
   const page = session.version === daemon.version ? "" : `, this page ${session.version}`;
   setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interfaces.join(", ")}, marks by ${daemon.marks}`);
-  if (isFirst) draw();
+  if (isBack) draw();
 }
 
-function showConnection(problem, top) {
-  const line = byId("connection");
-  line.classList.toggle("problem", Boolean(problem));
-  if (problem) {
-    if (latest !== null) latest = { ...latest, problem };
-    setText(line, `not up to date: ${problem}`);
-  } else {
-    setText(line, `live: ${count(top.connections, "connection")}`);
-  }
+// What is shown, if anything, is not what is so now.
+function showConnection(problem) {
+  isDown = true;
+  showState("problem", `not up to date: ${problem}`);
+}
+
+// `detail` may change all the time: screen readers announce only what is before it.
+function showState(kind, state, detail = "") {
+  byId("connection").className = kind;
+  setText(byId("connection"), state + detail);
+  setText(byId("announcement"), state);
+}
+
+// A connection that has died silently, as in a tunnel, delivers neither an answer nor an error.
+function checkAge() {
+  const silent = (performance.now() - waitingSince) / 1000;
+  if (!session.sees || silent < SILENT_SECONDS) return;
+  if (!isDown) showConnection(latest === null ? "no answer" : `no answer since ${timeOfDay(answeredAt)}`);
+  if (silent > REOPEN_SECONDS) connect();
 }
 
 function showText(id, text) {
@@ -112,7 +134,7 @@ onChoice((name) => {
   if (["hidden", "pattern", "order", "number"].includes(name)) connect();
   if (name === "theme") showTheme();
   if (["range", "direction", "theme"].includes(name) && latest !== null) draw();
-  if (name === "open" && latest?.top) showClients(latest.top);
+  if (name === "open" && latest !== null) showClients(latest.top);
 });
 // A link to a part of the page would replace the choices in its address.
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -124,4 +146,5 @@ darkSystem.addEventListener("change", () => {
   if (latest !== null) draw();
 });
 showTheme();
+setInterval(checkAge, 1000);
 actions.refresh().catch((error) => showConnection(error.message));
