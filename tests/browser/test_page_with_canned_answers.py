@@ -215,3 +215,10 @@ def test_choices_follow_the_address(page: PageInBrowser) -> None:
     assert values == ["3600", "sent", "dark"]
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert page.tab.url.endswith("#range=3600&theme=dark")
+
+
+def test_colour_scheme_of_controls_follows_the_theme(page: PageInBrowser) -> None:
+    for theme in ("dark", "light"):
+        page.choose("theme", theme)
+        scheme = "getComputedStyle(document.documentElement).colorScheme"
+        eventually(lambda: page.evaluate(scheme) == theme, "its scheme")  # noqa: B023
