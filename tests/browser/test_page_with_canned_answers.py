@@ -222,3 +222,16 @@ def test_colour_scheme_of_controls_follows_the_theme(page: PageInBrowser) -> Non
         page.choose("theme", theme)
         scheme = "getComputedStyle(document.documentElement).colorScheme"
         eventually(lambda: page.evaluate(scheme) == theme, "its scheme")  # noqa: B023
+
+
+def test_error_of_a_chart_stays_until_the_chart_is_drawn(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    daemon.history_problem = "no history is kept"
+    page.tab.get_by_role("button", name="10.1.0.2").click()
+    eventually(lambda: page.shows("no history is kept", "#client-tables"), "the error")
+    for number in (7, 8):
+        daemon.top["connections"] = number
+        eventually(lambda: page.shows(f"live: {number} connections", "#connection"), "the next answer")  # noqa: B023
+        assert page.shows("no history is kept", "#client-tables")
+    daemon.history_problem = None
+    eventually(lambda: page.tab.locator("#client-tables canvas").count() == 1, "the chart")
+    assert not page.shows("no history is kept", "#client-tables")

@@ -76,6 +76,7 @@ class CannedDaemon:
     status: dict[str, Any] = field(default_factory=lambda: deepcopy(STATUS))
     top: dict[str, Any] = field(default_factory=lambda: deepcopy(TOP))
     recent: list[dict[str, Any]] = field(default_factory=list)
+    history_problem: str | None = None
     rates_age: float = 0.0
     delay: float = 0.0
 
@@ -93,7 +94,7 @@ class CannedDaemon:
             "status": canned("status", lambda: self.status),
             "top": canned("top", self._top),
             "decisions": canned("decisions", lambda: {"decisions": self.recent}),
-            "history": canned("history", lambda: HISTORY),
+            "history": canned("history", self._history),
             "set_rate": self._set_rate,
             "pause": lambda seconds: self.changes.append(("pause", seconds)),
             "resume": lambda: self.changes.append(("resume",)),
@@ -103,6 +104,11 @@ class CannedDaemon:
     def _top(self) -> dict[str, Any]:
         time.sleep(self.delay)
         return {**self.top, "observed_at": time.time() - self.rates_age}
+
+    def _history(self) -> dict[str, Any]:
+        if self.history_problem is not None:
+            raise UserError(self.history_problem)
+        return HISTORY
 
     def _set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> None:
         if network != "lte":

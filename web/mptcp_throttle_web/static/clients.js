@@ -52,7 +52,7 @@ function makeRow(item) {
 function updateRow(made, item) {
   if (item.chart !== undefined) {
     made.cap = item.cap;
-    setText(made.querySelector("p"), item.more ? `and ${format.count(item.more, "more subflow")}` : "");
+    setText(made.querySelector(".dim"), item.more ? `and ${format.count(item.more, "more subflow")}` : "");
   } else if (item.client) {
     const { client } = item;
     const button = made.querySelector("button");
@@ -76,7 +76,8 @@ function updateRow(made, item) {
 
 function chartRow(item) {
   const parent = element("div", { className: "chart" });
-  const made = element("tr", { className: "subflow" }, element("td", { colSpan: HEAD.length }, element("p", { className: "dim" }), parent));
+  const problem = element("p", { className: "problem" });
+  const made = element("tr", { className: "subflow" }, element("td", { colSpan: HEAD.length }, element("p", { className: "dim" }), problem, parent));
   const chart = new Chart(parent, () => `What was sent to ${item.chart} in the last 10 minutes; its present rate as a dashed line.`);
   const draw = async () => {
     if (!made.isConnected) return;
@@ -84,8 +85,9 @@ function chartRow(item) {
       const history = await get("/api/history", { name: item.chart, seconds: HISTORY_SECONDS });
       const now = Date.now() / 1000;
       chart.draw([{ name: item.chart, ...history, values: history.sent, cap: made.cap, colour: 0 }], now - HISTORY_SECONDS, now);
+      setText(problem, "");
     } catch (error) {
-      setText(made.querySelector("p"), error.message);
+      setText(problem, error.message);
     }
     setTimeout(draw, 5000);
   };
