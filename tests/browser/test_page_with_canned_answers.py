@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -235,3 +237,20 @@ def test_error_of_a_chart_stays_until_the_chart_is_drawn(daemon: CannedDaemon, p
     daemon.history_problem = None
     eventually(lambda: page.tab.locator("#client-tables canvas").count() == 1, "the chart")
     assert not page.shows("no history is kept", "#client-tables")
+
+
+def test_decisions_of_other_days_show_their_date(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    decision = {"client": "10.1.0.2", "client_port": 40001, "network": "lte", "decision": "cap", "rate": "1mbit"}
+    noon = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
+    daemon.recent = [{**decision, "at": at, "reason": "wifi is live"} for at in (time.time(), noon)]
+    times = page.tab.locator("#decision-rows td:first-child")
+    eventually(lambda: times.count() == 2, "both decisions")
+    today, earlier = times.all_inner_texts()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", today)
+    assert re.fullmatch(r".*Mar.*2026.*12:00:00", earlier)
+
+
+def test_hour_after_midnight_is_zero(own_browser: Browser, server: PageServer) -> None:
+    with PageInBrowser.open(own_browser, address=f"{server.origin}/", locale="en-US", timezone_id="UTC") as page:
+        ticks = "import('/static/format.js').then(({tick}) => [5, 60].map((step) => tick(86400 * 20000 + 65, step)))"
+        assert page.evaluate(ticks) == ["00:01:05", "00:01"]

@@ -117,7 +117,7 @@ export function showDecisions(decisions) {
     byId("decision-rows"), items, (one) => one.key,
     (one) => row(["", "", "", one.decision.endsWith("cap") ? "state-cap" : one.decision.endsWith("limit") ? "state-limit" : "", "", "reason"]),
     (made, one) => fill(made, [
-      format.timeOfDay(one.at), one.client_port === null ? one.client : `${one.client} port ${one.client_port}`,
+      format.moment(one.at), one.client_port === null ? one.client : `${one.client} port ${one.client_port}`,
       one.network ?? "none", one.decision.replace("_", " "), one.rate ?? "–", one.reason,
     ]),
   );

@@ -15,16 +15,23 @@ export function percent(part, whole) {
   return whole ? `${Math.round((100 * part) / whole)} %` : "–";
 }
 
-export function timeOfDay(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
+// With hour12: false, some locales call midnight 24:00.
+const MINUTES = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const SECONDS = { ...MINUTES, second: "2-digit" };
+
+// A moment of today by its time alone.
+export function moment(seconds) {
+  const at = new Date(seconds * 1000);
+  const time = at.toLocaleTimeString([], SECONDS);
+  if (at.toDateString() === new Date().toDateString()) return time;
+  return `${at.toLocaleDateString([], { day: "numeric", month: "short", year: "numeric" })}, ${time}`;
 }
 
 // Of a time axis whose ticks are `step` seconds apart.
 export function tick(seconds, step) {
   const at = new Date(seconds * 1000);
   if (step >= 86400) return at.toLocaleDateString([], { day: "numeric", month: "short" });
-  const options = { hour: "2-digit", minute: "2-digit", hour12: false };
-  return at.toLocaleTimeString([], step < 60 ? { ...options, second: "2-digit" } : options);
+  return at.toLocaleTimeString([], step < 60 ? SECONDS : MINUTES);
 }
 
 export function count(number, noun) {

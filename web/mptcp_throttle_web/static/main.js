@@ -4,7 +4,7 @@ import { Actions } from "./actions.js";
 import { bind, choices, forgetClients, onChoice } from "./choices.js";
 import { showClients, showDecisions } from "./clients.js";
 import { byId, setText } from "./dom.js";
-import { count, timeOfDay } from "./format.js";
+import { count, moment } from "./format.js";
 import { Networks, showAttention } from "./networks.js";
 import { session, Stream } from "./server.js";
 
@@ -72,7 +72,7 @@ function show(answer) {
   latest = answer;
   answeredAt = Date.now() / 1000;
   const { daemon, top } = answer;
-  if (answer.rates_age > OLD_SECONDS) showState("problem", `not up to date: the rates are those of ${timeOfDay(top.observed_at)}`);
+  if (answer.rates_age > OLD_SECONDS) showState("problem", `not up to date: the rates are those of ${moment(top.observed_at)}`);
   else showState("", "live", `: ${count(top.connections, "connection")}`);
   showText("notice", daemon.pause === null ? "" : "Paused by the operator: nothing is throttled.");
   actions.showPause(daemon.pause !== null);
@@ -102,7 +102,7 @@ function showState(kind, state, detail = "") {
 function checkAge() {
   const silent = (performance.now() - waitingSince) / 1000;
   if (!session.sees || silent < SILENT_SECONDS) return;
-  if (!isDown) showConnection(latest === null ? "no answer" : `no answer since ${timeOfDay(answeredAt)}`);
+  if (!isDown) showConnection(latest === null ? "no answer" : `no answer since ${moment(answeredAt)}`);
   if (silent > REOPEN_SECONDS) connect();
 }
 
