@@ -254,3 +254,29 @@ def test_hour_after_midnight_is_zero(own_browser: Browser, server: PageServer) -
     with PageInBrowser.open(own_browser, address=f"{server.origin}/", locale="en-US", timezone_id="UTC") as page:
         ticks = "import('/static/format.js').then(({tick}) => [5, 60].map((step) => tick(86400 * 20000 + 65, step)))"
         assert page.evaluate(ticks) == ["00:01:05", "00:01"]
+
+
+def test_problems_and_notes_differ_by_a_word(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    daemon.status["daemon"].update(errors=["class 4d50:2: refused"], unpaced="no cgroup")
+    lines = page.tab.locator("#attention li")
+    eventually(lambda: lines.count() == 2, "both findings")
+    problem, note = lines.all_inner_texts()
+    assert problem.startswith("problem: mptcp-throttled: class 4d50:2: refused; remedy: ")
+    assert note.startswith("note: pacing: none, so that a cap slows down the whole connection: no cgroup; remedy: ")
+
+
+def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    assert page.network("lte")["rates of uplinks"] == "cap 500kbit per client"
+    overrides = [{"rule": "uplink_cap", "seconds_left": 600.0}, {"rule": "uplink_limit", "seconds_left": None}]
+    daemon.top["networks"][0]["overrides"] = overrides
+    shown = "cap 500kbit per client (by hand, for 10 min), limit unlimited (by hand, until reset)"
+    eventually(lambda: page.network("lte")["rates of uplinks"] == shown, "both are marked")
+    assert page.network("lte")["cap"] == "1mbit per client"
+
+
+def test_names_of_buttons_begin_with_what_they_show(page: PageInBrowser) -> None:
+    """WCAG 2.2, 2.5.3: who speaks to the computer says what is to be seen."""
+    buttons = page.tab.locator("main button[aria-label]")
+    assert buttons.count() == 2
+    for button in buttons.all():
+        assert (button.get_attribute("aria-label") or "").startswith(button.inner_text())

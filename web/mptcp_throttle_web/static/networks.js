@@ -8,20 +8,19 @@ import { get } from "./server.js";
 
 let shown = [];
 
+// A rate of a network, and whether it is one set by hand; "" if there is none.
 function rule(network, name) {
   const present = network[name];
-  const text = present === null ? "–" : `${present}${network.per === "network" ? "" : ` per ${network.per}`}`;
+  const text = present === null ? "" : `${present}${network.per === "network" ? "" : ` per ${network.per}`}`;
   const override = (network.overrides ?? []).find((one) => one.rule === name);
   if (override === undefined) return text;
   const left = override.seconds_left === null ? "until reset" : `for ${format.duration(override.seconds_left)}`;
-  return `${text} (by hand, ${left})`;
+  return `${text || "unlimited"} (by hand, ${left})`;
 }
 
 function uplink(network) {
-  const parts = [];
-  if (network.uplink_cap) parts.push(`cap ${network.uplink_cap}`);
-  if (network.uplink_limit) parts.push(`limit ${network.uplink_limit}`);
-  return parts.join(", ") || "–";
+  const [cap, limit] = [rule(network, "uplink_cap"), rule(network, "uplink_limit")];
+  return [cap && `cap ${cap}`, limit && `limit ${limit}`].filter(Boolean).join(", ");
 }
 
 function bitsPerSecond(text) {
@@ -44,8 +43,8 @@ export class Networks {
       byId("network-rows"), shown, (network) => network.name,
       (network) => this.makeRow(network),
       (made, network) => fill(made, [
-        null, format.rate(network.sent_bps), format.rate(network.received_bps), rule(network, "cap"),
-        rule(network, "limit"), uplink(network), String(network.subflows), String(network.held_subflows), null,
+        null, format.rate(network.sent_bps), format.rate(network.received_bps), rule(network, "cap") || "–",
+        rule(network, "limit") || "–", uplink(network) || "–", String(network.subflows), String(network.held_subflows), null,
       ]),
     );
   }
@@ -61,8 +60,8 @@ export class Networks {
     made.cells[0].replaceWith(element("th", { scope: "row", textContent: network.name }));
     const set = element("button", { type: "button", textContent: "set rate", onclick: () => this.actions.askRate(network.name) });
     const reset = element("button", { type: "button", textContent: "reset", onclick: () => this.actions.change("reset_rate", { network: network.name }) });
-    set.setAttribute("aria-label", `set a rate of ${network.name}`);
-    reset.setAttribute("aria-label", `reset the rates of ${network.name}`);
+    set.setAttribute("aria-label", `set rate of ${network.name}`);
+    reset.setAttribute("aria-label", `reset rates of ${network.name}`);
     made.cells[8].append(set, " ", reset);
     return made;
   }
@@ -107,11 +106,12 @@ function swatch(number, kind) {
 export function showAttention(findings) {
   const lines = findings.length ? findings : [{ subject: "", problem: "nothing", remedy: null, harm: null }];
   keep(
-    byId("attention"), lines, (one) => `${one.subject} ${one.problem}`,
+    byId("attention"), lines, (one) => `${one.harm} ${one.subject} ${one.problem}`,
     (one) => element("li", { className: one.harm === null ? "fine" : one.harm ? "harm" : "less" }),
     (made, one) => {
       const remedy = one.remedy ? `; remedy: ${one.remedy}` : "";
-      setText(made, one.subject ? `${one.subject}: ${one.problem}${remedy}` : one.problem);
+      // As `mptcp-throttle doctor` calls them.
+      setText(made, one.subject ? `${one.harm ? "problem" : "note"}: ${one.subject}: ${one.problem}${remedy}` : one.problem);
     },
   );
 }
