@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from matplotlib.image import imread
 from page_in_browser import PageInBrowser, violations
 from polling import eventually
 
@@ -16,7 +18,7 @@ from mptcp_throttled.accounting.history import Account, History, Kind
 from mptcp_throttled.accounting.subflow_traffic import Traffic
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, FloatRect
     from proxy_world import ProxyWorld
 
 DAY: Final = 86_400
@@ -168,13 +170,15 @@ def test_rate_set_on_the_page_is_applied_and_reset(world: ProxyWorld, page: Page
 
 
 def test_what_needs_attention_is_said_with_its_remedy(world: ProxyWorld, page: PageInBrowser) -> None:
-    eventually(lambda: page.text("#attention") != "", "nothing needs attention, or something does")
+    page.wait_live()
+    eventually(lambda: page.findings() != [] and page.problems() == [], "no problem, at most notes")
     world.sniffer.stop()
-    eventually(
-        lambda: page.shows("mptcp-throttled: has no table of connections", "#attention"), "the sniffer is missed"
-    )
+    eventually(lambda: len(page.problems()) == 1, "the sniffer is missed")
+    (problem,) = page.problems()
+    assert problem.startswith("problem: mptcp-throttled: has no table of connections: ")
+    assert problem.endswith("; remedy: `systemctl status mptcp-sniffer`")
     world.services.start_sniffer()
-    eventually(lambda: not page.shows("has no table of connections", "#attention"), "it is back")
+    eventually(lambda: page.problems() == [], "it is back")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -254,6 +258,30 @@ def test_pictures_of_the_page(world: ProxyWorld, browser: Browser, tmp_path: Pat
             page.wait_drawn(600)
             open_first_client(page, "ethernet")
             eventually(lambda: len(page.subflows()) >= 2, "the client is open")
+            page.wait_points(10)
+            for network in ("ethernet", "wifi"):
+                assert re.search(rf"Latest: .*{network} \d+\.\d+ [kMG]b/s", page.chart_label())
             page.picture(directory / f"{name}.png")
-            assert (directory / f"{name}.png").stat().st_size > 20_000
+            check_picture(directory / f"{name}.png", options, page.chart.bounding_box())
     assert download.running
+
+
+def check_picture(path: Path, options: dict[str, Any], chart: FloatRect | None) -> None:
+    """It has the width of the screen, the colours of the theme, and in the chart those of two networks."""
+    picture, scale = imread(path), options.get("device_scale_factor", 1)
+    height, width, _ = picture.shape
+    assert width == scale * options["viewport"]["width"]
+    assert height >= scale * options["viewport"]["height"]
+    is_dark = options is TELEPHONE
+    back = [0x12, 0x16, 0x1D] if is_dark else [0xFF, 0xFF, 0xFF]
+    assert [round(255 * part) for part in picture[0, 0, :3]] == back
+    assert chart is not None
+    left, top, right, bottom = (
+        round(scale * edge)
+        for edge in (chart["x"], chart["y"], chart["x"] + chart["width"], chart["y"] + chart["height"])
+    )
+    red, green, blue = (picture[top:bottom, left:right, part] for part in range(3))
+    # Axes and their texts are nearly grey.
+    blues, oranges = blue - red > 0.2, red - blue > 0.2
+    assert (blues & (blue > green)).sum() > 20
+    assert (oranges & (red > green)).sum() > 20

@@ -14,6 +14,7 @@ from page_server import CannedDaemon, Certificate, PageServer, canned_daemon, fr
 from polling import eventually
 
 from mptcp_throttle.config.password_hash import PasswordHash
+from mptcp_throttle.findings import daemon_findings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -258,11 +259,30 @@ def test_hour_after_midnight_is_zero(own_browser: Browser, server: PageServer) -
 
 def test_problems_and_notes_differ_by_a_word(daemon: CannedDaemon, page: PageInBrowser) -> None:
     daemon.status["daemon"].update(errors=["class 4d50:2: refused"], unpaced="no cgroup")
-    lines = page.tab.locator("#attention li")
-    eventually(lambda: lines.count() == 2, "both findings")
-    problem, note = lines.all_inner_texts()
+    eventually(lambda: len(page.findings()) == 2, "both findings")
+    problem, note = page.findings()
     assert problem.startswith("problem: mptcp-throttled: class 4d50:2: refused; remedy: ")
     assert note.startswith("note: pacing: none, so that a cap slows down the whole connection: no cgroup; remedy: ")
+
+
+def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    assert page.findings() == ["nothing"]
+    daemon.status["sniffer"].update(connected=False, problem="no service answers")
+    daemon.status["daemon"].update(
+        errors=["no class is left", "<img src=x onerror=alert(1)>"],
+        not_enforced=["10.1.0.2:40001 sends 5.00 Mb/s"],
+        config={"problems": ["service.yaml:3: cap: 'x'"]},
+        deciding_problem="no CAP_PERFMON",
+    )
+    eventually(lambda: len(page.findings()) == 6, "all of them")
+    remedies = {found.problem: found.remedy for found in daemon_findings(daemon.status) if found.problem is not None}
+    assert len(remedies) == 6
+    for problem, remedy in remedies.items():
+        (line,) = (line for line in page.findings() if problem in line)
+        assert line.endswith(f": {problem}; remedy: {remedy}")
+        assert remedy
+    assert len(page.problems()) == 5
+    assert page.tab.locator("#attention img").count() == 0
 
 
 def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: PageInBrowser) -> None:

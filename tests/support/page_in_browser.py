@@ -95,6 +95,14 @@ class PageInBrowser:
         """The rows of the subflows that are open."""
         return self.tab.locator("#client-tables tr.subflow").all_inner_texts()
 
+    def findings(self) -> list[str]:
+        """What needs attention: problems, notes, or that there is nothing."""
+        return self.tab.locator("#attention li").all_inner_texts()
+
+    def problems(self) -> list[str]:
+        """Those of the findings that prevent caps."""
+        return [line for line in self.findings() if line.startswith("problem: ")]
+
     def choose(self, control: str, option: str) -> None:
         """In the list with that id, by the option's text."""
         self.tab.locator(f"#{control}").select_option(label=option)
@@ -102,6 +110,20 @@ class PageInBrowser:
     def wait_drawn(self, seconds: int) -> None:
         """Wait until the chart shows that range."""
         self.tab.locator(f"body[data-drawn='{seconds}']").wait_for()
+
+    @property
+    def chart(self) -> Locator:
+        """The rates of access networks over time."""
+        return self.tab.locator("#network-chart canvas")
+
+    def chart_label(self) -> str:
+        """What a screen reader says of it."""
+        return self.chart.get_attribute("aria-label") or ""
+
+    def wait_points(self, least: int) -> None:
+        """Wait until it has so many moments."""
+        place = self.tab.locator("#network-chart")
+        eventually(lambda: int(place.get_attribute("data-points") or 0) >= least, f"{least} moments in the chart")
 
     def picture(self, path: Path) -> None:
         """Of the whole page."""
