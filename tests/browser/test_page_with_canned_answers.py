@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -198,6 +202,50 @@ def test_screen_readers_hear_of_changes_and_not_of_counts(daemon: CannedDaemon, 
     page.wait_live()
     heard = page.evaluate("heard")
     assert [text.partition(":")[0] for text in heard] == ["not up to date", "live"]
+
+
+@contextmanager
+def another_server() -> Iterator[tuple[str, list[str]]]:
+    """Its address, on another port of the same host, and the cookies that it receives."""
+    received: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append(self.headers.get("Cookie", ""))
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as other:
+        serving = threading.Thread(target=other.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{other.server_port}/", received
+        finally:
+            other.shutdown()
+            serving.join()
+
+
+def test_server_on_another_port_cannot_act_in_the_session(
+    page: PageInBrowser, server: PageServer, daemon: CannedDaemon
+) -> None:
+    with another_server() as (address, received):
+        other = page.tab.context.new_page()
+        other.goto(address)
+        cookie = {"Cookie": received[0]}
+        assert "mptcp-throttle-session=" in received[0]
+        assert not server.ask("/api/session", headers=cookie).json["logged_in"]
+        assert server.ask("/api/change/pause", {"seconds": 600}, cookie).status == 401
+        assert other.evaluate("localStorage.length") == 0
+        fetched = "([url, more]) => fetch(url, {credentials: 'include', ...more}).then((a) => a.text(), () => 'no')"
+        assert other.evaluate(fetched, [f"{server.origin}/api/session", {}]) == "no"
+        post = {"method": "POST", "mode": "no-cors", "body": "{}"}
+        assert other.evaluate(fetched, [f"{server.origin}/api/change/pause", post]) in {"", "no"}
+        assert daemon.changes == []
+    assert page.tab.get_by_role("button", name="log out").count() == 1
 
 
 def test_skip_link_keeps_the_choices(page: PageInBrowser) -> None:

@@ -41,6 +41,7 @@ function clear() {
   for (const id of ["attention", "client-tables", "decision-rows"]) byId(id).replaceChildren();
   for (const id of ["notice", "refusal", "chart-problem"]) showText(id, "");
   setText(byId("versions"), "");
+  delete document.body.dataset.drawn;
 }
 
 function connect() {
@@ -53,7 +54,7 @@ function connect() {
   byId("pattern").disabled = !session.sees_addresses;
   if (!session.sees) {
     stream.close();
-    showConnection("log in to see anything");
+    showState("problem", "log in to see anything");
     return;
   }
   waitingSince = performance.now();

@@ -7,7 +7,11 @@ export const session = {};
 const SECRET = "session-secret";
 
 function headers() {
-  return { "X-Session-Secret": localStorage.getItem(SECRET) ?? "" };
+  try {
+    return { "X-Session-Secret": localStorage.getItem(SECRET) ?? "" };
+  } catch {
+    return {}; // the user allows no storage: nobody can log in
+  }
 }
 
 async function json(response) {
