@@ -272,6 +272,16 @@ def test_malformed_changes_are_refused_in_one_line(
     assert line.endswith(f"from 127.0.0.1: refused: {answer.json['problem']}")
 
 
+def test_change_that_is_no_json_is_a_line_of_the_log(page: PageServer, session: dict[str, str]) -> None:
+    headers = {**session, "Content-Type": "application/json", "Origin": page.origin, "Content-Length": "1"}
+    with closing(page.connection()) as connection:
+        connection.request("POST", "/api/change/resume", "{", headers)
+        assert connection.getresponse().status == 400
+    line = page.log.splitlines()[-1]
+    assert "'resume' by session " in line
+    assert line.endswith("from 127.0.0.1: refused: the request is not JSON")
+
+
 def test_malformed_changes_hide_no_line_about_others(tmp_path: Path) -> None:
     with canned_daemon(tmp_path), page_server(tmp_path, WITH_CONTROL) as page:
         session = session_of(page.ask("/api/log-in", {"password": PASSWORD}))

@@ -200,8 +200,13 @@ class Application:
         session = self._logged_in(request)
         if self._control is None:
             raise Refused(HTTPStatus.FORBIDDEN, "nothing can be changed here: web.control is not set")
-        who = f"session {session.name} from {_peer(request)}"
-        return JSONResponse(await self._control.change(request.path_params["method"], await _body(request), who))
+        method, who = request.path_params["method"], f"session {session.name} from {_peer(request)}"
+        try:
+            body = await _body(request)
+        except Refused as error:
+            self._control.note_malformed(method, who, error)
+            raise
+        return JSONResponse(await self._control.change(method, body, who))
 
     def _found(self, request: Request) -> Session | None:
         if self._sessions is None:

@@ -74,13 +74,16 @@ class Control:
         # Each attempt is in the log, whatever the level of the others is.
         _log.setLevel(logging.INFO)
 
+    def note_malformed(self, method: str, who: str, problem: Exception) -> None:
+        """Log an attempt that is refused before it is known what it asks for."""
+        _log.info("%s by %s: refused: %s", shown(method), who, problem, extra=_MALFORMED)
+
     async def change(self, method: str, body: Json, who: str) -> Json:
         """What the daemon answers. Raises RpcError if it refuses, UserError if the request is malformed."""
         try:
             parameters = _parsed(method, body)
         except UserError as error:
-            # Of what is sent, nothing but what the problem quotes in one line.
-            _log.info("%s by %s: refused: %s", shown(method), who, error, extra=_MALFORMED)
+            self.note_malformed(method, who, error)
             raise
         values = parameters.model_dump()
         asked = " ".join((method, *(f"{key}={value}" for key, value in values.items())))
