@@ -1,4 +1,4 @@
-"""The main task on a stock kernel with its default qdisc, and with fq; test_stock_kernels.py runs this file in the guest."""
+"""The main task on a stock kernel, with its default qdisc and with fq; run in the guest by test_stock_kernels.py."""
 
 from __future__ import annotations
 
