@@ -261,6 +261,7 @@ def test_pictures_of_the_page(world: ProxyWorld, browser: Browser, tmp_path: Pat
             page.wait_points(10)
             for network in ("ethernet", "wifi"):
                 assert re.search(rf"Latest: .*{network} \d+\.\d+ [kMG]b/s", page.chart_label())
+            page.evaluate("scrollTo(0, 0)")  # where the chart is, counts from the top of the picture
             page.picture(directory / f"{name}.png")
             check_picture(directory / f"{name}.png", options, page.chart.bounding_box())
     assert download.running
