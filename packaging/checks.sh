@@ -19,7 +19,11 @@ eventually() {
     local what=$1 end=$((SECONDS + $2))
     shift 2
     until "$@" >"$log" 2>&1 </dev/null; do
-        ((SECONDS < end)) || { cat -- "$log" >&2; fail "not within time: $what: $*"; }
+        ((SECONDS < end)) || {
+            cat -- "$log" >&2
+            if [[ -n $init ]]; then booted journalctl --no-pager --lines=30 >&2 || true; fi
+            fail "not within time: $what: $*"
+        }
         sleep 0.1
     done
     ok "$what"
