@@ -21,7 +21,7 @@ done
 mount -t sysfs -o ro sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 ip link set lo up
-if [ ! -e /sys/class/net/eth0 ]; then
+if ! ip link show eth0 >/dev/null 2>&1; then
     ip link add eth0 type veth peer name eth1
     ip link set eth0 up
 fi
