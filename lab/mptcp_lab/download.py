@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.scenario.plan import in_url
-from mptcp_lab.squid import PORT
+from mptcp_lab.squid import PORT, SQUID
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mptcp_lab.origin import Document
+    from mptcp_lab.proxy_server import ProxyServer
     from mptcp_lab.topology import Client, Family, Lab
     from mptcp_throttle.units import Rate
 
@@ -64,21 +65,20 @@ class Download:
         family: Family = 4,
         rate_limit: Rate | None = None,
         port: int = PORT,
+        server: ProxyServer = SQUID,
     ) -> None:
         name = f"curl-{next(_serial)}"
         self.document = document
         self._file = client.directory / f"{name}.bin"
         self._figures = client.directory / f"{name}.json"
         proxy, origin = in_url(lab.proxy_address(family)), in_url(lab.origin_address(family))
-        self._process = client.start(
-            name,
-            *(("mptcpize", "run") if mptcp else ()),
-            *("curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}"),
+        options = [
+            *("--silent", "--show-error", "--fail", "--write-out", "%{json}"),
             *(() if rate_limit is None else ("--limit-rate", str(rate_limit.bytes_per_second))),
-            *("--proxy", f"http://{proxy}:{port}", "--output", self._file),
-            f"http://{origin}/{document.name}",
-            output=self._figures,
-        )
+            *("--output", self._file),
+        ]
+        command = server.curl(options, f"{proxy}:{port}", f"http://{origin}/{document.name}", mptcp=mptcp)
+        self._process = client.start(name, *command, output=self._figures)
 
     @property
     def received(self) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab import proxy_server
+from mptcp_lab.proxy_server import MPTCPIZE, Access, ProxyServer
+
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
-PORT: Final = 8080
+PORT: Final = proxy_server.PORT
 
 _CONFIG: Final = """\
 http_port {port}
@@ -33,12 +36,16 @@ max_filedescriptors 4096
 shutdown_lifetime 0 seconds
 """
 
+SQUID: Final = ProxyServer(
+    name="squid",
+    access=Access.FORWARD,
+    programs=("squid",),
+    # Without -N the worker loses mptcpize's LD_PRELOAD and listens on plain TCP. -d1 copies errors to stderr.
+    command=lambda site: (*MPTCPIZE, "squid", "-N", "-d1", "-f", site.config),
+    configuration=lambda site: _CONFIG.format(port=PORT, directory=site.directory),
+)
+
 
 def start_squid(host: Host) -> Process:
     """Start Squid, v4 and v6; returns once it listens. Raises LabError if it does not."""
-    config = host.directory / "squid.conf"
-    config.write_text(_CONFIG.format(port=PORT, directory=host.directory), encoding="ascii")
-    # Without -N the worker loses mptcpize's LD_PRELOAD and listens on plain TCP. -d1 copies errors to stderr.
-    process = host.start("squid", "mptcpize", "run", "squid", "-N", "-d1", "-f", config)
-    process.wait_until(lambda: host.listens(PORT, mptcp=True), f"listening on port {PORT}")
-    return process
+    return SQUID.start(host)

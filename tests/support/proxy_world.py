@@ -1,4 +1,4 @@
-"""A proxy at work: clients, Squid, origin server and our two services, on which a test can act."""
+"""A proxy at work: clients, a server, origin server and our two services, on which a test can act."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from polling import eventually
 from mptcp_lab import oracle
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, TABLE, Mark, parse_marks
+from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, endless, start_origin
 from mptcp_lab.scenario.recording import MEGA, Curve
 from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
-from mptcp_lab.squid import PORT, start_squid
+from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
 from mptcp_lab.upload import Upload
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mptcp_lab.process import Process
+    from mptcp_lab.proxy_server import ProxyServer
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.units import Rate
 
@@ -45,10 +47,11 @@ _serial: Final = itertools.count(1)
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts, with Squid on the proxy and the origin server, without our services."""
+    """The hosts, with a server on the proxy and the origin server, without our services."""
 
     lab: Lab
     origin: Origin
+    server: ProxyServer = SQUID
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class ProxyWorld:
     lab: Lab
     origin: Origin
     services: Services
+    server: ProxyServer = SQUID
     _downloads: dict[Download, Client] = field(default_factory=dict, init=False)
     _uploads: list[Upload] = field(default_factory=list, init=False)
 
@@ -88,7 +92,9 @@ class ProxyWorld:
         """
         document = endless(self.origin) if size is None else self.origin.add(size)
         client = client or self.lab.client
-        download = Download(self.lab, client, document, mptcp=mptcp, family=family, rate_limit=rate_limit)
+        download = Download(
+            self.lab, client, document, mptcp=mptcp, family=family, rate_limit=rate_limit, server=self.server
+        )
         self._downloads[download] = client
         return download
 
@@ -190,11 +196,15 @@ class ProxyWorld:
 
 
 @contextmanager
-def hosts(topology: Topology | None = None) -> Iterator[Hosts]:
-    """Build the hosts and start Squid and the origin server."""
+def hosts(topology: Topology | None = None, server: ProxyServer = SQUID) -> Iterator[Hosts]:
+    """Build the hosts and start the origin server, the server on the proxy, and what clients need for it."""
     with build(topology or Topology()) as lab:
-        start_squid(lab.proxy)
-        yield Hosts(lab, start_origin(lab.origin))
+        origin = start_origin(lab.origin)
+        server.start(lab.proxy, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+        if server.client is not None:
+            for client in lab.clients.values():
+                server.client.start(client, f"{lab.proxy_address(4)}:{PORT}")
+        yield Hosts(lab, origin, server)
 
 
 @contextmanager
@@ -208,7 +218,7 @@ def attended(on: Hosts, services: Services) -> Iterator[ProxyWorld]:
     eventually(lambda: not oracle.listed(proxy, PORT), "all earlier subflows ended", within=90)
     for log in proxy.directory.glob("mptcp-*.log"):
         log.unlink()
-    world = ProxyWorld(on.lab, on.origin, services)
+    world = ProxyWorld(on.lab, on.origin, services, on.server)
     try:
         yield world
     finally:

@@ -48,12 +48,12 @@ def problems(directory: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("name", available())
 def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> None:
     experiments = load(name, available()[name])
-    assert all(len(e.scenario.seed or "") > 40 for e in experiments if name.startswith("s"))
+    assert all(len(e.scenario.seed or "") > 40 for e in experiments if re.match(r"s\d", name))
     assert all(experiment.scenario.report for experiment in experiments)
 
 
-def test_project_has_the_demo_the_sets_of_five_seeds_and_uploads() -> None:
-    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3", "s4", "uplink"}
+def test_project_has_the_demo_the_sets_of_five_seeds_uploads_and_servers() -> None:
+    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3", "s4", "servers", "uplink"}
 
 
 def test_load_fills_in_defaults(tmp_path: Path) -> None:

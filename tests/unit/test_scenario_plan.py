@@ -19,13 +19,14 @@ from mptcp_lab.scenario.plan import (
 )
 from mptcp_lab.scenario.stage import describe
 from mptcp_lab.sdn.switch_plan import whole_plan
+from mptcp_lab.squid import SQUID
 
 SCENARIOS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 HEAD = """\
 title: flows
 seed: none
 duration: 10s
-hosts: {a: {run: [origin]}, b: {run: [squid]}, c: {}}
+hosts: {a: {run: [origin]}, b: {server: squid}, c: {}}
 links:
   one: {ends: [a.eth0, b.eth0, c.eth0]}
   two: {ends: [a.eth1, b.eth1, c.eth1]}
@@ -87,7 +88,7 @@ def test_flow_with_a_size_is_sent_by_our_own_program(tmp_path: Path, flow: str, 
 def test_curl_arguments_bind_to_the_address_on_the_flows_link(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"{HEAD}  x: {{from: a, to: c, via: b, over: two, size: 1MB}}\n")
-    arguments = " ".join(curl_arguments(load("x", path)[0].scenario, "x", "http://10.1.0.1/f", 8080))
+    arguments = " ".join(map(str, curl_arguments(load("x", path)[0].scenario, "x", "http://10.1.0.1/f", SQUID)))
     assert arguments.startswith("mptcpize run curl ")
     assert arguments.endswith(" --interface 10.2.0.3 --proxy http://10.1.0.2:8080 http://10.1.0.1/f")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEAD = """\
 title: a client and a proxy
-hosts: {ue: {}, proxy: {run: [squid, throttle]}, origin: {run: [origin]}}
+hosts: {ue: {}, proxy: {server: squid, run: [throttle]}, origin: {run: [origin]}}
 links:
   lte: {ends: [ue.eth0, proxy.eth0], rate: 8mbit}
   origin: {ends: [ue.eth1, origin.eth0], rate: 8mbit}

@@ -1,4 +1,4 @@
-"""The programs that carry a scenario's flows: curl through Squid from nginx; directly iperf3, or ours with a size."""
+"""The programs that carry a scenario's flows: curl through the proxy's server; directly iperf3, or ours with a size."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mptcp_lab.scenario.plan import (
 )
 from mptcp_lab.scenario.recording import FlowResult
 from mptcp_lab.scenario.scenario_schema import Protocol
-from mptcp_lab.squid import PORT
 from mptcp_lab.traffic import program
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mptcp_lab.origin import Origin
@@ -63,17 +63,19 @@ class Flow:
 
     def start(self) -> None:
         """Start it now."""
-        host, argv = self._flow.sender, list[str]()
-        if self._flow.via is None and self.limited:
-            argv = [*program(*send_arguments(self._scenario, self.name))]
-        elif self._flow.via is None:
-            seconds = self._flow.duration or self._scenario.duration - self._flow.start
-            argv = iperf_arguments(self._scenario, self.name, seconds)
-        else:
+        host, via = self._flow.sender, self._flow.via
+        kind = None if via is None else self._scenario.hosts[via].server
+        argv: Sequence[str | Path]
+        if kind is not None:
             is_upload = self._scenario.is_upload(self.name)
             file = "/dev/null" if self._sent is None else str(self._sent if is_upload else self._received)
             host = self._scenario.client_of(self.name)
-            argv = curl_arguments(self._scenario, self.name, self._url, PORT, file)
+            argv = curl_arguments(self._scenario, self.name, self._url, kind.server, file)
+        elif self.limited:
+            argv = program(*send_arguments(self._scenario, self.name))
+        else:
+            seconds = self._flow.duration or self._scenario.duration - self._flow.start
+            argv = iperf_arguments(self._scenario, self.name, seconds)
         self._process = self._world.hosts[host].start(f"flow-{self.name}", *argv, output=self._figures)
         self.began = time.monotonic()
 

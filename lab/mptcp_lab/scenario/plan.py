@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal
 
+from mptcp_lab.proxy_server import Access
 from mptcp_lab.scenario.scenario_schema import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from mptcp_lab.proxy_server import ProxyServer
     from mptcp_lab.scenario.scenario_schema import EventSection, FlowSection, LinkSection, Network, Port, Scenario
     from mptcp_throttle.units import Rate
 
@@ -387,29 +390,31 @@ def send_arguments(scenario: Scenario, name: str) -> list[str]:
     return arguments if source is None else [*arguments, source]
 
 
-def curl_arguments(scenario: Scenario, name: str, url: str, proxy_port: int, file: str = "/dev/null") -> list[str]:
-    """The command line of the client of a flow through Squid, which uploads the file, or writes what arrives to it."""
+def curl_arguments(
+    scenario: Scenario, name: str, url: str, server: ProxyServer, file: str = "/dev/null"
+) -> list[str | Path]:
+    """The command line of the client of a flow through a server: it uploads the file, or writes what arrives to it."""
     flow = scenario.flows[name]
     addresses = Addresses(scenario)
-    proxy = in_url(addresses.first(flow.via or "", flow.family))
     # Without the header, for whose answer curl would wait a second.
     what = ["--header", "Expect:", "--upload-file"] if scenario.is_upload(name) else ["--output"]
-    command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}", *what, file]
-    client = scenario.client_of(name)
-    if flow.over is not None and (source := addresses.on(client, flow.family, flow.over)) is not None:
-        command += ["--interface", source]
-    return [*_preload(flow), *command, "--proxy", f"http://{proxy}:{proxy_port}", url]
+    options = ["--silent", "--show-error", "--fail", "--write-out", "%{json}", *what, file]
+    source = None if flow.over is None else addresses.on(scenario.client_of(name), flow.family, flow.over)
+    if source is not None and server.access is not Access.SOCKS:
+        options += ["--interface", source]
+    address = in_url(addresses.first(flow.via or "", flow.family))
+    return server.curl(options, f"{address}:{server.port}", url, mptcp=flow.protocol is Protocol.MPTCP)
 
 
 def document_size(scenario: Scenario, name: str) -> int:
-    """Of the document of a flow through Squid: without a size, more than the links carry in the longest run."""
+    """Of the document of a flow through a server: without a size, more than the links carry in the longest run."""
     flow = scenario.flows[name]
     rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
     return flow.size or round(sum(rate.bytes_per_second for rate in rates if rate) * scenario.duration)
 
 
 def origin_url(scenario: Scenario, name: str, document: str) -> str:
-    """Where the document of a flow through Squid is, or will be."""
+    """Where the document of a flow through a server is, or will be."""
     flow = scenario.flows[name]
     origin = flow.receiver if scenario.is_upload(name) else flow.sender
     return f"http://{in_url(Addresses(scenario).first(origin, flow.family))}/{document}"
@@ -417,6 +422,12 @@ def origin_url(scenario: Scenario, name: str, document: str) -> str:
 
 def _preload(flow: FlowSection) -> list[str]:
     return ["mptcpize", "run"] if flow.protocol in {Protocol.MPTCP, Protocol.FALLBACK} else []
+
+
+def endpoint(network: Network, host: str, port: int) -> str:
+    """ADDRESS:PORT of a host, IPv4 if it has that."""
+    families = {family for end, _ in network.ports(host) for family in network.families(end)}
+    return f"{in_url(Addresses(network).first(host, min(families)))}:{port}"
 
 
 def in_url(address: object) -> str:

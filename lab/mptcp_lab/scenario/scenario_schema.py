@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator
 
+from mptcp_lab.proxy_server import Access
 from mptcp_lab.scenario.quantities import Amount, Moment, MomentText, Percent, Queue, QueueText, number
+from mptcp_lab.servers import ServerKind
 from mptcp_throttle.config.schema import UplinkSection
 from mptcp_throttle.config.validation import (
     DurationText,
@@ -30,6 +32,7 @@ from mptcp_throttle.model import MarkMethod, Per
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mptcp_lab.proxy_server import ProxyServer
     from mptcp_throttle.config.yaml_file import KeyPath
 
 MAX_LINKS: Final = 50
@@ -47,9 +50,8 @@ class Kernel(StrEnum):
 
 
 class Program(StrEnum):
-    """What a host of the S0 topology runs."""
+    """What a host of the S0 topology runs, besides a server."""
 
-    SQUID = "squid"
     THROTTLE = "throttle"
     ORIGIN = "origin"
 
@@ -144,7 +146,7 @@ Families = Annotated[tuple[Annotated[int, whole(4, 6)], ...], list_of("address f
 
 
 class HostSection(Section):
-    """A host: what it runs, whether it forwards, its address families, MPTCP, kernel parameters and qdiscs.
+    """A host: its server, what else it runs, whether it forwards, its address families, MPTCP, sysctls and qdiscs.
 
     `addresses`: how many an interface has, if not one; then `endpoints` are for those after the first. `qdiscs` are the
     root qdiscs of interfaces in the words of tc(8), instead of those that make the link's rate.
@@ -154,6 +156,7 @@ class HostSection(Section):
     forward: Flag = False
     families: Families = (4, 6)
     addresses: dict[Name, Annotated[int, whole(1, 2)]] = Field(default_factory=dict)
+    server: Annotated[ServerKind, one_of(ServerKind)] | None = None
     run: Annotated[
         tuple[Annotated[Program, one_of(Program)], ...], list_of("programs", len(Program)), AfterValidator(each_once)
     ] = ()
@@ -237,11 +240,11 @@ class ControllerSection(Section):
 
 
 class FlowSection(Section):
-    """Data from `sender` to `receiver`: a file through Squid and `via`, or by iperf3 directly.
+    """Data from `sender` to `receiver`: a file through the server of `via`, or by iperf3 directly.
 
-    Through Squid, one of them is the origin server: a download comes from it, an upload goes to it. Without a `size`,
-    the flow goes on until the run ends, or for its `duration`. `check`: what arrives through Squid is compared with
-    what was sent, as it always is without a `size`, and of an upload.
+    Through a server, one of them is the origin server: a download comes from it, an upload goes to it. Without a
+    `size`, the flow goes on until the run ends, or for its `duration`. `check`: what arrives through a server is
+    compared with what was sent, as it always is without a `size`, and of an upload.
     """
 
     sender: HostName = Field(alias="from")
@@ -481,13 +484,23 @@ class Scenario(Network):
         return figure if figure.window is None else self.windows[figure.window]
 
     def is_upload(self, flow: str) -> bool:
-        """Whether the flow goes through Squid to the origin server."""
+        """Whether the flow goes through a server to the origin server."""
         section = self.flows[flow]
         return section.via is not None and Program.ORIGIN in self.hosts[section.receiver].run
 
     def client_of(self, flow: str) -> HostName:
-        """The end of a flow through Squid that asks for it."""
+        """The end of a flow through a server that asks for it."""
         return self.flows[flow].sender if self.is_upload(flow) else self.flows[flow].receiver
+
+    def client_programs(self) -> dict[str, tuple[ProxyServer, str]]:
+        """By client, the program through which it reaches a server, and the host of that."""
+        vias = {self.client_of(name): flow.via for name, flow in self.flows.items() if flow.via is not None}
+        kinds = ((client, via, self.hosts[via].server) for client, via in vias.items())
+        return {
+            client: (kind.server.client, via)
+            for client, via, kind in kinds
+            if kind is not None and kind.server.client is not None
+        }
 
     def host_running(self, program: Program) -> str | None:
         """The host that runs the program."""
@@ -563,6 +576,9 @@ def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                     yield ("hosts", name, key, interface), f"no such interface; {_one_of_these(interfaces)}"
         if set(host.families) - {4, 6}:
             yield ("hosts", name, "families"), "allowed: 4, 6 or both"
+        is_reverse = host.server is not None and host.server.server.access is Access.REVERSE
+        if is_reverse and scenario.host_running(Program.ORIGIN) is None:
+            yield ("hosts", name, "server"), "needs a host that runs origin"
 
 
 def _throttle_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -606,8 +622,8 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if flow.family not in {4, 6}:
             yield (*keys, "family"), "allowed: 4 or 6"
         if flow.via is not None:
-            if Program.SQUID not in scenario.hosts[flow.via].run:
-                yield (*keys, "via"), "this host does not run squid"
+            if scenario.hosts[flow.via].server is None:
+                yield (*keys, "via"), "this host has no server"
             if Program.ORIGIN not in scenario.hosts[flow.sender].run + scenario.hosts[flow.receiver].run:
                 yield (*keys, "from"), "neither this host nor the other one runs origin"
             rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
@@ -617,6 +633,7 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield (*keys, "size"), "is required of an upload"
             if flow.protocol not in {Protocol.MPTCP, Protocol.TCP}:
                 yield (*keys, "protocol"), "allowed with via: mptcp, tcp"
+            yield from _socks_problems(scenario, name, flow.via)
         elif flow.check:
             yield (*keys, "check"), "needs via"
         if flow.size is not None and (flow.duration is not None or flow.protocol is Protocol.UDP):
@@ -627,6 +644,19 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             yield (*keys, "start"), "is not before the end of the scenario (duration)"
         if flow.size is not None and scenario.until is not None:
             yield ("until",), f"allowed: only without flows with a size, which {name} is"
+
+
+def _socks_problems(scenario: Scenario, name: str, via: str) -> Iterator[tuple[KeyPath, str]]:
+    """What a flow cannot choose where a program on the client connects to the server, once for all flows."""
+    flow, kind = scenario.flows[name], scenario.hosts[via].server
+    if kind is None or kind.server.access is not Access.SOCKS:
+        return
+    client = scenario.client_of(name)
+    if any(other.via not in {None, via} and scenario.client_of(n) == client for n, other in scenario.flows.items()):
+        yield ("flows", name, "via"), f"allowed where a flow goes through {kind}: all flows of the client through it"
+    first = next((link for _, link in scenario.ports(client)), None)
+    if flow.protocol is not Protocol.MPTCP or flow.family != 4 or flow.over not in {None, first}:
+        yield ("flows", name, "via"), f"allowed through {kind}: protocol mptcp, family 4, over the client's first link"
 
 
 def _moment_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 from mptcp_lab.congestion.coupled import registered
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.origin import start_origin
+from mptcp_lab.origin import PORT as ORIGIN_PORT
+from mptcp_lab.origin import Origin, start_origin
+from mptcp_lab.proxy_server import PORT
 from mptcp_lab.scenario.capturing import captured
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
 from mptcp_lab.scenario.kernel_choice import coupled_controls
-from mptcp_lab.scenario.plan import Addresses, event_commands, reshape
+from mptcp_lab.scenario.plan import Addresses, endpoint, event_commands, reshape
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.recording import MEGA, CapChange, Event, Recording, moments
 from mptcp_lab.scenario.sampler import Sampler, processor_times
@@ -28,7 +30,6 @@ from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_lab.sdn.switches import Switches
 from mptcp_lab.sdn.switches import running as running_switches
 from mptcp_lab.services import Services
-from mptcp_lab.squid import start_squid
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttle.units import Rate
 
@@ -192,12 +193,7 @@ def perform(
         build(whole_plan(scenario)) as world,
         _kept(world.directory, logs),
     ):
-        origin = None
-        for name, host in scenario.hosts.items():
-            if Program.ORIGIN in host.run:
-                origin = start_origin(world.hosts[name])
-            if Program.SQUID in host.run:
-                start_squid(world.hosts[name])
+        origin = _start_programs(scenario, world)
         flows = [Flow(world, scenario, name, origin) for name in scenario.flows]
         ports = [port for link in scenario.links.values() for port in link.ends]
         namespaces = {name: world.hosts[name].namespace for name in scenario.hosts}
@@ -238,6 +234,20 @@ def perform(
             outages=outages,
             setups=setups,
         )
+
+
+def _start_programs(scenario: Scenario, world: World) -> Origin | None:
+    """Start the origin server, which is returned, the servers, and what their clients need. Raises LabError."""
+    origin, upstream = None, ""
+    name = scenario.host_running(Program.ORIGIN)
+    if name is not None:
+        origin, upstream = start_origin(world.hosts[name]), endpoint(scenario, name, ORIGIN_PORT)
+    for name, host in scenario.hosts.items():
+        if host.server is not None:
+            host.server.server.start(world.hosts[name], upstream)
+    for name, (program, server) in scenario.client_programs().items():
+        program.start(world.hosts[name], endpoint(scenario, server, PORT))
+    return origin
 
 
 @contextmanager
