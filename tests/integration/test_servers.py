@@ -28,8 +28,8 @@ def test_server_keeps_its_capped_path_to_the_cap(kind: ServerKind) -> None:
         world.abort(endless)
         world.wait_restored()
         assert kernel_state(world.lab.proxy) == before
-        # As much as arrives in a few seconds.
-        whole = world.download(round(sum(rates.values()) / 8 * DOWNLOAD_SECONDS))
+        # As much as arrives in a few seconds, this time from an IPv6 address.
+        whole = world.download(round(sum(rates.values()) / 8 * DOWNLOAD_SECONDS), family=6)
         world.wait_capped()
         result = whole.wait()
         assert (result.exit_status, result.intact) == (0, True)
