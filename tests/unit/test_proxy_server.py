@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,3 +121,14 @@ def test_scenario_starts_a_program_on_each_client_that_needs_one(tmp_path: Path)
     scenario = loaded(tmp_path, HOSTS % "shadowsocks-rust" + flows).scenario
     assert scenario.client_programs() == {"ue": (ServerKind.SHADOWSOCKS_RUST.server.client, "proxy")}
     assert loaded(tmp_path, HOSTS % "sing-box" + flows).scenario.client_programs() == {}
+
+
+def test_documented_json_is_what_the_lab_starts(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/servers.md").read_text(encoding="utf-8")
+    shadowsocks, sing_box = (json.loads(found) for found in re.findall(r"```json\n(\{.*\})\n```", text))
+    started = {
+        kind: json.loads(kind.server.configuration(Site(tmp_path / "x.conf", "")))
+        for kind in (ServerKind.SHADOWSOCKS_RUST, ServerKind.SING_BOX)
+    }
+    assert shadowsocks == started[ServerKind.SHADOWSOCKS_RUST] | {"password": "..."}
+    assert sing_box == {key: started[ServerKind.SING_BOX][key] for key in ("inbounds", "outbounds")}
