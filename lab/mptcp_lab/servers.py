@@ -91,7 +91,7 @@ class ServerKind(StrEnum):
     SING_BOX = "sing-box"
 
     @property
-    def server(self) -> ProxyServer:
+    def program(self) -> ProxyServer:
         """What is started."""
         return _SERVERS[self]
 

@@ -15,10 +15,10 @@ DOWNLOAD_SECONDS = 2
 
 @pytest.mark.parametrize("kind", ServerKind)
 def test_server_keeps_its_capped_path_to_the_cap(kind: ServerKind) -> None:
-    missing = kind.server.missing()
+    missing = kind.program.missing()
     if missing is not None:
         pytest.skip(f"{missing} is not installed; `lab/bootstrap --servers` installs it")
-    with hosts(server=kind.server) as built, serving(built) as world:
+    with hosts(server=kind.program) as built, serving(built) as world:
         before = kernel_state(world.lab.proxy)
         endless = world.download()
         world.wait_settled()

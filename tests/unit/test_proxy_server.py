@@ -44,7 +44,7 @@ def problem(directory: Path, text: str) -> str:
 
 @pytest.mark.parametrize("kind", ServerKind)
 def test_server_listens_on_the_port_and_knows_its_upstream(kind: ServerKind, tmp_path: Path) -> None:
-    server = kind.server
+    server = kind.program
     site = Site(tmp_path / "x.conf", "10.3.0.2:80")
     told = server.configuration(site) + " ".join(map(str, server.command(site)))
     assert "8080" in told
@@ -53,7 +53,7 @@ def test_server_listens_on_the_port_and_knows_its_upstream(kind: ServerKind, tmp
 
 
 def test_client_program_speaks_mptcp_to_the_server(tmp_path: Path) -> None:
-    client = ServerKind.SHADOWSOCKS_RUST.server.client
+    client = ServerKind.SHADOWSOCKS_RUST.program.client
     assert client is not None
     told = json.loads(client.configuration(Site(tmp_path / "x.conf", "[fd00:3::2]:8080")))
     assert (told["server"], told["server_port"], told["local_port"], told["mptcp"]) == ("fd00:3::2", 8080, 1080, True)
@@ -69,12 +69,12 @@ def test_client_program_speaks_mptcp_to_the_server(tmp_path: Path) -> None:
     ],
 )
 def test_curl_reaches_the_origin_server_as_the_server_asks(kind: ServerKind, target: str) -> None:
-    command = kind.server.curl(["-f"], "10.3.0.2:8080", "http://10.4.0.2/a/b", mptcp=True)
+    command = kind.program.curl(["-f"], "10.3.0.2:8080", "http://10.4.0.2/a/b", mptcp=True)
     assert " ".join(map(str, command)) == target
 
 
 def test_curl_without_mptcp_is_started_without_mptcpize() -> None:
-    command = ServerKind.HAPROXY.server.curl([], "[fd00:3::2]:8080", "http://[fd00:4::2]/a", mptcp=False)
+    command = ServerKind.HAPROXY.program.curl([], "[fd00:3::2]:8080", "http://[fd00:4::2]/a", mptcp=False)
     assert command == ["curl", "http://[fd00:3::2]:8080/a"]
 
 
@@ -119,7 +119,7 @@ def test_scenario_with_a_wrong_server_is_refused(tmp_path: Path, text: str, foun
 def test_scenario_starts_a_program_on_each_client_that_needs_one(tmp_path: Path) -> None:
     flows = "flows: {x: {from: origin, to: ue, via: proxy, size: 1MB, over: one}}\n"
     scenario = loaded(tmp_path, HOSTS % "shadowsocks-rust" + flows).scenario
-    assert scenario.client_programs() == {"ue": (ServerKind.SHADOWSOCKS_RUST.server.client, "proxy")}
+    assert scenario.client_programs() == {"ue": (ServerKind.SHADOWSOCKS_RUST.program.client, "proxy")}
     assert loaded(tmp_path, HOSTS % "sing-box" + flows).scenario.client_programs() == {}
 
 
@@ -127,7 +127,7 @@ def test_documented_json_is_what_the_lab_starts(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/servers.md").read_text(encoding="utf-8")
     shadowsocks, sing_box = (json.loads(found) for found in re.findall(r"```json\n(\{.*\})\n```", text))
     started = {
-        kind: json.loads(kind.server.configuration(Site(tmp_path / "x.conf", "")))
+        kind: json.loads(kind.program.configuration(Site(tmp_path / "x.conf", "")))
         for kind in (ServerKind.SHADOWSOCKS_RUST, ServerKind.SING_BOX)
     }
     assert shadowsocks == started[ServerKind.SHADOWSOCKS_RUST] | {"password": "..."}

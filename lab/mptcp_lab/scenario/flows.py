@@ -70,7 +70,7 @@ class Flow:
             is_upload = self._scenario.is_upload(self.name)
             file = "/dev/null" if self._sent is None else str(self._sent if is_upload else self._received)
             host = self._scenario.client_of(self.name)
-            argv = curl_arguments(self._scenario, self.name, self._url, kind.server, file)
+            argv = curl_arguments(self._scenario, self.name, self._url, kind.program, file)
         elif self.limited:
             argv = program(*send_arguments(self._scenario, self.name))
         else:

@@ -497,9 +497,9 @@ class Scenario(Network):
         vias = {self.client_of(name): flow.via for name, flow in self.flows.items() if flow.via is not None}
         kinds = ((client, via, self.hosts[via].server) for client, via in vias.items())
         return {
-            client: (kind.server.client, via)
+            client: (kind.program.client, via)
             for client, via, kind in kinds
-            if kind is not None and kind.server.client is not None
+            if kind is not None and kind.program.client is not None
         }
 
     def host_running(self, program: Program) -> str | None:
@@ -576,7 +576,7 @@ def _host_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                     yield ("hosts", name, key, interface), f"no such interface; {_one_of_these(interfaces)}"
         if set(host.families) - {4, 6}:
             yield ("hosts", name, "families"), "allowed: 4, 6 or both"
-        is_reverse = host.server is not None and host.server.server.access is Access.REVERSE
+        is_reverse = host.server is not None and host.server.program.access is Access.REVERSE
         if is_reverse and scenario.host_running(Program.ORIGIN) is None:
             yield ("hosts", name, "server"), "needs a host that runs origin"
 
@@ -649,7 +649,7 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
 def _socks_problems(scenario: Scenario, name: str, via: str) -> Iterator[tuple[KeyPath, str]]:
     """What a flow cannot choose where a program on the client connects to the server, once for all flows."""
     flow, kind = scenario.flows[name], scenario.hosts[via].server
-    if kind is None or kind.server.access is not Access.SOCKS:
+    if kind is None or kind.program.access is not Access.SOCKS:
         return
     client = scenario.client_of(name)
     if any(other.via not in {None, via} and scenario.client_of(n) == client for n, other in scenario.flows.items()):

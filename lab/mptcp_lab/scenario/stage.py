@@ -244,7 +244,7 @@ def _start_programs(scenario: Scenario, world: World) -> Origin | None:
         origin, upstream = start_origin(world.hosts[name]), endpoint(scenario, name, ORIGIN_PORT)
     for name, host in scenario.hosts.items():
         if host.server is not None:
-            host.server.server.start(world.hosts[name], upstream)
+            host.server.program.start(world.hosts[name], upstream)
     for name, (program, server) in scenario.client_programs().items():
         program.start(world.hosts[name], endpoint(scenario, server, PORT))
     return origin
