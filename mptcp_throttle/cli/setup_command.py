@@ -24,7 +24,13 @@ from mptcp_throttle.setup.next_steps import next_steps
 from mptcp_throttle.setup.own_networks import has_own_networks
 from mptcp_throttle.setup.proposal import propose
 from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
-from mptcp_throttle.setup.server_drop_in import DropIn, drop_in_path, make_drop_in, uploads_path
+from mptcp_throttle.setup.server_drop_in import (
+    DropIn,
+    drop_in_path,
+    make_drop_in,
+    require_socket_protocol,
+    uploads_path,
+)
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, shipped
 from mptcp_throttle.setup.unit_files import read_unit_files
 
@@ -74,7 +80,8 @@ def set_up(options: argparse.Namespace) -> Result:
     files = [File(options.config, text, shipped(MAIN_FILE))]
     files += [] if drop_in is None else [File(file.path, file.text) for file in drop_in.files]
     written = list(write_files(files, force=options.force, dry_run=options.dry_run))
-    notes = [*proposal.notes, *_notes(options.config, loaded(text))]
+    own = () if drop_in is None else drop_in.notes
+    notes = [*proposal.notes, *own, *_notes(options.config, loaded(text))]
     steps = next_steps(
         facts,
         proposal.plain_servers,
@@ -101,6 +108,8 @@ def _drop_in(unit: str, facts: HostFacts) -> DropIn:
             f"setup: {MPTCPIZE}: not found; allowed: `apt install mptcpize libmptcpwrap0`, then setup again",
             os.EX_UNAVAILABLE,
         )
+    if unit.endswith(".socket"):
+        require_socket_protocol(unit, facts.systemd_version)
     try:
         texts = read_unit_files(_ROOT, unit, without=drop_in_path(_ROOT, unit))
     except OSError as error:

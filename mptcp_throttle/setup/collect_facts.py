@@ -6,6 +6,7 @@ import ctypes
 import errno
 import grp
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -57,6 +58,7 @@ def collect_facts() -> HostFacts:
         has_libbpf=_has_libbpf(),
         has_socket_group=any(group.gr_name == SOCKET_GROUP for group in grp.getgrall()),
         has_mptcpize=MPTCPIZE.exists(),
+        systemd_version=_systemd_version(),
         services_run=_services_run(),
         dropping_chains=tuple(_dropping_chains()),
         squid=_squid(),
@@ -141,6 +143,14 @@ def _services_run() -> bool:
     except ProgramFailed:
         return False
     return any(unit is not None and unit.ActiveState == "active" for unit in units)
+
+
+def _systemd_version() -> int | None:
+    try:
+        found = re.match(r"systemd (\d+)", output_of("systemctl", "--version") or "")
+    except ProgramFailed:
+        return None
+    return None if found is None else int(found[1])
 
 
 def _dropping_chains() -> Iterator[str]:

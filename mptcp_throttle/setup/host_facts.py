@@ -91,6 +91,7 @@ class HostFacts:
     has_libbpf: bool
     has_socket_group: bool
     has_mptcpize: bool
+    systemd_version: int | None
     services_run: bool
     dropping_chains: tuple[str, ...]
     squid: SquidFacts | None

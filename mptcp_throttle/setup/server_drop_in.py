@@ -19,6 +19,14 @@ _SQUID: Final = "squid.service"
 _COMMAND: Final = re.compile(r"(?P<prefixes>[-:+!|]*)(?P<command>/.*)")
 
 
+_SOCKET_PROTOCOL_SINCE: Final = 257  # SocketProtocol=mptcp, NEWS of systemd
+_NGINX: Final = "nginx.service"
+_NGINX_NOTE: Final = (
+    "nginx before 1.29.7: write `env LD_PRELOAD;` at the top of nginx.conf, else what replaces it in an upgrade of its"
+    " package opens sockets without MPTCP"
+)
+
+
 class NewFile(NamedTuple):
     """A file to write."""
 
@@ -27,12 +35,13 @@ class NewFile(NamedTuple):
 
 
 class DropIn(NamedTuple):
-    """What makes a unit listen with MPTCP: files, and the commands that apply and undo them."""
+    """What makes a unit listen with MPTCP: files, the commands that apply and undo them, and what else to know."""
 
     unit: str
     files: tuple[NewFile, ...]
     apply: tuple[str, ...]
     undo: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def unit_name(text: str) -> str:
@@ -64,7 +73,18 @@ def make_drop_in(root: Path, unit: str, unit_texts: Sequence[str], *, with_uploa
         files.append(NewFile(uploads_path(root), shipped(SQUID_UPLOADS)))
     restart = "systemctl daemon-reload", f"systemctl restart {unit}"
     removal = f"rm {' '.join(str(file.path) for file in files)}"
-    return DropIn(unit, tuple(files), (*restart, "ss -Mltn"), (removal, *restart))
+    notes = (_NGINX_NOTE,) if unit == _NGINX else ()
+    return DropIn(unit, tuple(files), (*restart, "ss -Mltn"), (removal, *restart), notes)
+
+
+def require_socket_protocol(unit: str, systemd_version: int | None) -> None:
+    """Raise UserError if this version of systemd, where it is known, ignores SocketProtocol=mptcp."""
+    if systemd_version is not None and systemd_version < _SOCKET_PROTOCOL_SINCE:
+        raise UserError(
+            f"setup: {unit}: systemd {systemd_version} ignores SocketProtocol=mptcp; allowed: systemd"
+            f" {_SOCKET_PROTOCOL_SINCE} or later, or a service that listens by itself",
+            os.EX_UNAVAILABLE,
+        )
 
 
 def _text(unit: str, unit_texts: Sequence[str]) -> str:

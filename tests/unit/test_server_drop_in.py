@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.setup.server_drop_in import drop_in_path, make_drop_in, unit_name
+from mptcp_throttle.setup.server_drop_in import drop_in_path, make_drop_in, require_socket_protocol, unit_name
 from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
 from mptcp_throttle.setup.unit_files import read_unit_files, start_commands
 
@@ -119,3 +119,15 @@ def test_unit_name_may_be_short(text: str, name: str) -> None:
 def test_unit_name_cannot_be_a_path(text: str) -> None:
     with pytest.raises(ValueError, match="is not the name of a unit; allowed: "):
         unit_name(text)
+
+
+def test_socket_is_refused_where_systemd_ignores_the_protocol() -> None:
+    with pytest.raises(UserError, match="systemd 252 ignores SocketProtocol=mptcp; allowed: systemd 257 or later"):
+        require_socket_protocol("proxy.socket", 252)
+    for version in (257, None):
+        require_socket_protocol("proxy.socket", version)
+
+
+def test_drop_in_of_nginx_says_what_nginx_itself_needs() -> None:
+    assert "env LD_PRELOAD;" in make_drop_in(ROOT, "nginx.service", [NGINX], with_uploads=True).notes[0]
+    assert make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=True).notes == ()

@@ -47,6 +47,7 @@ HOST: Final = HostFacts(
     has_libbpf=True,
     has_socket_group=True,
     has_mptcpize=True,
+    systemd_version=252,
     services_run=False,
     dropping_chains=(),
     squid=SquidFacts(frozenset({8080}), serves_others=True, has_large_buffer=True),
