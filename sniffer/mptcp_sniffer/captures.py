@@ -5,20 +5,26 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
-from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost, InterfaceAbsent
+from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost
+from mptcp_throttle.errors import UserError
 
 _GATHER_SECONDS: Final = 0.004
 
 
-class InterfaceLost(Exception):
+class InterfaceLost(NamedTuple):
     """An interface went down or was removed; what happens there until it is captured again is unknown."""
 
-    def __init__(self, interface: str, why: object) -> None:
-        super().__init__(f"{interface}: {why}")
-        self.interface = interface
-        self.why = why
+    name: str
+    why: str
+
+
+class Seen(NamedTuple):
+    """Frames of all interfaces in the order of their time stamps, and the interfaces that were lost meanwhile."""
+
+    frames: list[tuple[Capture, CapturedFrame]]
+    lost: list[InterfaceLost]
 
 
 class Captures:
@@ -50,48 +56,46 @@ class Captures:
         """Frames that the kernel dropped because a buffer was full."""
         return self._dropped_before + sum(capture.dropped() for capture in self._open.values())
 
-    def open_missing(self) -> tuple[list[str], list[InterfaceAbsent]]:
-        """Capture on the interfaces that are there now; these, and why the others cannot be captured yet.
-
-        Raises UserError if one can never be captured.
-        """
-        opened, absent = [], []
+    def open_missing(self) -> tuple[list[str], dict[str, UserError]]:
+        """Capture on the interfaces that are there now; these, and why others cannot be captured."""
+        opened, refusals = [], {}
         for name in self.missing:
             try:
                 capture = self._start(name)
-            except InterfaceAbsent as error:
-                absent.append(error)
+            except UserError as error:
+                refusals[name] = error
                 continue
             self._open = {**self._open, name: capture}
             self._readable.register(capture, select.POLLIN)
             opened.append(name)
-        return opened, absent
+        return opened, refusals
 
-    def frames(self, seconds: float) -> list[tuple[Capture, CapturedFrame]]:
-        """The frames that are there, up to a thousand of each interface, in the order of their time stamps.
+    def frames(self, seconds: float) -> Seen:
+        """The frames that are there, up to a thousand of each interface; what is lost is captured no more.
 
         Waits up to `seconds` for the first. While frames come fast, it lets some gather first: to be woken for each
-        takes longer than to look at it. Raises InterfaceLost, and captures there no more.
+        takes longer than to look at it.
         """
         if any(capture.is_fast for capture in self._open.values()):
             time.sleep(_GATHER_SECONDS)
         else:
             self._readable.poll(seconds * 1000)
-        found = []
+        seen = Seen([], [])
         for name, capture in self._open.items():
             try:
-                found += [(capture, frame) for frame in capture.frames()]
-            except CaptureLost as lost:
-                self._close(name)
-                raise InterfaceLost(name, lost) from lost
-        if len(self._open) > 1:
-            found.sort(key=lambda pair: pair[1].at)
-        return found
+                seen.frames.extend((capture, frame) for frame in capture.frames())
+            except CaptureLost as error:
+                seen.lost.append(InterfaceLost(name, str(error)))
+        for lost in seen.lost:
+            self._close(lost.name)
+        if len(self._interfaces) > 1:
+            seen.frames.sort(key=lambda pair: pair[1].at)
+        return seen
 
     def _close(self, name: str) -> None:
         capture = self._open[name]
+        self._open = {other: capture_there for other, capture_there in self._open.items() if other != name}
         self._dropped_before += capture.dropped()
-        self._open = {other: of for other, of in self._open.items() if other != name}
         self._readable.unregister(capture)
         capture.close()
 

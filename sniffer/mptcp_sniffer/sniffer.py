@@ -6,10 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
-from mptcp_sniffer.capture import Capture, CapturedFrame
+from mptcp_sniffer.capture import Capture, CapturedFrame, InterfaceAbsent
 from mptcp_sniffer.captures import Captures, InterfaceLost
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.kernel_events import KernelEvent
@@ -20,7 +19,6 @@ from mptcp_sniffer.segment import Malformed
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import UserError
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcServer, peer_uid
@@ -43,6 +41,8 @@ class Sniffer:
         proxy, buffer_bytes = config.proxy, config.sniffer.capture_buffer
         self._captures = Captures(proxy.interfaces, lambda name: Capture(name, proxy.ports, buffer_bytes))
         self._reopen_due = 0.0
+        self._refusals: dict[str, str] = {}
+        self._captured_before: set[str] = set()
         self._started_at = time.monotonic()
         self._dropped_before = 0
         self._capture_lost = False
@@ -122,28 +122,33 @@ class Sniffer:
             return client == _ROOT
 
     def _open_captures(self, *, at_start: bool = False) -> None:
-        """Capture on the interfaces that have come. Raises UserError if one can never be captured."""
-        opened, absent = self._captures.open_missing()
+        """Capture on the interfaces that have come. At the start it raises UserError if one can never be captured."""
+        opened, refusals = self._captures.open_missing()
         self._reopen_due = time.monotonic() + _REOPEN_SECONDS
-        for error in absent if at_start else ():
-            _log.error("%s; no subflow there is throttled until it can be captured", error)
         self._capture_lost = not self._captures.captured
-        if opened:
-            again = "" if at_start else " again"
-            _log.info("capturing%s on %s, ports %s", again, ", ".join(opened), self._config.proxy.ports)
+        for name, refusal in refusals.items():
+            is_absent = isinstance(refusal, InterfaceAbsent)
+            if at_start and not is_absent:
+                raise refusal
+            if at_start or (not is_absent and self._refusals.get(name) != str(refusal)):
+                _log.error("%s; no subflow there is throttled until it can be captured", refusal)
+        self._refusals = {name: str(refusal) for name, refusal in refusals.items()}
+        for name in opened:
+            again = " again" if name in self._captured_before else ""
+            _log.info("capturing%s on %s, ports %s", again, name, self._config.proxy.ports)
+        self._captured_before.update(opened)
 
     def _reopen_captures(self) -> None:
         captured = self._captures.captured
-        with suppress(UserError):
-            self._open_captures()
+        self._open_captures()
         if self._captures.captured != captured:
             self._kernel_reader.request()
 
     def _observe_frames(self) -> None:
-        try:
-            for capture, frame in self._captures.frames(_POLL_SECONDS):
-                self._observe(capture, frame)
-        except InterfaceLost as lost:
+        seen = self._captures.frames(_POLL_SECONDS)
+        for capture, frame in seen.frames:
+            self._observe(capture, frame)
+        for lost in seen.lost:
             self._give_up(lost)
 
     def _give_up(self, lost: InterfaceLost) -> None:
@@ -153,13 +158,11 @@ class Sniffer:
         """
         self._reopen_due = time.monotonic() + _REOPEN_SECONDS
         if self._captures.captured and self._config.sniffer.kernel_view and self._kernel_reader.available:
-            _log.error("capture on %s lost (%s): the kernel list tells what ends there", lost.interface, lost.why)
+            _log.error("capture on %s lost (%s): the kernel list tells what ends there", lost.name, lost.why)
             self._kernel_reader.request()
             return
         _log.error(
-            "capture on %s lost (%s): the table is cleared, so that no subflow stays throttled",
-            lost.interface,
-            lost.why,
+            "capture on %s lost (%s): the table is cleared, so that no subflow stays throttled", lost.name, lost.why
         )
         with self._tracking:
             self._capture_lost = not self._captures.captured

@@ -11,6 +11,7 @@ import pytest
 from polling import eventually
 from proxy_world import Hosts, ProxyWorld, attended, receive_rates
 
+from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
@@ -56,7 +57,9 @@ def add_second_interface(hosts: Hosts) -> None:
 
 
 @contextmanager
-def serving(hosts: Hosts, networks: Sequence[AccessNetwork] = WIFI_FIRST) -> Iterator[ProxyWorld]:
+def serving(
+    hosts: Hosts, networks: Sequence[AccessNetwork] = WIFI_FIRST, faults: Faults | None = None
+) -> Iterator[ProxyWorld]:
     hosts.lab.proxy.tc([f"qdisc replace dev {name} root handle 7: pfifo limit 77" for name in ("eth0", "eth1")])
     services = Services(
         hosts.lab.proxy,
@@ -67,7 +70,8 @@ def serving(hosts: Hosts, networks: Sequence[AccessNetwork] = WIFI_FIRST) -> Ite
     )
     with attended(hosts, services) as world:
         services.start_sniffer()
-        world.start_daemon()
+        services.start_daemon(faults)
+        services.wait_ready()
         yield world
 
 
@@ -152,6 +156,19 @@ def test_interface_with_an_obstacle_is_left_out_and_reported(world: ProxyWorld) 
     proxy.tc(["qdisc del dev eth1 root"])
     eventually(lambda: classes(world, "eth1") == classes(world, "eth0"), "classes on eth1", WITHIN)
     eventually(lambda: world.errors() == [], "no error", WITHIN)
+
+
+def test_interface_that_refuses_htb_does_not_free_the_others(hosts: Hosts) -> None:
+    faults = Faults(hosts.lab.directory / "interfaces")
+    faults.plan(Fault("ENOMEM", "tc qdisc replace dev eth1 htb", times=FOREVER))
+    with serving(hosts, faults=faults) as world:
+        world.download()
+        world.wait_settled()
+        assert set(classes(world, "eth0").values()) == {"1Mbit"}
+        eventually(lambda: any(error.startswith("eth1: ") for error in world.errors()), "reported", WITHIN)
+        assert "pfifo 7: root" in world.lab.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
+        world.download()
+        world.wait_capped(2)
 
 
 @pytest.mark.parametrize("interface", ["eth0", "eth1"])

@@ -143,3 +143,13 @@ def test_only_subflows_on_which_the_client_has_sent_are_listed(inside: Host) -> 
 
 def listed(port: int) -> list[FourTuple]:
     return [ack.ends for ack in list_acks(port)]
+
+
+def test_renamed_interface_loses_filters_and_clsact(inside: Host, uplinks: Uplinks) -> None:
+    uplinks.throttle({ONE: throttle("one")})
+    inside.ip(["link set eth0 down", "link set eth0 name other"])
+    try:
+        uplinks.release()
+        assert "clsact" not in inside.run("tc", "qdisc", "show").stdout
+    finally:
+        inside.ip(["link set other name eth0", "link set eth0 up"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
-import pytest
-
 from mptcp_sniffer.capture import CapturedFrame, CaptureLost, InterfaceAbsent
 from mptcp_sniffer.captures import Captures, InterfaceLost
+from mptcp_throttle.errors import UserError
 
 EVERYWHERE = ("eth0", "wg0")
 
@@ -63,11 +62,14 @@ def frame(at: float) -> CapturedFrame:
 def test_interface_that_is_absent_is_captured_once_it_has_come() -> None:
     interfaces = Interfaces(eth0=ModelCapture())
     with interfaces.captures() as captures:
-        opened, absent = captures.open_missing()
-        assert (opened, [str(error) for error in absent]) == (["eth0"], ["wg0: no such device"])
+        opened, refusals = captures.open_missing()
+        assert (opened, {name: str(error) for name, error in refusals.items()}) == (
+            ["eth0"],
+            {"wg0": "wg0: no such device"},
+        )
         assert (captures.captured, captures.missing) == (("eth0",), ("wg0",))
         interfaces["wg0"] = ModelCapture()
-        assert captures.open_missing() == (["wg0"], [])
+        assert captures.open_missing() == (["wg0"], {})
         assert (captures.captured, captures.missing) == (EVERYWHERE, ())
     assert all(capture.is_closed for capture in interfaces.values())
 
@@ -76,18 +78,31 @@ def test_frames_of_all_interfaces_come_in_the_order_of_time() -> None:
     interfaces = Interfaces(eth0=ModelCapture([frame(1.0), frame(4.0)]), wg0=ModelCapture([frame(2.0), frame(3.0)]))
     with interfaces.captures() as captures:
         captures.open_missing()
-        assert [one.at for _, one in captures.frames(0)] == [1.0, 2.0, 3.0, 4.0]
+        assert [one.at for _, one in captures.frames(0).frames] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_lost_interface_leaves_the_others_captured() -> None:
-    interfaces = Interfaces(eth0=ModelCapture(), wg0=ModelCapture(is_lost=True))
+    interfaces = Interfaces(eth0=ModelCapture([frame(1.0)]), wg0=ModelCapture(is_lost=True))
     with interfaces.captures() as captures:
         captures.open_missing()
-        with pytest.raises(InterfaceLost, match="wg0: network is down"):
-            captures.frames(0)
+        seen = captures.frames(0)
+        assert (len(seen.frames), seen.lost) == (1, [InterfaceLost("wg0", "network is down")])
         assert (captures.captured, interfaces["wg0"].is_closed) == (("eth0",), True)
         interfaces["eth0"].waiting = [frame(1.0)]
-        assert len(captures.frames(0)) == 1
+        assert len(captures.frames(0).frames) == 1
+
+
+def test_interface_that_cannot_be_captured_hides_no_other() -> None:
+    class Refusing(Interfaces):
+        def start(self, name: str) -> ModelCapture:
+            if name == "eth0":
+                raise UserError("eth0: link type 778 is not supported")
+            return super().start(name)
+
+    interfaces = Refusing(wg0=ModelCapture())
+    with interfaces.captures() as captures:
+        opened, refusals = captures.open_missing()
+        assert (opened, list(refusals), captures.captured) == (["wg0"], ["eth0"], ("wg0",))
 
 
 def test_dropped_frames_of_a_closed_capture_still_count() -> None:
@@ -95,6 +110,5 @@ def test_dropped_frames_of_a_closed_capture_still_count() -> None:
     with interfaces.captures() as captures:
         captures.open_missing()
         assert captures.dropped() == 6
-        with pytest.raises(InterfaceLost):
-            captures.frames(0)
+        captures.frames(0)
         assert captures.dropped() == 6

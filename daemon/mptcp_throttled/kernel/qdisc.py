@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
@@ -21,6 +23,16 @@ from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOpe
 
 # LOOPBACK_IFINDEX in include/net/flow.h: every network namespace has it.
 _LOOPBACK: Final = tc.Interface(1, "lo")
+
+_RETRY_SECONDS: Final = 60.0
+"""After which HTB is tried again on an interface that refuses it while others have it."""
+
+
+class _Refusal(NamedTuple):
+    """Why an interface has refused HTB, and until when (monotonic seconds) it is left out."""
+
+    text: str
+    until: float
 
 
 class RootQdiscs:
@@ -49,6 +61,7 @@ class RootQdiscs:
         self._saved = QdiscRestore(self._tc, run_directory, force=force)
         # The classes of each interface that has our HTB, by its index: as read last, and changed since then.
         self._classes: dict[int, dict[int, Rate | None]] = {}
+        self._refusals: dict[int, _Refusal] = {}
 
     @property
     def ports(self) -> frozenset[int]:
@@ -60,7 +73,7 @@ class RootQdiscs:
         dump = self._saved.dump()
         own = [interface for interface in dump.interfaces if interface.name in self._names]
         without = [interface for interface in own if not dump.has_htb(interface)]
-        obstacles = [found for one in without if (found := self._obstacle(one, dump.of(one))) is not None]
+        obstacles = [found for one in without if (found := self._why_without(one, dump.of(one))) is not None]
         states = {one.index: self._read_htb(one, dump.of(one)) for one in own if one not in without}
         self._classes = {index: dict(state.classes) for index, state in states.items()}
         is_usable = len(obstacles) < len(own)
@@ -83,16 +96,32 @@ class RootQdiscs:
     def install(self, default_minor: int) -> None:
         """Install HTB, with its filter if needed, on each interface that has neither our HTB nor an obstacle.
 
-        The root qdisc is saved first, and restored if the filter is refused.
+        The root qdisc is saved first, and restored if the filter is refused. An interface that refuses HTB is left out
+        for a minute, if another one has it.
         """
         dump = self._saved.dump()
         missing = [interface for interface in self._own_interfaces() if not dump.has_htb(interface)]
-        obstacles = {interface: self._obstacle(interface, dump.of(interface)) for interface in missing}
-        if obstacles and None not in obstacles.values() and not self._classes:
-            raise KernelError(next(filter(None, obstacles.values())), errno.EEXIST)
-        for interface, obstacle in obstacles.items():
-            if obstacle is None:
+        refusals = []
+        for interface in missing:
+            obstacle = self._why_without(interface, dump.of(interface))
+            if obstacle is not None:
+                refusals.append(KernelError(obstacle, errno.EEXIST))
+                continue
+            try:
                 self._install_on(interface, dump, default_minor)
+            except KernelError as error:
+                refusals.append(error)
+                self._refusals[interface.index] = _Refusal(str(error), time.monotonic() + _RETRY_SECONDS)
+        if refusals and not self._classes:
+            self._refusals.clear()  # nobody is throttled: all are tried again as often as any reconcile
+            raise refusals[0]
+
+    def _why_without(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
+        """Why HTB must not, or cannot, be installed on an interface; None if it may be tried."""
+        refusal = self._refusals.get(interface.index)
+        if refusal is not None and time.monotonic() < refusal.until:
+            return f"{interface.name}: {refusal.text}"
+        return self._obstacle(interface, qdiscs)
 
     def _install_on(self, interface: tc.Interface, dump: QdiscDump, default_minor: int) -> None:
         restore_pending = self._saved.is_pending(dump, interface)  # then the existing record stays valid
@@ -113,6 +142,7 @@ class RootQdiscs:
             self._restore(interface)
             raise
         self._classes[interface.index] = {}
+        self._refusals.pop(interface.index, None)
 
     def restore(self, name: str | None = None) -> None:
         """Restore the saved qdisc of an interface, or the kernel's default if none is saved.
@@ -167,16 +197,16 @@ class RootQdiscs:
             return [error] * len(operations)
         interfaces = [interface for interface in own if interface.index in self._classes] or own
         requests = [[tuple(self._requests(operation, one)) for one in interfaces] for operation in operations]
-        answers = iter(self._tc.carry_out([request for each in requests for of in each for request in of]))
+        answers = iter(self._tc.carry_out(list(chain.from_iterable(chain.from_iterable(requests)))))
         refusals, partly_added = [], []
-        for operation, each in zip(operations, requests, strict=True):
-            results = [[next(answers) for _ in of] for of in each]
-            refusal = next((result for of in results for result in of if result is not None), None)
+        for operation, on_interfaces in zip(operations, requests, strict=True):
+            results = [[next(answers) for _ in on_one] for on_one in on_interfaces]
+            refusal = _refusal(results)
             refusals.append(refusal)
             if refusal is None:
                 self._note(operation, interfaces)
             elif isinstance(operation, AddClass):
-                added = (one for one, of in zip(interfaces, results, strict=True) if of and of[0] is None)
+                added = (one for one, result in zip(interfaces, results, strict=True) if result and result[0] is None)
                 partly_added += [tc.delete_class(one, htb.classid(operation.minor)) for one in added]
         self._tc.carry_out(partly_added)
         return refusals
@@ -185,7 +215,7 @@ class RootQdiscs:
         minor = operation.minor
         classid, leaf = htb.classid(minor), htb.leaf_qdisc(minor)
         classes = self._classes.get(interface.index, {})
-        is_only_elsewhere = minor not in classes and any(minor in of for of in self._classes.values())
+        is_only_elsewhere = minor not in classes and any(minor in others for others in self._classes.values())
         match operation:
             case ChangeClass(rate=rate) if not is_only_elsewhere:
                 yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
@@ -261,6 +291,13 @@ class RootQdiscs:
             f"{interface.name}: root {problem} that cannot be restored exactly; remove it, replace it by fq_codel or"
             " pfifo, or set daemon.replace_any_qdisc"
         )
+
+
+def _refusal(results: Iterable[Sequence[KernelError | None]]) -> KernelError | None:
+    """The first refusal in the results of each interface; those that have gone count only if no other is there."""
+    found = [next(filter(None, on_one), None) for on_one in results if on_one]
+    present = [refusal for refusal in found if refusal is None or refusal.number != errno.ENODEV]
+    return next(filter(None, present or found), None)
 
 
 def _common(states: Sequence[HtbState], *, complete: bool) -> HtbState | None:

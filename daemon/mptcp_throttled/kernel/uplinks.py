@@ -77,7 +77,8 @@ class Uplinks:
         before = self._attached
         changed = [one for one in interfaces if one not in before or self._filters.attached(one) != before[one]]
         incomplete = [one for one in interfaces if one in changed or before[one] != programs.keys()]
-        if not incomplete:
+        renamed_or_gone = before.keys() - interfaces
+        if not incomplete and not renamed_or_gone:
             return False
         for other in self._filters.interfaces():
             if other not in interfaces:
@@ -174,11 +175,10 @@ class Uplinks:
         if self._reminder is not None:
             self._reminder.stop()
             self._reminder = None
-        existing = find_interfaces(self._names)
-        for interface in self._attached:
-            if interface in existing:
+        if self._attached:
+            for interface in self._filters.interfaces():  # as they are called now
                 self._filters.detach(interface)
-        self._attached = {}
+            self._attached = {}
         if self._program is not None:
             self._program.close()
             self._program = None
