@@ -1,9 +1,10 @@
-"""What `mptcp-throttle doctor` makes of routes to clients."""
+"""What `mptcp-throttle doctor` makes of the proxy's interfaces, and of routes to clients."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -11,6 +12,7 @@ from examples import examined_host
 
 from mptcp_throttle.cli.doctor import proxy_checks
 from mptcp_throttle.cli.doctor.proxy_checks import _Destination, routes
+from mptcp_throttle.findings import Finding
 
 if TYPE_CHECKING:
     from mptcp_throttle.model import Address
@@ -66,6 +68,7 @@ def test_clients_of_a_network_with_a_rate_are_a_harm(clients: list[_Destination]
     clients += [client("10.1.0.2"), client("10.1.0.3"), client("10.2.0.2")]
     problem = "to 10.1.0.2 and 1 more leave through eth1, where neither HTB nor mptcp-sniffer sees packets"
     assert found() == [("routes to clients of lte", problem, True)]
+    assert routes(HOST)[0].remedy == "route lte through eth0, or name eth1 in proxy.interface or proxy.interfaces"
 
 
 def test_clients_of_a_network_without_a_rate_are_a_note(clients: list[_Destination]) -> None:
@@ -115,3 +118,14 @@ def test_more_clients_than_are_looked_up_are_unchecked(
     assert [finding.unchecked for finding in routes(HOST)] == [None]
     monkeypatch.setattr(proxy_checks, "_MOST_CLIENTS", 1)
     assert routes(HOST)[-1].unchecked == "those to more than 1 clients"
+
+
+def test_missing_interface_is_a_harm_unless_another_one_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "eth1").mkdir()
+    monkeypatch.setattr(proxy_checks, "_INTERFACES", tmp_path)
+    problem = "eth0 does not exist; allowed: one of eth1"
+    remedy = "correct proxy.interface or proxy.interfaces"
+    assert list(proxy_checks.interface(HOST)) == [Finding("interface", problem, remedy, harm=True)]
+    proxy = replace(HOST.config.proxy, interfaces=("eth0", "eth1"))
+    host = replace(HOST, config=replace(HOST.config, proxy=proxy))
+    assert list(proxy_checks.interface(host)) == [Finding("interface", problem, remedy, harm=False)]

@@ -52,6 +52,16 @@ def test_service_whose_socket_is_not_ours_to_use_is_not_checked(
     assert (finding.problem, finding.unchecked) == (None, "no answer")
 
 
+def test_capture_that_misses_an_interface_is_a_problem_with_its_remedy() -> None:
+    fine: Json = {"interfaces": ["eth0", "wg0"], "dropped": 0, "kernel_view": {"enabled": True, "problem": None}}
+    remedy = "set the interface up, or correct proxy.interface or proxy.interfaces"
+    for captured, missing in ((["eth0"], "wg0"), ([], "eth0, wg0")):
+        host = replace(examined_host(), sniffer={**fine, "captured": captured})
+        (found,) = (finding for finding in service_checks.sniffer(host) if finding.problem)
+        problem = f"none on {missing}, missing or down"
+        assert found == Finding("capture", problem, remedy, harm=not captured)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -24,6 +24,7 @@ from mptcp_throttle.model import AccessNetwork, Address, Network
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")
+_KEYS: Final = "proxy.interface or proxy.interfaces"
 # A look-up takes about a millisecond.
 _MOST_CLIENTS: Final = 1000
 _MOST_SUBNETS: Final = 1000
@@ -41,7 +42,7 @@ def interface(host: Host) -> Iterator[Finding]:
 
 
 def _missing(problems: Iterable[str], *, harm: bool) -> Iterator[Finding]:
-    return (Finding("interface", problem, "set proxy.interface", harm) for problem in problems)
+    return (Finding("interface", problem, f"correct {_KEYS}", harm) for problem in problems)
 
 
 def listeners(host: Host) -> Iterator[Finding]:
@@ -144,7 +145,7 @@ def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: 
         network = destinations[0].network
         names = destinations[0].name + (f" and {len(destinations) - 1} more" if len(destinations) > 1 else "")
         problem = f"to {names} leave through {used}, where neither HTB nor mptcp-sniffer sees packets"
-        remedy = f"route {network.name} through {' or '.join(interfaces)}, or set proxy.interface"
+        remedy = f"route {network.name} through {' or '.join(interfaces)}, or name {used} in {_KEYS}"
         has_rate = network.cap is not None or network.limit is not None
         harm = has_rate and any(one.is_client for one in destinations)
         yield Finding(f"routes to clients of {network.name}", problem, remedy, harm)

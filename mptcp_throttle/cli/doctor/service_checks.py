@@ -25,7 +25,7 @@ def sniffer(host: Host) -> Iterator[Finding]:
     yield Finding("mptcp-sniffer")
     missing = [name for name in status["interfaces"] if name not in status["captured"]]
     if missing:
-        remedy = "set the interface up, or correct proxy.interface"
+        remedy = "set the interface up, or correct proxy.interface or proxy.interfaces"
         problem = f"none on {', '.join(missing)}, missing or down"
         yield Finding("capture", problem, remedy, harm=not status["captured"])
     dropped, view = status["dropped"], status["kernel_view"]
