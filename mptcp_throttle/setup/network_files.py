@@ -57,8 +57,19 @@ def evidence_of(one: SeenSubnet) -> Json:
     return {"subnet": str(one.subnet), "addresses": one.addresses, "connections": one.connections}
 
 
+def _uncapped(networks: int) -> str:
+    if networks == 1:
+        return "nothing is capped, since one network only has been seen"
+    return (
+        "nothing is capped, since nothing says which network is expensive: --expensive ADDRESS says it, with an address"
+        " of a client there, and --force replaces the files"
+    )
+
+
 def summary(grouping: Grouping, unseen: int) -> Iterator[str]:
     """What to know beside the files."""
+    if all(network.preference != EXPENSIVE for network in grouping.networks):
+        yield _uncapped(len(grouping.networks))
     if grouping.unassigned:
         named = ", ".join(f"{one.subnet} ({evidence(one)})" for one in grouping.unassigned[:10])
         more = f" and {len(grouping.unassigned) - 10} more" if len(grouping.unassigned) > 10 else ""

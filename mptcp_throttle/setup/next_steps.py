@@ -31,6 +31,6 @@ def next_steps(
         yield from drop_in.apply
     yield f"systemctl restart {_SERVICES}" if facts.services_run else f"systemctl enable --now {_SERVICES}"
     if not has_own_networks:
-        yield "mptcp-throttle setup networks --write"
+        yield "mptcp-throttle setup networks --write [--expensive ADDRESS]"
         yield "mptcp-throttle reload"
     yield "mptcp-throttle doctor"

@@ -130,7 +130,7 @@ def test_ip_versions_of_a_network_are_paired_by_what_is_a_backup() -> None:
 def test_address_that_no_connection_shows_beside_another_is_in_no_network() -> None:
     grouping = group({seen("10.1.0.2", "10.2.0.2"): 3, seen("192.0.2.7"): 1})
     assert [str(one.subnet) for one in grouping.unassigned] == ["192.0.2.0/24"]
-    (line,) = summary(grouping, 0)
+    _, line = summary(grouping, 0)
     assert line == "in no network, since no connection has shown which: 192.0.2.0/24 (1 address in 1 connection)"
 
 
@@ -209,6 +209,14 @@ def test_proposed_file_has_the_evidence_beside_each_subnet() -> None:
     assert '  - "10.1.0.0/24"  # 2 addresses in 4 connections\n' in text
     assert "\ncap: 2mbit\n" in text
     assert "clients use it as a backup" in text
+
+
+def test_networks_of_which_none_is_expensive_are_a_note() -> None:
+    (note,) = summary(group({seen("10.1.0.2", "10.2.0.2"): 3}), 0)
+    assert note.startswith("nothing is capped, since nothing says which network is expensive: --expensive ADDRESS ")
+    (note,) = summary(group({seen("10.1.0.2"): 3}), 0)
+    assert note == "nothing is capped, since one network only has been seen"
+    assert list(summary(group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3}), 0)) == []
 
 
 def test_evidence_joins_what_one_connection_has_had() -> None:

@@ -305,7 +305,7 @@ def test_next_steps_are_in_the_order_in_which_they_work() -> None:
         "sysctl --system",
         "mptcp-throttle setup --server-drop-in squid",
         f"systemctl enable --now {services}",
-        "mptcp-throttle setup networks --write",
+        "mptcp-throttle setup networks --write [--expensive ADDRESS]",
         "mptcp-throttle reload",
         "mptcp-throttle doctor",
     ]
