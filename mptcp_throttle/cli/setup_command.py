@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import yaml
 from rich.console import Console
 
 from mptcp_throttle.cli.doctor import kernel_checks
 from mptcp_throttle.cli.doctor.finding import Host
-from mptcp_throttle.config.schema import NETWORKS_DIRECTORY, Config
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import Json
@@ -21,7 +22,7 @@ from mptcp_throttle.setup.collect_facts import MPTCPIZE, collect_facts
 from mptcp_throttle.setup.host_facts import HostFacts
 from mptcp_throttle.setup.kept_files import Outcome, judge, read_present, write
 from mptcp_throttle.setup.next_steps import next_steps
-from mptcp_throttle.setup.own_networks import has_own_networks
+from mptcp_throttle.setup.own_networks import has_own_networks, networks_directory
 from mptcp_throttle.setup.proposal import propose
 from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
 from mptcp_throttle.setup.server_drop_in import (
@@ -87,7 +88,7 @@ def set_up(options: argparse.Namespace) -> Result:
         proposal.plain_servers,
         drop_in,
         needs_parameters=any(_PARAMETERS in note for note in notes),
-        has_own_networks=has_own_networks(options.config.parent / NETWORKS_DIRECTORY),
+        has_own_networks=has_own_networks(networks_directory(options.config, yaml.safe_load(text))),
     )
     data = {
         "dry_run": options.dry_run,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mptcp_throttle.cli.setup_command import File, Result, refusal, show_files, write_files
 from mptcp_throttle.config.load import find_sockets
+from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.setup.kept_files import set_aside
@@ -32,7 +33,7 @@ def propose_networks(options: argparse.Namespace) -> Result:
             EX_COMMAND_LINE,
         )
     writes = options.write and not options.dry_run
-    directory = networks_directory(options.config)
+    directory = networks_directory(options.config, read_yaml(options.config).data)
     client = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS)
     seen = Evidence()
 

@@ -9,7 +9,6 @@ from typing import Final
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
-from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.kept_files import read_present
 from mptcp_throttle.setup.shipped_files import NETWORK_FILES, shipped
@@ -18,9 +17,9 @@ from mptcp_throttle.setup.yaml_edit import set_value
 _SUFFIXES: Final = (".yaml", ".yml")
 
 
-def networks_directory(config: Path) -> Path:
-    """Where the access networks of a configuration file are. Raises ConfigError."""
-    name = read_yaml(config).data.get("networks_directory", NETWORKS_DIRECTORY)
+def networks_directory(config: Path, data: Mapping[str, object]) -> Path:
+    """Where the access networks of a configuration file with these options are."""
+    name = data.get("networks_directory", NETWORKS_DIRECTORY)
     return config.parent / (name if isinstance(name, str) else NETWORKS_DIRECTORY)
 
 

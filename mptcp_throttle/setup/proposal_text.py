@@ -11,6 +11,8 @@ import yaml
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY, Config
+from mptcp_throttle.config.validation import is_text
+from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.proposal import Proposal
 from mptcp_throttle.setup.proposed_value import Value
@@ -82,7 +84,10 @@ def _comparable(value: object) -> object:
 
 
 def loaded(text: str) -> Config:
-    """The configuration of this text with the access networks of the package. Raises ConfigError."""
+    """The configuration of this text with the access networks of the package, whatever directory of networks it names.
+
+    Raises ConfigError.
+    """
     with TemporaryDirectory() as name:
         directory = Path(name)
         file = directory / MAIN_FILE
@@ -90,6 +95,8 @@ def loaded(text: str) -> Config:
         for network in NETWORK_FILES:
             (directory / NETWORKS_DIRECTORY / network).write_text(shipped(network), encoding="utf-8")
         file.write_text(text, encoding="utf-8")
+        if is_text(read_yaml(file).data.get("networks_directory")):
+            file.write_text(set_value(text, ("networks_directory",), NETWORKS_DIRECTORY, "") or text, encoding="utf-8")
         return load_config(file)
 
 

@@ -15,7 +15,7 @@ from test_setup_proposal import HOST
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.setup.kept_files import Outcome, judge, read_present, set_aside, write
-from mptcp_throttle.setup.own_networks import check_together, has_own_networks, shipped_examples
+from mptcp_throttle.setup.own_networks import check_together, has_own_networks, networks_directory, shipped_examples
 from mptcp_throttle.setup.proposal import Proposal, propose
 from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
 from mptcp_throttle.setup.proposed_value import Value
@@ -123,6 +123,20 @@ def test_choices_of_the_operator_stay() -> None:
 @pytest.mark.parametrize("present", ["proxy: {interface: eth9, ports: [1]}\n", "a: [\n", "", "proxy: 7\n", "- 1\n"])
 def test_file_that_cannot_be_changed_in_its_text_is_replaced(present: str) -> None:
     assert proposed_text(proposal(), present) == proposed_text(proposal(), None)
+
+
+@pytest.mark.parametrize("directory", ["access", "../access", "/nowhere"])
+def test_file_that_names_its_networks_directory_keeps_all(directory: str) -> None:
+    present = f"{EDITED}networks_directory: {directory}\ndaemon:\n  linger: 7s\n"
+    assert proposed_text(proposal(), present) == present.replace(
+        "  interface: eth9", "  # setup: because\n  interface: wan0"
+    )
+    assert networks_directory(Path("/etc/a.yaml"), yaml.safe_load(present)) == Path("/etc") / directory
+
+
+def test_networks_directory_that_is_no_text_is_invalid() -> None:
+    with pytest.raises(ConfigError, match="networks_directory"):
+        loaded(f"{EDITED}networks_directory: 7\n")
 
 
 def test_lists_in_block_style_are_replaced_as_a_whole() -> None:
