@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +15,14 @@ from mptcp_throttle.cli.setup_command import File, Result, refusal, show_files, 
 from mptcp_throttle.config.load import find_sockets
 from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.model import Address
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.setup.kept_files import set_aside
 from mptcp_throttle.setup.network_evidence import Evidence, follow
 from mptcp_throttle.setup.network_files import evidence_of, network_file, summary
 from mptcp_throttle.setup.network_groups import Grouping, group
 from mptcp_throttle.setup.own_networks import check_together, networks_directory, shipped_examples
+from mptcp_throttle.setup.wording import listed
 
 _TIMEOUT_SECONDS: Final = 10.0
 
@@ -50,6 +52,7 @@ def propose_networks(options: argparse.Namespace) -> Result:
     if not grouping.networks:
         why = problem or "no MPTCP connection has been seen; allowed: a longer --for, or clients with MPTCP"
         raise UserError(f"setup networks: {why}", os.EX_UNAVAILABLE)
+    require_seen(options.expensive, grouping)
     texts = {f"{network.name}.yaml": network_file(network, options.cap) for network in grouping.networks}
     data = _write(options, directory, texts) if writes else _planned(options, directory, texts)
     data["networks"] = _networks(grouping)
@@ -58,6 +61,18 @@ def propose_networks(options: argparse.Namespace) -> Result:
     steps = ["mptcp-throttle reload" if writes else "mptcp-throttle setup networks --write"]
     data["next"] = [] if refused else steps
     return Result(data, refused)
+
+
+def require_seen(expensive: Collection[Address], grouping: Grouping) -> None:
+    """Raise UserError if one of these addresses is in none of the networks."""
+    subnets = [one.subnet for network in grouping.networks for one in network.subnets]
+    for address in expensive:
+        if not any(address in subnet for subnet in subnets):
+            raise UserError(
+                f"setup networks: --expensive {address}: is in no network that was seen; allowed: an address in"
+                f" {listed(map(str, subnets))}",
+                EX_COMMAND_LINE,
+            )
 
 
 def _planned(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:

@@ -12,7 +12,9 @@ from examples import connection, subflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mptcp_throttle.cli.setup_networks import require_seen
 from mptcp_throttle.config.load import load_config
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.model import Per, Token
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.rpc.wire import encode_connection
@@ -57,6 +59,18 @@ def test_operator_tells_the_expensive_network() -> None:
     assert networks(grouping) == [{"10.1.0.0/24"}, {"10.2.0.0/24"}]
     assert grouping.networks[1].why_preference == "expensive, as --expensive says"
     assert group(sightings, [ip_address("fd00::1")]) == group(sightings)
+
+
+def test_expensive_address_in_no_network_is_refused() -> None:
+    grouping = group({seen("10.1.0.2", "10.2.0.2"): 1})
+    require_seen([ip_address("10.1.0.9"), ip_address("10.2.0.2")], grouping)
+    with pytest.raises(UserError) as caught:
+        require_seen([ip_address("10.1.0.9"), ip_address("10.99.0.1")], grouping)
+    assert (caught.value.status, str(caught.value)) == (
+        EX_COMMAND_LINE,
+        "setup networks: --expensive 10.99.0.1: is in no network that was seen; allowed: an address in 10.1.0.0/24,"
+        " 10.2.0.0/24",
+    )
 
 
 def test_backups_alone_are_not_expensive() -> None:
