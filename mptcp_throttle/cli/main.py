@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _add_duration(add("pause", _pause, "free all subflows until `resume`"), "resume")
     add("resume", _resume, "end a pause")
     add("reload", _reload, "apply changes of the configuration files")
-    setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP), common, _setup_networks)
+    setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP), _setup_networks)
     return made
 
 

@@ -14,6 +14,7 @@ from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
 HELP: Final = "look at this host, and write a configuration for it, with the reason for each value; asks nothing"
 _NETWORKS_HELP: Final = "propose access networks from the addresses of clients that the sniffer sees"
+_DRY_RUN_HELP: Final = "show what would be written, and write nothing"
 _SECONDS: Final = 120.0
 _CAP: Final = Rate(1_000_000)
 
@@ -31,11 +32,10 @@ def _address(text: str) -> Address:
         raise ValueError("is not an address; allowed: such as 10.1.0.2 or fd00:1::2") from error
 
 
-def add_to(
-    setup: argparse.ArgumentParser, common: argparse.ArgumentParser, networks_run: Callable[[argparse.Namespace], None]
-) -> None:
+def add_to(setup: argparse.ArgumentParser, networks_run: Callable[[argparse.Namespace], None]) -> None:
     """Add options and the command `networks`."""
-    _add_writing(setup)
+    setup.add_argument("--dry-run", action="store_true", help=_DRY_RUN_HELP)
+    setup.add_argument("--force", action="store_true", help="change files that have been edited, after a backup")
     setup.add_argument(
         "--interface",
         dest="interfaces",
@@ -60,7 +60,7 @@ def add_to(
         help="also write a drop-in of systemd that makes the service (or NAME.socket) listen with MPTCP",
     )
     commands = setup.add_subparsers(title="commands", dest="setup_command", required=False, metavar="COMMAND")
-    networks = commands.add_parser("networks", parents=[common], help=_NETWORKS_HELP, description=_NETWORKS_HELP)
+    networks = commands.add_parser("networks", help=_NETWORKS_HELP, description=_NETWORKS_HELP)
     networks.set_defaults(run=networks_run)
     networks.add_argument(
         "--for",
@@ -71,7 +71,13 @@ def add_to(
         help=f"how long to look, Ctrl-C ends it earlier: {DURATION_SYNTAX}; default: 2m",
     )
     networks.add_argument("--write", action="store_true", help="write the files, if all files are valid together")
-    networks.add_argument("--force", action="store_true", help="replace files of the same names, after a backup")
+    # These may stand before `networks`, too: a default would undo them there.
+    for option, text in (
+        ("--json", "print JSON instead of tables"),
+        ("--dry-run", _DRY_RUN_HELP),
+        ("--force", "replace files of the same names, after a backup"),
+    ):
+        networks.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=text)
     networks.add_argument(
         "--expensive",
         type=argument(_address),
@@ -87,8 +93,3 @@ def add_to(
         metavar="RATE",
         help=f"cap of an expensive network: {RATE_SYNTAX}; default: %(default)s",
     )
-
-
-def _add_writing(setup: argparse.ArgumentParser) -> None:
-    setup.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
-    setup.add_argument("--force", action="store_true", help="change files that have been edited, after a backup")

@@ -9,6 +9,7 @@ import pytest
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import main, tables
+from mptcp_throttle.cli.main import parser
 from mptcp_throttle.errors import EX_COMMAND_LINE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -126,6 +127,21 @@ def test_setup_without_its_rights_is_one_line(
 def test_setup_networks_refuses_options_of_setup(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", CONFIG, "setup", option, "networks"]) == EX_COMMAND_LINE
     assert capsys.readouterr().err.startswith("setup networks: --interface, --port and --server-drop-in are of no use")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "--force", "--dry-run", "networks"],
+        ["networks", "--json", "--force", "--dry-run"],
+        ["--json", "--force", "networks", "--dry-run"],
+    ],
+)
+def test_setup_networks_takes_what_setup_takes_too(arguments: list[str]) -> None:
+    options = parser().parse_args(["setup", *arguments])
+    assert (options.json, options.force, options.dry_run) == (True, True, True)
+    options = parser().parse_args(["setup", "networks"])
+    assert (options.json, options.force, options.dry_run) == (False, False, False)
 
 
 def test_setup_networks_without_the_sniffer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
