@@ -33,7 +33,7 @@ from mptcp_throttle.setup.server_drop_in import (
     uploads_path,
 )
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, shipped
-from mptcp_throttle.setup.unit_files import read_unit_files
+from mptcp_throttle.setup.unit_files import read_unit_files, with_files
 
 _ROOT: Final = Path("/")
 _NOT_ASKED: Final = "setup does not ask the services"
@@ -85,7 +85,7 @@ def set_up(options: argparse.Namespace) -> Result:
     notes = [*proposal.notes, *own, *_notes(options.config, loaded(text))]
     steps = next_steps(
         facts,
-        proposal.plain_servers,
+        with_files(_ROOT, proposal.plain_servers),
         drop_in,
         needs_parameters=any(_PARAMETERS in note for note in notes),
         has_own_networks=has_own_networks(networks_directory(options.config, yaml.safe_load(text))),

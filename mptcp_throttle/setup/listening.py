@@ -71,6 +71,6 @@ def printable(name: str) -> str:
 
 
 def unit_of(cgroup: str) -> str | None:
-    """The service in whose cgroup a process is, from /proc/PID/cgroup; None if it is in none."""
+    """The service in whose cgroup a process is, from /proc/PID/cgroup; None if it is in none, or in a user's own."""
     found = re.findall(r"^0::.*/([A-Za-z0-9:_.@\\-]+\.service)(?:/.*)?$", cgroup, re.MULTILINE)
-    return found[-1] if found else None
+    return found[-1] if found and not re.search(r"/user@\d+\.service/", cgroup) else None

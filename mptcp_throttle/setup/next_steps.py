@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from mptcp_throttle.setup.host_facts import HostFacts
 from mptcp_throttle.setup.server_drop_in import DropIn
@@ -26,7 +27,7 @@ def next_steps(
         yield "sysctl --system"
     for unit in plain_servers:
         if drop_in is None or unit != drop_in.unit:
-            yield f"mptcp-throttle setup --server-drop-in {unit.removesuffix('.service')}"
+            yield f"mptcp-throttle setup --server-drop-in {quote(unit.removesuffix('.service'))}"
     if drop_in is not None:
         yield from drop_in.apply
     yield f"systemctl restart {_SERVICES}" if facts.services_run else f"systemctl enable --now {_SERVICES}"

@@ -13,6 +13,13 @@ from mptcp_throttle.setup.wording import listed
 PROXIES: Final = ("squid", "nginx", "haproxy", "sing-box", "xray", "ssserver", "ss-server")
 """The names of programs that are proxies. Others may listen with MPTCP, too: programs in Go do so by default."""
 
+OWN_OPTIONS: Final = {
+    "sing-box": '"tcp_multi_path": true',
+    "xray": '"streamSettings": {"sockopt": {"tcpMptcp": true}}',
+    "ssserver": '"mptcp": true',
+}
+"""Proxies that use no shared libc, so that mptcpize cannot help them, and what their configuration has for MPTCP."""
+
 _MOST_PORTS: Final = 16
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.setup.host_facts import HostFacts, Listener, Mptcp
 from mptcp_throttle.setup.interface_choice import choose_interfaces, interface_value
-from mptcp_throttle.setup.port_choice import choose_ports, mptcp_ports, reachable, why_ports
+from mptcp_throttle.setup.port_choice import OWN_OPTIONS, choose_ports, mptcp_ports, reachable, why_ports
 from mptcp_throttle.setup.proposal_notes import notes_about
 from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.root_qdisc import why_qdisc
@@ -89,6 +89,6 @@ def _socket_group(facts: HostFacts) -> Value:
 
 
 def _services(listeners: Iterable[Listener]) -> Iterator[str]:
-    """The systemd services that listen with plain TCP, each once."""
-    units = {one.owner.unit for one in listeners if one.owner is not None and one.owner.unit is not None}
-    yield from sorted(units)
+    """The systemd services that listen with plain TCP and can be started by mptcpize, each once."""
+    owners = [one.owner for one in listeners if one.owner is not None and one.program not in OWN_OPTIONS]
+    yield from sorted({owner.unit for owner in owners if owner.unit is not None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener
-from mptcp_throttle.setup.port_choice import others_with_mptcp
+from mptcp_throttle.setup.port_choice import OWN_OPTIONS, others_with_mptcp
 from mptcp_throttle.setup.root_qdisc import is_restorable, why_qdisc
 from mptcp_throttle.setup.wording import listed
 
@@ -30,6 +30,11 @@ def notes_about(
         yield f"also listened on with MPTCP: {others}; --port, once for each, takes other ports"
     if any(one.program.startswith("systemd") for one in plain):
         yield "systemd listens for a socket unit: `SocketProtocol=mptcp` in it, or setup --server-drop-in NAME.socket"
+    for program in sorted({one.program for one in plain} & OWN_OPTIONS.keys()):
+        yield (
+            f"{program} listens with plain TCP, and mptcpize cannot help it: write `{OWN_OPTIONS[program]}` into its"
+            " configuration, in the entry that listens"
+        )
     for chain in facts.dropping_chains:
         yield f"a firewall drops what no rule accepts (chain {chain}): accept TCP port {listed(map(str, ports))} there"
     yield from _squid_notes(facts, ports, listening)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
@@ -13,7 +14,7 @@ from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shi
 from mptcp_throttle.setup.unit_files import start_commands
 
 MPTCPIZE: Final = "/usr/bin/mptcpize"
-_NAME: Final = re.compile(r"[A-Za-z0-9:_.@-]{1,200}", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9:_.@\\-]{1,200}", re.ASCII)
 _SQUID: Final = "squid.service"
 # Of systemd.service(5), "Special executable prefixes"; @ would give mptcpize the name of the program.
 _COMMAND: Final = re.compile(r"(?P<prefixes>[-:+!|]*)(?P<command>/.*)")
@@ -71,8 +72,8 @@ def make_drop_in(root: Path, unit: str, unit_texts: Sequence[str], *, with_uploa
     files = [NewFile(drop_in_path(root, unit), _text(unit, unit_texts))]
     if unit == _SQUID and with_uploads:
         files.append(NewFile(uploads_path(root), shipped(SQUID_UPLOADS)))
-    restart = "systemctl daemon-reload", f"systemctl restart {unit}"
-    removal = f"rm {' '.join(str(file.path) for file in files)}"
+    restart = "systemctl daemon-reload", f"systemctl restart {quote(unit)}"
+    removal = f"rm {' '.join(quote(str(file.path)) for file in files)}"
     notes = (_NGINX_NOTE,) if unit == _NGINX else ()
     return DropIn(unit, tuple(files), (*restart, "ss -Mltn"), (removal, *restart), notes)
 

@@ -17,18 +17,33 @@ _DIRECTORIES: Final = (
 def read_unit_files(root: Path, name: str, without: Path | None = None) -> list[str]:
     """The texts of the unit `name` below the directory `root`: its file, and its drop-ins in their order.
 
-    Empty if there is no such unit. The drop-in `without` is left out. Raises OSError.
+    An instance (`a@b.service`) has those of its template, too. Empty if there is no such unit. The drop-in `without` is
+    left out. Raises OSError.
     """
-    directories = [root / directory for directory in _DIRECTORIES]
-    file = next((one / name for one in directories if (one / name).is_file()), None)
+    file = _unit_file(root, name)
     if file is None:
         return []
     drop_ins: dict[str, Path] = {}
-    for directory in directories:
-        for one in sorted((directory / f"{name}.d").glob("*.conf")):
-            drop_ins.setdefault(one.name, one)
+    for one in _paths(root, name, ".d"):
+        for drop_in in sorted(one.glob("*.conf")):
+            drop_ins.setdefault(drop_in.name, drop_in)
     paths = [file, *(path for _, path in sorted(drop_ins.items()) if path != without)]
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+
+
+def with_files(root: Path, units: Iterable[str]) -> list[str]:
+    """Those of the units that have a unit file below the directory `root`."""
+    return [unit for unit in units if _unit_file(root, unit) is not None]
+
+
+def _unit_file(root: Path, name: str) -> Path | None:
+    return next((path for path in _paths(root, name) if path.is_file()), None)
+
+
+def _paths(root: Path, name: str, suffix: str = "") -> Iterator[Path]:
+    """Where files of a unit may be: for an instance its own places, then those of its template."""
+    for one in dict.fromkeys((name, re.sub(r"@.*(?=\.)", "@", name))):
+        yield from (root / directory / f"{one}{suffix}" for directory in _DIRECTORIES)
 
 
 def start_commands(texts: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.setup.server_drop_in import drop_in_path, make_drop_in, require_socket_protocol, unit_name
 from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
-from mptcp_throttle.setup.unit_files import read_unit_files, start_commands
+from mptcp_throttle.setup.unit_files import read_unit_files, start_commands, with_files
 
 ROOT = Path("/")
 SQUID = "[Service]\nExecStart=/usr/sbin/squid --foreground -sYC\n"
@@ -105,6 +105,28 @@ def test_unit_files_are_read_in_the_order_of_systemd(tmp_path: Path) -> None:
     assert read_unit_files(tmp_path, "a.service", without=own) == ["of the package", "10", "20 of the operator"]
     assert read_unit_files(tmp_path, "a.service")[-1] == "ours"
     assert read_unit_files(tmp_path, "b.service") == []
+
+
+def test_instance_has_the_files_of_its_template(tmp_path: Path) -> None:
+    files = {
+        "usr/lib/systemd/system/a@.service": "template",
+        "usr/lib/systemd/system/a@.service.d/10-x.conf": "10 of all instances",
+        "usr/lib/systemd/system/a@.service.d/20-x.conf": "20 of all instances",
+        "etc/systemd/system/a@b.service.d/20-x.conf": "20 of this one",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert read_unit_files(tmp_path, "a@b.service") == ["template", "10 of all instances", "20 of this one"]
+    assert with_files(tmp_path, ["a@b.service", "a.service", "a@c.service"]) == ["a@b.service", "a@c.service"]
+    (tmp_path / "etc/systemd/system/a@b.service").write_text("instance")
+    assert read_unit_files(tmp_path, "a@b.service")[0] == "instance"
+
+
+def test_name_with_a_backslash_is_quoted_in_commands() -> None:
+    made = make_drop_in(ROOT, unit_name(r"a\x2db"), [NGINX], with_uploads=True)
+    assert r"systemctl restart 'a\x2db.service'" in made.apply
+    assert made.undo[0] == r"rm '/etc/systemd/system/a\x2db.service.d/mptcp-throttle.conf'"
 
 
 @pytest.mark.parametrize(

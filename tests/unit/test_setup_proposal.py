@@ -111,6 +111,18 @@ def test_known_server_with_plain_tcp_is_proposed_with_its_drop_in() -> None:
     assert proposal.plain_servers == ("squid.service",)
 
 
+@pytest.mark.parametrize(
+    ("program", "option"), [("sing-box", "tcp_multi_path"), ("xray", "tcpMptcp"), ("ssserver", '"mptcp": true')]
+)
+def test_server_that_mptcpize_cannot_help_gets_its_own_option(program: str, option: str) -> None:
+    plain = listener(8388, owner=Owner(9, program, f"{program}.service"), mptcp=False)
+    proposal = propose(replace(HOST, listeners=(plain,)))
+    assert proposal.plain_servers == ()
+    (note,) = proposal.notes
+    assert note.startswith(f"{program} listens with plain TCP, and mptcpize cannot help it: write `")
+    assert option in note
+
+
 def test_port_with_both_kinds_of_listeners_needs_no_drop_in() -> None:
     both = (listener(8080), listener(8080, "10.3.0.2", mptcp=False))
     assert propose(replace(HOST, listeners=both)).plain_servers == ()
@@ -267,6 +279,7 @@ def test_socket_unit_of_systemd_is_a_note() -> None:
         ("0::/system.slice/squid.service\n", "squid.service"),
         ("1:name=systemd:/x.service\n0::/system.slice/system-a.slice/a@1.service/child\n", "a@1.service"),
         ("0::/user.slice/user-0.slice/session-1.scope\n", None),
+        ("0::/user.slice/user-9.slice/user@9.service/app.slice/squid.service\n", None),
         ("0::/\n", None),
         ("", None),
         ("0::/user.slice/a\x85b.service\n", None),
