@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+_TC_H_ROOT: Final = 0xFFFF_FFFF  # include/uapi/linux/pkt_sched.h
+_TC_H_CLSACT: Final = 0xFFFF_FFF1
+_OWN_HANDLE: Final = 0x4D50_0000
 
 FIFOS: Final = frozenset({"noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"})
 SEPARATING: Final = frozenset({"sfq", "fq_codel", "fq", "cake"})
@@ -23,6 +27,36 @@ RESTORABLE: Final = frozenset(
 """Those whose options and children are all that there is to them."""
 
 
+class SeenQdisc(NamedTuple):
+    """A qdisc of an interface, as the kernel lists it. The handle of one that nobody has configured is 0."""
+
+    kind: str
+    handle: int
+    parent: int
+
+
+def root_first(qdiscs: Iterable[SeenQdisc]) -> tuple[SeenQdisc, ...]:
+    """Of the qdiscs of one interface those that queue, the root first; empty without a root."""
+    queueing = sorted((one for one in qdiscs if one.parent != _TC_H_CLSACT), key=lambda one: one.parent != _TC_H_ROOT)
+    return tuple(queueing) if queueing and queueing[0].parent == _TC_H_ROOT else ()
+
+
+def is_own(tree: Sequence[SeenQdisc]) -> bool:
+    """Whether the root is the HTB of mptcp-throttled now."""
+    return tree[0].handle == _OWN_HANDLE
+
+
+def kind_in_the_way(tree: Sequence[SeenQdisc]) -> str | None:
+    """The first kind that cannot be restored, so that HTB does not take the root's place; None if there is none.
+
+    `tree` has the root first. What nobody has configured comes back by itself. Filters and size tables, which are in
+    the way too, are not seen here.
+    """
+    if is_own(tree) or not tree[0].handle:
+        return None
+    return next((one.kind for one in tree if one.handle and one.kind not in RESTORABLE), None)
+
+
 def lost_beside_htb(kinds: Sequence[str], queues: int) -> tuple[str, ...]:
     """What other traffic loses while HTB is there in place of a root qdisc: its `kinds`, root first, and `queues`.
 
@@ -35,4 +69,6 @@ def lost_beside_htb(kinds: Sequence[str], queues: int) -> tuple[str, ...]:
         losses.append("flows share one queue")
     if not ACTIVE.isdisjoint(kinds):
         losses.append("nothing keeps that queue short")
+    if "fq" in kinds:
+        losses.append("sockets are not paced (BBR)")
     return tuple(losses)

@@ -23,6 +23,7 @@ from mptcp_throttle.cli.doctor.systemd_unit import read_unit
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.netlink_socket import read_consistently
+from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, root_first
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, SquidFacts
@@ -38,7 +39,6 @@ _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 _MOST_CLIENTS: Final = 1000
 _ARPHRD_ETHER: Final = 1  # include/uapi/linux/if_arp.h
 _IFF_UP, _IFF_LOOPBACK = 1, 8  # include/uapi/linux/if.h
-_ROOT: Final = 0xFFFF_FFFF
 # Without a table's name these list the tables that exist, and make none.
 _LEGACY: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
 
@@ -73,21 +73,24 @@ def _mptcp() -> Mptcp:
 
 
 def _interfaces(ip: IPRoute) -> Iterator[Interface]:
-    qdiscs = {one["index"]: one.get_attr("TCA_KIND") for one in ip.get_qdiscs() if one["parent"] == _ROOT}
+    qdiscs: dict[int, list[SeenQdisc]] = {}
+    for one in ip.get_qdiscs():
+        found = SeenQdisc(one.get_attr("TCA_KIND"), one["handle"], one["parent"])
+        qdiscs.setdefault(one["index"], []).append(found)
     addresses: dict[int, list[str]] = {}
     for one in ip.get_addr():
         # With a peer, IFA_ADDRESS is that of the peer (include/uapi/linux/if_addr.h).
         own = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
         addresses.setdefault(one["index"], []).append(own)
     for link in ip.get_links():
-        found = map(ip_address, addresses.get(link["index"], ()))
+        own_addresses = map(ip_address, addresses.get(link["index"], ()))
         yield Interface(
             link.get_attr("IFLA_IFNAME"),
             bool(link["flags"] & _IFF_UP),
             bool(link["flags"] & _IFF_LOOPBACK),
             link["ifi_type"] == _ARPHRD_ETHER,
-            tuple(address for address in found if not address.is_link_local),
-            qdiscs.get(link["index"]),
+            tuple(address for address in own_addresses if not address.is_link_local),
+            root_first(qdiscs.get(link["index"], ())),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import Address
 
 
@@ -45,14 +46,14 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface, with its addresses that are not for its link alone, and the kind of its root qdisc, if known."""
+    """An interface, with its addresses that are not for its link alone, and its qdiscs, the root first, if known."""
 
     name: str
     up: bool
     loopback: bool
     has_ethernet_header: bool
     addresses: tuple[Address, ...]
-    qdisc: str | None
+    qdiscs: tuple[SeenQdisc, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener
 from mptcp_throttle.setup.port_choice import OWN_OPTIONS, others_with_mptcp
-from mptcp_throttle.setup.root_qdisc import is_restorable, why_qdisc
+from mptcp_throttle.setup.root_qdisc import is_in_the_way, why_qdisc
 from mptcp_throttle.setup.wording import listed
 
 
@@ -23,7 +23,7 @@ def notes_about(
             yield f"{interface.name} is down: nobody is throttled there until it is up"
         if not interface.has_ethernet_header:
             yield f"{interface.name} has no Ethernet header: downloads are throttled there, uploads are not"
-        if not is_restorable(interface.qdisc):
+        if is_in_the_way(interface):
             yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it all the same"
     others = others_with_mptcp(facts, ports)
     if others is not None:

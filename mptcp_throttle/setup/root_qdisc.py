@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
+from mptcp_throttle.linux.qdisc_kinds import is_own, kind_in_the_way
 from mptcp_throttle.setup.host_facts import Interface
-
-_OWN_QDISC: Final = "htb"
 
 
 def why_qdisc(interface: Interface) -> str:
     """What happens to it."""
-    kind = interface.qdisc
-    if kind is None:
-        return f"the root qdisc of {interface.name} is not known"
-    if kind == _OWN_QDISC:
-        return f"the root qdisc of {interface.name} is htb: that of mptcp-throttled, or one that it does not replace"
-    if is_restorable(kind):
-        return f"the root qdisc of {interface.name}, {kind}, can be restored exactly"
-    return f"the root qdisc of {interface.name}, {kind}, cannot be restored exactly: nobody is throttled there"
+    root = f"the root qdisc of {interface.name}"
+    tree = interface.qdiscs
+    if not tree:
+        return f"{root} is not known"
+    if is_own(tree):
+        return f"{root} is that of mptcp-throttled"
+    if not tree[0].handle:
+        return f"{root}, {tree[0].kind}, is the kernel's default, which comes back"
+    strange = kind_in_the_way(tree)
+    if strange is None:
+        return f"{root}, {tree[0].kind}, is of a kind that can be restored"
+    below = f", has {strange} below it, which" if strange != tree[0].kind else ","
+    return f"{root}, {tree[0].kind}{below} cannot be restored exactly: nobody is throttled there"
 
 
-def is_restorable(kind: str | None) -> bool:
-    """Whether a root qdisc of this kind, if it is known, does not keep anybody from being throttled."""
-    return kind is None or kind == _OWN_QDISC or kind in RESTORABLE
+def is_in_the_way(interface: Interface) -> bool:
+    """Whether its root qdisc, if it is known, keeps everybody there from being throttled."""
+    return bool(interface.qdiscs) and kind_in_the_way(interface.qdiscs) is not None

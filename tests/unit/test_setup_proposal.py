@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
 from mptcp_throttle.setup.listening import printable, unit_of
@@ -30,7 +31,8 @@ def listener(port: int, address: str = "::", owner: Owner | None = SQUID, *, mpt
 def interface(
     name: str, address: str | None, *, up: bool = True, ether: bool = True, qdisc: str = "fq_codel"
 ) -> Interface:
-    return Interface(name, up, name == "lo", ether, () if address is None else (ip_address(address),), qdisc)
+    addresses = () if address is None else (ip_address(address),)
+    return Interface(name, up, name == "lo", ether, addresses, (SeenQdisc(qdisc, 0x8001_0000, 0xFFFF_FFFF),))
 
 
 HOST: Final = HostFacts(
@@ -192,7 +194,7 @@ def test_several_candidates_for_the_interface_are_refused(changes: dict[str, obj
 def test_interfaces_that_clients_use_are_all_proposed(changes: dict[str, object]) -> None:
     proposal = propose(replace(HOST, **changes))  # type: ignore[arg-type]
     assert values(proposal)["proxy.interfaces"] == ["eth0", "eth1"]
-    assert reason(proposal, "daemon.replace_any_qdisc").count("can be restored exactly") == 2
+    assert reason(proposal, "daemon.replace_any_qdisc").count("is of a kind that can be restored") == 2
 
 
 def test_host_with_one_address_needs_no_default_route() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +11,9 @@ from pyroute2 import IPRoute
 from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
-from mptcp_throttle.linux.qdisc_kinds import RESTORABLE, lost_beside_htb
+from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, root_first
 
 _INTERFACES: Final = Path("/sys/class/net")
-_ROOT: Final = 0xFFFF_FFFF  # TC_H_ROOT, include/uapi/linux/pkt_sched.h
-_CLSACT: Final = 0xFFFF_FFF1
-_OWN_HANDLE: Final = 0x4D50_0000
 
 
 def root_qdiscs(host: Host) -> Iterator[Finding]:
@@ -29,34 +26,35 @@ def root_qdiscs(host: Host) -> Iterator[Finding]:
         yield Finding("root qdisc", unchecked=str(error))
         return
     for name in host.config.proxy.interfaces:
-        of = [one for one in qdiscs if names.get(one["index"]) == name and one["parent"] != _CLSACT]
-        roots = [one for one in of if one["parent"] == _ROOT]
-        if roots:
-            others = [one.get_attr("TCA_KIND") for one in of if one["parent"] != _ROOT]
-            kinds = (roots[0].get_attr("TCA_KIND"), *others)
-            is_ours = roots[0]["handle"] == _OWN_HANDLE
-            yield judge(
-                name, kinds, _transmit_queues(name), is_ours=is_ours, force=host.config.daemon.replace_any_qdisc
-            )
+        seen = (
+            SeenQdisc(one.get_attr("TCA_KIND"), one["handle"], one["parent"])
+            for one in qdiscs
+            if names.get(one["index"]) == name
+        )
+        tree = root_first(seen)
+        if tree:
+            yield judge(name, tree, _transmit_queues(name), force=host.config.daemon.replace_any_qdisc)
 
 
 def _transmit_queues(interface: str) -> int:
     return sum(1 for _ in (_INTERFACES / interface / "queues").glob("tx-*"))
 
 
-def judge(interface: str, kinds: tuple[str, ...], queues: int, *, is_ours: bool, force: bool) -> Finding:
-    """The finding about an interface with qdiscs of these `kinds`, root first, and this number of transmit queues.
+def judge(interface: str, tree: Sequence[SeenQdisc], queues: int, *, force: bool) -> Finding:
+    """The finding about an interface with these qdiscs, root first, and this number of transmit queues.
 
-    `is_ours`: the root is our HTB now. `force`: it is replaced whatever it is.
+    `force`: the root is replaced whatever it is.
     """
-    subject, root = f"root qdisc of {interface}", kinds[0]
-    if is_ours:
+    subject = f"root qdisc of {interface}"
+    if is_own(tree):
         return Finding(subject)
-    strange = next((kind for kind in kinds if kind not in RESTORABLE), None)
+    strange = kind_in_the_way(tree)
     if strange is not None and not force:
         remedy = "replace it by fq_codel or pfifo, or set daemon.replace_any_qdisc"
         return Finding(subject, f"{strange} cannot be restored exactly, so nobody is throttled there", remedy)
-    losses = lost_beside_htb(kinds, queues)
+    losses = lost_beside_htb([one.kind for one in tree], queues)
     if not losses:
         return Finding(subject)
-    return Finding(subject, remark=f"while anybody is throttled, HTB is in place of {root}: {', '.join(losses)}")
+    return Finding(
+        subject, remark=f"while anybody is throttled, HTB is in place of {tree[0].kind}: {', '.join(losses)}"
+    )
