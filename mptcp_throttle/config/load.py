@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -39,8 +39,8 @@ _IS_TAKEN: Final = (
 _T = TypeVar("_T")
 
 
-def load_config(path: Path) -> Config:
-    """The configuration of `path` and its network files.
+def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Config:
+    """The configuration of `path` and its network files, or of `path` and these.
 
     Raises ConfigError with all problems found, one line each.
     """
@@ -53,7 +53,7 @@ def load_config(path: Path) -> Config:
             *_marks(service, service_file),
             *_web(service, service_file),
         ]
-    networks = _attempt(problems, _networks, service_file)
+    networks = _attempt(problems, _networks, service_file, network_files)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
     group = service.socket_group
@@ -197,9 +197,10 @@ class _Loaded(NamedTuple):
     places: Mapping[Network, _Place]
 
 
-def _networks(service_file: YamlFile) -> tuple[AccessNetwork, ...]:
+def _networks(service_file: YamlFile, files: Sequence[Path] | None) -> tuple[AccessNetwork, ...]:
     problems: list[str] = []
-    read = [_attempt(problems, _network, path) for path in _network_files(service_file)]
+    paths = _network_files(service_file) if files is None else files
+    read = [_attempt(problems, _network, path) for path in paths]
     loaded = [item for item in read if item is not None]
     if not problems:
         problems += _idle_caps(loaded)

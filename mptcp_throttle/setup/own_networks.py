@@ -12,7 +12,6 @@ from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.kept_files import read_present
 from mptcp_throttle.setup.shipped_files import NETWORK_FILES, shipped
-from mptcp_throttle.setup.yaml_edit import set_value
 
 _SUFFIXES: Final = (".yaml", ".yml")
 
@@ -32,32 +31,23 @@ def shipped_examples(directory: Path) -> Iterator[Path]:
 
 def has_own_networks(directory: Path) -> bool:
     """Whether there is a file of an access network that somebody has written. Raises UserError."""
-    if not directory.is_dir():
-        return False
     examples = set(shipped_examples(directory))
-    return any(file.suffix in _SUFFIXES and file not in examples for file in directory.iterdir())
+    return any(file not in examples for file in _network_files(directory))
 
 
 def check_together(config: Path, directory: Path, texts: Mapping[str, str], without: set[Path]) -> None:
     """Load the configuration with these files in the directory, and those `without` not in it. Raises ConfigError."""
+    others = [file for file in _network_files(directory) if file.name not in texts and file not in without]
     with TemporaryDirectory() as name:
-        staged = Path(name) / "networks"
-        staged.mkdir()
-        for file in directory.iterdir() if directory.is_dir() else ():
-            if file.name not in texts and file not in without:
-                (staged / file.name).symlink_to(file.absolute())
-        for file_name, text in texts.items():
-            (staged / file_name).write_text(text, encoding="utf-8")
-        main = config.read_text(encoding="utf-8")
-        changed = set_value(main, ("networks_directory",), str(staged), "")
-        if changed is None:
-            raise ConfigError([f"{config}: is in a style that setup cannot change; allowed: `option: value` on lines"])
-        copy = Path(name) / config.name
-        copy.write_text(changed, encoding="utf-8")
+        staged = [Path(name) / file_name for file_name in texts]
+        for path, text in zip(staged, texts.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
         try:
-            load_config(copy)
+            load_config(config, sorted([*others, *staged], key=lambda path: path.name))
         except ConfigError as error:
-            lines = (
-                line.replace(str(staged), str(directory)).replace(str(copy), str(config)) for line in error.problems
-            )
-            raise ConfigError([*lines]) from error
+            raise ConfigError([line.replace(name, str(directory)) for line in error.problems]) from error
+
+
+def _network_files(directory: Path) -> list[Path]:
+    """Those of access networks that are there now; none if there is no such directory."""
+    return [file for file in directory.iterdir() if file.suffix in _SUFFIXES] if directory.is_dir() else []

@@ -10,9 +10,7 @@ from typing import Final
 import yaml
 
 from mptcp_throttle.config.load import load_config
-from mptcp_throttle.config.schema import NETWORKS_DIRECTORY, Config
-from mptcp_throttle.config.validation import is_text
-from mptcp_throttle.config.yaml_file import read_yaml
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.proposal import Proposal
 from mptcp_throttle.setup.proposed_value import Value
@@ -89,15 +87,12 @@ def loaded(text: str) -> Config:
     Raises ConfigError.
     """
     with TemporaryDirectory() as name:
-        directory = Path(name)
-        file = directory / MAIN_FILE
-        (directory / NETWORKS_DIRECTORY).mkdir()
-        for network in NETWORK_FILES:
-            (directory / NETWORKS_DIRECTORY / network).write_text(shipped(network), encoding="utf-8")
+        file = Path(name) / MAIN_FILE
         file.write_text(text, encoding="utf-8")
-        if is_text(read_yaml(file).data.get("networks_directory")):
-            file.write_text(set_value(text, ("networks_directory",), NETWORKS_DIRECTORY, "") or text, encoding="utf-8")
-        return load_config(file)
+        networks = [Path(name) / network for network in NETWORK_FILES]
+        for network in networks:
+            network.write_text(shipped(network.name), encoding="utf-8")
+        return load_config(file, networks)
 
 
 def difference(name: str, present: str | None, proposed: str) -> str:

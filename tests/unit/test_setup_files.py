@@ -289,3 +289,17 @@ def test_files_are_checked_together_before_they_are_written(installed: Path) -> 
     assert "is a subnet of network a too" in line
     check_together(installed, directory, new, {directory / "lte.yaml"})
     assert sorted(path.name for path in directory.iterdir()) == sorted(NETWORK_FILES)
+
+
+def test_files_are_checked_where_they_are(installed: Path) -> None:
+    directory = installed.parent / "networks.d"
+    (installed.parent / "lists").mkdir()
+    (installed.parent / "lists/x.txt").write_text("192.0.2.0/24\n")
+    (directory / "mine.yaml").write_text("name: mine\nsubnets_file: ../lists/x.txt\npreference: 3\n")
+    assert len(load_config(installed).networks) == 3
+    new = {"a.yaml": "name: a\nsubnets: [198.51.100.0/24]\npreference: 1\n"}
+    check_together(installed, directory, new, set())
+    with pytest.raises(ConfigError) as caught:
+        check_together(installed, directory, {"a.yaml": new["a.yaml"].replace("198.51.100", "192.0.2")}, set())
+    (line,) = caught.value.problems
+    assert line.startswith(f"{directory}/../lists/x.txt:1: 192.0.2.0/24: is a subnet of network a too ({directory}/a.y")
