@@ -26,7 +26,7 @@ def network_file(network: ProposedNetwork, cap: Rate) -> str:
         "subnets:",
         *(f'  - "{one.subnet}"  # {evidence(one)}' for one in network.subnets),
         "",
-        *_comment(f"1 is the most preferred. {network.why_preference}."),
+        *_comment(f"Preference (1 is the most preferred): {network.why_preference}."),
         f"preference: {network.preference}",
         "",
         *_comment(
@@ -35,7 +35,7 @@ def network_file(network: ProposedNetwork, cap: Rate) -> str:
         ),
         f"cap: {cap if has_cap else 'null'}",
         "",
-        *_comment(f"What shares one rate: {network.why_per}."),
+        *_comment(f"What shares one rate. {network.why_per}."),
         f"per: {network.per}",
     ]
     return "\n".join(lines) + "\n"

@@ -330,13 +330,13 @@ def _subnets(seen: _Seen, prefixes: Iterable[_Prefix]) -> list[SeenSubnet]:
 def _why_preference(*, is_expensive: bool, is_known: bool, is_named: bool, alone: bool) -> str:
     if is_known and is_named:
         return (
-            "expensive, as --expensive says"
-            if is_expensive
-            else "preferred: another one is expensive, as --expensive says"
+            "this network is expensive (--expensive)" if is_expensive else "another network is expensive (--expensive)"
         )
     if is_known:
         return (
-            "clients use it as a backup, so it is expensive" if is_expensive else "clients use another one as a backup"
+            "clients use it as a backup, so it is expensive"
+            if is_expensive
+            else "clients use another network as a backup"
         )
     if alone:
         return "the only access network that has been seen; caps need another one"
@@ -350,5 +350,6 @@ def _per(seen: _Seen, blocks: Iterable[_Block]) -> tuple[Per, str]:
     beside = {address: len(seen.partners[address]) for block in blocks for address in seen.addresses[block]}
     most = max(beside, key=lambda address: beside[address])
     if beside[most] >= _SHARED_BY:
-        return Per.SUBFLOW, f"{most} is that of clients in {beside[most]} other subnets, as with address translation"
-    return Per.CLIENT, "no address seems to be shared by many clients"
+        others = f"{beside[most]} other subnets, as with address translation"
+        return Per.SUBFLOW, f"Each subflow, since {most} was used beside addresses in {others}"
+    return Per.CLIENT, "Each client, since no address seems to be shared by many"

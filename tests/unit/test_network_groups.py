@@ -57,7 +57,7 @@ def test_operator_tells_the_expensive_network() -> None:
     sightings = {seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 1}
     grouping = group(sightings, [ip_address("10.2.0.9")])
     assert networks(grouping) == [{"10.1.0.0/24"}, {"10.2.0.0/24"}]
-    assert grouping.networks[1].why_preference == "expensive, as --expensive says"
+    assert grouping.networks[1].why_preference == "this network is expensive (--expensive)"
     assert group(sightings, [ip_address("fd00::1")]) == group(sightings)
 
 
@@ -85,7 +85,8 @@ def test_clients_behind_one_address_of_a_carrier_share_rates_per_subflow() -> No
     assert [str(one.subnet) for one in carrier.subnets] == ["100.64.0.0/24"]
     assert (carrier.subnets[0].addresses, carrier.subnets[0].connections) == (1, 80)
     assert carrier.per is Per.SUBFLOW
-    assert carrier.why_per == "100.64.0.1 is that of clients in 40 other subnets, as with address translation"
+    beside = "40 other subnets, as with address translation"
+    assert carrier.why_per == f"Each subflow, since 100.64.0.1 was used beside addresses in {beside}"
     assert (len(others.subnets), others.per) == (40, Per.CLIENT)
 
 
@@ -222,7 +223,8 @@ def test_proposed_file_has_the_evidence_beside_each_subnet() -> None:
     text = network_file(grouping.networks[1], CAP)
     assert '  - "10.1.0.0/24"  # 2 addresses in 4 connections\n' in text
     assert "\ncap: 2mbit\n" in text
-    assert "clients use it as a backup" in text
+    assert "\n# Preference (1 is the most preferred): clients use it as a backup, so it is expensive.\n" in text
+    assert "\n# What shares one rate. Each client, since no address seems to be shared by many.\n" in text
 
 
 def test_networks_of_which_none_is_expensive_are_a_note() -> None:
