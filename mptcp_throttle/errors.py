@@ -14,10 +14,12 @@ EX_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 EXIT_STATUSES: Final = {
     os.EX_OK: "success",
     EX_FAILURE: "the service or the kernel refused the request, or `setup` has kept a file that was edited",
-    EX_COMMAND_LINE: "wrong command line, or one that names too little for `setup`",
+    EX_COMMAND_LINE: "wrong command line, or `setup` needs --interface or --port",
     os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) is damaged or truncated, or nothing in it can be decoded",
     os.EX_NOINPUT: "a capture file cannot be read",
-    os.EX_UNAVAILABLE: "the service does not answer, the interface cannot be captured, or `setup` finds nobody",
+    os.EX_UNAVAILABLE: (
+        "the service does not answer, the interface cannot be captured, or `setup` finds no listener or no client"
+    ),
     os.EX_OSERR: "a kernel feature is missing",
     os.EX_IOERR: "the output cannot be written",
     os.EX_TEMPFAIL: "another instance is running",

@@ -31,7 +31,8 @@ def propose_networks(options: argparse.Namespace) -> Result:
     """Look, propose, and with `write` set, write. Raises UserError if nothing was seen, or files would be invalid."""
     if options.interfaces or options.ports or options.server_drop_in:
         raise UserError(
-            "setup networks: --interface, --port and --server-drop-in are of no use; allowed: these for setup alone",
+            "setup networks: --interface, --port and --server-drop-in do not apply; allowed: `mptcp-throttle setup`"
+            " with them",
             EX_COMMAND_LINE,
         )
     writes = options.write and not options.dry_run

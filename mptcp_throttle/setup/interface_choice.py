@@ -45,7 +45,7 @@ def choose_interfaces(
     for name in named:
         if name not in usable:
             raise UserError(
-                f"setup: --interface {name}: is none through which clients come; allowed: {listed(usable)}",
+                f"setup: --interface {name}: no such interface, or loopback; allowed: {listed(usable)}",
                 EX_COMMAND_LINE,
             )
     if named:

@@ -36,19 +36,22 @@ def mptcp_ports(listeners: Iterable[Listener]) -> set[int]:
 def choose_ports(facts: HostFacts, named: Collection[int]) -> tuple[int, ...]:
     """The ports. Raises UserError."""
     listeners = [*reachable(facts.listeners)]
+    if len(set(named)) > _MOST_PORTS:
+        raise UserError(f"setup: --port: {len(set(named))} ports; allowed: up to {_MOST_PORTS}", EX_COMMAND_LINE)
     found = set(named) or _found(listeners)
     if not found:
         plain = f" (plain TCP: {_by_program(listeners)})" if listeners else ""
         start = "start the proxy"
         if facts.squid is not None:
-            start = f"start Squid, whose http_port is {listed(map(str, sorted(facts.squid.ports)))}"
+            http_ports = listed(map(str, sorted(facts.squid.ports)))
+            start = "start Squid" + (f", whose http_port is {http_ports}" if http_ports else "")
         raise UserError(
             f"setup: nothing listens for other hosts with MPTCP{plain}; allowed: {start}, or name a port with --port",
             os.EX_UNAVAILABLE,
         )
     if len(found) > _MOST_PORTS:
         raise UserError(
-            f"setup: {len(found)} ports are listened on with MPTCP; allowed: up to {_MOST_PORTS}, named with --port",
+            f"setup: the proxy listens on {len(found)} ports; allowed: up to {_MOST_PORTS}, named with --port",
             EX_COMMAND_LINE,
         )
     return tuple(sorted(found))
@@ -64,8 +67,8 @@ def _found(listeners: Collection[Listener]) -> set[int]:
         others = _by_program(one for one in listeners if one.mptcp)
         proxies = _by_program(one for one in listeners if one.port in plain)
         raise UserError(
-            f"setup: {others} accepts MPTCP, but is no known proxy, and {proxies} does not accept it; allowed: --port,"
-            " once for each port of the proxy",
+            f"setup: no known proxy accepts MPTCP ({proxies}), but other programs do ({others}); allowed: --port, once"
+            " for each port of the proxy",
             EX_COMMAND_LINE,
         )
     return with_mptcp or plain

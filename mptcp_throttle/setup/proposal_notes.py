@@ -22,7 +22,7 @@ def notes_about(
         if not interface.up:
             yield f"{interface.name} is down: nobody is throttled there until it is up"
         if not interface.has_ethernet_header:
-            yield f"{interface.name} has no Ethernet header: downloads are throttled there, uploads are not"
+            yield f"{interface.name} has no Ethernet header, so uploads are throttled on no interface; downloads are"
         if is_in_the_way(interface):
             yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it all the same"
     others = others_with_mptcp(facts, ports)
@@ -47,10 +47,10 @@ def _squid_notes(facts: HostFacts, ports: Collection[int], listening: Collection
     http_ports = listed(map(str, sorted(squid.ports)))
     if squid.ports.isdisjoint(ports):
         if not listening:
-            yield (
-                f"Squid's http_port is {http_ports}: --port takes it, or write `http_port {min(ports)}` into a file in"
-                " /etc/squid/conf.d"
+            known = (
+                f"Squid's http_port is {http_ports}: --port takes it, or" if http_ports else "Squid has no http_port:"
             )
+            yield f"{known} write `http_port {min(ports)}` into a file in /etc/squid/conf.d"
         return
     if not squid.serves_others:
         yield (

@@ -131,7 +131,7 @@ def test_setup_finds_the_interface_of_connected_clients(hosts: Hosts, proxy: Hos
         (
             ("--interface", "eth7"),
             EX_COMMAND_LINE,
-            "setup: --interface eth7: is none through which clients come; allowed: eth0",
+            "setup: --interface eth7: no such interface, or loopback; allowed: eth0",
         ),
         (
             ("--server-drop-in", "no-such"),

@@ -126,7 +126,8 @@ def test_setup_without_its_rights_is_one_line(
 @pytest.mark.parametrize("option", ["--interface=eth0", "--port=8080", "--server-drop-in=squid"])
 def test_setup_networks_refuses_options_of_setup(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", CONFIG, "setup", option, "networks"]) == EX_COMMAND_LINE
-    assert capsys.readouterr().err.startswith("setup networks: --interface, --port and --server-drop-in are of no use")
+    line = "setup networks: --interface, --port and --server-drop-in do not apply; allowed: `mptcp-throttle setup` with"
+    assert capsys.readouterr().err == f"{line} them\n"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_plain_proxy_beside_another_program_with_mptcp_is_refused() -> None:
     status, line = refusal(facts)
     assert status == EX_COMMAND_LINE
     assert line.startswith(
-        "setup: 9100 by node_exporter accepts MPTCP, but is no known proxy, and 3128 by squid does not"
+        "setup: no known proxy accepts MPTCP (3128 by squid), but other programs do (9100 by node_exporter); allowed: "
     )
     assert values(propose(facts, ports=[3128]))["proxy.ports"] == [3128]
 
@@ -156,6 +156,16 @@ def test_more_ports_than_the_configuration_may_have_are_refused() -> None:
     status, line = refusal(many)
     assert (status, "17 ports" in line, "--port" in line) == (EX_COMMAND_LINE, True, True)
     assert values(propose(many, ports=[8001, 8000]))["proxy.ports"] == [8000, 8001]
+    with pytest.raises(UserError) as caught:
+        propose(HOST, ports=range(1, 18))
+    assert (caught.value.status, str(caught.value)) == (EX_COMMAND_LINE, "setup: --port: 17 ports; allowed: up to 16")
+
+
+def test_squid_without_http_port_is_named_without_one() -> None:
+    facts = replace(HOST, listeners=(), squid=SquidFacts(frozenset(), serves_others=True, has_large_buffer=True))
+    assert refusal(facts)[1].endswith("allowed: start Squid, or name a port with --port")
+    (note,) = propose(facts, ports=[8080]).notes
+    assert note == "Squid has no http_port: write `http_port 8080` into a file in /etc/squid/conf.d"
 
 
 def test_connected_clients_decide_the_interface_before_the_default_route() -> None:
@@ -210,7 +220,7 @@ def test_host_without_addresses_is_refused() -> None:
 def test_unknown_interface_is_refused_with_those_that_exist() -> None:
     assert refusal(HOST, "eth7") == (
         EX_COMMAND_LINE,
-        "setup: --interface eth7: is none through which clients come; allowed: eth0, eth1",
+        "setup: --interface eth7: no such interface, or loopback; allowed: eth0, eth1",
     )
 
 
@@ -224,7 +234,8 @@ def test_qdisc_that_cannot_be_restored_is_a_note() -> None:
 def test_interface_that_is_down_or_has_no_ethernet_header_is_a_note() -> None:
     facts = replace(HOST, interfaces=(interface("wg0", "10.3.0.2", up=False, ether=False),))
     notes = propose(facts, ["wg0"]).notes
-    assert [note.partition(":")[0] for note in notes] == ["wg0 is down", "wg0 has no Ethernet header"]
+    assert notes[0].startswith("wg0 is down: ")
+    assert notes[1] == "wg0 has no Ethernet header, so uploads are throttled on no interface; downloads are"
 
 
 def test_ports_of_metrics_and_page_that_others_have_are_left_to_them() -> None:
