@@ -141,6 +141,7 @@ class _Seen:
     def _look(self, sightings: Mapping[Sighting, int]) -> None:
         beside: Counter[_Block] = Counter()
         backups: Counter[_Block] = Counter()
+        voters = set()
         for sighting, count in sightings.items():
             blocks = {address: block_of(address) for address in sighting.addresses}
             here = self.blocks.intersection(blocks.values())
@@ -149,9 +150,12 @@ class _Seen:
                 if block in here:
                     self.addresses[block].add(address)
                     self.partners[address] |= here - {block}
-            if len(here) > 1:
-                beside.update(dict.fromkeys(here, count))
-                backups.update(dict.fromkeys(here & {blocks[address] for address in sighting.backups}, count))
+            # Each client counts once, however many connections it opens and addresses of its IPv6 block it uses.
+            voter = frozenset(a if a.version == 4 else block for a, block in blocks.items()), bool(sighting.backups)
+            if len(here) > 1 and voter not in voters:
+                voters.add(voter)
+                beside.update(here)
+                backups.update(here & {blocks[address] for address in sighting.backups})
         self.backup = {block: backups[block] * 2 > beside[block] for block in beside}
         self._find_conflicts()
 

@@ -16,6 +16,7 @@ from mptcp_throttle.setup.unit_files import start_commands
 MPTCPIZE: Final = "/usr/bin/mptcpize"
 _NAME: Final = re.compile(r"[A-Za-z0-9:_.@\\-]{1,200}", re.ASCII)
 _SQUID: Final = "squid.service"
+_DEBIANS_SQUID: Final = "/usr/sbin/squid --foreground -sYC"
 # Of systemd.service(5), "Special executable prefixes"; @ would give mptcpize the name of the program.
 _COMMAND: Final = re.compile(r"(?P<prefixes>[-:+!|]*)(?P<command>/.*)")
 
@@ -54,7 +55,8 @@ def unit_name(text: str) -> str:
 
 def drop_in_path(root: Path, unit: str) -> Path:
     """Where the drop-in of a unit is."""
-    return root / "etc/systemd/system" / f"{unit}.d" / "mptcp-throttle.conf"
+    # After override.conf of `systemctl edit`: the last ExecStart= counts.
+    return root / "etc/systemd/system" / f"{unit}.d" / "zz-mptcp-throttle.conf"
 
 
 def uploads_path(root: Path) -> Path:
@@ -94,7 +96,7 @@ def _text(unit: str, unit_texts: Sequence[str]) -> str:
     commands = start_commands(unit_texts)
     if any("mptcpize" in command for command in commands):
         raise UserError(f"setup: {unit} is started by mptcpize already; allowed: `systemctl restart {unit}`")
-    if unit == _SQUID:
+    if unit == _SQUID and commands == (_DEBIANS_SQUID,):
         return shipped(SQUID_SERVICE)
     if len(commands) != 1:
         raise UserError(
@@ -107,8 +109,22 @@ def _text(unit: str, unit_texts: Sequence[str]) -> str:
             f"setup: {unit}: ExecStart={commands[0]}: mptcpize cannot start it; allowed: the path of a program",
             os.EX_UNAVAILABLE,
         )
+    command = _without_workers(found["command"]) if unit == _SQUID else found["command"]
     return (
         "# Makes the service listen with MPTCP: mptcpize(8) has each TCP socket that it opens made one of MPTCP.\n"
         "# `ss -Mltn` shows the listener.\n"
-        f"[Service]\nExecStart=\nExecStart={found['prefixes']}{MPTCPIZE} run {found['command']}\n"
+        f"[Service]\nExecStart=\nExecStart={found['prefixes']}{MPTCPIZE} run {command}\n"
     )
+
+
+def _without_workers(command: str) -> str:
+    """Squid's command with -N: a worker process would lose mptcpize's LD_PRELOAD. Raises UserError."""
+    words = command.split()
+    if "-N" in words:
+        return command
+    if "--foreground" not in words:
+        raise UserError(
+            f"setup: {_SQUID}: ExecStart={command}: mptcpize needs Squid in one process; allowed: --foreground or -N",
+            os.EX_UNAVAILABLE,
+        )
+    return command.replace("--foreground", "-N", 1)

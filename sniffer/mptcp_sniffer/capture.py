@@ -95,6 +95,7 @@ class Capture:
         except (OSError, Scapy_Exception, ValueError) as error:
             kind = InterfaceAbsent if _is_absent(interface, error) else UserError
             raise kind(f"{interface}: cannot be captured: {error}", os.EX_UNAVAILABLE) from error
+        self._interface = interface
         self._dropped = 0
         self._latest = time.monotonic()
         self._count, self._counted_since = 0, self._latest
@@ -109,6 +110,7 @@ class Capture:
             raise UserError(f"{interface}: link type {hardware_type} is not supported", os.EX_UNAVAILABLE)
         attach_filter(self._socket.ins, signalling_filter(ports, link=link))
         self._socket.ins.bind((interface, _ETH_P_ALL))
+        self._index = socket.if_nametoindex(interface)
         # bind() succeeds on an interface that is down; only SO_ERROR tells.
         pending = self._socket.ins.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if pending:
@@ -128,6 +130,13 @@ class Capture:
                 granted,
                 buffer_bytes,
             )
+
+    def has_its_name(self) -> bool:
+        """Whether the interface that is captured still has the name by which it was opened."""
+        try:
+            return socket.if_nametoindex(self._interface) == self._index
+        except OSError:
+            return False
 
     def fileno(self) -> int:
         """The descriptor of the packet socket, to wait for frames."""

@@ -11,6 +11,8 @@ from mptcp_sniffer.capture import Capture, CapturedFrame, CaptureLost
 from mptcp_throttle.errors import UserError
 
 _GATHER_SECONDS: Final = 0.004
+_NAMES_SECONDS: Final = 1.0
+"""Between two looks whether interfaces were renamed: a packet socket stays with the interface, whatever its name."""
 
 
 class InterfaceLost(NamedTuple):
@@ -39,6 +41,7 @@ class Captures:
         self._open: dict[str, Capture] = {}
         self._readable = select.poll()
         self._dropped_before = 0
+        self._names_due = 0.0
 
     @property
     def captured(self) -> tuple[str, ...]:
@@ -80,12 +83,19 @@ class Captures:
             time.sleep(_GATHER_SECONDS)
         else:
             self._readable.poll(seconds * 1000)
+        now = time.monotonic()
+        are_names_due = now >= self._names_due
+        if are_names_due:
+            self._names_due = now + _NAMES_SECONDS
         seen = Seen([], [])
         for name, capture in self._open.items():
             try:
                 seen.frames.extend((capture, frame) for frame in capture.frames())
             except CaptureLost as error:
                 seen.lost.append(InterfaceLost(name, str(error)))
+                continue
+            if are_names_due and not capture.has_its_name():
+                seen.lost.append(InterfaceLost(name, "renamed or removed"))
         for lost in seen.lost:
             self._close(lost.name)
         if len(self._interfaces) > 1:

@@ -272,10 +272,10 @@ def test_setup_writes_the_drop_in_of_a_service_and_how_to_undo_it(proxy: Host, c
     shown = cli(proxy, config, *arguments, "--dry-run", user=user)
     assert (shown.returncode, [*units.iterdir(), *squid.iterdir()]) == (0, []), shown.stderr
     answer = json.loads(cli(proxy, config, *arguments, user=user).stdout)
-    assert (units / "squid.service.d/mptcp-throttle.conf").read_text() == shipped(SQUID_SERVICE)
+    assert (units / "squid.service.d/zz-mptcp-throttle.conf").read_text() == shipped(SQUID_SERVICE)
     assert (squid / "mptcp-throttle.conf").read_text() == shipped(SQUID_UPLOADS)
     assert "systemctl restart squid.service" in answer["next"]
-    assert answer["undo"][0].startswith("rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf ")
+    assert answer["undo"][0].startswith("rm /etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf ")
     again = json.loads(cli(proxy, config, *arguments, user=user).stdout)
     assert [file["outcome"] for file in again["files"]] == ["unchanged"] * 3
     (squid / "mptcp-throttle.conf").write_text("# mine\n")

@@ -20,6 +20,7 @@ class ModelCapture:
     is_lost: bool = False
     is_fast: bool = False
     is_closed: bool = False
+    is_renamed: bool = False
     ends: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def __post_init__(self) -> None:
@@ -33,6 +34,9 @@ class ModelCapture:
             raise CaptureLost("network is down")
         found, self.waiting = self.waiting, []
         return found
+
+    def has_its_name(self) -> bool:
+        return not self.is_renamed
 
     def dropped(self) -> int:
         return 3
@@ -112,3 +116,13 @@ def test_dropped_frames_of_a_closed_capture_still_count() -> None:
         assert captures.dropped() == 6
         captures.frames(0)
         assert captures.dropped() == 6
+
+
+def test_renamed_interface_is_lost_and_the_one_with_its_name_is_captured() -> None:
+    interfaces = Interfaces(eth0=ModelCapture(), wg0=ModelCapture([frame(1.0)], is_renamed=True))
+    with interfaces.captures() as captures:
+        captures.open_missing()
+        seen = captures.frames(0)
+        assert (len(seen.frames), seen.lost) == (1, [InterfaceLost("wg0", "renamed or removed")])
+        interfaces["wg0"] = ModelCapture()
+        assert captures.open_missing() == (["wg0"], {})

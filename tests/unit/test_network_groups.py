@@ -219,7 +219,9 @@ def test_proposed_files_are_valid_together(
 
 
 def test_proposed_file_has_the_evidence_beside_each_subnet() -> None:
-    grouping = group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3, seen("10.1.0.3", "10.2.0.2"): 1})
+    grouping = group(
+        {seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3, seen("10.1.0.3", "10.2.0.2", backups=["10.1.0.3"]): 1}
+    )
     text = network_file(grouping.networks[1], CAP)
     assert '  - "10.1.0.0/24"  # 2 addresses in 4 connections\n' in text
     assert "\ncap: 2mbit\n" in text
@@ -315,3 +317,10 @@ def test_table_is_fetched_again_after_a_restart_of_the_sniffer(monkeypatch: pyte
 def test_sniffer_that_stays_away_is_a_problem_beside_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_evidence, "_RETRY_SECONDS", 11.0)
     assert followed(Sniffer(SNAPSHOT, RpcError("gone"))) == ("gone", Counter([seen("10.1.0.2")]))
+
+
+def test_client_with_many_connections_does_not_say_what_is_expensive() -> None:
+    honest = {seen(f"10.1.0.{n}", f"10.2.0.{n}", backups=[f"10.1.0.{n}"]): 1 for n in range(2, 102)}
+    alone = {seen("10.1.0.200", "10.2.0.200", backups=["10.2.0.200"]): 1000}
+    grouping = group(honest | alone)
+    assert [str(network.subnets[0].subnet) for network in grouping.networks] == ["10.2.0.0/24", "10.1.0.0/24"]

@@ -43,7 +43,7 @@ def test_start_commands_are_those_that_systemd_would_use(texts: list[str], comma
 def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, expected: str) -> None:
     made = make_drop_in(ROOT, "a.service", [f"[Service]\nExecStart={command}\n"], with_uploads=True)
     ((path, text),) = made.files
-    assert path == Path("/etc/systemd/system/a.service.d/mptcp-throttle.conf")
+    assert path == Path("/etc/systemd/system/a.service.d/zz-mptcp-throttle.conf")
     assert start_commands([f"[Service]\nExecStart={command}\n", text]) == (expected,)
     assert made.apply == ("systemctl daemon-reload", "systemctl restart a.service", "ss -Mltn")
     assert made.undo == (f"rm {path}", "systemctl daemon-reload", "systemctl restart a.service")
@@ -52,21 +52,21 @@ def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, exp
 def test_squid_gets_the_files_of_the_package() -> None:
     made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=True)
     assert [(str(path), text) for path, text in made.files] == [
-        ("/etc/systemd/system/squid.service.d/mptcp-throttle.conf", shipped(SQUID_SERVICE)),
+        ("/etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf", shipped(SQUID_SERVICE)),
         ("/etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)),
     ]
-    assert made.undo[0].startswith("rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf /etc/squid/conf.d/")
+    assert made.undo[0].startswith("rm /etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf /etc/squid/conf.d/")
 
 
 def test_squid_with_a_large_buffer_keeps_it() -> None:
     made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=False)
     assert [path.parent.name for path, _ in made.files] == ["squid.service.d"]
-    assert made.undo[0] == "rm /etc/systemd/system/squid.service.d/mptcp-throttle.conf"
+    assert made.undo[0] == "rm /etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf"
 
 
 def test_socket_gets_the_protocol() -> None:
     ((path, text),) = make_drop_in(ROOT, "proxy.socket", ["[Socket]\nListenStream=8080\n"], with_uploads=True).files
-    assert str(path) == "/etc/systemd/system/proxy.socket.d/mptcp-throttle.conf"
+    assert str(path) == "/etc/systemd/system/proxy.socket.d/zz-mptcp-throttle.conf"
     assert text.endswith("[Socket]\nSocketProtocol=mptcp\n")
 
 
@@ -95,7 +95,7 @@ def test_unit_files_are_read_in_the_order_of_systemd(tmp_path: Path) -> None:
         "usr/lib/systemd/system/a.service.d/20-x.conf": "20 of the package",
         "etc/systemd/system/a.service.d/20-x.conf": "20 of the operator",
         "etc/systemd/system/a.service.d/10-y.conf": "10",
-        "etc/systemd/system/a.service.d/mptcp-throttle.conf": "ours",
+        "etc/systemd/system/a.service.d/zz-mptcp-throttle.conf": "ours",
         "etc/systemd/system/a.service.d/notes.txt": "none",
     }
     for name, text in files.items():
@@ -126,7 +126,7 @@ def test_instance_has_the_files_of_its_template(tmp_path: Path) -> None:
 def test_name_with_a_backslash_is_quoted_in_commands() -> None:
     made = make_drop_in(ROOT, unit_name(r"a\x2db"), [NGINX], with_uploads=True)
     assert r"systemctl restart 'a\x2db.service'" in made.apply
-    assert made.undo[0] == r"rm '/etc/systemd/system/a\x2db.service.d/mptcp-throttle.conf'"
+    assert made.undo[0] == r"rm '/etc/systemd/system/a\x2db.service.d/zz-mptcp-throttle.conf'"
 
 
 @pytest.mark.parametrize(
@@ -153,3 +153,16 @@ def test_socket_is_refused_where_systemd_ignores_the_protocol() -> None:
 def test_drop_in_of_nginx_says_what_nginx_itself_needs() -> None:
     assert "env LD_PRELOAD;" in make_drop_in(ROOT, "nginx.service", [NGINX], with_uploads=True).notes[0]
     assert make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=True).notes == ()
+
+
+def test_squid_keeps_the_command_line_of_the_operator() -> None:
+    own = "[Service]\nExecStart=\nExecStart=/usr/sbin/squid --foreground -sYC -f /etc/squid/company.conf\n"
+    made = make_drop_in(ROOT, "squid.service", [SQUID, own], with_uploads=False)
+    expected = "/usr/bin/mptcpize run /usr/sbin/squid -N -sYC -f /etc/squid/company.conf"
+    assert start_commands([SQUID, own, made.files[0].text]) == (expected,)
+    with pytest.raises(UserError, match="mptcpize needs Squid in one process; allowed: --foreground or -N"):
+        make_drop_in(ROOT, "squid.service", ["[Service]\nExecStart=/usr/sbin/squid -s\n"], with_uploads=False)
+
+
+def test_drop_in_comes_after_that_of_systemctl_edit() -> None:
+    assert drop_in_path(ROOT, "squid.service").name > "override.conf"
