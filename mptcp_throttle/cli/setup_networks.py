@@ -57,7 +57,7 @@ def propose_networks(options: argparse.Namespace) -> Result:
     texts = {f"{network.name}.yaml": network_file(network, options.cap) for network in grouping.networks}
     data = _write(options, directory, texts) if writes else _planned(options, directory, texts)
     data["networks"] = _networks(grouping)
-    data["notes"] = [*([] if problem is None else [problem]), *summary(grouping, seen.left_out)]
+    data["notes"] = [*([] if problem is None else [problem]), *summary(grouping, seen.unrecorded)]
     refused = refusal(data["files"], dry_run=not writes)
     steps = ["mptcp-throttle reload" if writes else "mptcp-throttle setup networks --write"]
     data["next"] = [] if refused else steps

@@ -19,8 +19,8 @@ def interface_value(names: Collection[str], why: str) -> Value:
     """The value for these interfaces."""
     if len(names) == 1:
         (name,) = names
-        return Value(("proxy", "interface"), _quoted(name), why, replaced="interfaces")
-    return Value(("proxy", "interfaces"), f"[{', '.join(map(_quoted, names))}]", why, replaced="interface")
+        return Value(("proxy", "interface"), _quoted(name), why, alternative="interfaces")
+    return Value(("proxy", "interfaces"), f"[{', '.join(map(_quoted, names))}]", why, alternative="interface")
 
 
 def _quoted(name: str) -> str:

@@ -45,9 +45,10 @@ def client_address(address: Address) -> Address:
 
 @dataclass(slots=True)
 class Evidence:
-    """How many connections have been seen with each set of addresses, and how many were `left_out` of that."""
+    """How many connections have been seen with each set of addresses; and how many changes of connections are
+    `unrecorded`, since there were too many."""
 
-    left_out: int = 0
+    unrecorded: int = 0
     _open: dict[Token, Sighting] = field(default_factory=dict)
     _ended: Counter[Sighting] = field(default_factory=Counter)
 
@@ -60,7 +61,7 @@ class Evidence:
         elif token in self._open or len(self._open) < _MOST_CONNECTIONS:
             self._open[token] = _joined(self._open.get(token), connection)
         else:
-            self.left_out += 1
+            self.unrecorded += 1
 
     def end_all(self) -> None:
         """What follows is about other connections, which may have the same tokens."""
@@ -72,7 +73,7 @@ class Evidence:
         if sighting in self._ended or len(self._ended) < _MOST_SIGHTINGS:
             self._ended[sighting] += 1
         else:
-            self.left_out += 1
+            self.unrecorded += 1
 
     @property
     def sightings(self) -> Counter[Sighting]:

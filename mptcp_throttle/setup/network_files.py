@@ -66,7 +66,7 @@ def _uncapped(networks: int) -> str:
     )
 
 
-def summary(grouping: Grouping, unseen: int) -> Iterator[str]:
+def summary(grouping: Grouping, unrecorded: int) -> Iterator[str]:
     """What to know beside the files."""
     if all(network.preference != EXPENSIVE for network in grouping.networks):
         yield _uncapped(len(grouping.networks))
@@ -76,5 +76,5 @@ def summary(grouping: Grouping, unseen: int) -> Iterator[str]:
         yield f"in no network, since no connection has shown which: {named}{more}"
     if grouping.left_out:
         yield f"left out, as there were too many: {grouping.left_out} subnets"
-    if unseen:
-        yield f"left out, as there were too many: {unseen} changes of connections"
+    if unrecorded:
+        yield f"not recorded, since there were too many connections: {unrecorded} changes"

@@ -44,7 +44,7 @@ def propose(facts: HostFacts, interfaces: Collection[str] = (), ports: Collectio
         interface_value(names, why),
         Value(("proxy", "ports"), f"[{', '.join(map(str, chosen))}]", why_chosen),
         _kernel_decides(facts),
-        Value(("daemon", "replace_any_qdisc"), "false", "; ".join(map(why_qdisc, used)), defers=True),
+        Value(("daemon", "replace_any_qdisc"), "false", "; ".join(map(why_qdisc, used)), only_over_default=True),
         *_listen_addresses(facts.listeners),
         _socket_group(facts),
     )
@@ -70,7 +70,7 @@ def _kernel_decides(facts: HostFacts) -> Value:
         )
     else:
         reason = "this host has /sys/kernel/btf/vmlinux and libbpf.so.1, so the kernel can decide, in microseconds"
-    return Value(("daemon", "kernel_decides"), "auto", reason, defers=True)
+    return Value(("daemon", "kernel_decides"), "auto", reason, only_over_default=True)
 
 
 def _listen_addresses(listeners: Collection[Listener]) -> Iterator[Value]:
@@ -78,14 +78,14 @@ def _listen_addresses(listeners: Collection[Listener]) -> Iterator[Value]:
         others = [one for one in listeners if one.port == port and not one.program.startswith(_OWN_PROGRAMS)]
         if others:
             owner = others[0].owner or "another program"
-            yield Value((section, "listen"), "null", f"{owner} listens on {port} already", defers=True)
+            yield Value((section, "listen"), "null", f"{owner} listens on {port} already", only_over_default=True)
 
 
 def _socket_group(facts: HostFacts) -> Value:
     if facts.has_socket_group:
         reason = "this host has the group; its members may use the CLI"
-        return Value(("socket_group",), "mptcp-throttle", reason, defers=True)
-    return Value(("socket_group",), "null", "this host has no group mptcp-throttle", defers=True)
+        return Value(("socket_group",), "mptcp-throttle", reason, only_over_default=True)
+    return Value(("socket_group",), "null", "this host has no group mptcp-throttle", only_over_default=True)
 
 
 def _services(listeners: Iterable[Listener]) -> Iterator[str]:

@@ -43,10 +43,10 @@ def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:
         for value in proposal.values:
             wanted = _comparable(yaml.safe_load(value.text))
             if only_different and (
-                _effective(text, value) == wanted or (value.defers and not _is_default(text, value))
+                _effective(text, value) == wanted or (value.only_over_default and not _is_default(text, value))
             ):
                 continue
-            changed = set_value(text, value.keys, value.text, value.reason, value.replaced)
+            changed = set_value(text, value.keys, value.text, value.reason, value.alternative)
             if changed is None or _present(changed, value) != wanted:
                 return None
             text = changed
@@ -70,7 +70,7 @@ def _present(text: str, value: Value) -> object:
     found = yaml.safe_load(text)
     for key in value.keys[:-1]:
         found = found.get(key) if isinstance(found, dict) else None
-    for name in (value.keys[-1], value.replaced):
+    for name in (value.keys[-1], value.alternative):
         if isinstance(found, dict) and name in found:
             return _comparable(found[name])
     return _MISSING

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class Value:
     """A value, as YAML, and why it is proposed.
 
-    `replaced` is another key of the same section, which may have the value instead. With `defers`, a file that has been
-    edited gets it only where it has the default: another value is the operator's choice.
+    `alternative` is another key of the same section, which may have the value instead. With `only_over_default`, a file
+    that has been edited gets it only where it has the default: another value is the operator's choice.
     """
 
     keys: tuple[str, ...]
     text: str
     reason: str
-    replaced: str | None = None
-    defers: bool = False
+    alternative: str | None = None
+    only_over_default: bool = False

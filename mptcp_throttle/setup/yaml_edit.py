@@ -14,10 +14,10 @@ REASON: Final = "# setup:"
 _WIDTH: Final = 120
 
 
-def set_value(text: str, keys: tuple[str, ...], value: str, reason: str, replaced: str | None = None) -> str | None:
+def set_value(text: str, keys: tuple[str, ...], value: str, reason: str, alternative: str | None = None) -> str | None:
     """The text with `value`, which is YAML on one line, at `keys` (one or two), and its reason in comments above.
 
-    An earlier reason there is replaced, and so is the key `replaced` of the same section. None if the text is in a
+    An earlier reason there is replaced, and so is the key `alternative` of the same section. None if the text is in a
     style that cannot be changed in this way.
     """
     section = _block(yaml.compose(text, yaml.SafeLoader))
@@ -31,7 +31,7 @@ def set_value(text: str, keys: tuple[str, ...], value: str, reason: str, replace
         section = _block(pair[1])
     if section is None:
         return None
-    pair = _pair(section, keys[-1]) or (None if replaced is None else _pair(section, replaced))
+    pair = _pair(section, keys[-1]) or (None if alternative is None else _pair(section, alternative))
     if pair is None:
         return _add(text, section, f"{keys[-1]}: {value}", reason, is_root=len(keys) == 1)
     return _replace(text, pair, f"{keys[-1]}: {value}", reason)

@@ -237,6 +237,11 @@ def test_networks_of_which_none_is_expensive_are_a_note() -> None:
     assert list(summary(group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3}), 0)) == []
 
 
+def test_changes_that_were_not_recorded_are_a_note() -> None:
+    grouping = group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3})
+    assert [*summary(grouping, 3)] == ["not recorded, since there were too many connections: 3 changes"]
+
+
 def test_evidence_joins_what_one_connection_has_had() -> None:
     evidence = Evidence()
     evidence.add(Token(1), connection(1, subflow("10.1.0.2")))
@@ -256,13 +261,13 @@ def test_evidence_of_any_number_of_connections_is_bounded(monkeypatch: pytest.Mo
     evidence = Evidence()
     for number in range(100):
         evidence.add(Token(number), connection(number, *(subflow(f"10.{number}.{n}.1", n + 1) for n in range(20))))
-    assert (len(evidence.sightings), evidence.left_out) == (10, 90)
+    assert (len(evidence.sightings), evidence.unrecorded) == (10, 90)
     assert all(len(sighting.addresses) == 8 for sighting in evidence.sightings)
     evidence.end_all()
     for number in range(100, 110):
         evidence.add(Token(number), connection(number, subflow(f"10.{number}.0.1")))
         evidence.add(Token(number), None)
-    assert (len(evidence.sightings), evidence.left_out) == (10, 100)
+    assert (len(evidence.sightings), evidence.unrecorded) == (10, 100)
 
 
 WIRE: Final = encode_connection(connection(1, subflow("10.1.0.2")))
