@@ -8,6 +8,7 @@ from glob import glob
 from pathlib import Path
 from typing import Final
 
+CONFIGURATION: Final = Path("/etc/squid/squid.conf")
 _LOCAL_ACLS: Final = frozenset({"localhost", "manager"})
 _MOST_INCLUDED: Final = 16  # Squid's own bound: src/cache_cf.cc, parseManyConfigFiles
 _ENOUGH_BYTES: Final = 16 << 20  # a quarter of what config/squid/mptcp-throttle.conf has, and 32 times the default

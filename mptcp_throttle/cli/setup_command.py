@@ -18,14 +18,15 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.service import CAP_NET_ADMIN, require_capabilities
-from mptcp_throttle.setup.collect_facts import MPTCPIZE, collect_facts
+from mptcp_throttle.setup.collect_facts import collect_facts
 from mptcp_throttle.setup.host_facts import HostFacts
-from mptcp_throttle.setup.kept_files import Outcome, judge, read_present, write
+from mptcp_throttle.setup.kept_files import NewFile, Outcome, judge, read_present, write
 from mptcp_throttle.setup.next_steps import next_steps
 from mptcp_throttle.setup.own_networks import has_own_networks, networks_directory
 from mptcp_throttle.setup.proposal import propose
 from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
 from mptcp_throttle.setup.server_drop_in import (
+    MPTCPIZE,
     DropIn,
     drop_in_path,
     make_drop_in,
@@ -51,15 +52,6 @@ _OUTCOMES: Final = {
 }
 
 
-class File(NamedTuple):
-    """A file to write. `unedited` is its text as the package installs it; a change is shown against that if there is no
-    file."""
-
-    path: Path
-    text: str
-    unedited: str | None = None
-
-
 class Result(NamedTuple):
     """What was done, and why that is not all, if so."""
 
@@ -78,8 +70,7 @@ def set_up(options: argparse.Namespace) -> Result:
     present = read_present(options.config)
     text = proposed_text(proposal, present)
     drop_in = None if options.server_drop_in is None else _drop_in(options.server_drop_in, facts)
-    files = [File(options.config, text, shipped(MAIN_FILE))]
-    files += [] if drop_in is None else [File(file.path, file.text) for file in drop_in.files]
+    files = [NewFile(options.config, text, shipped(MAIN_FILE)), *(() if drop_in is None else drop_in.files)]
     written = list(write_files(files, force=options.force, dry_run=options.dry_run))
     own = () if drop_in is None else drop_in.notes
     notes = [*proposal.notes, *own, *_notes(options.config, loaded(text))]
@@ -129,7 +120,7 @@ def _notes(config_file: Path, config: Config) -> Iterator[str]:
                 yield f"{finding.subject}: {finding.problem}" + (f"; {finding.remedy}" if finding.remedy else "")
 
 
-def write_files(files: Sequence[File], *, force: bool, dry_run: bool) -> Iterator[Json]:
+def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> Iterator[Json]:
     """Write files, unless it is a `dry_run`; what became of each. Raises UserError."""
     for path, text, unedited in files:
         present = read_present(path)

@@ -11,13 +11,13 @@ from typing import Final
 
 from rich.console import Console
 
-from mptcp_throttle.cli.setup_command import File, Result, refusal, show_files, write_files
+from mptcp_throttle.cli.setup_command import Result, refusal, show_files, write_files
 from mptcp_throttle.config.load import find_sockets
 from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.model import Address
 from mptcp_throttle.rpc import Json, RpcClient
-from mptcp_throttle.setup.kept_files import set_aside
+from mptcp_throttle.setup.kept_files import NewFile, set_aside
 from mptcp_throttle.setup.network_evidence import Evidence, follow
 from mptcp_throttle.setup.network_files import evidence_of, network_file, summary
 from mptcp_throttle.setup.network_groups import Grouping, group
@@ -95,8 +95,8 @@ def _write(options: argparse.Namespace, directory: Path, texts: Mapping[str, str
     return {"dry_run": False, "files": written, "set_aside": [str(set_aside(example)) for example in examples]}
 
 
-def _files(directory: Path, texts: Mapping[str, str]) -> list[File]:
-    return [File(directory / name, text) for name, text in texts.items()]
+def _files(directory: Path, texts: Mapping[str, str]) -> list[NewFile]:
+    return [NewFile(directory / name, text) for name, text in texts.items()]
 
 
 def _networks(grouping: Grouping) -> Json:

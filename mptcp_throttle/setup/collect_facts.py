@@ -28,11 +28,10 @@ from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, SquidFacts
 from mptcp_throttle.setup.listening import read_listeners
-from mptcp_throttle.squid_config import has_large_buffer, http_ports, read_lines, serves_others
+from mptcp_throttle.setup.server_drop_in import MPTCPIZE
+from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
 
-SQUID_CONFIGURATION: Final = Path("/etc/squid/squid.conf")
 SOCKET_GROUP: Final = "mptcp-throttle"
-MPTCPIZE: Final = Path("/usr/bin/mptcpize")
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 # A look-up takes about a millisecond.
@@ -57,7 +56,7 @@ def collect_facts() -> HostFacts:
         has_type_information=_TYPE_INFORMATION.exists(),
         has_libbpf=_has_libbpf(),
         has_socket_group=any(group.gr_name == SOCKET_GROUP for group in grp.getgrall()),
-        has_mptcpize=MPTCPIZE.exists(),
+        has_mptcpize=Path(MPTCPIZE).exists(),
         systemd_version=_systemd_version(),
         services_run=_services_run(),
         dropping_chains=tuple(_dropping_chains()),
@@ -168,7 +167,7 @@ def _dropping_chains() -> Iterator[str]:
 
 def _squid() -> SquidFacts | None:
     try:
-        lines = list(read_lines(SQUID_CONFIGURATION))
+        lines = list(read_lines(CONFIGURATION))
     except OSError:
         return None
     return SquidFacts(frozenset(http_ports(lines)), serves_others(lines), has_large_buffer(lines))

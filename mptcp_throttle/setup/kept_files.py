@@ -6,6 +6,7 @@ import os
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
@@ -18,6 +19,15 @@ class Outcome(StrEnum):
     WRITE = "write"
     BACK_UP = "back up"
     KEEP = "keep"
+
+
+class NewFile(NamedTuple):
+    """A file to write. `unedited` is its text as the package installs it; a change is shown against that if there is no
+    file."""
+
+    path: Path
+    text: str
+    unedited: str | None = None
 
 
 def read_present(path: Path) -> str | None:

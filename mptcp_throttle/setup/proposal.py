@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from mptcp_throttle.config.schema import MetricsSection, WebSection
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.setup.host_facts import HostFacts, Listener, Mptcp
 from mptcp_throttle.setup.interface_choice import choose_interfaces, interface_value
@@ -18,8 +19,7 @@ from mptcp_throttle.setup.proposal_notes import notes_about
 from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.root_qdisc import why_qdisc
 
-_METRICS_PORT: Final = 9721
-_PAGE_PORT: Final = 9722
+_LISTEN_DEFAULTS: Final = (("metrics", MetricsSection().listen), ("web", WebSection().listen))
 _OWN_PROGRAMS: Final = "mptcp-throttle"
 
 
@@ -74,11 +74,13 @@ def _kernel_decides(facts: HostFacts) -> Value:
 
 
 def _listen_addresses(listeners: Collection[Listener]) -> Iterator[Value]:
-    for section, port in (("metrics", _METRICS_PORT), ("web", _PAGE_PORT)):
-        others = [one for one in listeners if one.port == port and not one.program.startswith(_OWN_PROGRAMS)]
+    """`null` where another program has the port of the default; another port is the operator's choice."""
+    foreign = [one for one in listeners if not one.program.startswith(_OWN_PROGRAMS)]
+    for section, default in _LISTEN_DEFAULTS:
+        others = [one for one in foreign if default is not None and one.port == default.port]
         if others:
-            owner = others[0].owner or "another program"
-            yield Value((section, "listen"), "null", f"{owner} listens on {port} already", only_over_default=True)
+            reason = f"{others[0].owner or 'another program'} listens on {others[0].port} already"
+            yield Value((section, "listen"), "null", reason, only_over_default=True)
 
 
 def _socket_group(facts: HostFacts) -> Value:

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.setup.kept_files import NewFile
 from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
 from mptcp_throttle.setup.unit_files import start_commands
 
@@ -27,13 +28,6 @@ _NGINX_NOTE: Final = (
     "nginx before 1.29.7: write `env LD_PRELOAD;` at the top of nginx.conf, else what replaces it in an upgrade of its"
     " package opens sockets without MPTCP"
 )
-
-
-class NewFile(NamedTuple):
-    """A file to write."""
-
-    path: Path
-    text: str
 
 
 class DropIn(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Final
 
 import yaml
 
-REASON: Final = "# setup:"
+_REASON: Final = "# setup:"
 """What the lines begin with that give the reason for the value below them."""
 
 _WIDTH: Final = 120
@@ -47,7 +47,7 @@ def _pair(mapping: yaml.MappingNode, key: str) -> tuple[yaml.Node, yaml.Node] | 
 
 
 def _comment(reason: str, indent: int) -> list[str]:
-    return [f"{REASON} {line}" for line in textwrap.wrap(reason, _WIDTH - indent - len(REASON) - 1)]
+    return [f"{_REASON} {line}" for line in textwrap.wrap(reason, _WIDTH - indent - len(_REASON) - 1)]
 
 
 def _add(text: str, section: yaml.MappingNode, line: str, reason: str, *, is_root: bool) -> str:
@@ -70,7 +70,7 @@ def _replace(text: str, pair: tuple[yaml.Node, yaml.Node], line: str, reason: st
     changed = text[: key.start_mark.index] + line + text[end:]
     begin = text.rfind("\n", 0, key.start_mark.index) + 1
     indent = text[begin : key.start_mark.index]
-    head = re.sub(rf"(?:^[ \t]*{re.escape(REASON)}.*\n)+\Z", "", text[:begin], flags=re.MULTILINE)
+    head = re.sub(rf"(?:^[ \t]*{re.escape(_REASON)}.*\n)+\Z", "", text[:begin], flags=re.MULTILINE)
     comment = "".join(f"{indent}{line}\n" for line in _comment(reason, len(indent)))
     return head + comment + changed[begin:]
 

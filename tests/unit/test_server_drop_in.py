@@ -42,7 +42,7 @@ def test_start_commands_are_those_that_systemd_would_use(texts: list[str], comma
 )
 def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, expected: str) -> None:
     made = make_drop_in(ROOT, "a.service", [f"[Service]\nExecStart={command}\n"], with_uploads=True)
-    ((path, text),) = made.files
+    ((path, text, _),) = made.files
     assert path == Path("/etc/systemd/system/a.service.d/zz-mptcp-throttle.conf")
     assert start_commands([f"[Service]\nExecStart={command}\n", text]) == (expected,)
     assert made.apply == ("systemctl daemon-reload", "systemctl restart a.service", "ss -Mltn")
@@ -51,7 +51,7 @@ def test_service_is_started_by_mptcpize_with_its_own_arguments(command: str, exp
 
 def test_squid_gets_the_files_of_the_package() -> None:
     made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=True)
-    assert [(str(path), text) for path, text in made.files] == [
+    assert [(str(file.path), file.text) for file in made.files] == [
         ("/etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf", shipped(SQUID_SERVICE)),
         ("/etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)),
     ]
@@ -60,12 +60,13 @@ def test_squid_gets_the_files_of_the_package() -> None:
 
 def test_squid_with_a_large_buffer_keeps_it() -> None:
     made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=False)
-    assert [path.parent.name for path, _ in made.files] == ["squid.service.d"]
+    assert [file.path.parent.name for file in made.files] == ["squid.service.d"]
     assert made.undo[0] == "rm /etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf"
 
 
 def test_socket_gets_the_protocol() -> None:
-    ((path, text),) = make_drop_in(ROOT, "proxy.socket", ["[Socket]\nListenStream=8080\n"], with_uploads=True).files
+    made = make_drop_in(ROOT, "proxy.socket", ["[Socket]\nListenStream=8080\n"], with_uploads=True)
+    ((path, text, _),) = made.files
     assert str(path) == "/etc/systemd/system/proxy.socket.d/zz-mptcp-throttle.conf"
     assert text.endswith("[Socket]\nSocketProtocol=mptcp\n")
 

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where Squid's configuration is, if the test writes it."""
     path = tmp_path / "squid.conf"
-    monkeypatch.setattr(squid_checks, "_CONFIGURATION", path)
+    monkeypatch.setattr(squid_checks, "CONFIGURATION", path)
     return path
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
 
 from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.findings import Finding
-from mptcp_throttle.squid_config import has_large_buffer, http_ports, read_lines, serves_others
-
-_CONFIGURATION: Final = Path("/etc/squid/squid.conf")
+from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
 
 
 def uploads(host: Host) -> Iterator[Finding]:
@@ -19,9 +15,9 @@ def uploads(host: Host) -> Iterator[Finding]:
     if all(network.uplink_cap is None and network.uplink_limit is None for network in host.config.networks):
         return
     try:
-        if not _CONFIGURATION.exists():
+        if not CONFIGURATION.exists():
             return
-        is_enough = has_large_buffer(read_lines(_CONFIGURATION))
+        is_enough = has_large_buffer(read_lines(CONFIGURATION))
     except OSError as error:
         yield Finding(subject, unchecked=f"{error.filename}: cannot be read: {error.strerror}")
         return
@@ -38,7 +34,7 @@ def access(host: Host) -> Iterator[Finding]:
     """Whether Squid, where it is the proxy, serves more than this host, as Debian's configuration does not."""
     subject = "access to Squid"
     try:
-        lines = list(read_lines(_CONFIGURATION))
+        lines = list(read_lines(CONFIGURATION))
     except OSError:
         return  # no Squid, or `uploads` says so
     if not http_ports(lines) & {*host.config.proxy.ports}:
@@ -54,7 +50,7 @@ def access(host: Host) -> Iterator[Finding]:
 def remedy_for_port(port: int) -> str:
     """What else to do where nobody listens on a port of the proxy: Debian's Squid listens on 3128. May be empty."""
     try:
-        ports = http_ports(read_lines(_CONFIGURATION))
+        ports = http_ports(read_lines(CONFIGURATION))
     except OSError:
         return ""
     if not ports or port in ports:
