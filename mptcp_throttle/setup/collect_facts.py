@@ -17,19 +17,18 @@ from typing import Final
 
 from pyroute2 import IPRoute
 
-from mptcp_throttle.cli.doctor.programs import ProgramFailed, output_of
-from mptcp_throttle.cli.doctor.service_checks import SERVICES
-from mptcp_throttle.cli.doctor.systemd_unit import read_unit
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, root_first
 from mptcp_throttle.linux.route_lookup import RouteLookup
+from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, SquidFacts
 from mptcp_throttle.setup.listening import read_listeners
 from mptcp_throttle.setup.server_drop_in import MPTCPIZE
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
+from mptcp_throttle.systemd_unit import SERVICES, read_unit
 
 SOCKET_GROUP: Final = "mptcp-throttle"
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from shlex import quote
+from typing import Final
 
 from mptcp_throttle.setup.host_facts import HostFacts
 from mptcp_throttle.setup.server_drop_in import DropIn
+from mptcp_throttle.systemd_unit import SERVICES
 
-_SERVICES = "mptcp-sniffer mptcp-throttled"
+_SERVICES: Final = " ".join(SERVICES)
 
 
 def next_steps(

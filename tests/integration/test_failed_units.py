@@ -17,7 +17,7 @@ from polling import eventually
 from proxy_world import EXECUTABLES, Hosts
 
 from mptcp_lab.process import Process, run
-from mptcp_throttle.cli.doctor.service_checks import SERVICES
+from mptcp_throttle.systemd_unit import SERVICES
 
 if TYPE_CHECKING:
     import subprocess

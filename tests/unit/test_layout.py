@@ -79,6 +79,11 @@ def test_imports_of_the_policy_know_no_kernel() -> None:
             assert "mptcp_throttled.kernel" not in module.read_text(encoding="utf-8"), module
 
 
+def test_imports_of_setup_know_no_command_line() -> None:
+    for module in (REPOSITORY / "mptcp_throttle/setup").rglob("*.py"):
+        assert "mptcp_throttle.cli" not in module.read_text(encoding="utf-8"), module
+
+
 def test_names_of_tests_are_short_and_independent_of_history() -> None:
     wrong = [
         f"{module.relative_to(REPOSITORY)}::{node.name}"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from examples import examined_host
 
-from mptcp_throttle.cli.doctor import service_checks, systemd_unit
-from mptcp_throttle.cli.doctor.programs import ProgramFailed
-from mptcp_throttle.cli.doctor.systemd_unit import Unit, parse_unit, read_unit
+from mptcp_throttle import systemd_unit
+from mptcp_throttle.cli.doctor import service_checks
+from mptcp_throttle.programs import ProgramFailed
+from mptcp_throttle.systemd_unit import Unit, parse_unit, read_unit
 
 RUNNING = """\
 Id=mptcp-throttled.service

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mptcp_throttle.cli.doctor.finding import Host
-from mptcp_throttle.cli.doctor.programs import ProgramFailed
-from mptcp_throttle.cli.doctor.service_checks import SERVICES
 from mptcp_throttle.cli.doctor.service_user import (
     ServiceUser,
     UnknownUser,
@@ -20,10 +18,11 @@ from mptcp_throttle.cli.doctor.service_user import (
     of_unit,
     user_name,
 )
-from mptcp_throttle.cli.doctor.systemd_unit import read_unit
 from mptcp_throttle.config.load import config_paths
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.findings import Finding
+from mptcp_throttle.programs import ProgramFailed
+from mptcp_throttle.systemd_unit import SERVICES, read_unit
 
 
 def configuration_files(host: Host) -> Iterator[Finding]:

@@ -9,9 +9,9 @@ from typing import Final
 
 from mptcp_throttle.cli.doctor.finding import Host, or_ok
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
-from mptcp_throttle.cli.doctor.programs import ProgramFailed, output_of
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.model import BackEnd, MarkMethod
+from mptcp_throttle.programs import ProgramFailed, output_of
 
 _SUBJECT: Final = "marks of others"
 # Without a table's name these list the tables that exist, and make none.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.cli.doctor.finding import Host, or_ok
-from mptcp_throttle.cli.doctor.programs import output_of
 from mptcp_throttle.cli.doctor.squid_checks import remedy_for_port
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
@@ -21,6 +20,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, Network
+from mptcp_throttle.programs import output_of
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.cli.doctor.finding import Host
-from mptcp_throttle.cli.doctor.programs import ProgramFailed
-from mptcp_throttle.cli.doctor.systemd_unit import Unit, last_line, read_unit
 from mptcp_throttle.findings import Finding, daemon_findings
+from mptcp_throttle.programs import ProgramFailed
+from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
 
-SERVICES: Final = ("mptcp-sniffer", "mptcp-throttled")
 _OTHERS: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web")
 
 
