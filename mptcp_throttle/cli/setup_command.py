@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import yaml
 from rich.console import Console
 
 from mptcp_throttle.cli.doctor import kernel_checks
 from mptcp_throttle.cli.doctor.finding import Host
+from mptcp_throttle.cli.setup_files import Result, refusal, show_files, write_files
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -20,11 +21,11 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.service import CAP_NET_ADMIN, require_capabilities
 from mptcp_throttle.setup.collect_facts import collect_facts
 from mptcp_throttle.setup.host_facts import HostFacts
-from mptcp_throttle.setup.kept_files import NewFile, Outcome, judge, read_present, write
+from mptcp_throttle.setup.kept_files import NewFile, read_present
 from mptcp_throttle.setup.next_steps import next_steps
 from mptcp_throttle.setup.own_networks import has_own_networks, networks_directory
 from mptcp_throttle.setup.proposal import propose
-from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
+from mptcp_throttle.setup.proposal_text import loaded, proposed_text
 from mptcp_throttle.setup.server_drop_in import (
     MPTCPIZE,
     DropIn,
@@ -40,23 +41,6 @@ _ROOT: Final = Path("/")
 _NOT_ASKED: Final = "setup does not ask the services"
 _PARAMETERS: Final = "`sysctl --system`"
 _CHECKS: Final = (kernel_checks.joins, kernel_checks.send_buffers, kernel_checks.unsent_data)
-_OUTCOMES: Final = {
-    (Outcome.UNCHANGED, False): "needs no change",
-    (Outcome.UNCHANGED, True): "needs no change",
-    (Outcome.WRITE, False): "written",
-    (Outcome.WRITE, True): "would be written",
-    (Outcome.BACK_UP, False): "written",
-    (Outcome.BACK_UP, True): "would be written, after a backup",
-    (Outcome.KEEP, False): "has been edited, and was kept; proposed:",
-    (Outcome.KEEP, True): "has been edited, and would be kept; proposed:",
-}
-
-
-class Result(NamedTuple):
-    """What was done, and why that is not all, if so."""
-
-    data: Json
-    refusal: UserError | None
 
 
 def set_up(options: argparse.Namespace) -> Result:
@@ -120,30 +104,6 @@ def _notes(config_file: Path, config: Config) -> Iterator[str]:
                 yield f"{finding.subject}: {finding.problem}" + (f"; {finding.remedy}" if finding.remedy else "")
 
 
-def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> Iterator[Json]:
-    """Write files, unless it is a `dry_run`; what became of each. Raises UserError."""
-    for path, text, unedited in files:
-        present = read_present(path)
-        outcome = judge(present, text, unedited, force=force)
-        backup = None if dry_run else write(path, text, outcome)
-        yield {
-            "path": str(path),
-            "outcome": str(outcome),
-            "difference": difference(str(path), unedited if present is None else present, text),
-            "backup": None if backup is None else str(backup),
-        }
-
-
-def refusal(written: Sequence[Json], *, dry_run: bool) -> UserError | None:
-    """Why not all files were written, if so."""
-    kept = [one["path"] for one in written if one["outcome"] == Outcome.KEEP]
-    if not kept or dry_run:
-        return None
-    return UserError(
-        f"setup: kept, since they have been edited: {', '.join(kept)}; allowed: --force, which backs them up"
-    )
-
-
 def show(data: Json) -> None:
     """What was done, or would be."""
     console = Console(highlight=False, soft_wrap=True)
@@ -155,13 +115,3 @@ def show(data: Json) -> None:
             console.print(f"{title}:")
         for line in lines:
             console.print(f"    {line}", markup=False)
-
-
-def show_files(console: Console, files: Sequence[Json], *, dry_run: bool) -> None:
-    """What became of each file, and how it changes."""
-    for one in files:
-        done = _OUTCOMES[Outcome(one["outcome"]), dry_run]
-        backup = f"; the file as it was is {one['backup']}" if one["backup"] else ""
-        console.print(f"{one['path']}: {done}{backup}", style="bold", markup=False)
-        if one["difference"]:
-            console.print(one["difference"], markup=False)

@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-from mptcp_throttle.cli.setup_command import Result, refusal, show_files, write_files
+from mptcp_throttle.cli.setup_files import Result, refusal, show_files, write_files
 from mptcp_throttle.config.load import find_sockets
 from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError

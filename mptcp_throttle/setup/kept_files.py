@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import unified_diff
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
@@ -48,6 +49,15 @@ def judge(present: str | None, text: str, unedited: str | None, *, force: bool) 
     if present is None or present == unedited:
         return Outcome.WRITE
     return Outcome.BACK_UP if force else Outcome.KEEP
+
+
+def difference(name: str, present: str | None, proposed: str) -> str:
+    """How a file would change, as a unified diff; empty if it would not."""
+    before = "/dev/null" if present is None else name
+    lines = unified_diff(
+        (present or "").splitlines(keepends=True), proposed.splitlines(keepends=True), before, name, n=1
+    )
+    return "".join(lines)
 
 
 def write(path: Path, text: str, outcome: Outcome) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -93,12 +92,3 @@ def loaded(text: str) -> Config:
         for network in networks:
             network.write_text(shipped(network.name), encoding="utf-8")
         return load_config(file, networks)
-
-
-def difference(name: str, present: str | None, proposed: str) -> str:
-    """How a file would change, as a unified diff; empty if it would not."""
-    before = "/dev/null" if present is None else name
-    lines = unified_diff(
-        (present or "").splitlines(keepends=True), proposed.splitlines(keepends=True), before, name, n=1
-    )
-    return "".join(lines)

@@ -14,10 +14,10 @@ from test_setup_proposal import HOST
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttle.setup.kept_files import Outcome, judge, read_present, set_aside, write
+from mptcp_throttle.setup.kept_files import Outcome, difference, judge, read_present, set_aside, write
 from mptcp_throttle.setup.own_networks import check_together, has_own_networks, networks_directory, shipped_examples
 from mptcp_throttle.setup.proposal import Proposal, propose
-from mptcp_throttle.setup.proposal_text import difference, loaded, proposed_text
+from mptcp_throttle.setup.proposal_text import loaded, proposed_text
 from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
 from mptcp_throttle.setup.yaml_edit import set_value
