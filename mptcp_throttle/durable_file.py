@@ -16,15 +16,19 @@ def write_atomically(path: Path, text: str, *, keep_owner: bool = False) -> None
     temporary.unlink(missing_ok=True)
     # O_EXCL does not follow a symbolic link that another user has put there.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o644)
-        if keep_owner and path.exists():
-            status = path.stat()
-            os.fchown(descriptor, status.st_uid, status.st_gid)
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)
+            if keep_owner and path.exists():
+                status = path.stat()
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk it would take up room
+        raise
     temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

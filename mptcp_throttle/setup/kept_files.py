@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from difflib import unified_diff
 from enum import StrEnum
 from itertools import count
@@ -72,6 +74,16 @@ def write(path: Path, text: str, outcome: Outcome) -> Path | None:
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}", os.EX_NOPERM) from error
     return backup
+
+
+def put_back(texts: Mapping[Path, str | None]) -> None:
+    """Give files the texts that they had before, None where there was none; what cannot be put back stays."""
+    for path, text in texts.items():
+        with suppress(OSError, UserError):
+            if text is None:
+                path.unlink(missing_ok=True)
+            elif read_present(path) != text:
+                write(path, text, Outcome.WRITE)
 
 
 def set_aside(path: Path) -> Path:

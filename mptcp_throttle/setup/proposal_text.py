@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -10,26 +11,31 @@ import yaml
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.setup.proposal import Proposal
 from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
 from mptcp_throttle.setup.yaml_edit import set_value
 
 _MISSING: Final = object()
+_UNCHANGEABLE: Final = (
+    "setup: the configuration cannot be changed line by line: it is invalid (`mptcp-throttle check-config` says why),"
+    " or has sections in braces; allowed: correct it, or move it away"
+)
 
 
 def proposed_text(proposal: Proposal, present: str | None) -> str:
     """The file that `setup` proposes, where `present` is the present one; None if there is none.
 
-    The one of the package gets all values, with their reasons; one that has been edited only those that differ. A
-    file that is invalid, or cannot be changed in its text, is replaced as a whole. The result passes `loaded`.
+    The one of the package gets all values, with their reasons; one that has been edited only those that differ. The
+    result passes `loaded`. Raises UserError if an edited file is invalid, or cannot be changed line by line.
     """
     default = shipped(MAIN_FILE)
     if present is not None and present != default:
         text = _with(present, proposal, only_different=True)
-        if text is not None:
-            return text
+        if text is None:
+            raise UserError(_UNCHANGEABLE, os.EX_CONFIG)
+        return text
     text = _with(default, proposal, only_different=False)
     if text is None:
         raise AssertionError("the configuration of the package cannot be changed in its text")

@@ -14,7 +14,7 @@ from test_setup_proposal import HOST
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttle.setup.kept_files import Outcome, difference, judge, read_present, set_aside, write
+from mptcp_throttle.setup.kept_files import Outcome, difference, judge, put_back, read_present, set_aside, write
 from mptcp_throttle.setup.own_networks import check_together, has_own_networks, networks_directory, shipped_examples
 from mptcp_throttle.setup.proposal import Proposal, propose
 from mptcp_throttle.setup.proposal_text import loaded, proposed_text
@@ -121,8 +121,9 @@ def test_choices_of_the_operator_stay() -> None:
 
 
 @pytest.mark.parametrize("present", ["proxy: {interface: eth9, ports: [1]}\n", "a: [\n", "", "proxy: 7\n", "- 1\n"])
-def test_file_that_cannot_be_changed_in_its_text_is_replaced(present: str) -> None:
-    assert proposed_text(proposal(), present) == proposed_text(proposal(), None)
+def test_file_that_cannot_be_changed_line_by_line_is_refused(present: str) -> None:
+    with pytest.raises(UserError, match="cannot be changed line by line"):
+        proposed_text(proposal(), present)
 
 
 @pytest.mark.parametrize("directory", ["access", "../access", "/nowhere"])
@@ -303,3 +304,11 @@ def test_files_are_checked_where_they_are(installed: Path) -> None:
         check_together(installed, directory, {"a.yaml": new["a.yaml"].replace("198.51.100", "192.0.2")}, set())
     (line,) = caught.value.problems
     assert line.startswith(f"{directory}/../lists/x.txt:1: 192.0.2.0/24: is a subnet of network a too ({directory}/a.y")
+
+
+def test_files_are_put_back_when_not_all_could_be_written(tmp_path: Path) -> None:
+    changed, new = tmp_path / "changed.yaml", tmp_path / "new.yaml"
+    changed.write_text("after\n")
+    new.write_text("new\n")
+    put_back({changed: "before\n", new: None})
+    assert (changed.read_text(), new.exists()) == ("before\n", False)

@@ -107,12 +107,13 @@ def find_interface(name: str) -> Interface:
 
 
 def find_interfaces(names: Collection[str]) -> list[Interface]:
-    """Those of the interfaces that exist."""
-    found = []
+    """Those of the interfaces that exist, each once: one may have several names (ip link property, altname)."""
+    found: dict[int, Interface] = {}
     for name in names:
         with suppress(KernelError):
-            found.append(find_interface(name))
-    return found
+            interface = find_interface(name)
+            found.setdefault(interface.index, interface)
+    return list(found.values())
 
 
 def none_exists(names: tuple[str, ...]) -> str:
