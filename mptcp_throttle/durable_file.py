@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str, *, keep_owner: bool = False) -> None
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk it would take up room
+        temporary.unlink(missing_ok=True)  # on a full disk it would need space
         raise
     temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
