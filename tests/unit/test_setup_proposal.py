@@ -321,7 +321,7 @@ def test_name_of_a_process_cannot_end_a_line(name: str) -> None:
 
 def test_next_steps_are_in_the_order_in_which_they_work() -> None:
     def steps(*, run: bool = False, parameters: bool = False, own: bool = False, drop_in: bool = False) -> list[str]:
-        text = "[Service]\nExecStart=/usr/sbin/squid\n"
+        text = "[Service]\nExecStart=/usr/sbin/squid --foreground -sYC\n"
         made = make_drop_in(Path("/"), "squid.service", [text], with_uploads=True) if drop_in else None
         facts = replace(HOST, services_run=run)
         return list(next_steps(facts, ["squid.service"], made, needs_parameters=parameters, has_own_networks=own))
