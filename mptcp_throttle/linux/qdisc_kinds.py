@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-_TC_H_ROOT: Final = 0xFFFF_FFFF  # include/uapi/linux/pkt_sched.h
-_TC_H_CLSACT: Final = 0xFFFF_FFF1
-_OWN_HANDLE: Final = 0x4D50_0000
+from pyroute2 import IPRoute
+from pyroute2.netlink.rtnl import TC_H_CLSACT, TC_H_ROOT
+
+OWN_HANDLE: Final = 0x4D50_0000
+"""Of our HTB: `4d50:` ("MP"). It is unlikely to be chosen by hand, and the kernel assigns handles from 8001: up
+(sch_api.c)."""
 
 FIFOS: Final = frozenset({"noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"})
 SEPARATING: Final = frozenset({"sfq", "fq_codel", "fq", "cake"})
@@ -35,15 +38,23 @@ class SeenQdisc(NamedTuple):
     parent: int
 
 
+def seen_qdiscs(ip: IPRoute) -> dict[int, tuple[SeenQdisc, ...]]:
+    """By the index of each interface, its qdiscs as `root_first` orders them. Raises what pyroute2 raises."""
+    found: dict[int, list[SeenQdisc]] = {}
+    for one in ip.get_qdiscs():
+        found.setdefault(one["index"], []).append(SeenQdisc(one.get_attr("TCA_KIND"), one["handle"], one["parent"]))
+    return {index: root_first(qdiscs) for index, qdiscs in found.items()}
+
+
 def root_first(qdiscs: Iterable[SeenQdisc]) -> tuple[SeenQdisc, ...]:
     """Of the qdiscs of one interface those that queue, the root first; empty without a root."""
-    queueing = sorted((one for one in qdiscs if one.parent != _TC_H_CLSACT), key=lambda one: one.parent != _TC_H_ROOT)
-    return tuple(queueing) if queueing and queueing[0].parent == _TC_H_ROOT else ()
+    queueing = sorted((one for one in qdiscs if one.parent != TC_H_CLSACT), key=lambda one: one.parent != TC_H_ROOT)
+    return tuple(queueing) if queueing and queueing[0].parent == TC_H_ROOT else ()
 
 
 def is_own(tree: Sequence[SeenQdisc]) -> bool:
     """Whether the root is the HTB of mptcp-throttled now."""
-    return tree[0].handle == _OWN_HANDLE
+    return tree[0].handle == OWN_HANDLE
 
 
 def kind_in_the_way(tree: Sequence[SeenQdisc]) -> str | None:

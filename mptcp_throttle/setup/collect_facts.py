@@ -20,7 +20,7 @@ from pyroute2 import IPRoute
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.netlink_socket import read_consistently
-from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, root_first
+from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
@@ -71,10 +71,7 @@ def _mptcp() -> Mptcp:
 
 
 def _interfaces(ip: IPRoute) -> Iterator[Interface]:
-    qdiscs: dict[int, list[SeenQdisc]] = {}
-    for one in ip.get_qdiscs():
-        found = SeenQdisc(one.get_attr("TCA_KIND"), one["handle"], one["parent"])
-        qdiscs.setdefault(one["index"], []).append(found)
+    trees = seen_qdiscs(ip)
     addresses: dict[int, list[str]] = {}
     for one in ip.get_addr():
         # With a peer, IFA_ADDRESS is that of the peer (include/uapi/linux/if_addr.h).
@@ -88,7 +85,7 @@ def _interfaces(ip: IPRoute) -> Iterator[Interface]:
             bool(link["flags"] & _IFF_LOOPBACK),
             link["ifi_type"] == _ARPHRD_ETHER,
             tuple(address for address in own_addresses if not address.is_link_local),
-            root_first(qdiscs.get(link["index"], ())),
+            trees.get(link["index"], ()),
         )
 
 

@@ -15,6 +15,8 @@ from socket import htons
 from struct import Struct
 from typing import Final
 
+from pyroute2.netlink.rtnl import TC_H_CLSACT
+
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
@@ -29,7 +31,7 @@ _HANDLE: Final = 0x4D50
 _NAME: Final = "mptcp-throttle"
 _FILE_NAME: Final = re.compile(r"clsact-(\d+)")
 
-_CLSACT: Final = Qdisc("clsact", 0xFFFF_0000, 0xFFFF_FFF1, None)  # include/uapi/linux/pkt_sched.h: TC_H_CLSACT
+_CLSACT: Final = Qdisc("clsact", 0xFFFF_0000, TC_H_CLSACT, None)
 _ALL_PROTOCOLS: Final = htons(0x0003)  # ETH_P_ALL
 # include/uapi/linux/pkt_cls.h
 _TCA_BPF_FD, _TCA_BPF_NAME, _TCA_BPF_FLAGS = 6, 7, 8

@@ -11,11 +11,11 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
+from mptcp_throttle.linux.qdisc_kinds import OWN_HANDLE
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.tc import MAJOR, Filter, Qdisc
 
-HANDLE: Final = 0x4D50_0000
-"""`4d50:` ("MP"): unlikely to be chosen by hand, and the kernel assigns handles from 8001: up (sch_api.c)."""
+HANDLE: Final = OWN_HANDLE
 
 LEAF_PACKETS: Final = 1000
 """The kernel's default (DEFAULT_TX_QUEUE_LEN). Congestion window and TCP small queues bound what a sender queues. A

@@ -11,7 +11,7 @@ from pyroute2 import IPRoute
 from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
-from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, root_first
+from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, seen_qdiscs
 
 _INTERFACES: Final = Path("/sys/class/net")
 
@@ -20,18 +20,13 @@ def root_qdiscs(host: Host) -> Iterator[Finding]:
     """For each interface of the proxy, what stands in the way of HTB, or is lost by it."""
     try:
         with netlink_call("tc qdisc show"), IPRoute() as ip:
-            names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in ip.get_links()}
-            qdiscs = ip.get_qdiscs()
+            indices = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ip.get_links()}
+            trees = seen_qdiscs(ip)
     except KernelError as error:
         yield Finding("root qdisc", unchecked=str(error))
         return
     for name in host.config.proxy.interfaces:
-        seen = (
-            SeenQdisc(one.get_attr("TCA_KIND"), one["handle"], one["parent"])
-            for one in qdiscs
-            if names.get(one["index"]) == name
-        )
-        tree = root_first(seen)
+        tree = trees.get(indices.get(name, 0), ())  # no interface has the index 0
         if tree:
             yield judge(name, tree, _transmit_queues(name), force=host.config.daemon.replace_any_qdisc)
 
