@@ -159,6 +159,11 @@ def _web(service: ServiceFile, file: YamlFile) -> list[str]:
     return problems
 
 
+def network_files_in(directory: Path) -> list[Path]:
+    """The files of access networks in a directory, in any order. Raises OSError."""
+    return [entry for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"}]
+
+
 def _network_files(service_file: YamlFile) -> list[Path]:
     name = service_file.data.get("networks_directory", NETWORKS_DIRECTORY)
     if not is_text(name):
@@ -166,7 +171,7 @@ def _network_files(service_file: YamlFile) -> list[Path]:
     directory = service_file.path.parent / name
     prefix = f"{service_file.where(('networks_directory',))}: networks_directory: {directory}:"
     try:
-        paths = sorted(entry for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"})
+        paths = sorted(network_files_in(directory))
     except OSError as error:
         raise ConfigError([f"{prefix} cannot be read: {error.strerror}"]) from error
     if not paths:

@@ -150,8 +150,8 @@ class _Seen:
                 if block in here:
                     self.addresses[block].add(address)
                     self.partners[address] |= here - {block}
-            # Each client counts once, however many connections it opens and addresses of its IPv6 block it uses.
-            voter = frozenset(a if a.version == 4 else block for a, block in blocks.items()), bool(sighting.backups)
+            # Each client counts once, however many connections it opens.
+            voter = sighting.addresses, bool(sighting.backups)
             if len(here) > 1 and voter not in voters:
                 voters.add(voter)
                 beside.update(here)

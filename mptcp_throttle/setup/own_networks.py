@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
-from mptcp_throttle.config.load import load_config
+from mptcp_throttle.config.load import load_config, network_files_in
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.kept_files import read_present
 from mptcp_throttle.setup.shipped_files import NETWORK_FILES, shipped
-
-_SUFFIXES: Final = (".yaml", ".yml")
 
 
 def networks_directory(config: Path, data: Mapping[str, object]) -> Path:
@@ -50,4 +47,4 @@ def check_together(config: Path, directory: Path, texts: Mapping[str, str], with
 
 def _network_files(directory: Path) -> list[Path]:
     """Those of access networks that are there now; none if there is no such directory."""
-    return [file for file in directory.iterdir() if file.suffix in _SUFFIXES] if directory.is_dir() else []
+    return network_files_in(directory) if directory.is_dir() else []
