@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import Hosts, ProxyWorld, attended, receive_rates
+from proxy_world import Hosts, ProxyWorld, configured, receive_rates
 
 from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
 from mptcp_throttle.model import AccessNetwork, Per
 from mptcp_throttle.units import Rate
@@ -61,17 +61,10 @@ def serving(
     hosts: Hosts, networks: Sequence[AccessNetwork] = WIFI_FIRST, faults: Faults | None = None
 ) -> Iterator[ProxyWorld]:
     hosts.lab.proxy.tc([f"qdisc replace dev {name} root handle 7: pfifo limit 77" for name in ("eth0", "eth1")])
-    services = Services(
-        hosts.lab.proxy,
-        networks,
-        interfaces=["eth0", "eth1"],
-        daemon={"reconcile_interval": "1s"},
-        name=f"throttle-{next(proxy_world._serial)}",
-    )
-    with attended(hosts, services) as world:
-        services.start_sniffer()
-        services.start_daemon(faults)
-        services.wait_ready()
+    with configured(hosts, networks, {"reconcile_interval": "1s"}, interfaces=("eth0", "eth1")) as world:
+        world.services.start_sniffer()
+        world.services.start_daemon(faults)
+        world.services.wait_ready()
         yield world
 
 

@@ -240,9 +240,11 @@ def configured(
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
     ports: Sequence[int] = (PORT,),
+    interfaces: Sequence[str] = ("eth0",),
 ) -> Iterator[ProxyWorld]:
     """A world whose services have not been started; `daemon` is that section of their configuration."""
-    services = Services(on.lab.proxy, networks, name=f"throttle-{next(_serial)}", daemon=daemon, ports=ports)
+    name = f"throttle-{next(_serial)}"
+    services = Services(on.lab.proxy, networks, name=name, daemon=daemon, ports=ports, interfaces=interfaces)
     with attended(on, services) as world:
         yield world
 

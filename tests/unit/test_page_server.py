@@ -388,22 +388,33 @@ def test_headers_of_ten_megabytes_end_their_connection_alone(page: PageServer) -
     assert page.serves()
 
 
+def connect(page: PageServer, connections: ExitStack, beginning: bytes) -> list[socket.socket]:
+    """A thousand connections, of which every second one sends the beginning of something."""
+    idle = []
+    for number in range(1000):
+        connection = connections.enter_context(closing(page.raw()))
+        idle.append(connection)
+        if number % 2:
+            connection.sendall(beginning)
+    return idle
+
+
+def seconds_until_closed(idle: list[socket.socket]) -> float:
+    """How long it takes until the server has closed them all."""
+    began = time.monotonic()
+    for connection in idle:
+        connection.settimeout(30)
+        with suppress(ConnectionError):
+            while connection.recv(4096):
+                pass
+    return time.monotonic() - began
+
+
 def test_slow_and_idle_connections_are_closed_and_keep_nobody_out(page: PageServer) -> None:
     with ExitStack() as connections:
-        idle = []
-        for number in range(1000):
-            connection = connections.enter_context(closing(page.raw()))
-            idle.append(connection)
-            if number % 2:
-                connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        idle = connect(page, connections, b"GET / HTTP/1.1\r\nHost: ")
         assert page.serves()
-        began = time.monotonic()
-        for connection in idle:
-            connection.settimeout(30)
-            with suppress(ConnectionError):
-                while connection.recv(4096):
-                    pass
-        assert time.monotonic() - began < 25
+        assert seconds_until_closed(idle) < 25
     assert page.serves()
 
 
@@ -417,21 +428,10 @@ def tls_page(tmp_path: Path) -> Iterator[PageServer]:
 
 def test_handshakes_that_do_not_begin_keep_nobody_out(tls_page: PageServer) -> None:
     with ExitStack() as connections:
-        idle = []
-        for number in range(1000):
-            connection = connections.enter_context(closing(tls_page.raw()))
-            idle.append(connection)
-            if number % 2:
-                connection.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a ClientHello
+        idle = connect(tls_page, connections, b"\x16\x03\x01\x02\x00\x01")  # the beginning of a ClientHello
         assert tls_page.serves()
         assert len(os.listdir(f"/proc/{tls_page.process.pid}/fd")) < 250
-        began = time.monotonic()
-        for connection in idle:
-            connection.settimeout(30)
-            with suppress(ConnectionError):
-                while connection.recv(4096):
-                    pass
-        assert time.monotonic() - began < 10
+        assert seconds_until_closed(idle) < 10
     assert tls_page.serves()
 
 

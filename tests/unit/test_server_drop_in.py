@@ -89,6 +89,12 @@ def test_unit_that_mptcpize_cannot_start_is_refused(texts: list[str], line: str)
     assert "\n" not in str(caught.value)
 
 
+def write_files(root: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
 def test_unit_files_are_read_in_the_order_of_systemd(tmp_path: Path) -> None:
     files = {
         "usr/lib/systemd/system/a.service": "of the package",
@@ -99,9 +105,7 @@ def test_unit_files_are_read_in_the_order_of_systemd(tmp_path: Path) -> None:
         "etc/systemd/system/a.service.d/zz-mptcp-throttle.conf": "ours",
         "etc/systemd/system/a.service.d/notes.txt": "none",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
     own = drop_in_path(tmp_path, "a.service")
     assert read_unit_files(tmp_path, "a.service", without=own) == ["of the package", "10", "20 of the operator"]
     assert read_unit_files(tmp_path, "a.service")[-1] == "ours"
@@ -115,9 +119,7 @@ def test_instance_has_the_files_of_its_template(tmp_path: Path) -> None:
         "usr/lib/systemd/system/a@.service.d/20-x.conf": "20 of all instances",
         "etc/systemd/system/a@b.service.d/20-x.conf": "20 of this one",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
     assert read_unit_files(tmp_path, "a@b.service") == ["template", "10 of all instances", "20 of this one"]
     assert with_files(tmp_path, ["a@b.service", "a.service", "a@c.service"]) == ["a@b.service", "a@c.service"]
     (tmp_path / "etc/systemd/system/a@b.service").write_text("instance")
