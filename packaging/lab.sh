@@ -24,6 +24,21 @@ lab() {
     read -r -t 120 answer <&"${LAB[0]}" || fail_of_lab "$*"
 }
 
+# held WHEN: the cap of 1 Mb/s holds on the one network, and the other one carries the load.
+held() {
+    local capped other
+    lab rates 3
+    read -r capped other <<<"$answer"
+    between "$1: Mb/s on the capped network" "$capped" 0.6 1.3
+    between "$1: Mb/s on the other one" "$other" 10 60
+}
+
+# no_gap WHEN SECONDS: since the last call nothing was missing for longer than that.
+no_gap() {
+    lab gap
+    between "$1: seconds without delivery, at most" "$answer" 0 "$2"
+}
+
 lab_end() {
     if [[ -n $lab_pid ]]; then
         exec {LAB[1]}>&-

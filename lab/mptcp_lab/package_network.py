@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import endless, start_origin
+from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.sampler import PathMeter
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mptcp_lab.origin import Origin
 
 _POLL_SECONDS: Final = 0.005
-_START_SECONDS: Final = 10.0
 
 
 class _Gaps(threading.Thread):
@@ -82,21 +82,18 @@ class _Requests:
 
     def _start(self, port: int) -> str:
         self._port = port
-        self._download = Download(self._lab, self._lab.client, endless(self._origin), port=port)
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._download.received:
-            if time.monotonic() > deadline:
-                raise LabError("nothing was delivered")
-            time.sleep(_POLL_SECONDS)
-        self._gaps = _Gaps(self._download)
+        download = Download(self._lab, self._lab.client, endless(self._origin), port=port)
+        self._download = download
+        wait_until(lambda: bool(download.received), "delivered anything")
+        self._gaps = _Gaps(download)
         self._gaps.start()
         return "started"
 
     def _rates(self, seconds: float) -> str:
         with PathMeter(self._lab.client, (ETHERNET.interface, WIFI.interface)) as meter:
             began = time.monotonic()
-            while not meter.interfaces or meter.interfaces[-1].at < began + seconds:
-                time.sleep(_POLL_SECONDS)
+            end = began + seconds
+            wait_until(lambda: bool(meter.interfaces) and meter.interfaces[-1].at >= end, "sampled", seconds + 30)
             rates = (meter.received(link.interface).mbps(began, began + seconds) for link in (ETHERNET, WIFI))
             return " ".join(f"{rate:.2f}" for rate in rates)
 
