@@ -242,7 +242,8 @@ def test_setup_networks_ends_early_with_what_it_has(world: proxy_world.ProxyWorl
     beside(world, config)
     program = (EXECUTABLES / "mptcp-throttle", "--config", config, "setup", "networks", "--for", "1h", "--json")
     output = config.with_name("answer.json")
-    running = proxy.start("setup-networks", *program, output=output)
+    # Tests that run in the background have SIGINT ignored, and so would this program, which at a terminal has not.
+    running = proxy.start("setup-networks", "env", "--default-signal=INT", *program, output=output)
     running.wait_until(lambda: "Ctrl-C ends it earlier" in running.log_text(), "looking")
     os.kill(running.pid, signal.SIGINT)
     assert running.wait(10) == 0, running.log_text()
