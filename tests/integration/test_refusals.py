@@ -11,7 +11,7 @@ from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_throttle.model import Per
 
-RECONCILE_INTERVAL = 5.0
+RECONCILE_INTERVAL = 20.0
 OTHERS = 10
 BY_SUBFLOW = tuple(replace(network, per=Per.SUBFLOW) for network in WIFI_FIRST)
 """Every capped subflow is a share, with a class of its own: one client is as good as many."""
@@ -32,10 +32,10 @@ def test_refused_class_delays_no_other_cap(hosts: Hosts) -> None:
         for number in range(OTHERS):
             world.download()
             world.wait_capped(number + 2)
-        latencies = sorted(subflow.join_to_cap or 0.0 for subflow in world.capped())
-        # Each used to wait for the retry of the refused class: up to the interval, half of it on average. On a busy
-        # machine a step may be late for other reasons, so two of them may be slower.
-        assert latencies[-3] < RECONCILE_INTERVAL / 5, latencies
+        latencies = [subflow.join_to_cap or 0.0 for subflow in world.capped()]
+        # Each used to wait for the retry of the refused class: up to the interval, half of it on average. It is long,
+        # since on a busy machine a step may be a second late for other reasons.
+        assert max(latencies) < RECONCILE_INTERVAL / 5, latencies
         assert world.errors()[0].startswith("tc class add dev eth0 classid 4d50:3 ")
         faults.plan()
         world.wait_capped(OTHERS + 2)

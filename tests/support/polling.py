@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS: Final = 30.0 * PATIENCE
 
 
-def eventually(condition: Callable[[], bool], what: str, within: float = _PATIENCE_SECONDS) -> float:
+def eventually(
+    condition: Callable[[], bool],
+    what: str,
+    within: float = _PATIENCE_SECONDS,
+    *,
+    seen: Callable[[], object] = lambda: "",
+) -> float:
     """Wait until `condition` holds and return the seconds that took. Fails, naming `what`, after `within` seconds.
+
+    The failure shows what `seen` returns then.
 
     What holds by then is seen, however long a look takes: only a look that began later than that fails. The default
     is for conditions whose time proves nothing; it costs nothing when things work.
@@ -25,5 +33,5 @@ def eventually(condition: Callable[[], bool], what: str, within: float = _PATIEN
         looked = time.monotonic()
         if condition():
             return time.monotonic() - began
-        assert looked - began < within, f"not within {within:g} s: {what}"
+        assert looked - began < within, f"not within {within:g} s: {what} {seen()}".rstrip()
         time.sleep(0.01)

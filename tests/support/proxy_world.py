@@ -123,7 +123,7 @@ class ProxyWorld:
 
     def wait_capped(self, count: int = 1) -> list[SubflowStatus]:
         """The capped subflows, once there are `count`."""
-        eventually(lambda: len(self.capped()) == count, f"{count} subflows capped")
+        eventually(lambda: len(self.capped()) == count, f"{count} subflows capped", seen=self.services.subflows)
         return self.capped()
 
     def wait_settled(self, count: int = 1) -> list[SubflowStatus]:
