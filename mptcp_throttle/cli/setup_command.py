@@ -55,7 +55,6 @@ def set_up(options: argparse.Namespace) -> Result:
     text = proposed_text(proposal, present)
     drop_in = None if options.server_drop_in is None else _drop_in(options.server_drop_in, facts)
     files = [NewFile(options.config, text, shipped(MAIN_FILE)), *(() if drop_in is None else drop_in.files)]
-    written = list(write_files(files, force=options.force, dry_run=options.dry_run))
     own = () if drop_in is None else drop_in.notes
     notes = [*proposal.notes, *own, *_notes(options.config, loaded(text))]
     steps = next_steps(
@@ -65,6 +64,7 @@ def set_up(options: argparse.Namespace) -> Result:
         needs_parameters=any(_PARAMETERS in note for note in notes),
         has_own_networks=has_own_networks(networks_directory(options.config, yaml.safe_load(text))),
     )
+    written = list(write_files(files, force=options.force, dry_run=options.dry_run))
     data = {
         "dry_run": options.dry_run,
         "values": [

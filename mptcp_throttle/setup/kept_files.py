@@ -34,9 +34,9 @@ class NewFile(NamedTuple):
 
 
 def read_present(path: Path) -> str | None:
-    """The text of a file; None if there is none. Raises UserError."""
+    """The text of a file, with the line ends that it has; None if there is none. Raises UserError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from mptcp_throttle.config.load import load_config, network_files_in
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.kept_files import read_present
 from mptcp_throttle.setup.shipped_files import NETWORK_FILES, shipped
+from mptcp_throttle.setup.staged_files import staged
 
 
 def networks_directory(config: Path, data: Mapping[str, object]) -> Path:
@@ -33,16 +33,17 @@ def has_own_networks(directory: Path) -> bool:
 
 
 def check_together(config: Path, directory: Path, texts: Mapping[str, str], without: set[Path]) -> None:
-    """Load the configuration with these files in the directory, and those `without` not in it. Raises ConfigError."""
+    """Load the configuration with these files in the directory, and those `without` not in it.
+
+    Raises ConfigError, and UserError if temporary files cannot be written.
+    """
     others = [file for file in _network_files(directory) if file.name not in texts and file not in without]
-    with TemporaryDirectory() as name:
-        staged = [Path(name) / file_name for file_name in texts]
-        for path, text in zip(staged, texts.values(), strict=True):
-            path.write_text(text, encoding="utf-8")
+    with staged(texts) as stage:
+        files = [*others, *(stage / name for name in texts)]
         try:
-            load_config(config, sorted([*others, *staged], key=lambda path: path.name))
+            load_config(config, sorted(files, key=lambda path: path.name))
         except ConfigError as error:
-            raise ConfigError([line.replace(name, str(directory)) for line in error.problems]) from error
+            raise ConfigError([line.replace(str(stage), str(directory)) for line in error.problems]) from error
 
 
 def _network_files(directory: Path) -> list[Path]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import yaml
@@ -15,6 +13,7 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.setup.proposal import Proposal
 from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
+from mptcp_throttle.setup.staged_files import staged
 from mptcp_throttle.setup.yaml_edit import set_value
 
 _MISSING: Final = object()
@@ -32,10 +31,11 @@ def proposed_text(proposal: Proposal, present: str | None) -> str:
     """
     default = shipped(MAIN_FILE)
     if present is not None and present != default:
-        text = _with(present, proposal, only_different=True)
+        line_end = "\r\n" if "\r\n" in present else "\n"
+        text = _with(present.replace(line_end, "\n"), proposal, only_different=True)
         if text is None:
             raise UserError(_UNCHANGEABLE, os.EX_CONFIG)
-        return text
+        return text.replace("\n", line_end)
     text = _with(default, proposal, only_different=False)
     if text is None:
         raise AssertionError("the configuration of the package cannot be changed in its text")
@@ -89,12 +89,8 @@ def _comparable(value: object) -> object:
 def loaded(text: str) -> Config:
     """The configuration of this text with the access networks of the package, whatever directory of networks it names.
 
-    Raises ConfigError.
+    Raises ConfigError, and UserError if temporary files cannot be written.
     """
-    with TemporaryDirectory() as name:
-        file = Path(name) / MAIN_FILE
-        file.write_text(text, encoding="utf-8")
-        networks = [Path(name) / network for network in NETWORK_FILES]
-        for network in networks:
-            network.write_text(shipped(network.name), encoding="utf-8")
-        return load_config(file, networks)
+    networks = {name: shipped(name) for name in NETWORK_FILES}
+    with staged({MAIN_FILE: text, **networks}) as directory:
+        return load_config(directory / MAIN_FILE, [directory / name for name in networks])

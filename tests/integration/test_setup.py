@@ -106,6 +106,15 @@ def test_setup_keeps_an_edited_file_unless_it_is_forced(proxy: Host, config: Pat
     assert (loaded.proxy.interfaces, loaded.log_level) == (("eth0",), "debug")
 
 
+def test_setup_writes_nothing_where_a_file_of_a_network_cannot_be_read(proxy: Host, config: Path) -> None:
+    network = config.parent / "networks.d/lte.yaml"
+    network.write_bytes(b"name: \xff\n")
+    done = cli(proxy, config, "setup")
+    assert (done.returncode, done.stdout) == (os.EX_NOPERM, "")
+    assert done.stderr == f"{network}: cannot be read: it is not UTF-8 text\n"
+    assert config.read_text() == shipped(MAIN_FILE)
+
+
 def test_setup_takes_a_port_with_plain_tcp_only_if_it_is_named(proxy: Host, config: Path) -> None:
     shown = cli(proxy, config, "setup", "--dry-run", "--port", str(PLAIN_PORT))
     assert shown.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -89,6 +90,15 @@ def test_edited_file_keeps_all_that_does_not_differ() -> None:
     )
 
 
+def test_line_ends_of_an_edited_file_stay(tmp_path: Path) -> None:
+    file = tmp_path / MAIN_FILE
+    file.write_bytes(EDITED.replace("\n", "\r\n").encode())
+    text = proposed_text(proposal(ports="[3128, 443]"), read_present(file))
+    write(file, text, Outcome.WRITE)
+    changed = EDITED.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
+    assert file.read_bytes() == changed.replace("\n", "\r\n").encode()
+
+
 def test_edited_file_gets_what_it_lacks_only_if_it_is_no_default() -> None:
     values = Value(("metrics", "clients"), "false", "default"), Value(("metrics", "listen"), "null", "taken")
     text = proposed_text(Proposal((*proposal().values, *values), (), ()), EDITED)
@@ -133,6 +143,13 @@ def test_file_that_names_its_networks_directory_keeps_all(directory: str) -> Non
         "  interface: eth9", "  # setup: because\n  interface: wan0"
     )
     assert networks_directory(Path("/etc/a.yaml"), yaml.safe_load(present)) == Path("/etc") / directory
+
+
+def test_full_temporary_directory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(UserError, match=r"^setup: temporary files cannot be written: No such file") as caught:
+        proposed_text(proposal(), EDITED)
+    assert caught.value.status == os.EX_IOERR
 
 
 def test_networks_directory_that_is_no_text_is_invalid() -> None:
