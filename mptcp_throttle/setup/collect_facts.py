@@ -19,6 +19,7 @@ from pyroute2 import IPRoute
 
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
+from mptcp_throttle.linux.link_header import link_of
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
@@ -35,7 +36,6 @@ _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 # A look-up takes about a millisecond.
 _MOST_CLIENTS: Final = 1000
-_ARPHRD_ETHER: Final = 1  # include/uapi/linux/if_arp.h
 _IFF_UP, _IFF_LOOPBACK = 1, 8  # include/uapi/linux/if.h
 # Without a table's name these list the tables that exist, and make none.
 _LEGACY: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
@@ -83,7 +83,7 @@ def _interfaces(ip: IPRoute) -> Iterator[Interface]:
             link.get_attr("IFLA_IFNAME"),
             bool(link["flags"] & _IFF_UP),
             bool(link["flags"] & _IFF_LOOPBACK),
-            link["ifi_type"] == _ARPHRD_ETHER,
+            link_of(link["ifi_type"]) is not None,
             tuple(address for address in own_addresses if not address.is_link_local),
             trees.get(link["index"], ()),
         )

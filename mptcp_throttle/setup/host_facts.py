@@ -46,12 +46,15 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface, with its addresses that are not for its link alone, and its qdiscs, the root first, if known."""
+    """An interface, with its addresses that are not for its link alone, and its qdiscs, the root first, if known.
+
+    `is_supported`: the sniffer knows its link type.
+    """
 
     name: str
     up: bool
     loopback: bool
-    has_ethernet_header: bool
+    is_supported: bool
     addresses: tuple[Address, ...]
     qdiscs: tuple[SeenQdisc, ...]
 

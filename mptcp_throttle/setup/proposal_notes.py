@@ -21,8 +21,8 @@ def notes_about(
     for interface in interfaces:
         if not interface.up:
             yield f"{interface.name} is down: nobody is throttled there until it is up"
-        if not interface.has_ethernet_header:
-            yield f"{interface.name} has no Ethernet header, so uploads are throttled on no interface; downloads are"
+        if not interface.is_supported:
+            yield f"{interface.name} cannot be captured: it is none of Ethernet, tun, WireGuard and PPP"
         if is_in_the_way(interface):
             yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it all the same"
     others = others_with_mptcp(facts, ports)

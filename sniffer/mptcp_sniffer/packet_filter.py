@@ -11,12 +11,12 @@ forward only, so the walk over the options is unrolled: once per byte at which a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum, auto
 from typing import Final
 
 from mptcp_sniffer.segment import Flag
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
+from mptcp_throttle.linux.link_header import Link
 
 SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
 """Accepted frames are cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""
@@ -36,13 +36,6 @@ _KIND_END, _KIND_NOP, _KIND_MPTCP = 0, 1, 30
 _DSS, _MP_PRIO = 0x2, 0x5
 _OPTION_STARTS: Final = 40 - 2
 """TCP has up to 40 bytes of options; the last option with a subtype, its third byte, begins at the 38th."""
-
-
-class Link(Enum):
-    """The header with which the frames of an interface begin."""
-
-    ETHERNET = auto()
-    RAW_IP = auto()
 
 
 _ACCEPT: Final = Line(cbpf.RET, SNAP_BYTES)

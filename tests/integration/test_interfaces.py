@@ -10,6 +10,7 @@ import proxy_world
 import pytest
 from polling import eventually
 from proxy_world import Hosts, ProxyWorld, configured, receive_rates
+from second_interface import add_second_interface
 
 from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.kernel_dump import kernel_state
@@ -35,25 +36,6 @@ def hosts() -> Iterator[Hosts]:
     with proxy_world.hosts(Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))) as built:
         add_second_interface(built)
         yield built
-
-
-def add_second_interface(hosts: Hosts) -> None:
-    """Give the proxy eth1, for what the second client and the proxy send each other over Ethernet."""
-    router, proxy, second = hosts.lab.router, hosts.lab.proxy, hosts.lab.clients["second"]
-    client, server = second.address(ETHERNET, 4), hosts.lab.proxy_address(4)
-    router.ip(
-        [
-            f"link add proxy2 type veth peer name eth1 netns {proxy.namespace}",
-            "address add 10.9.0.1/24 dev proxy2",
-            "link set proxy2 up",
-        ]
-    )
-    proxy.ip(["address add 10.9.0.2/24 dev eth1", "link set eth1 up", f"route add {client} via 10.9.0.1 dev eth1"])
-    router.ip([f"route add {server} via 10.9.0.2 dev proxy2 table 7"])
-    # The rules stay when the interface goes.
-    if f"from {client} " not in router.run("ip", "rule").stdout:
-        router.ip([f"rule add from {client} to {server} table 7"])
-        proxy.ip([f"rule add to {client} table main priority 10"])  # before those of the lab, by source address
 
 
 @contextmanager

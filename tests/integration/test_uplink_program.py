@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
 
 import pytest
 from pyroute2 import netns
+from scapy.data import ETH_P_ALL, ETH_P_IP, ETH_P_IPV6
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 from scapy.utils import checksum
+from tun_interface import tun
 
 from mptcp_lab.host import Host
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.tc import find_interface
 from mptcp_throttled.kernel.uplink_program import ThrottledUplink, Told, UplinkProgram
 
 PROXY_PORT: Final = 8080
@@ -382,3 +388,40 @@ def test_reminders_go_to_all_whatever_was_forgotten_before(
     program.set_shares({1: SLOW})
     program.assign(dict.fromkeys(several, 1), forgiven=0.0)
     assert program.uplinks().keys() == {*several}
+
+
+@pytest.fixture
+def raw(host: Host, program: UplinkProgram, tmp_path: Path) -> Iterator[int]:
+    """The other end of the interface tun0, where the program sees what leaves."""
+    with tun(host.namespace, "tun0") as other_end, closing(ClsactFilters(tmp_path)) as filters:
+        host.ip(["link set tun0 addrgenmode none", "link set tun0 up"])
+        filters.attach(find_interface("tun0"), {Direction.EGRESS: program.descriptor})
+        yield other_end
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_interface_without_ethernet_header_carries_options_and_reminders(
+    program: UplinkProgram, raw: int, version: int
+) -> None:
+    def left(packet: Packet) -> bytes:
+        sending.sendto(bytes(packet.payload), ("tun0", packet.type))
+        return os.read(raw, 2000)
+
+    both = (ends(version), ends(10 - version))
+    throttle(program, *both, rate=Rate.parse("1gbit"))
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sending:
+        sending.bind(("tun0", ETH_P_ALL))  # it receives what others send there
+        for of in both:
+            first = segment(0, of)
+            assert left(first) == bytes(first.payload)
+        for of in both:
+            assert left(segment(8_000_000, of)).endswith(BACKUP)
+        # In one run, one after the other: WireGuard and PPP drop what has not the protocol of its IP header.
+        while program.counters().repeated < len(both):
+            program.remind()
+        protocols = {protocol for _, (_, protocol, *_) in (sending.recvfrom(2000) for _ in both)}
+    assert protocols == {ETH_P_IP, ETH_P_IPV6}
+    options = [*TIMESTAMPS, *DATA_ACK, ("NOP", None), (30, b"\x50")]
+    reminders = {os.read(raw, 2000) for _ in both}
+    assert reminders == {bytes(segment(8_000_000, of, options=options).payload) for of in both}
+    assert program.counters().not_repeated == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,6 +15,7 @@ from pyroute2 import netns
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from test_uplink_program import ends
+from tun_interface import tun
 
 from mptcp_lab.host import Host
 from mptcp_lab.topology import Topology, build
@@ -26,6 +28,7 @@ from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplinks import Uplinks
 from mptcp_throttled.policy.decide import RateKind, Share, Throttle
 
+TUNSETLINK, ARPHRD_CAN = 0x400454CD, 280  # include/uapi/linux/if_tun.h, if_arp.h
 ONE, OTHER = ends(), ends(port=40001)
 
 
@@ -94,11 +97,12 @@ def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks) -> None:
     assert uplinks.detach_if_told()
 
 
-def test_interface_that_is_no_ethernet_is_refused(inside: Host, filters: ClsactFilters) -> None:
-    inside.run("ip", "tuntap", "add", "dev", "tun0", "mode", "tun", machine_files=True)
-    with pytest.raises(KernelError, match="tun0, which is no Ethernet"):
-        Uplinks(("tun0",), filters).attach()
-    assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "tun0").stdout
+def test_interface_of_an_unknown_link_type_is_refused(inside: Host, filters: ClsactFilters) -> None:
+    with tun(inside.namespace, "tun0") as descriptor:
+        fcntl.ioctl(descriptor, TUNSETLINK, ARPHRD_CAN)
+        with pytest.raises(KernelError, match="tun0, whose link type is not supported"):
+            Uplinks(("tun0",), filters).attach()
+        assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "tun0").stdout
 
 
 def test_clsact_goes_if_the_filter_is_refused(inside: Host, filters: ClsactFilters) -> None:

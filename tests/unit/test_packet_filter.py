@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from segments import capable_syn, frame, join_syn, join_synack, token
 
-from mptcp_sniffer.packet_filter import SNAP_BYTES, Link, signalling_filter
+from mptcp_sniffer.packet_filter import SNAP_BYTES, signalling_filter
 from mptcp_sniffer.segment import Malformed, parse_ethernet
 from mptcp_throttle.linux.cbpf import Instruction, attach_filter, encode
+from mptcp_throttle.linux.link_header import Link
 
 PORTS = (8080, 3128)
 PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in Link}

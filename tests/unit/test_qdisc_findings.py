@@ -79,7 +79,7 @@ def test_qdiscs_are_seen_with_the_root_first_and_without_clsact() -> None:
 
 
 def interface(*tree: SeenQdisc) -> Interface:
-    return Interface("eth0", up=True, loopback=False, has_ethernet_header=True, addresses=(), qdiscs=tree)
+    return Interface("eth0", up=True, loopback=False, is_supported=True, addresses=(), qdiscs=tree)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def listener(port: int, address: str = "::", owner: Owner | None = SQUID, *, mpt
 
 
 def interface(
-    name: str, address: str | None, *, up: bool = True, ether: bool = True, qdisc: str = "fq_codel"
+    name: str, address: str | None, *, up: bool = True, supported: bool = True, qdisc: str = "fq_codel"
 ) -> Interface:
     addresses = () if address is None else (ip_address(address),)
-    return Interface(name, up, name == "lo", ether, addresses, (SeenQdisc(qdisc, 0x8001_0000, 0xFFFF_FFFF),))
+    return Interface(name, up, name == "lo", supported, addresses, (SeenQdisc(qdisc, 0x8001_0000, 0xFFFF_FFFF),))
 
 
 HOST: Final = HostFacts(
@@ -231,11 +231,11 @@ def test_qdisc_that_cannot_be_restored_is_a_note() -> None:
     assert any("cake, cannot be restored exactly" in note for note in proposal.notes)
 
 
-def test_interface_that_is_down_or_has_no_ethernet_header_is_a_note() -> None:
-    facts = replace(HOST, interfaces=(interface("wg0", "10.3.0.2", up=False, ether=False),))
-    notes = propose(facts, ["wg0"]).notes
-    assert notes[0].startswith("wg0 is down: ")
-    assert notes[1] == "wg0 has no Ethernet header, so uploads are throttled on no interface; downloads are"
+def test_interface_that_is_down_or_not_supported_is_a_note() -> None:
+    facts = replace(HOST, interfaces=(interface("sit1", "10.3.0.2", up=False, supported=False),))
+    notes = propose(facts, ["sit1"]).notes
+    assert notes[0].startswith("sit1 is down: ")
+    assert notes[1] == "sit1 cannot be captured: it is none of Ethernet, tun, WireGuard and PPP"
 
 
 def test_ports_of_metrics_and_page_that_others_have_are_left_to_them() -> None:

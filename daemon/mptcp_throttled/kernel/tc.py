@@ -26,6 +26,7 @@ from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, os_errors
+from mptcp_throttle.linux.link_header import Link, link_of
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
@@ -44,10 +45,9 @@ _TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats
 _TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
 _OF_CLASS: Final = frozenset({_TCA_STATS_BASIC, _TCA_STATS_QUEUE})
 _BYTES: Final = Struct("=Q")
-# include/uapi/linux/sockios.h, if.h (struct ifreq), if_arp.h (ARPHRD_ETHER, ARPHRD_LOOPBACK)
+# include/uapi/linux/sockios.h, if.h (struct ifreq)
 _SIOCGIFHWADDR: Final = 0x8927
 _IFNAMSIZ, _IFREQ_BYTES = 16, 40
-_ETHERNET_TYPES: Final = (1, 772)
 _BACKLOG: Final = Struct("=4xI")
 
 
@@ -121,12 +121,12 @@ def none_exists(names: tuple[str, ...]) -> str:
     return f"interface {names[0]} does not exist" if len(names) == 1 else f"none of {', '.join(names)} exists"
 
 
-def is_ethernet(interface: Interface) -> bool:
-    """Whether its frames have an Ethernet header; those of loopback have one. Raises KernelError."""
+def find_link(interface: Interface) -> Link | None:
+    """With what header its frames begin; None: not supported. Raises KernelError."""
     request = interface.name.encode().ljust(_IFREQ_BYTES, b"\0")
     with os_errors(f"ip link show {interface.name}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         answer = fcntl.ioctl(asking, _SIOCGIFHWADDR, request)
-    return int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder) in _ETHERNET_TYPES
+    return link_of(int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder))
 
 
 class TrafficControl:

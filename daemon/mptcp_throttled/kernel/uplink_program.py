@@ -34,7 +34,7 @@ _MAX_ASSIGNMENTS: Final = 32
 _FORGOTTEN: Final = 0xFFFF_FFFF
 _ETHERNET_BYTES: Final = 14
 _END_OF_RESULTS: Final = 1 << 32
-_EMPTY_PACKET: Final = bytes(60)
+_IPV4_PACKET: Final = bytes(12) + b"\x08\x00" + bytes(46)
 
 
 class Told(IntEnum):
@@ -121,7 +121,7 @@ class UplinkProgram:
     def remind(self) -> None:
         """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled. Raises KernelError."""
         with self._lock:
-            self._object.run("remind", _EMPTY_PACKET)
+            self._object.run("remind", _IPV4_PACKET)
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
         """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""

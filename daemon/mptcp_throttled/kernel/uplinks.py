@@ -16,7 +16,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
-from mptcp_throttled.kernel.tc import Interface, find_interfaces, is_ethernet, none_exists
+from mptcp_throttled.kernel.tc import Interface, find_interfaces, find_link, none_exists
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
 from mptcp_throttled.policy.decide import Share, Throttle
 
@@ -66,8 +66,9 @@ class Uplinks:
         if not interfaces:
             raise KernelError(none_exists(self._names), errno.ENODEV)
         for interface in interfaces:
-            if not is_ethernet(interface):
-                raise KernelError(f"throttle uplinks on {interface.name}, which is no Ethernet", errno.EOPNOTSUPP)
+            if find_link(interface) is None:
+                what = f"throttle uplinks on {interface.name}, whose link type is not supported"
+                raise KernelError(what, errno.EOPNOTSUPP)
         if self._program is None:
             self._program = UplinkProgram()
         self._look_for_policed(self._program)

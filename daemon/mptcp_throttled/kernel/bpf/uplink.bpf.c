@@ -2,7 +2,7 @@
 /*
  * Throttles what clients send over some of their subflows. Needs CAP_BPF and CAP_NET_ADMIN.
  *
- * `throttle_uplinks`, at the egress of proxy.interface (clsact), counts what each segment of such a subflow acknowledges. While
+ * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of such a subflow acknowledges. While
  * the client has sent more than the rate allows, its pure ACKs carry MP_PRIO (RFC 8684, section 3.3.8): the subflow is a
  * backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is regular. Nothing is
  * queued: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and the whole
@@ -195,23 +195,34 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	__u32 link_bytes = segment->ip_at, ip_bytes = segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
 
 	ack->tcp_bytes = 0;
-	/* The lower bound is for the verifier of Linux 6.1; the daemon attaches the program to Ethernet only. */
-	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) ||
-	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
+	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
 		return;
-	if (bpf_skb_load_bytes(skb, 0, ack->link, link_bytes))
+	if (bpf_skb_load_bytes(skb, segment->ip_at + ip_bytes, ack->tcp, tcp_bytes))
 		return;
-	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
-					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
+	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, segment->ip_at, ack->ip, sizeof(struct iphdr))
+					     : bpf_skb_load_bytes(skb, segment->ip_at, ack->ip, sizeof(struct ipv6hdr)))
 		return;
-	if (bpf_skb_load_bytes(skb, link_bytes + ip_bytes, ack->tcp, tcp_bytes))
+	if (!link_bytes) { /* raw IP: when `remind` sends the ACK there, the kernel removes an Ethernet header */
+		link_bytes = ETH_HLEN;
+		__builtin_memset(ack->link, 0, sizeof(ack->link));
+	} else if (link_bytes < ETH_HLEN || bpf_skb_load_bytes(skb, 0, ack->link, link_bytes)) {
 		return;
+	}
 	ack->interface = skb->ifindex;
 	ack->vlan_protocol = skb->vlan_present ? skb->vlan_proto : 0;
 	ack->vlan_tag = skb->vlan_tci;
 	ack->link_bytes = link_bytes;
 	ack->ip_bytes = ip_bytes;
 	ack->tcp_bytes = tcp_bytes;
+}
+
+/* Whether the segment ends with an option of ours: `remind` sends it. */
+static __always_inline bool has_option(struct __sk_buff *skb, const struct segment *segment)
+{
+	__u32 last, at = segment->ip_at + segment->ip_bytes + segment->tcp_bytes - OPTION_BYTES;
+
+	return segment->tcp_bytes > sizeof(segment->tcp) && !bpf_skb_load_bytes(skb, at, &last, sizeof(last)) &&
+	       (last & ~bpf_htonl(IS_BACKUP)) == bpf_htonl(PRIORITY_OPTION);
 }
 
 static __always_inline bool append_option(struct __sk_buff *skb, const struct segment *segment, __u32 option)
@@ -343,7 +354,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 		told = NOTHING;
 	if (told != uplink->told)
 		note_told(uplink, told, now);
-	if (segment.payload || segment.tcp.fin)
+	if (segment.payload || segment.tcp.fin || has_option(skb, &segment))
 		return TC_ACT_UNSPEC;
 	remember_ack(skb, &uplink->ack, &segment);
 	if (told == BACKUP || (told == REGULAR && uplink->appended < REGULAR_ACKS))
@@ -363,10 +374,14 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 {
 	struct last_ack *ack = &uplink->ack;
 	__u32 link_bytes = ack->link_bytes, ip_bytes = ack->ip_bytes, tcp_bytes = ack->tcp_bytes, sum;
+	__u32 protocol = bpf_htons(ip_bytes == sizeof(struct iphdr) ? ETH_P_IP : ETH_P_IPV6);
 	__u8 ip[MAX_IP_BYTES], segment[MAX_TCP_BYTES];
 	struct tcphdr *tcp = (void *)segment;
 	bool is_sent;
 
+	/* Interfaces without an Ethernet header send nothing whose protocol does not fit its IP header. */
+	if (skb->protocol != protocol && bpf_skb_change_proto(skb, protocol, 0))
+		return false;
 	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) ||
 	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES || bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
 		return false;

@@ -1,0 +1,40 @@
+"""Uploads through WireGuard, which this machine's kernel does not have; run in the guest by test_stock_kernels.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from polling import eventually
+from proxy_world import MEGABYTE, configured, hosts, send_rates
+from second_interface import add_second_interface_of_wireguard
+
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_throttle.units import Rate
+
+CAP: Final = Rate.parse("1mbit")
+NETWORKS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], cap=None, uplink_cap=CAP))
+CLIENTS: Final = (ClientSpec(families=(4,)), ClientSpec("second", families=(4,)))
+
+
+def test_capped_uplink_through_wireguard_carries_its_cap() -> None:
+    with hosts(Topology(clients=CLIENTS)) as built:
+        add_second_interface_of_wireguard(built)
+        second = built.lab.clients["second"]
+        # The pulses of BBR, the lab's default here, are several times as large as those of others.
+        second.sysctl({"net/ipv4/tcp_congestion_control": "reno"})
+        with configured(built, NETWORKS, interfaces=("eth0", "wg0")) as world:
+            world.services.start_sniffer()
+            world.services.start_daemon()
+            world.services.wait_ready()
+            world.upload(200 * MEGABYTE, second)
+            eventually(lambda: world.services.status()["daemon"]["capped_uplinks"] == 1, "an uplink capped")
+            eventually(lambda: send_rates(second, 1)["eth0"] < 1.5e6, "what was queued is sent")
+            rates = send_rates(second, 10)
+            assert 0.3e6 < rates["eth0"] < 1.5e6  # an emulated processor beside others does not always carry the cap
+            assert rates["wlan0"] > 2 * rates["eth0"]
+            counters = world.services.status()["daemon"]["uplink_program"]
+            assert counters["repeated"] > 0
+            assert counters["not_repeated"] == 0
+            world.abort()

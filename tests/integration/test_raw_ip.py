@@ -1,0 +1,75 @@
+"""A proxy with an interface without an Ethernet header beside another: both directions are throttled there, too."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import proxy_world
+import pytest
+from polling import eventually
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, receive_rates, send_rates
+from second_interface import second_interface_of_tun
+
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INTERFACES: Final = ("eth0", "tun0")
+CAP: Final = Rate.parse("1mbit")
+NETWORKS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], cap=CAP, uplink_cap=CAP))
+LONG: Final = 200 * MEGABYTE
+"""More than both links carry in half a minute."""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    topology = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
+    with proxy_world.hosts(topology) as built, second_interface_of_tun(built):
+        # The pulses of BBR, the lab's default here, are several times as large as those of others.
+        built.lab.clients["second"].sysctl({"net/ipv4/tcp_congestion_control": "reno"})
+        yield built
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    with configured(hosts, NETWORKS, interfaces=INTERFACES) as world:
+        world.services.start_sniffer()
+        world.services.start_daemon()
+        world.services.wait_ready()
+        yield world
+
+
+def test_uplink_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWorld) -> None:
+    proxy, second = world.lab.proxy, world.lab.clients["second"]
+    before = kernel_state(proxy)
+    world.upload(LONG, second)
+    world.upload(LONG)
+    eventually(lambda: len(world.services.subflows()) == 4, "two subflows each")
+    eventually(lambda: send_rates(second, 1)["eth0"] < 1.5e6, "what was queued is sent")
+    windows = [send_rates(second, 4) for _ in range(3)]
+    assert max(rates["eth0"] for rates in windows) < 2e6
+    assert 0.7e6 < statistics.mean(rates["eth0"] for rates in windows) < 1.3e6
+    assert statistics.median(rates["wlan0"] for rates in windows) > 10e6
+    counters = world.services.status()["daemon"]["uplink_program"]
+    assert counters["repeated"] > 0
+    assert counters["not_repeated"] == 0
+    world.abort()
+    eventually(lambda: "clsact" not in proxy.run("tc", "qdisc", "show").stdout, "the filters detached")
+    world.wait_restored()
+    assert world.daemon.stop() == 0
+    assert kernel_state(proxy) == before
+
+
+def test_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWorld) -> None:
+    second = world.lab.clients["second"]
+    world.download(client=second)
+    world.wait_settled()
+    rates = receive_rates(second, 3.0)
+    assert rates["eth0"] == pytest.approx(CAP.bits_per_second, rel=0.25)
+    assert rates["wlan0"] > 10 * rates["eth0"]

@@ -1,0 +1,82 @@
+"""A second interface of the proxy, through which one client's Ethernet subflows come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pyroute2 import WireGuard, netns
+from tun_interface import connected, tun
+
+from mptcp_lab.topology import ETHERNET
+
+if TYPE_CHECKING:
+    from proxy_world import Hosts
+
+    from mptcp_lab.host import Host
+
+_WIREGUARD_PORT: Final = 51820
+# Pairs of a private and a public key, of the proxy and of the router.
+_KEYS: Final = (
+    ("uJcnuS/p797gLIAALj7pHi5Hn7fyciG7cr/+C5461Wk=", "EBTGq+n+91GfvF+Sgtv8y+I12ckcAAY04PpBHNWhgyA="),
+    ("YBbBiLlif6VX+gYmVG/7td+8s8RRwVAnkeGaUfbXnFU=", "fzzbVzWauadjL/rkAvsB9xM86pkzh4cYBmqMFXvVVzM="),
+)
+
+
+def add_second_interface(hosts: Hosts) -> None:
+    """Give the proxy eth1, for what the client `second` and the proxy send each other over Ethernet."""
+    hosts.lab.router.ip([f"link add proxy2 type veth peer name eth1 netns {hosts.lab.proxy.namespace}"])
+    _route_second_client(hosts, "eth1")
+
+
+@contextmanager
+def second_interface_of_tun(hosts: Hosts) -> Iterator[None]:
+    """As `add_second_interface`, inside the block, with tun0 of type tun."""
+    router, proxy = hosts.lab.router, hosts.lab.proxy
+    with tun(router.namespace, "proxy2") as one, tun(proxy.namespace, "tun0") as other:
+        _route_second_client(hosts, "tun0")
+        with connected(one, other):
+            yield
+
+
+def add_second_interface_of_wireguard(hosts: Hosts) -> None:
+    """As `add_second_interface`, with wg0 of type wireguard."""
+    router, proxy = hosts.lab.router, hosts.lab.proxy
+    router.ip([f"link add under2 type veth peer name under1 netns {proxy.namespace}"])
+    for host, name, number in ((proxy, "wg0", 1), (router, "proxy2", 2)):
+        host.ip([f"address add 10.8.0.{number}/24 dev under{number}", f"link set under{number} up"])
+        host.ip([f"link add {name} type wireguard"])
+        _set_peer(host, name, number)
+    _route_second_client(hosts, "wg0")
+
+
+def _set_peer(host: Host, name: str, number: int) -> None:
+    peer = 3 - number
+    private, public = _KEYS[number - 1][0], _KEYS[peer - 1][1]
+    endpoint = {"endpoint_addr": f"10.8.0.{peer}", "endpoint_port": _WIREGUARD_PORT}
+    netns.pushns(host.namespace)
+    try:
+        with WireGuard() as wireguard:
+            wireguard.set(
+                name,
+                listen_port=_WIREGUARD_PORT,
+                private_key=private,
+                peer={"public_key": public, "allowed_ips": ["0.0.0.0/0"], **endpoint},
+            )
+    finally:
+        netns.popns()
+
+
+def _route_second_client(hosts: Hosts, name: str) -> None:
+    router, proxy, second = hosts.lab.router, hosts.lab.proxy, hosts.lab.clients["second"]
+    client, server = second.address(ETHERNET, 4), hosts.lab.proxy_address(4)
+    router.ip(["address add 10.9.0.1/24 dev proxy2", "link set proxy2 up"])
+    proxy.ip(
+        [f"address add 10.9.0.2/24 dev {name}", f"link set {name} up", f"route add {client} via 10.9.0.1 dev {name}"]
+    )
+    router.ip([f"route add {server} via 10.9.0.2 dev proxy2 table 7"])
+    # The rules stay when the interface goes.
+    if f"from {client} " not in router.run("ip", "rule").stdout:
+        router.ip([f"rule add from {client} to {server} table 7"])
+        proxy.ip([f"rule add to {client} table main priority 10"])  # before those of the lab, by source address
