@@ -65,6 +65,7 @@ class UplinkProgram:
         self._shares = self._object.map("shares")
         self._uplinks = self._object.map("uplinks")
         self._counters = self._object.map("counters")
+        self._remind = self._object.prepared("remind", _IPV4_PACKET)
         # `assign` and `remind` may not run at the same time.
         self._lock = threading.Lock()
 
@@ -121,7 +122,7 @@ class UplinkProgram:
     def remind(self) -> None:
         """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled. Raises KernelError."""
         with self._lock:
-            self._object.run("remind", _IPV4_PACKET)
+            self._remind()
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
         """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""

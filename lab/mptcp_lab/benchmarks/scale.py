@@ -111,6 +111,8 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             _until(services, daemon, connections, throttled=True)
             figures: dict[str, Json] = {"real_connections": connections, **_cost_of_looking(services, daemon)}
             figures |= _cost_of_page(services, daemon)
+            # Once more: for a while after the connections were opened, the daemon has more to do.
+            figures["nobody_looks_later_cpu_percent"] = _use(daemon, lambda: None)[0]
             epoch = services.status()["sniffer"]["epoch"]
             sniffer.kill()
             sniffer = services.start_sniffer()
@@ -138,25 +140,28 @@ def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
             while connection.recv(65536):
                 pass
 
+    figures: dict[str, Json] = {"nobody_looks_cpu_percent": _use(daemon, lambda: None)[0]}
     viewers: dict[str, Callable[[], object]] = {
-        "nobody": lambda: None,
         "prometheus": scrape,
         "top": lambda: services.ask("top", 10, "sent", ""),
     }
-    figures: dict[str, Json] = {}
     for name, look in viewers.items():
-        durations, began, used = [], time.monotonic(), cpu_seconds(daemon.pid)
-        for second in range(_LOOKS):
-            time.sleep(max(0.0, began + second - time.monotonic()))
-            asked = time.monotonic()
-            look()
-            durations.append(1000 * (time.monotonic() - asked))
-        time.sleep(max(0.0, began + _LOOKS - time.monotonic()))
-        percent = 100 * (cpu_seconds(daemon.pid) - used) / (time.monotonic() - began)
+        percent, durations = _use(daemon, look)
         figures[f"{name}_looks_cpu_percent"] = percent
-        if name != "nobody":
-            figures |= {f"{name}_answer_ms": median(durations), f"{name}_longest_ms": max(durations)}
+        figures |= {f"{name}_answer_ms": median(durations), f"{name}_longest_ms": max(durations)}
     return figures
+
+
+def _use(daemon: Process, look: Callable[[], object]) -> tuple[float, list[float]]:
+    """Percent of a core that the daemon uses while somebody looks each second, and the milliseconds of each look."""
+    durations, began, used = [], time.monotonic(), cpu_seconds(daemon.pid)
+    for second in range(_LOOKS):
+        time.sleep(max(0.0, began + second - time.monotonic()))
+        asked = time.monotonic()
+        look()
+        durations.append(1000 * (time.monotonic() - asked))
+    time.sleep(max(0.0, began + _LOOKS - time.monotonic()))
+    return 100 * (cpu_seconds(daemon.pid) - used) / (time.monotonic() - began), durations
 
 
 def _cost_of_page(services: Services, daemon: Process) -> dict[str, Json]:
