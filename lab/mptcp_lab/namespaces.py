@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pyroute2 import netns
+
 from mptcp_lab.interrupts import postponed
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import run, wait_until
@@ -61,6 +63,16 @@ def enter(namespace: str) -> None:
     with path(namespace).open("rb") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Inside the block, this thread is in a network namespace. Raises OSError."""
+    netns.pushns(namespace)
+    try:
+        yield
+    finally:
+        netns.popns()
 
 
 def make_directory(prefix: str) -> Path:

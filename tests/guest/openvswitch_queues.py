@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 from immutables import Map
 from openvswitch_uplink import Uplink, made_uplink
-from pyroute2 import netns
 
+from mptcp_lab.namespaces import inside
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
@@ -38,11 +38,8 @@ def uplink() -> Iterator[Uplink]:
 
 @pytest.fixture
 def queues(uplink: Uplink) -> Iterator[PortQueues]:
-    netns.pushns(uplink.hosts.lab.proxy.namespace)
-    try:
+    with inside(uplink.hosts.lab.proxy.namespace):
         yield PortQueues("eth0", OpenVswitch(uplink.switch.directory))
-    finally:
-        netns.popns()
     assert uplink.is_clean()
 
 

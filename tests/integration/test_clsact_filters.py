@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyroute2 import netns
 
 from mptcp_lab.host import Host
+from mptcp_lab.namespaces import inside
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
@@ -28,12 +28,10 @@ def host() -> Iterator[Host]:
 @pytest.fixture
 def program(host: Host) -> Iterator[UplinkProgram]:
     before = shown(host)
-    netns.pushns(host.namespace)
     try:
-        with closing(UplinkProgram()) as program:
+        with inside(host.namespace), closing(UplinkProgram()) as program:
             yield program
     finally:
-        netns.popns()
         host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)
     assert shown(host) == before
 

@@ -18,10 +18,10 @@ from typing import Final, Protocol, TypeVar
 import pytest
 from foreign_program import own_cgroup
 from proxy_world import ALL_BACK_ENDS, BACK_ENDS, IPTABLES_BACK_ENDS
-from pyroute2 import netns
 
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
+from mptcp_lab.namespaces import inside
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_lab.topology import Topology, build
@@ -59,12 +59,8 @@ SIX: Final = ends("fd00:1::2")
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    with build(Topology()) as lab:
-        netns.pushns(lab.proxy.namespace)
-        try:
-            yield lab.proxy
-        finally:
-            netns.popns()
+    with build(Topology()) as lab, inside(lab.proxy.namespace):
+        yield lab.proxy
 
 
 class Use(Protocol):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from pyroute2 import netns
 from scapy.data import ETH_P_ALL, ETH_P_IP, ETH_P_IPV6
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
@@ -22,6 +21,7 @@ from scapy.utils import checksum
 from tun_interface import tun
 
 from mptcp_lab.host import Host
+from mptcp_lab.namespaces import inside
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
@@ -62,12 +62,8 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture
 def program(host: Host) -> Iterator[UplinkProgram]:
-    netns.pushns(host.namespace)
-    try:
-        with closing(UplinkProgram()) as program:
-            yield program
-    finally:
-        netns.popns()
+    with inside(host.namespace), closing(UplinkProgram()) as program:
+        yield program
 
 
 @pytest.fixture

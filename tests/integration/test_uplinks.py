@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from polling import eventually
-from pyroute2 import netns
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from test_uplink_program import ends
 from tun_interface import tun
 
 from mptcp_lab.host import Host
+from mptcp_lab.namespaces import inside
 from mptcp_lab.topology import Topology, build
 from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
@@ -43,18 +43,15 @@ def host() -> Iterator[Host]:
 
 
 @pytest.fixture
-def inside(host: Host) -> Iterator[Host]:
+def entered(host: Host) -> Iterator[Host]:
     """The host, in whose network namespace the test runs."""
-    netns.pushns(host.namespace)
-    try:
+    with inside(host.namespace):
         yield host
-    finally:
-        netns.popns()
-        set_faults(None)
+    set_faults(None)
 
 
 @pytest.fixture
-def filters(inside: Host, tmp_path: Path) -> Iterator[ClsactFilters]:  # noqa: ARG001
+def filters(entered: Host, tmp_path: Path) -> Iterator[ClsactFilters]:  # noqa: ARG001
     with closing(ClsactFilters(tmp_path)) as filters:
         yield filters
 
@@ -97,22 +94,22 @@ def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks) -> None:
     assert uplinks.detach_if_told()
 
 
-def test_interface_of_an_unknown_link_type_is_refused(inside: Host, filters: ClsactFilters) -> None:
-    with tun(inside.namespace, "tun0") as descriptor:
+def test_interface_of_an_unknown_link_type_is_refused(entered: Host, filters: ClsactFilters) -> None:
+    with tun(entered.namespace, "tun0") as descriptor:
         fcntl.ioctl(descriptor, TUNSETLINK, ARPHRD_CAN)
         with pytest.raises(KernelError, match="tun0, whose link type is not supported"):
             Uplinks(("tun0",), filters).attach()
-        assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "tun0").stdout
+        assert "clsact" not in entered.run("tc", "qdisc", "show", "dev", "tun0").stdout
 
 
-def test_clsact_goes_if_the_filter_is_refused(inside: Host, filters: ClsactFilters) -> None:
+def test_clsact_goes_if_the_filter_is_refused(entered: Host, filters: ClsactFilters) -> None:
     uplinks = Uplinks(("eth0",), filters)
     refuse("tc filter add dev eth0 bpf")
     with pytest.raises(KernelError):
         uplinks.attach()
     set_faults(None)
     uplinks.release()
-    assert "clsact" not in inside.run("tc", "qdisc", "show", "dev", "eth0").stdout
+    assert "clsact" not in entered.run("tc", "qdisc", "show", "dev", "eth0").stdout
 
 
 @pytest.mark.parametrize("timestamps", [None, (1, 2**32 - 1)])
@@ -128,7 +125,7 @@ def test_ack_of_a_killed_daemons_client_is_a_valid_packet(version: int, timestam
     assert type(ip)(bytes(computed))[TCP].chksum == ip[TCP].chksum
 
 
-def test_only_subflows_on_which_the_client_has_sent_are_listed(inside: Host) -> None:  # noqa: ARG001
+def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) -> None:  # noqa: ARG001
     with (
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as listener,
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as client,
@@ -149,11 +146,11 @@ def listed(port: int) -> list[FourTuple]:
     return [ack.ends for ack in list_acks(port)]
 
 
-def test_renamed_interface_loses_filters_and_clsact(inside: Host, uplinks: Uplinks) -> None:
+def test_renamed_interface_loses_filters_and_clsact(entered: Host, uplinks: Uplinks) -> None:
     uplinks.throttle({ONE: throttle("one")})
-    inside.ip(["link set eth0 down", "link set eth0 name other"])
+    entered.ip(["link set eth0 down", "link set eth0 name other"])
     try:
         uplinks.release()
-        assert "clsact" not in inside.run("tc", "qdisc", "show").stdout
+        assert "clsact" not in entered.run("tc", "qdisc", "show").stdout
     finally:
-        inside.ip(["link set other name eth0", "link set eth0 up"])
+        entered.ip(["link set other name eth0", "link set eth0 up"])

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from pyroute2 import WireGuard, netns
+from pyroute2 import WireGuard
 from tun_interface import connected, tun
 
+from mptcp_lab.namespaces import inside
 from mptcp_lab.topology import ETHERNET
 
 if TYPE_CHECKING:
@@ -55,17 +56,13 @@ def _set_peer(host: Host, name: str, number: int) -> None:
     peer = 3 - number
     private, public = _KEYS[number - 1][0], _KEYS[peer - 1][1]
     endpoint = {"endpoint_addr": f"10.8.0.{peer}", "endpoint_port": _WIREGUARD_PORT}
-    netns.pushns(host.namespace)
-    try:
-        with WireGuard() as wireguard:
-            wireguard.set(
-                name,
-                listen_port=_WIREGUARD_PORT,
-                private_key=private,
-                peer={"public_key": public, "allowed_ips": ["0.0.0.0/0"], **endpoint},
-            )
-    finally:
-        netns.popns()
+    with inside(host.namespace), WireGuard() as wireguard:
+        wireguard.set(
+            name,
+            listen_port=_WIREGUARD_PORT,
+            private_key=private,
+            peer={"public_key": public, "allowed_ips": ["0.0.0.0/0"], **endpoint},
+        )
 
 
 def _route_second_client(hosts: Hosts, name: str) -> None:

@@ -12,10 +12,9 @@ import time
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyroute2 import netns
-
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.benchmarks.netlink_kinds import Case, cases
+from mptcp_lab.namespaces import inside
 from mptcp_lab.topology import Topology, build
 
 if TYPE_CHECKING:
@@ -87,14 +86,10 @@ def main() -> None:
     rows = []
     print("| message | phase | path | pyroute2: median, p90, worst | ours: median, p90, worst | ratio | done by |")
     print("|---|---|---|---|---|---|---|", flush=True)
-    with build(Topology()) as lab:
-        netns.pushns(lab.proxy.namespace)
-        try:
-            for case in cases("eth0", options.classes, options.sockets):
-                rows.append(measure(case, options.seconds, clock))
-                print(_line(rows[-1]), flush=True)
-        finally:
-            netns.popns()
+    with build(Topology()) as lab, inside(lab.proxy.namespace):
+        for case in cases("eth0", options.classes, options.sockets):
+            rows.append(measure(case, options.seconds, clock))
+            print(_line(rows[-1]), flush=True)
     write_json(options.json, [row._asdict() for row in rows])
 
 

@@ -14,12 +14,12 @@ from itertools import count
 from statistics import median
 from typing import Final, NamedTuple
 
-from pyroute2 import netns
 from pyroute2.netlink import NLM_F_CREATE, NLM_F_REQUEST
 from pyroute2.netlink.nfnetlink import nftsocket
 from pyroute2.nftables.main import NFTables
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
+from mptcp_lab.namespaces import inside
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import OWN_TABLE, Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import classid
@@ -133,17 +133,13 @@ def main() -> None:
     rows = []
     print("| add one subflow | subflows | prefixes of others | ms: median | worst |")
     print("|---|---|---|---|---|", flush=True)
-    with build(Topology()) as lab:
-        netns.pushns(lab.proxy.namespace)
-        try:
-            for prefixes in options.prefixes:
-                for subflows in options.subflows:
-                    for row in measure(subflows, prefixes, options.repeats):
-                        rows.append(row._asdict())
-                        figures = f"{row.median:.3f} | {row.worst:.2f}"
-                        print(f"| {row.way} | {row.subflows} | {row.prefixes} | {figures} |", flush=True)
-        finally:
-            netns.popns()
+    with build(Topology()) as lab, inside(lab.proxy.namespace):
+        for prefixes in options.prefixes:
+            for subflows in options.subflows:
+                for row in measure(subflows, prefixes, options.repeats):
+                    rows.append(row._asdict())
+                    figures = f"{row.median:.3f} | {row.worst:.2f}"
+                    print(f"| {row.way} | {row.subflows} | {row.prefixes} | {figures} |", flush=True)
     write_json(options.json, rows)
 
 
