@@ -314,7 +314,7 @@ def test_problems_and_notes_differ_by_a_word(daemon: CannedDaemon, page: PageInB
 
 
 def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    assert page.findings() == ["nothing"]
+    eventually(lambda: page.findings() == ["nothing"], "no finding")
     daemon.status["sniffer"].update(connected=False, problem="no service answers")
     daemon.status["daemon"].update(
         errors=["no class is left", "<img src=x onerror=alert(1)>"],
@@ -334,7 +334,7 @@ def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon,
 
 
 def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    assert page.network("lte")["rates of uplinks"] == "cap 500kbit per client"
+    eventually(lambda: page.network("lte")["rates of uplinks"] == "cap 500kbit per client", "the configured rate")
     overrides = [{"rule": "uplink_cap", "seconds_left": 600.0}, {"rule": "uplink_limit", "seconds_left": None}]
     daemon.top["networks"][0]["overrides"] = overrides
     shown = "cap 500kbit per client (by hand, for 10 min), limit unlimited (by hand, until reset)"
@@ -345,6 +345,6 @@ def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: Pag
 def test_names_of_buttons_begin_with_what_they_show(page: PageInBrowser) -> None:
     """WCAG 2.2, 2.5.3: who speaks to the computer says what is to be seen."""
     buttons = page.tab.locator("main button[aria-label]")
-    assert buttons.count() == 2
+    eventually(lambda: buttons.count() == 2, "the buttons")
     for button in buttons.all():
         assert (button.get_attribute("aria-label") or "").startswith(button.inner_text())

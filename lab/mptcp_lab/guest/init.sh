@@ -26,7 +26,9 @@ for directory in proc sys dev; do
     mount --move "/$directory" "/host/$directory"
 done
 cd /host
-mkdir -p dev/pts dev/shm
+mkdir -p dev/pts dev/shm dev/net
+# As systemd makes it from the modules' lists (kmod static-nodes): who opens it loads the module.
+mknod -m 666 dev/net/tun c 10 200
 mount -t devpts devpts dev/pts
 mount -t tmpfs tmpfs dev/shm
 mount -t tmpfs -o mode=755,size=75% tmpfs run

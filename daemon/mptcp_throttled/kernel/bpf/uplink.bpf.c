@@ -197,15 +197,26 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	ack->tcp_bytes = 0;
 	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
 		return;
-	if (bpf_skb_load_bytes(skb, segment->ip_at + ip_bytes, ack->tcp, tcp_bytes))
+	if (bpf_skb_load_bytes(skb, link_bytes + ip_bytes, ack->tcp, tcp_bytes))
 		return;
-	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, segment->ip_at, ack->ip, sizeof(struct iphdr))
-					     : bpf_skb_load_bytes(skb, segment->ip_at, ack->ip, sizeof(struct ipv6hdr)))
+	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
+					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
 		return;
-	if (!link_bytes) { /* raw IP: when `remind` sends the ACK there, the kernel removes an Ethernet header */
+	/* Constant sizes are for the verifier of Linux 6.1, which forgets the bounds of what was on the stack. */
+	switch (link_bytes) {
+	case 0: /* raw IP: when `remind` sends the ACK there, the kernel removes an Ethernet header */
 		link_bytes = ETH_HLEN;
 		__builtin_memset(ack->link, 0, sizeof(ack->link));
-	} else if (link_bytes < ETH_HLEN || bpf_skb_load_bytes(skb, 0, ack->link, link_bytes)) {
+		break;
+	case ETH_HLEN:
+		if (bpf_skb_load_bytes(skb, 0, ack->link, ETH_HLEN))
+			return;
+		break;
+	case MAX_LINK_BYTES:
+		if (bpf_skb_load_bytes(skb, 0, ack->link, MAX_LINK_BYTES))
+			return;
+		break;
+	default:
 		return;
 	}
 	ack->interface = skb->ifindex;
