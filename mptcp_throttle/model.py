@@ -6,7 +6,7 @@ addresses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -49,29 +49,34 @@ class FourTuple:
 
     client: Endpoint
     proxy: Endpoint
+    # Tables are keyed by it, and dataclass's own would hash two addresses at each look-up, in Python.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.client.port, int(self.client.address))))
 
     @classmethod
     def of(cls, client: str | bytes, client_port: int, proxy: str | bytes, proxy_port: int) -> FourTuple:
         """The four-tuple with these addresses, as text or packed. Raises ValueError if one is not an IP address."""
-        return cls(Endpoint(_address(client), client_port), _proxy(proxy, proxy_port))
+        return cls(Endpoint(_address(client), client_port), _proxy(_address(proxy), proxy_port))
 
     def __str__(self) -> str:
         return f"{self.client}-{self.proxy}"
 
     def __hash__(self) -> int:
-        # Tables are keyed by it, and dataclass's own would hash two addresses, which takes longer than all the rest.
-        return hash((self.client.port, int(self.client.address)))
+        return self._hash
 
 
-# Equal addresses and endpoints are one object: clients have many subflows, and the proxy few sockets.
+# Equal addresses and endpoints are one object, which is compared fast: clients have many subflows, and the proxy few
+# sockets. Text comes from the sniffer, packed addresses from the kernel.
 @lru_cache(65536)
 def _address(address: str | bytes) -> Address:
-    return ip_address(address)
+    return ip_address(address) if isinstance(address, bytes) else _address(ip_address(address).packed)
 
 
 @lru_cache
-def _proxy(address: str | bytes, port: int) -> Endpoint:
-    return Endpoint(ip_address(address), port)
+def _proxy(address: Address, port: int) -> Endpoint:
+    return Endpoint(address, port)
 
 
 @dataclass(frozen=True, slots=True)

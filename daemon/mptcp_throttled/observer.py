@@ -22,7 +22,7 @@ _log = logging.getLogger("mptcp-throttled")
 _INTERVAL_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 # Fraction of the time. With many subflows an observation takes long.
-_MAX_FRACTION: Final = 1 / 50
+_MAX_FRACTION: Final = 1 / 100
 
 
 class Observer(threading.Thread):

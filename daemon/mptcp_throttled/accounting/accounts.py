@@ -114,7 +114,9 @@ def _live(
     meter: Meter, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot
 ) -> Iterator[tuple[FourTuple, LiveSubflow]]:
     """The subflows among the sockets: plain TCP is not ours."""
-    subflows = {decision.subflow.ends for of in snapshot.decisions.values() for decision in of}
+    unknown = {ends for ends, socket in sockets.items() if not meter.knows(socket.cookie)}
+    if unknown:
+        unknown -= {decision.subflow.ends for of in snapshot.decisions.values() for decision in of}
     for ends, socket in sockets.items():
-        if ends in subflows or meter.knows(socket.cookie):
+        if ends not in unknown:
             yield ends, LiveSubflow(socket.cookie, socket.totals, socket.rtt, ends in snapshot.throttled)

@@ -23,7 +23,7 @@ from mptcp_throttle.linux.inet_diag import (
 )
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
-from mptcp_throttle.model import Address, Endpoint, FourTuple
+from mptcp_throttle.model import Address, FourTuple
 from mptcp_throttled.accounting.subflow_traffic import SocketTotals
 from mptcp_throttled.enforcement import SocketState
 from mptcp_throttled.kernel.htb import minor_of
@@ -136,8 +136,7 @@ class SocketReader:
 
 def _ends(payload: bytes) -> FourTuple:
     found = parse_socket(payload, ())
-    client = Endpoint(ip_address(found.remote), found.remote_port)
-    return FourTuple(client, Endpoint(ip_address(found.local), found.local_port))
+    return FourTuple.of(found.remote, found.remote_port, found.local, found.local_port)
 
 
 def _state(attributes: Mapping[int, bytes], cookie: int) -> SocketState:
