@@ -57,7 +57,7 @@ def test_cap_is_on_the_page_within_two_seconds(world: ProxyWorld, page: PageInBr
     page.wait_live()
     world.download()
     world.wait_capped()
-    seconds = eventually(lambda: page.network("ethernet").get("throttled") == "1", "the capped subflow")
+    seconds = eventually(lambda: page.network("ethernet")["throttled"] == "1", "the capped subflow")
     assert seconds < 2
     open_first_client(page, "ethernet")
     eventually(lambda: any("cap" in row and "wifi is live" in row for row in page.subflows()), "the reason")

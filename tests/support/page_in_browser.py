@@ -77,15 +77,17 @@ class PageInBrowser:
         eventually(lambda: self.shows("live: ", "#connection"), "the page is live")
 
     def network(self, name: str) -> dict[str, str]:
-        """The row of an access network, by the heads of the columns."""
-        table = self.tab.locator("#networks table")
-        heads = table.locator("thead th").all_inner_texts()
-        row = table.locator("tbody tr", has=self.tab.locator(f"th:text-is('{name}')"))
-        return dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=False))
+        """The row of an access network, by the heads of the columns. Waits until it is drawn."""
+        row = self.tab.locator("#networks tbody tr", has=self.tab.locator(f"th:text-is('{name}')"))
+        # In one step: the page may draw the table again between two.
+        heads, cells = row.evaluate(
+            "row => [row.closest('table').tHead.rows[0], row].map(one => Array.from(one.cells, cell => cell.innerText))"
+        )
+        return dict(zip(heads, cells, strict=True))
 
     def sends(self, name: str) -> float:
         """What an access network sends, in bits per second, as the page shows it."""
-        return bits_per_second(self.network(name).get("sends", ""))
+        return bits_per_second(self.network(name)["sends"])
 
     def client_button(self, network: str) -> Locator:
         """Opens the first client of an access network."""
