@@ -8,6 +8,9 @@ SYN to the last byte, in seconds; a ratio is a time divided by the median of pla
 `late`: Wi-Fi joins a download of 10 MB after 0.8 s, so that the cap begins in mid-transfer. There a ratio is a time
 divided by the ideal one: all of Ethernet until Wi-Fi has joined, then all of Wi-Fi and the cap.
 
+`discarded` counts packets that the client's MPTCP discarded: the proxy has sent them beyond the window that the client
+had announced, and MPTCP sends them again, one at a time, after a timeout each.
+
 A world is the lab with one thing changed.
 """
 
@@ -101,10 +104,14 @@ _KERNEL_DEFAULTS: Final = {"net/ipv4/tcp_wmem": "4096 16384 4194304", "net/ipv4/
 
 
 class Fetched(NamedTuple):
-    """How long a download took, in seconds, and how long it would have taken at best, where that is not measured."""
+    """How long a download took, in seconds, and how long it would have taken at best, where that is not measured.
+
+    `discarded`: packets that the client's MPTCP discarded, since they were beyond the window that it had announced.
+    """
 
     seconds: float
     ideal: float | None = None
+    discarded: int = 0
 
 
 class Bench:
@@ -143,13 +150,15 @@ class Bench:
     def _fetch(self, variant: str, size: str) -> Fetched:
         client = self._lab.client
         alone = ("--tcp", "--from", str(client.address(WIFI, 4))) if variant == "wifi" else ()
+        discarded = self._discarded()
         seconds, *_ = client.run(*self._program(size, *alone), timeout=300).stdout.split()
         self._wait_ended()
-        return Fetched(float(seconds))
+        return Fetched(float(seconds), discarded=self._discarded() - discarded)
 
     def _fetch_late(self) -> Fetched:
         client = self._lab.client
         client.ip(["mptcp endpoint flush"])
+        discarded = self._discarded()
         output = client.directory / f"late-{next(self._fetches)}"
         process = client.start("late", *self._program(_LATE), output=output)
         process.wait_until(lambda: bool(self._listed()), "connected", poll=_POLL_SECONDS)
@@ -160,7 +169,12 @@ class Bench:
             raise LabError(f"fetch: {process.log_text()}")
         seconds, _, began = map(float, output.read_text(encoding="ascii").split())
         self._wait_ended()
-        return Fetched(seconds, ideal_seconds(_LATE_BYTES, joined - began))
+        return Fetched(seconds, ideal_seconds(_LATE_BYTES, joined - began), self._discarded() - discarded)
+
+    def _discarded(self) -> int:
+        # net/mptcp/protocol.c, mptcp_data_queue_ofo
+        *_, value, _ = self._lab.client.run("nstat", "-asz", "MPTcpExtNoDSSInWindow").stdout.split()
+        return int(value)
 
     def _wait_ended(self) -> None:
         wait_until(lambda: not self._listed(), "all subflows ended", 30)
@@ -247,6 +261,7 @@ def rows(cell: Cell, times: Times) -> Iterator[dict[str, Any]]:
             "runs": len(fetched),
             **{name: round(value, 3) for name, value in _spread(seconds).items()},
             **{f"{name}_ratio": round(value, 2) for name, value in _spread(ratios).items()},
+            "discarded": sum(each.discarded for each in fetched),
             "times": fetched,
         }
 
@@ -261,7 +276,7 @@ def _print(row: Mapping[str, Any]) -> None:
         f"{row['kernel']:11} {row['world']:13} {row['cc']:6} {pair_text(row['delay']):6}"
         f" {row['size']:>5} {row['variant']:11} {row['runs']:4}"
         f" {row['median']:8} {row['p90']:8} {row['p99']:8} {row['max']:8}"
-        f" {row['median_ratio']:7} {row['p90_ratio']:6} {row['p99_ratio']:6} {row['max_ratio']:6}",
+        f" {row['median_ratio']:7} {row['p90_ratio']:6} {row['p99_ratio']:6} {row['max_ratio']:6} {row['discarded']:9}",
         flush=True,
     )
 
@@ -282,7 +297,7 @@ def main() -> None:
     if not options.inside:
         print(
             "kernel      world         cc     delay   size variant     runs"
-            "   median      p90      p99      max   ratio    p90    p99    max"
+            "   median      p90      p99      max   ratio    p90    p99    max discarded"
         )
     found: list[dict[str, Any]] = []
     for cell in (Cell(*each) for each in product(options.kernels, options.worlds, options.cc, options.delays)):
