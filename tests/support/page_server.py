@@ -209,9 +209,8 @@ class PageServer:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def serves(self) -> bool:
-        """Whether it answers a new connection within a second."""
-        began = time.monotonic()
-        return self.ask("/api/session").status == 200 and time.monotonic() - began < 1
+        """Whether it answers a new connection."""
+        return self.ask("/api/session").status == 200
 
 
 def first_event(port: int) -> Any:  # noqa: ANN401
