@@ -12,6 +12,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled import eventlog
 from mptcp_throttled.accounting.accounts import Accounts
+from mptcp_throttled.accounting.history import FLUSH_SECONDS
 from mptcp_throttled.enforcement import Enforcement, Observation
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
 from mptcp_throttled.metrics.instruments import count_errors
@@ -23,10 +24,19 @@ _INTERVAL_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 # Fraction of the time. With many subflows an observation takes long.
 _MAX_FRACTION: Final = 1 / 100
+# The history is written by observations, and twice this time is the most that a killed daemon may lose of it.
+_MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS
+
+
+def pause_after(used: float) -> float:
+    """How many seconds to wait after an observation that took `used` seconds of processor time."""
+    return min(max(_INTERVAL_SECONDS, used / _MAX_FRACTION), _MAX_PAUSE_SECONDS)
 
 
 class Observer(threading.Thread):
-    """Observes at once, then every second or less often, until `stop()`; keeps `accounts` up to date.
+    """Observes at once, then every second, or every five if there is much to observe, until `stop()`.
+
+    It keeps `accounts` up to date.
 
     `snapshot` gives what is applied, `class_bytes` the bytes of each class by minor.
     """
@@ -57,7 +67,7 @@ class Observer(threading.Thread):
             except KernelError as error:
                 _log.debug("what flows cannot be observed: %s", error)
                 count_errors("observation")
-            pause = max(_INTERVAL_SECONDS, (time.thread_time() - used) / _MAX_FRACTION)
+            pause = pause_after(time.thread_time() - used)
         with suppress(KernelError):
             self._observe()
         self._accounts.close()

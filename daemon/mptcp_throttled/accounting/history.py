@@ -1,8 +1,9 @@
 """The history of what networks and clients have carried, in SQLite: by second, by minute and by hour.
 
-It is written every `FLUSH_SECONDS`, so a daemon that is killed loses no more than that. Beside it is what has been
-counted of each live socket: the next instance goes on from there. A damaged database is set aside, and the history
-begins again. While it cannot be written, sums are kept in memory as long as they fit.
+It is written at the first observation that comes `FLUSH_SECONDS` after the last writing: a killed daemon loses at most
+twice that. Beside it is what has been counted of each live socket: the next instance goes on from there. A damaged
+database is set aside, and the history begins again. While it cannot be written, sums are kept in memory as long as they
+fit.
 """
 
 from __future__ import annotations
