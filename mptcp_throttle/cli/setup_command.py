@@ -64,7 +64,7 @@ def set_up(options: argparse.Namespace) -> Result:
         needs_parameters=any(_PARAMETERS in note for note in notes),
         has_own_networks=has_own_networks(networks_directory(options.config, yaml.safe_load(text))),
     )
-    written = list(write_files(files, force=options.force, dry_run=options.dry_run))
+    written = write_files(files, force=options.force, dry_run=options.dry_run)
     data = {
         "dry_run": options.dry_run,
         "values": [

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.setup.kept_files import NewFile, Outcome, difference, judge, read_present, write
+from mptcp_throttle.setup.kept_files import NewFile, Outcome, difference, judge, put_back, read_present, write
 
 _OUTCOMES: Final = {
     (Outcome.UNCHANGED, False): "needs no change",
@@ -30,8 +30,18 @@ class Result(NamedTuple):
     refusal: UserError | None
 
 
-def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> Iterator[Json]:
-    """Write files, unless it is a `dry_run`; what became of each. Raises UserError."""
+def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> list[Json]:
+    """Write files, unless it is a `dry_run`; what became of each. Raises UserError; then all are as before."""
+    before = {file.path: read_present(file.path) for file in files}
+    try:
+        return list(_write_each(files, force=force, dry_run=dry_run))
+    except UserError:
+        if not dry_run:
+            put_back(before)
+        raise
+
+
+def _write_each(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> Iterator[Json]:
     for path, text, unedited in files:
         present = read_present(path)
         outcome = judge(present, text, unedited, force=force)

@@ -17,7 +17,7 @@ from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.model import Address
 from mptcp_throttle.rpc import Json, RpcClient
-from mptcp_throttle.setup.kept_files import NewFile, put_back, read_present, set_aside
+from mptcp_throttle.setup.kept_files import NewFile, set_aside
 from mptcp_throttle.setup.network_evidence import Evidence, follow
 from mptcp_throttle.setup.network_files import evidence_of, network_file, summary
 from mptcp_throttle.setup.network_groups import Grouping, group
@@ -78,7 +78,7 @@ def require_seen(expensive: Collection[Address], grouping: Grouping) -> None:
 
 def _planned(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:
     files = write_files(_files(directory, texts), force=options.force, dry_run=True)
-    return {"dry_run": True, "files": list(files), "set_aside": []}
+    return {"dry_run": True, "files": files, "set_aside": []}
 
 
 def _write(options: argparse.Namespace, directory: Path, texts: Mapping[str, str]) -> Json:
@@ -92,12 +92,7 @@ def _write(options: argparse.Namespace, directory: Path, texts: Mapping[str, str
     examples = list(shipped_examples(directory))
     check_together(options.config, directory, texts, set(examples))
     files = _files(directory, texts)
-    before = {file.path: read_present(file.path) for file in files}
-    try:
-        written = list(write_files(files, force=options.force, dry_run=False))
-    except UserError:
-        put_back(before)
-        raise
+    written = write_files(files, force=options.force, dry_run=False)
     return {"dry_run": False, "files": written, "set_aside": [str(set_aside(example)) for example in examples]}
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.setup.line_ends import without_carriage_returns
 
 
 class Outcome(StrEnum):
@@ -45,21 +46,24 @@ def read_present(path: Path) -> str | None:
 
 
 def judge(present: str | None, text: str, unedited: str | None, *, force: bool) -> Outcome:
-    """What to do with a file that has `present` and shall have `text`; with `unedited`, nobody has edited it."""
-    if present == text:
+    """What to do with a file that has `present` and shall have `text`; with `unedited`, nobody has edited it.
+
+    Line ends are no difference.
+    """
+    if present is None:
+        return Outcome.WRITE
+    if without_carriage_returns(present) == without_carriage_returns(text):
         return Outcome.UNCHANGED
-    if present is None or present == unedited:
+    if without_carriage_returns(present) == unedited:
         return Outcome.WRITE
     return Outcome.BACK_UP if force else Outcome.KEEP
 
 
 def difference(name: str, present: str | None, proposed: str) -> str:
-    """How a file would change, as a unified diff; empty if it would not."""
+    """How a file would change, as a unified diff; empty if at most its line ends would."""
     before = "/dev/null" if present is None else name
-    lines = unified_diff(
-        (present or "").splitlines(keepends=True), proposed.splitlines(keepends=True), before, name, n=1
-    )
-    return "".join(lines)
+    old, new = (without_carriage_returns(text).splitlines(keepends=True) for text in (present or "", proposed))
+    return "".join(unified_diff(old, new, before, name, n=1))
 
 
 def write(path: Path, text: str, outcome: Outcome) -> Path | None:

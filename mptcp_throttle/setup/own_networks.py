@@ -9,6 +9,7 @@ from mptcp_throttle.config.load import load_config, network_files_in
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.setup.kept_files import read_present
+from mptcp_throttle.setup.line_ends import without_carriage_returns
 from mptcp_throttle.setup.shipped_files import NETWORK_FILES, shipped
 from mptcp_throttle.setup.staged_files import staged
 
@@ -22,7 +23,8 @@ def networks_directory(config: Path, data: Mapping[str, object]) -> Path:
 def shipped_examples(directory: Path) -> Iterator[Path]:
     """The files of access networks that are as the package has installed them. Raises UserError."""
     for name in NETWORK_FILES:
-        if read_present(directory / name) == shipped(name):
+        present = read_present(directory / name)
+        if present is not None and without_carriage_returns(present) == shipped(name):
             yield directory / name
 
 

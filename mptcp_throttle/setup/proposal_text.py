@@ -10,6 +10,7 @@ import yaml
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.setup.line_ends import with_line_ends_of, without_carriage_returns
 from mptcp_throttle.setup.proposal import Proposal
 from mptcp_throttle.setup.proposed_value import Value
 from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
@@ -30,16 +31,11 @@ def proposed_text(proposal: Proposal, present: str | None) -> str:
     result passes `loaded`. Raises UserError if an edited file is invalid, or cannot be changed line by line.
     """
     default = shipped(MAIN_FILE)
-    if present is not None and present != default:
-        line_end = "\r\n" if "\r\n" in present else "\n"
-        text = _with(present.replace(line_end, "\n"), proposal, only_different=True)
-        if text is None:
-            raise UserError(_UNCHANGEABLE, os.EX_CONFIG)
-        return text.replace("\n", line_end)
-    text = _with(default, proposal, only_different=False)
+    before = default if present is None else without_carriage_returns(present)
+    text = _with(before, proposal, only_different=before != default)
     if text is None:
-        raise AssertionError("the configuration of the package cannot be changed in its text")
-    return text
+        raise UserError(_UNCHANGEABLE, os.EX_CONFIG)
+    return text if present is None else with_line_ends_of(present, text)
 
 
 def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_setup_proposal import HOST
 
+from mptcp_throttle.cli.setup_files import write_files
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttle.setup.kept_files import Outcome, difference, judge, put_back, read_present, set_aside, write
+from mptcp_throttle.setup.kept_files import NewFile, Outcome, difference, judge, read_present, set_aside, write
 from mptcp_throttle.setup.own_networks import check_together, has_own_networks, networks_directory, shipped_examples
 from mptcp_throttle.setup.proposal import Proposal, propose
 from mptcp_throttle.setup.proposal_text import loaded, proposed_text
@@ -97,6 +98,24 @@ def test_line_ends_of_an_edited_file_stay(tmp_path: Path) -> None:
     write(file, text, Outcome.WRITE)
     changed = EDITED.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
     assert file.read_bytes() == changed.replace("\n", "\r\n").encode()
+
+
+def test_each_line_keeps_its_own_end() -> None:
+    mixed = EDITED.replace("# mine too\n", "# mine too\r\n")
+    text = proposed_text(proposal(ports="[3128, 443]"), mixed)
+    assert text == mixed.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
+
+
+def test_line_ends_are_no_edit(tmp_path: Path) -> None:
+    default = shipped(MAIN_FILE)
+    present = default.replace("\n", "\r\n")
+    text = proposed_text(proposal(), present)
+    assert text == proposed_text(proposal(), default).replace("\n", "\r\n")
+    assert judge(present, text, default, force=False) is Outcome.WRITE
+    assert judge(present, default, None, force=False) is Outcome.UNCHANGED
+    assert difference("file", present, default) == ""
+    (tmp_path / "lte.yaml").write_bytes(shipped("lte.yaml").replace("\n", "\r\n").encode())
+    assert list(shipped_examples(tmp_path)) == [tmp_path / "lte.yaml"]
 
 
 def test_edited_file_gets_what_it_lacks_only_if_it_is_no_default() -> None:
@@ -323,9 +342,16 @@ def test_files_are_checked_where_they_are(installed: Path) -> None:
     assert line.startswith(f"{directory}/../lists/x.txt:1: 192.0.2.0/24: is a subnet of network a too ({directory}/a.y")
 
 
-def test_files_are_put_back_when_not_all_could_be_written(tmp_path: Path) -> None:
-    changed, new = tmp_path / "changed.yaml", tmp_path / "new.yaml"
-    changed.write_text("after\n")
-    new.write_text("new\n")
-    put_back({changed: "before\n", new: None})
+@pytest.mark.parametrize("obstacle", ["unreadable", "unwritable"])
+def test_all_files_are_as_before_when_one_cannot_be_written(tmp_path: Path, obstacle: str) -> None:
+    changed, new, last = tmp_path / "changed.yaml", tmp_path / "new.yaml", tmp_path / "directory" / "last.conf"
+    changed.write_text("before\n")
+    if obstacle == "unreadable":
+        last.parent.mkdir()
+        last.write_bytes(b"\xff")
+    else:
+        last.parent.symlink_to("/proc")
+    files = [NewFile(changed, "after\n", "before\n"), NewFile(new, "new\n"), NewFile(last, "last\n")]
+    with pytest.raises(UserError, match=f"{last.name}: cannot be "):
+        write_files(files, force=False, dry_run=False)
     assert (changed.read_text(), new.exists()) == ("before\n", False)

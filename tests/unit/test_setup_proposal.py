@@ -235,7 +235,10 @@ def test_interface_that_is_down_or_not_supported_is_a_note() -> None:
     facts = replace(HOST, interfaces=(interface("sit1", "10.3.0.2", up=False, supported=False),))
     notes = propose(facts, ["sit1"]).notes
     assert notes[0].startswith("sit1 is down: ")
-    assert notes[1] == "sit1 cannot be captured: it is none of Ethernet, tun, WireGuard and PPP"
+    assert notes[1] == (
+        "sit1 is none of Ethernet, tun, WireGuard and PPP: subflows there are not seen, and while it is listed, uploads"
+        " are throttled on no interface"
+    )
 
 
 def test_ports_of_metrics_and_page_that_others_have_are_left_to_them() -> None:
