@@ -63,13 +63,13 @@ def results(directory: Path) -> list[tuple[Experiment, Result]]:
 def test_report_counts_and_explains_the_numbers_of_each_seed(tmp_path: Path) -> None:
     text = as_markdown(make_report(results(tmp_path), "the command", pictures=False), tmp_path)
     lines = text.splitlines()
-    assert lines[4].startswith("Measured at 0a1b2c3: s4. Kernels: native is 6.18 ")
+    assert lines[4].startswith("Kernels: native is 6.18 ")
     assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 |" in lines
     assert (
-        "| x:one | native | 25 | f 10.5 (10-11) Mb/s; g 4 (4-4) s; h 3 (3-3) s; i - s"
+        "| x:one | native | 0a1b2c3 | 25 | f 10.5 (10-11) Mb/s; g 4 (4-4) s; h 3 (3-3) s; i - s"
         " | f 10: same; g 2: different; h 3: not comparable |"
     ) in lines
-    assert "| x:two | native |  | failed: no such thing |  |" in lines
+    assert "| x:two | native | 0a1b2c3 |  | failed: no such thing |  |" in lines
     (finding,) = (line for line in lines if line.startswith("| s4/x |"))
     assert "two links; rates are the seed's divided by 10 | what the seed found |" in finding
     assert "it is fast: f is 9 Mb/s or more: 10.5 Mb/s (one)." in finding

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.judge import Verdict
     from mptcp_lab.scenario.results import Result
 
-_HEADINGS: Final = ("scenario", "kernel", "idle %", "ours", "seed")
+_HEADINGS: Final = ("scenario", "kernel", "measured at", "idle %", "ours", "seed")
 _SETS: Final = {
     "s0": "S0: the MPTCP proxy with throttling (diploma thesis, NTUA, about 2014)",
     "s1": "S1: MPTCP hands-on (SARA / University of Amsterdam, 2012)",
@@ -70,11 +70,11 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
     blocks: list[Block] = [
         Heading(1, "The seeds' experiments, repeated"),
         Paragraph(f"Printed by `{command}`; each row of *what was found* has the command that measured its numbers."),
-        Paragraph(f"{_commits(pairs)} {_environment(pairs)}"),
+        Paragraph(_environment(pairs)),
         Paragraph(
             "Numbers are medians, with the range of all runs in brackets. *Same*: within 25 % of the seed's number, or"
-            " within what the scenario's file says. *Idle*: the share of the processors' time in which they had nothing"
-            " to do during the runs; near 0 the machine was measured, and not the network."
+            " within what the scenario's file says. *Measured at*: the commit. *Idle*: the share of time in which the"
+            " processors had nothing to do during the runs; near 0 the machine was measured, and not the network."
         ),
         Table(
             ("seed", "numbers", *(match.value for match in Match)),
@@ -90,14 +90,6 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
 def _by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, list[tuple[Experiment, Result]]]]:
     for name, members in groupby(pairs, key=lambda pair: pair[0].family.split("/")[0]):
         yield name, list(members)
-
-
-def _commits(pairs: Sequence[tuple[Experiment, Result]]) -> str:
-    measured: dict[str, list[str]] = defaultdict(list)
-    for name, members in _by_set(pairs):
-        for commit in dict.fromkeys(result.commit or "an unknown commit" for _, result in members):
-            measured[commit].append(name)
-    return " ".join(f"Measured at {commit}: {', '.join(names)}." for commit, names in measured.items())
 
 
 def _environment(pairs: Sequence[tuple[Experiment, Result]]) -> str:
@@ -171,16 +163,17 @@ def _command(result: Result) -> str:
 
 
 def _rows(experiment: Experiment, result: Result) -> Iterator[list[str]]:
-    name, idle = experiment.name.partition("/")[2], number(None if result.idle is None else result.idle.median)
+    idle = number(None if result.idle is None else result.idle.median)
+    place = [experiment.name.partition("/")[2], result.kernel, result.commit or "unknown"]
     for error in result.errors:
-        yield [name, result.kernel, "", f"failed: {error}", ""]
+        yield [*place, "", f"failed: {error}", ""]
     rows = compare(experiment.scenario, result.statistics) if result.statistics else []
     if rows:
         ours = "; ".join(f"{row.figure} {spread(row.ours)} {row.unit}".rstrip() for row in rows)
         seed = "; ".join(
             f"{row.figure} {number(row.seed)}: {row.match or 'not measured'}" for row in rows if row.seed is not None
         )
-        yield [name, result.kernel, idle, ours, seed]
+        yield [*place, idle, ours, seed]
 
 
 def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:
