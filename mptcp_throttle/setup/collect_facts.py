@@ -19,7 +19,7 @@ from pyroute2 import IPRoute
 
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
-from mptcp_throttle.linux.link_header import link_of
+from mptcp_throttle.linux.link_header import link_header_of
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
@@ -83,7 +83,7 @@ def _interfaces(ip: IPRoute) -> Iterator[Interface]:
             link.get_attr("IFLA_IFNAME"),
             bool(link["flags"] & _IFF_UP),
             bool(link["flags"] & _IFF_LOOPBACK),
-            link_of(link["ifi_type"]) is not None,
+            link_header_of(link["ifi_type"]) is not None,
             tuple(address for address in own_addresses if not address.is_link_local),
             trees.get(link["index"], ()),
         )

@@ -20,7 +20,7 @@ from mptcp_sniffer.packet_filter import SNAP_BYTES, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.cbpf import attach_filter
-from mptcp_throttle.linux.link_header import Link, link_of
+from mptcp_throttle.linux.link_header import LinkHeader, link_header_of
 from mptcp_throttle.service import lacks_capability
 
 # include/uapi/linux/if_packet.h, if_ether.h and asm-generic/socket.h; the socket module names none of these.
@@ -39,7 +39,7 @@ _log = logging.getLogger("mptcp-sniffer")
 # Scapy warns that it cannot guess the link type from the protocol; we ask the interface.
 log_runtime.setLevel(logging.ERROR)
 
-_PARSERS: Final = {Link.ETHERNET: parse_ethernet, Link.RAW_IP: parse_ip}
+_PARSERS: Final = {LinkHeader.ETHERNET: parse_ethernet, LinkHeader.RAW_IP: parse_ip}
 
 
 class CapturedFrame(NamedTuple):
@@ -101,7 +101,7 @@ class Capture:
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
         """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
         hardware_type = self._socket.ins.getsockname()[3]
-        link = link_of(hardware_type)
+        link = link_header_of(hardware_type)
         if link is None:
             raise UserError(f"{interface}: link type {hardware_type} is not supported", os.EX_UNAVAILABLE)
         attach_filter(self._socket.ins, signalling_filter(ports, link=link))

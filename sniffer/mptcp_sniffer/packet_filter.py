@@ -16,7 +16,7 @@ from typing import Final
 from mptcp_sniffer.segment import Flag
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
-from mptcp_throttle.linux.link_header import Link
+from mptcp_throttle.linux.link_header import LinkHeader
 
 SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
 """Accepted frames are cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""
@@ -42,7 +42,7 @@ _ACCEPT: Final = Line(cbpf.RET, SNAP_BYTES)
 _REJECT: Final = Line(cbpf.RET, 0)
 
 
-def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction, ...]:
+def signalling_filter(ports: Sequence[int], *, link: LinkHeader) -> tuple[Instruction, ...]:
     """The program for the proxy's `ports`, up to about a hundred.
 
     It agrees with `mptcp_sniffer.segment` on what is a TCP segment, for up to two VLAN tags, and rejects truncated
@@ -53,9 +53,9 @@ def signalling_filter(ports: Sequence[int], *, link: Link) -> tuple[Instruction,
     return assemble([*_find_ip(link), *_find_tcp(), *_select(ports), *_walk_options(), *_accept_unless_appended(ports)])
 
 
-def _find_ip(link: Link) -> Iterator[Line | str]:
+def _find_ip(link: LinkHeader) -> Iterator[Line | str]:
     """X = start of the IP header."""
-    if link is Link.RAW_IP:
+    if link is LinkHeader.RAW_IP:
         yield Line(cbpf.LDX_IMM, 0)
         return
     for start in (14, 18, 22):

@@ -19,10 +19,10 @@ from segments import capable_syn, frame, join_syn, join_synack, token
 from mptcp_sniffer.packet_filter import SNAP_BYTES, signalling_filter
 from mptcp_sniffer.segment import Malformed, parse_ethernet
 from mptcp_throttle.linux.cbpf import Instruction, attach_filter, encode
-from mptcp_throttle.linux.link_header import Link
+from mptcp_throttle.linux.link_header import LinkHeader
 
 PORTS = (8080, 3128)
-PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in Link}
+PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in LinkHeader}
 ETHERNET_BYTES = 14
 OPTION_BYTES = 40
 
@@ -220,17 +220,17 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[dict[Link, Kernel]]:
+def kernels() -> Iterator[dict[LinkHeader, Kernel]]:
     running = {link: Kernel(program) for link, program in PROGRAMS.items()}
     yield running
     for kernel in running.values():
         kernel.close()
 
 
-def assert_all_agree(kernels: dict[Link, Kernel], data: bytes) -> None:
-    views = [(Link.ETHERNET, data)]
+def assert_all_agree(kernels: dict[LinkHeader, Kernel], data: bytes) -> None:
+    views = [(LinkHeader.ETHERNET, data)]
     if data[12:14] in (b"\x08\x00", b"\x86\xdd"):
-        views.append((Link.RAW_IP, data[ETHERNET_BYTES:]))
+        views.append((LinkHeader.RAW_IP, data[ETHERNET_BYTES:]))
     for link, view in views:
         kept = view[: cbpf_interpreter.run(PROGRAMS[link], view)]
         assert kept == (view[:SNAP_BYTES] if signals(data) else b""), link
@@ -240,42 +240,42 @@ def assert_all_agree(kernels: dict[Link, Kernel], data: bytes) -> None:
 
 @pytest.mark.parametrize("name", PASS)
 def test_signalling_passes(name: str) -> None:
-    assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], PASS[name]) > 0
+    assert cbpf_interpreter.run(PROGRAMS[LinkHeader.ETHERNET], PASS[name]) > 0
 
 
 @pytest.mark.parametrize("name", REJECT)
 def test_everything_else_is_rejected(name: str) -> None:
-    assert cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], REJECT[name]) == 0
+    assert cbpf_interpreter.run(PROGRAMS[LinkHeader.ETHERNET], REJECT[name]) == 0
 
 
 def test_snap_length_keeps_the_longest_headers_and_no_payload(
-    kernels: dict[Link, Kernel],
+    kernels: dict[LinkHeader, Kernel],
 ) -> None:
     headers = ethernet(ipv4(tcp(NOP * 37 + PRIO, b""), NOP * 40), 0x88A8, 0x8100)
-    assert kernels[Link.ETHERNET].kept(headers + DATA) == headers
+    assert kernels[LinkHeader.ETHERNET].kept(headers + DATA) == headers
 
 
 @pytest.mark.parametrize("of", ["SYN", "SYN over IPv6", "a VLAN in a provider's VLAN"])
-def test_header_cut_off_anywhere_is_rejected(kernels: dict[Link, Kernel], of: str) -> None:
+def test_header_cut_off_anywhere_is_rejected(kernels: dict[LinkHeader, Kernel], of: str) -> None:
     whole = PASS[of].removesuffix(DATA)
     assert_all_agree(kernels, whole)
     for length in range(1, len(whole)):
-        assert not kernels[Link.ETHERNET].kept(whole[:length])
+        assert not kernels[LinkHeader.ETHERNET].kept(whole[:length])
         assert_all_agree(kernels, whole[:length])
 
 
-def test_interpreter_kernel_and_parser_agree_on_the_examples(kernels: dict[Link, Kernel]) -> None:
+def test_interpreter_kernel_and_parser_agree_on_the_examples(kernels: dict[LinkHeader, Kernel]) -> None:
     # The third tag is where the filter stops and the parser, which is given no such frame, would go on.
     for data in EXAMPLES:
         if data is not REJECT["a third VLAN tag"]:
             assert_all_agree(kernels, data)
 
 
-@pytest.mark.parametrize("link", Link)
-def test_examples_take_every_branch(link: Link) -> None:
+@pytest.mark.parametrize("link", LinkHeader)
+def test_examples_take_every_branch(link: LinkHeader) -> None:
     taken: set[tuple[int, int]] = set()
     for data in EXAMPLES:
-        cbpf_interpreter.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is Link.RAW_IP else data, taken)
+        cbpf_interpreter.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is LinkHeader.RAW_IP else data, taken)
     assert sorted(cbpf_interpreter.steps(PROGRAMS[link]) - taken) == []
 
 
@@ -284,7 +284,7 @@ def test_walk_over_options_ends_before_the_payload(options: bytes) -> None:
     ways = []
     for payload in (b"", DATA, NOP * 100):
         ways.append(set[tuple[int, int]]())
-        cbpf_interpreter.run(PROGRAMS[Link.ETHERNET], ethernet(ipv4(tcp(options, payload))), ways[-1])
+        cbpf_interpreter.run(PROGRAMS[LinkHeader.ETHERNET], ethernet(ipv4(tcp(options, payload))), ways[-1])
     assert ways[0] == ways[1] == ways[2]
 
 
@@ -333,13 +333,13 @@ def frames(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=400)
 @given(frames())
-def test_interpreter_kernel_and_parser_agree_on_any_frame(kernels: dict[Link, Kernel], data: bytes) -> None:
+def test_interpreter_kernel_and_parser_agree_on_any_frame(kernels: dict[LinkHeader, Kernel], data: bytes) -> None:
     assert_all_agree(kernels, data)
 
 
-@pytest.mark.parametrize("link", Link)
+@pytest.mark.parametrize("link", LinkHeader)
 @pytest.mark.parametrize("ports", [(8080,), tuple(range(8000, 8016))], ids=len)
-def test_program_keeps_the_rules_of_the_kernel(link: Link, ports: tuple[int, ...]) -> None:
+def test_program_keeps_the_rules_of_the_kernel(link: LinkHeader, ports: tuple[int, ...]) -> None:
     program = signalling_filter(ports, link=link)
     cbpf_interpreter.check(program)
     # include/uapi/linux/filter.h, struct sock_filter: u16, u8, u8, u32.
@@ -372,7 +372,7 @@ def test_interpreter_and_kernel_have_the_same_rules(name: str) -> None:
 
 def test_program_fits_into_optmem_max_of_kernels_before_6_7() -> None:
     """net.core.optmem_max was 20480 bytes; longer programs are refused with ENOMEM."""
-    kernel = Kernel(signalling_filter(range(8000, 8016), link=Link.ETHERNET))
+    kernel = Kernel(signalling_filter(range(8000, 8016), link=LinkHeader.ETHERNET))
     # asm-generic/socket.h, SO_MEMINFO; its seventh number is SK_MEMINFO_OPTMEM (include/uapi/linux/sock_diag.h).
     charged = unpack("9I", kernel.far.getsockopt(socket.SOL_SOCKET, 55, 36))[6]
     kernel.close()

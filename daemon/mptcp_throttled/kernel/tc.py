@@ -26,7 +26,7 @@ from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, os_errors
-from mptcp_throttle.linux.link_header import Link, link_of
+from mptcp_throttle.linux.link_header import LinkHeader, link_header_of
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
@@ -121,12 +121,12 @@ def none_exists(names: tuple[str, ...]) -> str:
     return f"interface {names[0]} does not exist" if len(names) == 1 else f"none of {', '.join(names)} exists"
 
 
-def find_link(interface: Interface) -> Link | None:
-    """With what header its frames begin; None: not supported. Raises KernelError."""
+def read_link_header(interface: Interface) -> LinkHeader | None:
+    """The header with which its frames begin; None: not supported. Raises KernelError."""
     request = interface.name.encode().ljust(_IFREQ_BYTES, b"\0")
     with os_errors(f"ip link show {interface.name}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         answer = fcntl.ioctl(asking, _SIOCGIFHWADDR, request)
-    return link_of(int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder))
+    return link_header_of(int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder))
 
 
 class TrafficControl:
