@@ -58,7 +58,7 @@ class FourTuple:
     @classmethod
     def of(cls, client: str | bytes, client_port: int, proxy: str | bytes, proxy_port: int) -> FourTuple:
         """The four-tuple with these addresses, as text or packed. Raises ValueError if one is not an IP address."""
-        return cls(Endpoint(_address(client), client_port), _proxy(_address(proxy), proxy_port))
+        return cls(Endpoint(_address(client), client_port), _proxy(proxy, proxy_port))
 
     def __str__(self) -> str:
         return f"{self.client}-{self.proxy}"
@@ -68,15 +68,17 @@ class FourTuple:
 
 
 # Equal addresses and endpoints are one object, which is compared fast: clients have many subflows, and the proxy few
-# sockets. Text comes from the sniffer, packed addresses from the kernel.
+# sockets. Text comes from the sniffer, packed addresses from the kernel; both are hashed in C, IPv4Address in Python.
 @lru_cache(65536)
 def _address(address: str | bytes) -> Address:
     return ip_address(address) if isinstance(address, bytes) else _address(ip_address(address).packed)
 
 
 @lru_cache
-def _proxy(address: Address, port: int) -> Endpoint:
-    return Endpoint(address, port)
+def _proxy(address: str | bytes, port: int) -> Endpoint:
+    if isinstance(address, bytes):
+        return Endpoint(_address(address), port)
+    return _proxy(_address(address).packed, port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
-from mptcp_throttle.model import Address, Endpoint, FourTuple
+from mptcp_throttle.model import Address, FourTuple
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
 
@@ -39,8 +39,7 @@ def pack_ends(ends: FourTuple) -> bytes:
 def unpack_ends(packed: bytes) -> FourTuple:
     """The subflow of a struct ends."""
     client, proxy, client_port, proxy_port = _ENDS.unpack(packed)
-    client_end = Endpoint(ip_address(unmapped(client)), int.from_bytes(client_port, "big"))
-    return FourTuple(client_end, Endpoint(ip_address(unmapped(proxy)), proxy_port))
+    return FourTuple.of(unmapped(client), int.from_bytes(client_port, "big"), unmapped(proxy), proxy_port)
 
 
 def read_counters(counters: BpfMap, count: int) -> Iterator[int]:
