@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Final
 
@@ -16,7 +16,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
-from mptcp_throttled.kernel.tc import Interface, find_interfaces, find_link, none_exists
+from mptcp_throttled.kernel.tc import Interface, find_interfaces, none_exists, read_link_header
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
 from mptcp_throttled.policy.decide import Share, Throttle
 
@@ -66,7 +66,7 @@ class Uplinks:
         if not interfaces:
             raise KernelError(none_exists(self._names), errno.ENODEV)
         for interface in interfaces:
-            if find_link(interface) is None:
+            if read_link_header(interface) is None:
                 what = f"throttle uplinks on {interface.name}, whose link type is not supported"
                 raise KernelError(what, errno.EOPNOTSUPP)
         if self._program is None:
@@ -88,7 +88,7 @@ class Uplinks:
         for interface in incomplete:
             self._filters.attach(interface, programs)
         if self._reminder is None:
-            self._reminder = _Reminder(self._program.remind)
+            self._reminder = _Reminder(self._program)
             self._reminder.start()
         return bool(changed and before)
 
@@ -173,42 +173,44 @@ class Uplinks:
             self._detach()
 
     def _detach(self) -> None:
-        if self._reminder is not None:
-            self._reminder.stop()
-            self._reminder = None
         if self._attached:
             for interface in self._filters.interfaces():  # as they are called now
                 self._filters.detach(interface)
             self._attached = {}
-        if self._program is not None:
+        if self._reminder is not None:
+            self._reminder.stop()
+            self._reminder = None
+        elif self._program is not None:
             self._program.close()
-            self._program = None
+        self._program = None
         self.policed, self.counters = frozenset(), UplinkCounters()
         self._shares, self._rates, self._share_of, self._unused_since = {}, {}, {}, {}
         self._sharers.clear()
 
 
 class _Reminder(threading.Thread):
-    """Lets the program tell clients whose debt is paid, until `stop()`."""
+    """Lets the program tell clients whose debt is paid, until `stop()`; then closes it."""
 
-    def __init__(self, remind: Callable[[], None]) -> None:
+    def __init__(self, program: UplinkProgram) -> None:
         super().__init__(name="reminder", daemon=True)
-        self._remind = remind
+        self._program = program
         self._stopping = False
 
     def run(self) -> None:
         failing = False
-        while not self._stopping:
+        while True:
             time.sleep(_REMIND_SECONDS)  # waiting for an event takes twice the processor time
+            if self._stopping:
+                break
             try:
-                self._remind()
+                self._program.remind()
                 failing = False
             except KernelError as error:
                 if not failing:
                     _log.error("clients cannot be told that they may send again: %s", error)
                 failing = True
+        self._program.close()
 
     def stop(self) -> None:
-        """End the thread; when this returns, it has ended."""
+        """End the thread within `_REMIND_SECONDS`; the control loop must not wait for that."""
         self._stopping = True
-        self.join()

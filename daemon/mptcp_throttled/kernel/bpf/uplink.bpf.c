@@ -2,11 +2,11 @@
 /*
  * Throttles what clients send over some of their subflows. Needs CAP_BPF and CAP_NET_ADMIN.
  *
- * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of such a subflow acknowledges. While
- * the client has sent more than the rate allows, its pure ACKs carry MP_PRIO (RFC 8684, section 3.3.8): the subflow is a
- * backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is regular. Nothing is
- * queued: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and the whole
- * connection would wait for that.
+ * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of such a subflow
+ * acknowledges. While the client has sent more than the rate allows, its pure ACKs carry MP_PRIO (RFC 8684, section 3.3.8):
+ * the subflow is a backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is regular.
+ * Nothing is queued: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and
+ * the whole connection would wait for that.
  *
  * A backup carries no data, so that there are no ACKs to say that the debt is paid: `remind` repeats the last ACK. The daemon
  * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
@@ -202,7 +202,7 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
 					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
 		return;
-	/* Constant sizes are for the verifier of Linux 6.1, which forgets the bounds of what was on the stack. */
+	/* Constant sizes are for the verifier of Linux 6.1, which loses the bounds of a size that was spilled to the stack. */
 	switch (link_bytes) {
 	case 0: /* raw IP: when `remind` sends the ACK there, the kernel removes an Ethernet header */
 		link_bytes = ETH_HLEN;
@@ -227,7 +227,7 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	ack->tcp_bytes = tcp_bytes;
 }
 
-/* Whether the segment ends with an option of ours: `remind` sends it. */
+/* Whether the segment ends with our option already: ACKs that `remind` repeats pass this filter, too. */
 static __always_inline bool has_option(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 last, at = segment->ip_at + segment->ip_bytes + segment->tcp_bytes - OPTION_BYTES;
@@ -390,11 +390,13 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 	struct tcphdr *tcp = (void *)segment;
 	bool is_sent;
 
-	/* Interfaces without an Ethernet header send nothing whose protocol does not fit its IP header. */
+	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) ||
+	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
+		return false;
+	/* WireGuard drops a packet whose skb->protocol does not match its IP version; PPP takes its protocol field from it. */
 	if (skb->protocol != protocol && bpf_skb_change_proto(skb, protocol, 0))
 		return false;
-	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) ||
-	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES || bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
+	if (bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
 		return false;
 	__builtin_memcpy(ip, ack->ip, sizeof(ip));
 	__builtin_memcpy(segment, ack->tcp, sizeof(segment));
