@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyroute2 import netns
-
 from mptcp_lab.interrupts import postponed
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import run, wait_until
@@ -61,18 +59,23 @@ def path(namespace: str) -> Path:
 def enter(namespace: str) -> None:
     """Move this thread into a network namespace. Raises OSError."""
     with path(namespace).open("rb") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        _enter(file.fileno())
 
 
 @contextmanager
-def inside(namespace: str) -> Iterator[None]:
+def in_namespace(namespace: str) -> Iterator[None]:
     """Inside the block, this thread is in a network namespace. Raises OSError."""
-    netns.pushns(namespace)
-    try:
-        yield
-    finally:
-        netns.popns()
+    with Path("/proc/thread-self/ns/net").open("rb") as before:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            _enter(before.fileno())
+
+
+def _enter(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def make_directory(prefix: str) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from immutables import Map
 from openvswitch_uplink import Uplink, made_uplink
 
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
@@ -38,7 +38,7 @@ def uplink() -> Iterator[Uplink]:
 
 @pytest.fixture
 def queues(uplink: Uplink) -> Iterator[PortQueues]:
-    with inside(uplink.hosts.lab.proxy.namespace):
+    with in_namespace(uplink.hosts.lab.proxy.namespace):
         yield PortQueues("eth0", OpenVswitch(uplink.switch.directory))
     assert uplink.is_clean()
 

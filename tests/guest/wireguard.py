@@ -1,4 +1,4 @@
-"""Uploads through WireGuard, which this machine's kernel does not have; run in the guest by test_stock_kernels.py."""
+"""Uploads through WireGuard, which needs a kernel with it: test_stock_kernels.py runs this in a guest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from polling import eventually
 from proxy_world import MEGABYTE, configured, hosts, send_rates
-from second_interface import add_second_interface_of_wireguard
+from second_interface import add_second_interface_of_wireguard, send_small_pulses
 
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
@@ -22,8 +22,7 @@ def test_capped_uplink_through_wireguard_carries_its_cap() -> None:
     with hosts(Topology(clients=CLIENTS)) as built:
         add_second_interface_of_wireguard(built)
         second = built.lab.clients["second"]
-        # The pulses of BBR, the lab's default here, are several times as large as those of others.
-        second.sysctl({"net/ipv4/tcp_congestion_control": "reno"})
+        send_small_pulses(second)
         with configured(built, NETWORKS, interfaces=("eth0", "wg0")) as world:
             world.services.start_sniffer()
             world.services.start_daemon()
@@ -37,4 +36,3 @@ def test_capped_uplink_through_wireguard_carries_its_cap() -> None:
             counters = world.services.status()["daemon"]["uplink_program"]
             assert counters["repeated"] > 0
             assert counters["not_repeated"] == 0
-            world.abort()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptcp_lab.host import Host
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
@@ -29,7 +29,7 @@ def host() -> Iterator[Host]:
 def program(host: Host) -> Iterator[UplinkProgram]:
     before = shown(host)
     try:
-        with inside(host.namespace), closing(UplinkProgram()) as program:
+        with in_namespace(host.namespace), closing(UplinkProgram()) as program:
             yield program
     finally:
         host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)

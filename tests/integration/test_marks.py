@@ -21,7 +21,7 @@ from proxy_world import ALL_BACK_ENDS, BACK_ENDS, IPTABLES_BACK_ENDS
 
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_lab.topology import Topology, build
@@ -59,7 +59,7 @@ SIX: Final = ends("fd00:1::2")
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    with build(Topology()) as lab, inside(lab.proxy.namespace):
+    with build(Topology()) as lab, in_namespace(lab.proxy.namespace):
         yield lab.proxy
 
 

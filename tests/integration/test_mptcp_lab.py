@@ -8,8 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
 from polling import eventually
 from proxy_world import EXECUTABLES
+
+from mptcp_lab.namespaces import in_namespace
 
 SCENARIO = """\
 title: two small links, one of which goes down
@@ -45,6 +48,14 @@ def lab(*arguments: str | Path) -> tuple[int, str, str]:
         output, errors = process.communicate(timeout=60)
     assert not namespaces(process.pid)
     return process.returncode, output, errors
+
+
+def test_namespace_that_does_not_exist_cannot_be_entered() -> None:
+    name, before = "mptl-no-such", os.readlink("/proc/thread-self/ns/net")
+    with pytest.raises(FileNotFoundError), in_namespace(name):
+        pass
+    assert not (NETNS / name).exists()
+    assert os.readlink("/proc/thread-self/ns/net") == before
 
 
 def scenario(directory: Path, text: str = SCENARIO) -> Path:

@@ -10,7 +10,7 @@ import proxy_world
 import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, receive_rates, send_rates
-from second_interface import second_interface_of_tun
+from second_interface import second_interface_of_tun, send_small_pulses
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
@@ -31,8 +31,7 @@ LONG: Final = 200 * MEGABYTE
 def hosts() -> Iterator[Hosts]:
     topology = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
     with proxy_world.hosts(topology) as built, second_interface_of_tun(built):
-        # The pulses of BBR, the lab's default here, are several times as large as those of others.
-        built.lab.clients["second"].sysctl({"net/ipv4/tcp_congestion_control": "reno"})
+        send_small_pulses(built.lab.clients["second"])
         yield built
 
 

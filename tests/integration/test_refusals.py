@@ -13,15 +13,15 @@ from mptcp_throttle.model import Per
 
 RECONCILE_INTERVAL = 20.0
 OTHERS = 10
-SMALL_WINDOWS = "net.ipv4.tcp_rmem=4096 16384 16384"
-"""All downloads together lose no packet: a Wi-Fi subflow that does may become stale, which rightly ends the cap."""
+SMALL_WINDOWS = {"net/ipv4/tcp_rmem": "4096 16384 16384"}
+"""So that all downloads together lose no packet: a Wi-Fi subflow that loses some may become stale, and end the cap."""
 BY_SUBFLOW = tuple(replace(network, per=Per.SUBFLOW) for network in WIFI_FIRST)
 """Every capped subflow is a share, with a class of its own: one client is as good as many."""
 
 
 def test_refused_class_delays_no_other_cap(hosts: Hosts) -> None:
     with configured(hosts, BY_SUBFLOW, daemon={"reconcile_interval": f"{RECONCILE_INTERVAL:g}s"}) as world:
-        hosts.lab.client.run("sysctl", "-qw", SMALL_WINDOWS)
+        hosts.lab.client.sysctl(SMALL_WINDOWS)
         faults = Faults(hosts.lab.directory / "refusals")
         faults.plan()
         world.services.start_sniffer()
@@ -36,8 +36,8 @@ def test_refused_class_delays_no_other_cap(hosts: Hosts) -> None:
             world.download()
             world.wait_capped(number + 2)
         latencies = [subflow.join_to_cap or 0.0 for subflow in world.capped()]
-        # Each used to wait for the retry of the refused class: up to the interval, half of it on average. It is long,
-        # since on a busy machine a step may be a second late for other reasons.
+        # A cap that waited for the retry of the refused class would be late by half the interval on average. The
+        # interval is long, since on a busy machine a step may be a second late for other reasons.
         assert max(latencies) < RECONCILE_INTERVAL / 5, latencies
         assert world.errors()[0].startswith("tc class add dev eth0 classid 4d50:3 ")
         faults.plan()

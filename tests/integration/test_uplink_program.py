@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from polling import eventually
 from scapy.data import ETH_P_ALL, ETH_P_IP, ETH_P_IPV6
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
@@ -21,7 +23,7 @@ from scapy.utils import checksum
 from tun_interface import tun
 
 from mptcp_lab.host import Host
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
@@ -62,7 +64,7 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture
 def program(host: Host) -> Iterator[UplinkProgram]:
-    with inside(host.namespace), closing(UplinkProgram()) as program:
+    with in_namespace(host.namespace), closing(UplinkProgram()) as program:
         yield program
 
 
@@ -86,6 +88,18 @@ def are_checksums_right(packet: bytes) -> bool:
     addresses, tcp = (header[12:] if is_v4 else header[8:]), packet[14 + len(header) :]
     pseudo = addresses + bytes([0, 6]) + len(tcp).to_bytes(2)
     return (checksum(header) == 0 or not is_v4) and checksum(pseudo + tcp) == 0
+
+
+def remind_until(program: UplinkProgram, condition: Callable[[], bool], what: str) -> None:
+    """Remind as often as it takes. Fails, naming `what`, if it takes too long."""
+
+    def is_reached() -> bool:
+        if condition():
+            return True
+        program.remind()
+        return False
+
+    eventually(is_reached, what)
 
 
 def throttle(program: UplinkProgram, *subflows: FourTuple, rate: Rate = SLOW) -> None:
@@ -118,9 +132,14 @@ def test_client_whose_debt_is_paid_is_told_that_its_subflow_is_no_backup(
     throttle(program, ends(), rate=Rate.parse("1gbit"))
     sent(segment(0))
     assert sent(segment(8_000_000)).endswith(BACKUP)
-    while program.uplinks()[ends()].told is Told.BACKUP:
-        after = sent(segment(8_000_000))
-    assert after.endswith(REGULAR)
+    answers: list[bytes] = []
+
+    def is_told() -> bool:
+        answers.append(sent(segment(8_000_000)))
+        return program.uplinks()[ends()].told is Told.REGULAR
+
+    eventually(is_told, "the client told that the debt is paid")
+    assert answers[-1].endswith(REGULAR)
     told_again = [sent(segment(8_000_000)).endswith(REGULAR) for _ in range(4)]
     assert told_again == [True, True, False, False]
 
@@ -277,8 +296,7 @@ def test_reminder_is_the_last_ack_with_what_is_newer(
     sent(segment(8_000_000, of))
     newer = [("NOP", None), ("NOP", None), ("Timestamp", (1001, 2001))]
     sent(segment(8_000_000, of, payload=b"data", options=newer + DATA_ACK))
-    while not program.counters().repeated:
-        program.remind()
+    remind_until(program, lambda: program.counters().repeated > 0, "the ACK repeated")
     reminder = wire.recv(2000)
     expected = segment(8_000_000, of, seq=11, options=[*newer, *DATA_ACK, ("NOP", None), (30, b"\x50")])
     assert reminder == bytes(expected)
@@ -294,8 +312,7 @@ def test_reminder_has_the_latest_sequence_number(
     sent(segment(8_000_000, seq=1000))
     sent(segment(8_000_000, seq=1000, payload=b"data"))
     sent(segment(8_000_000, seq=500, payload=b"retransmitted"))
-    while not program.counters().repeated:
-        program.remind()
+    remind_until(program, lambda: program.counters().repeated > 0, "the ACK repeated")
     assert Ether(wire.recv(2000))[TCP].seq == 1004
 
 
@@ -343,8 +360,7 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(
     assert sent(segment(200 * KIB, sending)).endswith(REGULAR)
     program.remind()
     assert program.uplinks().keys() == {told}
-    while program.uplinks():
-        program.remind()
+    remind_until(program, lambda: not program.uplinks(), "all subflows forgotten")
     assert program.counters().repeated == 6
 
 
@@ -378,8 +394,7 @@ def test_reminders_go_to_all_whatever_was_forgotten_before(
     program.remove_shares([1])
     program.remind()
     assert program.counters().repeated == 3, "all but the one that was told nothing since"
-    while program.uplinks():
-        program.remind()
+    remind_until(program, lambda: not program.uplinks(), "all subflows forgotten")
     program.remind()
     program.set_shares({1: SLOW})
     program.assign(dict.fromkeys(several, 1), forgiven=0.0)
@@ -399,25 +414,30 @@ def raw(host: Host, program: UplinkProgram, tmp_path: Path) -> Iterator[int]:
 def test_interface_without_ethernet_header_carries_options_and_reminders(
     program: UplinkProgram, raw: int, version: int
 ) -> None:
+    def received() -> bytes:
+        ready, _, _ = select.select([raw], [], [], 5)
+        assert ready, "nothing has left through tun0"
+        return os.read(raw, 2000)
+
     def left(packet: Packet) -> bytes:
         sending.sendto(bytes(packet.payload), ("tun0", packet.type))
-        return os.read(raw, 2000)
+        return received()
 
     both = (ends(version), ends(10 - version))
     throttle(program, *both, rate=Rate.parse("1gbit"))
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sending:
         sending.bind(("tun0", ETH_P_ALL))  # it receives what others send there
+        sending.settimeout(5)
         for of in both:
             first = segment(0, of)
             assert left(first) == bytes(first.payload)
         for of in both:
             assert left(segment(8_000_000, of)).endswith(BACKUP)
-        # In one run, one after the other: WireGuard and PPP drop what has not the protocol of its IP header.
-        while program.counters().repeated < len(both):
-            program.remind()
+        # In one run, one after the other: each reminder must have the protocol of its own IP header.
+        remind_until(program, lambda: program.counters().repeated == len(both), "both ACKs repeated")
         protocols = {protocol for _, (_, protocol, *_) in (sending.recvfrom(2000) for _ in both)}
     assert protocols == {ETH_P_IP, ETH_P_IPV6}
     options = [*TIMESTAMPS, *DATA_ACK, ("NOP", None), (30, b"\x50")]
-    reminders = {os.read(raw, 2000) for _ in both}
+    reminders = {received() for _ in both}
     assert reminders == {bytes(segment(8_000_000, of, options=options).payload) for of in both}
     assert program.counters().not_repeated == 0

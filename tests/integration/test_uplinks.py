@@ -17,7 +17,7 @@ from test_uplink_program import ends
 from tun_interface import tun
 
 from mptcp_lab.host import Host
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
@@ -45,7 +45,7 @@ def host() -> Iterator[Host]:
 @pytest.fixture
 def entered(host: Host) -> Iterator[Host]:
     """The host, in whose network namespace the test runs."""
-    with inside(host.namespace):
+    with in_namespace(host.namespace):
         yield host
     set_faults(None)
 

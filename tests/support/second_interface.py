@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pyroute2 import WireGuard
 from tun_interface import connected, tun
 
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _set_peer(host: Host, name: str, number: int) -> None:
     peer = 3 - number
     private, public = _KEYS[number - 1][0], _KEYS[peer - 1][1]
     endpoint = {"endpoint_addr": f"10.8.0.{peer}", "endpoint_port": _WIREGUARD_PORT}
-    with inside(host.namespace), WireGuard() as wireguard:
+    with in_namespace(host.namespace), WireGuard() as wireguard:
         wireguard.set(
             name,
             listen_port=_WIREGUARD_PORT,
@@ -77,3 +77,8 @@ def _route_second_client(hosts: Hosts, name: str) -> None:
     if f"from {client} " not in router.run("ip", "rule").stdout:
         router.ip([f"rule add from {client} to {server} table 7"])
         proxy.ip([f"rule add to {client} table main priority 10"])  # before those of the lab, by source address
+
+
+def send_small_pulses(client: Host) -> None:
+    """Let a client upload with Reno: the pulses of BBR, the lab's default here, are several times as large."""
+    client.sysctl({"net/ipv4/tcp_congestion_control": "reno"})

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from struct import Struct
 from typing import Final
 
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 
 # include/uapi/linux/if_tun.h
 _TUNSETIFF: Final = 0x400454CA
@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 1 << 16
 @contextmanager
 def tun(namespace: str, name: str) -> Iterator[int]:
     """An interface that exists inside the block, and its other end: a packet is read or written at a time."""
-    with inside(namespace):
+    with in_namespace(namespace):
         descriptor = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(descriptor, _TUNSETIFF, _REQUEST.pack(name.encode(), _IFF_TUN | _IFF_NO_PI))
     try:

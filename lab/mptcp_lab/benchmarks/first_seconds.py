@@ -104,10 +104,8 @@ _KERNEL_DEFAULTS: Final = {"net/ipv4/tcp_wmem": "4096 16384 4194304", "net/ipv4/
 
 
 class Fetched(NamedTuple):
-    """How long a download took, in seconds, and how long it would have taken at best, where that is not measured.
-
-    `discarded`: packets that the client's MPTCP discarded, since they were beyond the window that it had announced.
-    """
+    """How long a download took, in seconds; how long it would have taken at best, where that is not measured; and the
+    packets discarded."""
 
     seconds: float
     ideal: float | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.benchmarks.netlink_kinds import Case, cases
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def main() -> None:
     rows = []
     print("| message | phase | path | pyroute2: median, p90, worst | ours: median, p90, worst | ratio | done by |")
     print("|---|---|---|---|---|---|---|", flush=True)
-    with build(Topology()) as lab, inside(lab.proxy.namespace):
+    with build(Topology()) as lab, in_namespace(lab.proxy.namespace):
         for case in cases("eth0", options.classes, options.sockets):
             rows.append(measure(case, options.seconds, clock))
             print(_line(rows[-1]), flush=True)

@@ -19,7 +19,7 @@ from pyroute2.netlink.nfnetlink import nftsocket
 from pyroute2.nftables.main import NFTables
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
-from mptcp_lab.namespaces import inside
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import OWN_TABLE, Endpoint, FourTuple
 from mptcp_throttled.kernel.htb import classid
@@ -133,7 +133,7 @@ def main() -> None:
     rows = []
     print("| add one subflow | subflows | prefixes of others | ms: median | worst |")
     print("|---|---|---|---|---|", flush=True)
-    with build(Topology()) as lab, inside(lab.proxy.namespace):
+    with build(Topology()) as lab, in_namespace(lab.proxy.namespace):
         for prefixes in options.prefixes:
             for subflows in options.subflows:
                 for row in measure(subflows, prefixes, options.repeats):

@@ -112,7 +112,7 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             figures: dict[str, Json] = {"real_connections": connections, **_cost_of_looking(services, daemon)}
             figures |= _cost_of_page(services, daemon)
             # Once more: for a while after the connections were opened, the daemon has more to do.
-            figures["nobody_looks_later_cpu_percent"] = _use(daemon, lambda: None)[0]
+            figures["nobody_looks_later_cpu_percent"] = _cpu_percent_while(daemon, lambda: None)[0]
             epoch = services.status()["sniffer"]["epoch"]
             sniffer.kill()
             sniffer = services.start_sniffer()
@@ -140,19 +140,19 @@ def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
             while connection.recv(65536):
                 pass
 
-    figures: dict[str, Json] = {"nobody_looks_cpu_percent": _use(daemon, lambda: None)[0]}
+    figures: dict[str, Json] = {"nobody_looks_cpu_percent": _cpu_percent_while(daemon, lambda: None)[0]}
     viewers: dict[str, Callable[[], object]] = {
         "prometheus": scrape,
         "top": lambda: services.ask("top", 10, "sent", ""),
     }
     for name, look in viewers.items():
-        percent, durations = _use(daemon, look)
+        percent, durations = _cpu_percent_while(daemon, look)
         figures[f"{name}_looks_cpu_percent"] = percent
         figures |= {f"{name}_answer_ms": median(durations), f"{name}_longest_ms": max(durations)}
     return figures
 
 
-def _use(daemon: Process, look: Callable[[], object]) -> tuple[float, list[float]]:
+def _cpu_percent_while(daemon: Process, look: Callable[[], object]) -> tuple[float, list[float]]:
     """Percent of a core that the daemon uses while somebody looks each second, and the milliseconds of each look."""
     durations, began, used = [], time.monotonic(), cpu_seconds(daemon.pid)
     for second in range(_LOOKS):
