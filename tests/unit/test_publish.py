@@ -138,7 +138,7 @@ def test_reader_beyond_the_bound_of_waiting_ones_is_answered_at_once() -> None:
         eventually(lambda: table._waiting[False] == 16, "16 readers that wait")
         began = time.monotonic()
         assert table.changes(epoch, revision, 5)["changes"] == []
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
         daemons = pool.submit(table.changes, epoch, revision, 5, to_daemon=True)
         eventually(lambda: table._waiting[True] == 1, "the daemon waiting, too")
         table.close()
