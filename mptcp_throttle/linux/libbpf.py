@@ -70,6 +70,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_object__find_program_by_name": (_POINTER, _POINTER, _TEXT),
     "bpf_map__fd": (_INT, _POINTER),
     "bpf_map__key_size": (ctypes.c_uint32, _POINTER),
+    "bpf_map__value_size": (ctypes.c_uint32, _POINTER),
     "bpf_map__set_map_flags": (_INT, _POINTER, ctypes.c_uint32),
     "bpf_map__set_initial_value": (_INT, _POINTER, _POINTER, ctypes.c_size_t),
     "bpf_program__fd": (_INT, _POINTER),
@@ -116,9 +117,10 @@ def _checked(what: str, result: int | None, remedy: str = "") -> int:
 class BpfMap:
     """A map of a loaded object, by its file descriptor."""
 
-    def __init__(self, descriptor: int, key_bytes: int) -> None:
+    def __init__(self, descriptor: int, key_bytes: int, value_bytes: int) -> None:
         self.descriptor = descriptor
         self._key_bytes = key_bytes
+        self._value_bytes = value_bytes
 
     def update(self, elements: Mapping[bytes, bytes]) -> None:
         """Add or replace elements, in one call. Raises KernelError, after which some may have been written."""
@@ -130,9 +132,9 @@ class BpfMap:
         result = _libbpf().bpf_map_update_batch(self.descriptor, keys, values, ctypes.byref(count), None)
         _checked("bpf map update", result)
 
-    def get(self, key: bytes, size: int) -> bytes:
-        """The value, of `size` bytes. Raises KernelError, with ENOENT if the map does not have the key."""
-        value = ctypes.create_string_buffer(size)
+    def get(self, key: bytes) -> bytes:
+        """The value, with the padding of its structure. Raises KernelError, with ENOENT if the map has no such key."""
+        value = ctypes.create_string_buffer(self._value_bytes)
         _checked("bpf map lookup", _libbpf().bpf_map_lookup_elem(self.descriptor, key, value))
         return value.raw
 
@@ -239,7 +241,8 @@ class BpfObject:
         """The map of that name. Raises KernelError."""
         found = self._find("map", name)
         descriptor = _checked(f"map {name}", self._library.bpf_map__fd(found))
-        return BpfMap(descriptor, self._library.bpf_map__key_size(found))
+        sizes = self._library.bpf_map__key_size(found), self._library.bpf_map__value_size(found)
+        return BpfMap(descriptor, *sizes)
 
     def attach_cgroup(self, program: str, cgroup: Path) -> int:
         """Attach a program to a cgroup, beside those of others, until `close`. Raises KernelError.

@@ -26,7 +26,7 @@ def classes() -> Iterator[BpfMap]:
 
 def present(map_: BpfMap, number: int) -> bool:
     try:
-        return map_.get(key(number), len(VALUE)) == VALUE
+        return map_.get(key(number)) == VALUE
     except KernelError:
         return False
 

@@ -66,7 +66,7 @@ class ForeignProgram:
     @property
     def packets(self) -> int:
         """How often it has been called for a packet."""
-        return int.from_bytes(self._counts.get(bytes(4), 8), sys.byteorder)
+        return int.from_bytes(self._counts.get(bytes(4)), sys.byteorder)
 
     def close(self) -> None:
         """Detach it."""

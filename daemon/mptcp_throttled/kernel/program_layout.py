@@ -45,7 +45,7 @@ def unpack_ends(packed: bytes) -> FourTuple:
 def read_counters(counters: BpfMap, count: int) -> Iterator[int]:
     """The first numbers of the map of `bpf/counters.h`. Raises KernelError."""
     for index in range(count):
-        yield _COUNTER.unpack(counters.get(index.to_bytes(4, sys.byteorder), _COUNTER.size))[0]
+        yield _COUNTER.unpack(counters.get(index.to_bytes(4, sys.byteorder)))[0]
 
 
 def mapped(address: Address) -> bytes:
