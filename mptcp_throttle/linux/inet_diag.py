@@ -6,6 +6,7 @@ The sniffer lists them about once a second, and its other threads wait meanwhile
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Container, Iterator, Sequence
 from struct import Struct
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 
 from pyroute2.netlink import NETLINK_SOCK_DIAG
 
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 
@@ -43,6 +45,10 @@ _INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
+# The same, of one socket: family, protocol, extensions; local and remote port and address; any interface, any cookie.
+_FIND: Final = Struct("!BBBx4xHH16s16s4x8s")
+_ANY_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
+_IPV4_BYTES: Final = 4
 _SOCKET: Final = Struct("!BBBBHH16s16s4x8s20x")  # struct inet_diag_msg
 _INODE: Final = Struct("=68xI")  # of the same structure, idiag_inode
 IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
@@ -77,6 +83,22 @@ class InetDiag(NetlinkSocket):
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
         """
         return (parse_socket(found, wanted) for found in self.list_payloads(states, ports))
+
+    def find(
+        self, local: bytes, local_port: int, remote: bytes, remote_port: int, wanted: Container[int]
+    ) -> TcpSocket | None:
+        """The connected socket with these ports and packed addresses, if there is one."""
+        family = socket.AF_INET if len(local) == _IPV4_BYTES else socket.AF_INET6
+        ends = local_port, remote_port, local.ljust(16, b"\0"), remote.ljust(16, b"\0")
+        payload = _FIND.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, *ends, _ANY_COOKIE)
+        try:
+            (answer,) = self.get(Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload))
+        except KernelError as error:
+            if error.number == errno.ENOENT:
+                return None
+            raise
+        found = parse_socket(answer, wanted)
+        return found if found.remote_port == remote_port else None  # without a connected socket, one that listens
 
     def list_payloads(self, states: int, ports: Sequence[int] = (ANY_PORT,)) -> Iterator[bytes]:
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""

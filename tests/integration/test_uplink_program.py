@@ -172,6 +172,28 @@ def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, se
     assert sent(segment(1000 * KIB)).endswith(REGULAR)
 
 
+@pytest.mark.parametrize("version", [4, 6])
+def test_window_of_a_throttled_uplink_is_bounded(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], version: int
+) -> None:
+    of, unknown = ends(version), ends(version, port=40001)
+    program.set_shares({1: SLOW})
+    program.assign({of: 1, unknown: 1}, {of: 10}, forgiven=0.0)
+
+    def window(packet: Packet) -> int:
+        return int(Ether(sent(packet))[TCP].window)
+
+    assert window(segment(0, of, window=8192)) == 64
+    assert window(segment(0, of, window=8192, payload=b"data")) == 64
+    assert window(segment(100 * KIB, of, window=8192)) == 64, "beside MP_PRIO, too"
+    assert window(segment(100 * KIB, of, window=63)) == 63
+    assert window(segment(0, unknown, window=8192)) == 8192
+    program.set_shares({1: Rate.parse("100mbit")})  # in 0.15 s 1.7 MiB of payload
+    assert window(segment(0, of, window=8192)) == pytest.approx(1700, rel=0.05)
+    program.remove_shares([1])
+    assert window(segment(100 * KIB, of, window=8192)) == 8192
+
+
 @pytest.mark.parametrize(
     "packet",
     [

@@ -83,6 +83,14 @@ def acknowledged(world: ProxyWorld) -> Counter[str]:
     return found
 
 
+def windows(world: ProxyWorld) -> dict[str, int]:
+    """The windows that the proxy has announced to the client, in bytes, by the client's interface."""
+    shown = world.lab.client.run("ss", "-tinHO", "dport", "=", f":{PORT}").stdout
+    addresses = {str(world.lab.client.address(link, 4)): link.interface for link in (ETHERNET, WIFI)}
+    found = re.findall(r"(10\.\d+\.\d+\.\d+)\S*:\d+ .* snd_wnd:(\d+)", shown)
+    return {addresses[address]: int(window) for address, window in found}
+
+
 def egress(world: ProxyWorld) -> str:
     """The qdiscs and the filters of what leaves the proxy."""
     show = "tc qdisc show dev eth0; tc filter show dev eth0 egress"
@@ -101,6 +109,15 @@ def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> N
     world.abort()
     eventually(lambda: "clsact" not in egress(world), "the filter detached")
     assert kernel_state(world.lab.proxy) == before
+
+
+def test_window_of_a_capped_uplink_is_small_and_that_of_others_is_not(world: ProxyWorld) -> None:
+    world.upload(LONG)
+    wait_capped(world)
+    small = 64 * 1024
+    eventually(lambda: 0 < windows(world)["eth0"] <= small < windows(world)["wlan0"], "small on Ethernet alone")
+    world.services.cli("set-rate", "--uplink", "ethernet", "unlimited")
+    eventually(lambda: windows(world)["eth0"] > small, "as the kernel has it")
 
 
 def test_document_arrives_intact_while_its_path_is_capped(world: ProxyWorld) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.acks import Ack, list_acks
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplinks import Uplinks
+from mptcp_throttled.kernel.window_scales import read_window_scales
 from mptcp_throttled.policy.decide import RateKind, Share, Throttle
 
 TUNSETLINK, ARPHRD_CAN = 0x400454CD, 280  # include/uapi/linux/if_tun.h, if_arp.h
@@ -123,6 +125,23 @@ def test_ack_of_a_killed_daemons_client_is_a_valid_packet(version: int, timestam
     computed = ip.copy()
     del computed[TCP].chksum
     assert type(ip)(bytes(computed))[TCP].chksum == ip[TCP].chksum
+
+
+@pytest.mark.parametrize("listens_on", ["127.0.0.1", "::", "::1"])
+def test_scale_of_the_announced_windows_is_read_from_the_socket(entered: Host, listens_on: str) -> None:
+    family = socket.AF_INET if "." in listens_on else socket.AF_INET6
+    address = "::1" if listens_on == "::1" else "127.0.0.1"
+    with closing(socket.create_server((listens_on, 0), family=family, dualstack_ipv6=listens_on == "::")) as listener:
+        # The window of a SYN follows the receive buffer; both ends have their own scale.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 300_000)
+        port = listener.getsockname()[1]
+        of = FourTuple.of(address, 1, address, port)
+        assert read_window_scales([of]) == {}, "a socket that listens is none"
+        with closing(socket.create_connection((address, port))) as client, closing(listener.accept()[0]):
+            of = FourTuple.of(address, client.getsockname()[1], address, port)
+            shown = entered.run("ss", "-tinHO", "sport", "=", f":{port}").stdout
+            (scale,) = re.findall(r"wscale:\d+,(\d+)", shown)
+            assert read_window_scales([of, FourTuple.of(address, 1, address, port)]) == {of: int(scale)}
 
 
 def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) -> None:  # noqa: ARG001

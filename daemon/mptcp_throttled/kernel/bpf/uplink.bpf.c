@@ -11,6 +11,11 @@
  * A backup carries no data, so that there are no ACKs to say that the debt is paid: `remind` repeats the last ACK. The daemon
  * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
  *
+ * What the client sends before it hears that it is in debt may overflow the queue of a slow link. BBR takes such losses for a
+ * policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster than the rate for seconds, also what it has given to
+ * the subflow already. So the window of throttled subflows is small. It bounds what is in flight on them and nothing else: of
+ * the windows that its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1).
+ *
  * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first REGULAR_ACKS after it.
  *
  * A client without another path keeps sending over a backup, and others may ignore MP_PRIO. `police_uplinks`, at the ingress,
@@ -37,6 +42,11 @@ char LICENSE[] SEC("license") = "GPL";
 #define MAX_REPEATS 5
 #define IN_FLIGHT_BYTES (64 << 10)
 #define REGULAR_ACKS 3 /* that repeat the end of a backup */
+
+/* What a client may have in flight on a subflow: what MPTCP gives to a subflow at once (MPTCP_SEND_BURST_SIZE), and no less
+ * than what the rate carries in a long round trip. */
+#define WINDOW_KIB 64
+#define WINDOW_NS 150000000ULL
 
 /* More than a client that obeys MP_PRIO may still have queued on the subflow. */
 #define KEEPS_SENDING_NS 2000000000ULL
@@ -267,6 +277,27 @@ static __always_inline bool append_option(struct __sk_buff *skb, const struct se
 	return true;
 }
 
+static __always_inline void bound_window(struct __sk_buff *skb, const struct segment *segment, const struct share *share,
+					 __u32 scale)
+{
+	__u32 tcp_at = segment->ip_at + segment->ip_bytes;
+	__u64 kib = WINDOW_KIB;
+	__u16 window;
+
+	if (scale == UNKNOWN_SCALE)
+		return;
+	if (kib * share->ns_per_kib < WINDOW_NS) {
+		if (!share->ns_per_kib)
+			return;
+		kib = WINDOW_NS / share->ns_per_kib;
+	}
+	if (bpf_ntohs(segment->tcp.window) <= kib << 10 >> scale)
+		return;
+	window = bpf_htons(kib << 10 >> scale);
+	bpf_l4_csum_replace(skb, tcp_at + offsetof(struct tcphdr, check), segment->tcp.window, window, 2);
+	bpf_skb_store_bytes(skb, tcp_at + offsetof(struct tcphdr, window), &window, sizeof(window), 0);
+}
+
 static __always_inline void note_told(struct uplink *uplink, enum told told, __u64 now)
 {
 	if (uplink->told != told)
@@ -342,6 +373,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 		uplink->ack.has_timestamps = 0;
 		uplink->is_policed = 0;
 		uplink->told = NOTHING;
+		uplink->window_scale = UNKNOWN_SCALE;
 		return TC_ACT_UNSPEC;
 	}
 	now = bpf_ktime_get_ns();
@@ -355,6 +387,8 @@ int throttle_uplinks(struct __sk_buff *skb)
 	else
 		told = charge(share, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
+	if (share)
+		bound_window(skb, &segment, share, uplink->window_scale);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
 		begin_policing(uplink, share, now);
 	if (now < uplink->counts_from) { /* what comes is no sign that the client ignores what it was told */
@@ -554,7 +588,8 @@ int assign(struct __sk_buff *skb)
 			struct share *share = bpf_map_lookup_elem(&shares, &assignment.share);
 			/* A subflow of a share that others have used may be opened to escape the debt. */
 			struct uplink new = { .counts_from = share && share->paid_at ? 0 : counts_from,
-					      .share = assignment.share };
+					      .share = assignment.share,
+					      .window_scale = assignment.window_scale };
 			long error = add_uplink(&assignment.ends, &new);
 
 			if (error)

@@ -39,11 +39,14 @@ struct last_ack {
 #define MAX_UPLINKS 65536
 #define MAX_ASSIGNMENTS 32
 
-/* A subflow and the share that it pays from; 0: none, it is free. FORGOTTEN: it is free, and its client is not told. */
+/* A subflow, the share that it pays from, and the scale of the windows that the proxy announces on it (RFC 7323, section 2).
+ * Share 0: none, it is free. FORGOTTEN: it is free, and its client is not told. */
 #define FORGOTTEN 0xffffffff
+#define UNKNOWN_SCALE 0xffffffff
 struct assignment {
 	struct ends ends;
 	__u32 share;
+	__u32 window_scale;
 };
 
 /* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told that it is free. What comes
@@ -68,6 +71,7 @@ struct uplink {
 	__u32 is_policed;
 	__u32 has_sequence;
 	__u32 slot;
+	__u32 window_scale;
 	struct last_ack ack;
 };
 
