@@ -1,8 +1,8 @@
 """What flows, compared with what is applied: rates as measured, and subflows whose rate is not enforced.
 
-The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed about once a
-second. A difference must last for `GRACE_SECONDS`, during which the subflow sends: the kernel program may decide
-before the daemon, and a socket gets its class when its queue has drained.
+The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed every second,
+or every few seconds. A difference must still be seen `GRACE_SECONDS` after it was seen first, and the subflow must send
+meanwhile: the kernel program may decide before the daemon, and a socket gets its class when its queue has drained.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Enforcement:
             _rates(self.anchors[0], now, _SENT),
             _network_rates(sent, networks),
             _network_rates(received, networks),
-            {ends: Difference(text, since.get(ends, before.at)) for ends, text in found.items()},
+            {ends: Difference(text, since.get(ends, now.at)) for ends, text in found.items()},
             (self.anchors[-1], now) if is_due else self.anchors,
         )
 

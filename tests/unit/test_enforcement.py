@@ -43,7 +43,7 @@ def observe(
 ) -> Enforcement:
     """The enforcement after one observation a second, until a difference would have lasted for long enough."""
     enforcement = Enforcement()
-    for second in range(round(GRACE_SECONDS) + 2):
+    for second in range(round(GRACE_SECONDS) + 3):
         sockets = {
             end: state(minor if end == CAPPED else 0, PACE if paced and end == CAPPED else None, sent * second)
             for end, sent in sent_per_second.items()
@@ -94,8 +94,18 @@ def test_difference_of_an_idle_subflow_is_not_reported(snapshot: Snapshot) -> No
 def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) -> None:
     enforcement = observe(snapshot, {CAPPED: 100_000})
     assert enforcement.latest is not None
-    later = Observation(5.0, {CAPPED: state(0, PACE, 600_000)}, {2: 600_000})
+    later = Observation(6.0, {CAPPED: state(0, PACE, 700_000)}, {2: 700_000})
     enforcement = enforcement.after(later, snapshot)
+    assert CAPPED in enforcement.differences
+    assert enforcement.not_enforced == {}
+
+
+def test_difference_that_one_observation_sees_is_not_reported_however_rare_they_are(snapshot: Snapshot) -> None:
+    rare = 2 * GRACE_SECONDS
+    enforcement = Enforcement()
+    for number in range(2):
+        sockets = {CAPPED: state(0, PACE, 600_000 * number)}
+        enforcement = enforcement.after(Observation(rare * number, sockets, {2: 660_000 * number}), snapshot)
     assert CAPPED in enforcement.differences
     assert enforcement.not_enforced == {}
 
