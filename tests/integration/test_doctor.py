@@ -224,7 +224,7 @@ def test_doctor_finds_chains_of_iptables_that_change_marks(proxy: Host, services
     proxy.run(*mangle, "-A", *POSTROUTING, "CONNMARK", "--restore-mark")
     found = problems(services)[1]["marks of others"]
     proxy.run(*mangle, "-F", "POSTROUTING")
-    assert found.startswith(f"chain POSTROUTING of table mangle ({tool}) changes marks under {MASK:#x} after ours")
+    assert found.startswith(f"chain POSTROUTING of table mangle ({tool}) changes marks under {MASK:#x} after us")
     assert "marks of others" not in problems(services)[1]
 
 
@@ -261,24 +261,27 @@ def test_doctor_finds_chains_of_nftables_that_change_marks(
     proxy.run("nft", "delete", "table", family, "others")
     assert (found is not None) == is_found
     if found is not None:
-        assert found.startswith(
-            f"chain marking of table {family} others (nft) changes marks under {MASK:#x} after ours"
-        )
+        assert found.startswith(f"chain marking of table {family} others (nft) changes marks under {MASK:#x} after us")
 
 
-def test_doctor_heeds_chains_of_others_only_where_marks_are_used(world: ProxyWorld) -> None:
+def test_doctor_heeds_chains_that_change_what_names_the_class(world: ProxyWorld) -> None:
     proxy = world.lab.proxy
     proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
     try:
         assert world.services.status()["daemon"]["marks"] == "socket"
         assert problems(world.services) == (0, {})
+        proxy.run("iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "CLASSIFY", "--set-class", "1:2")
+        status, found = problems(world.services)
+        assert (status, set(found)) == (0, {"marks of others"}), "it changes the priority that the socket has given"
+        proxy.run("iptables-legacy", "-t", "mangle", "-F", "OUTPUT")
         world.daemon.stop()
         world.services.configure_daemon(marks="ipset")
         world.start_daemon()
         status, found = problems(world.services)
         assert (status, set(found) - {"iptables"}) == (0, {"marks of others"})
     finally:
-        proxy.run("iptables-legacy", "-t", "mangle", "-F", "POSTROUTING")
+        for chain in ("OUTPUT", "POSTROUTING"):
+            proxy.run("iptables-legacy", "-t", "mangle", "-F", chain)
 
 
 def test_doctor_finds_chains_that_change_priorities_where_nftables_is_used(world: ProxyWorld) -> None:

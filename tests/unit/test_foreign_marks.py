@@ -155,3 +155,21 @@ def test_priorities_of_packets_that_nftables_changes_are_found_but_ours() -> Non
     assert nft_chains(ruleset(("post", SET_MARK)), None) == []
     ours = json.loads(json.dumps(ruleset(("post", rule))).replace('"inet"', '"ip"').replace('"t"', '"mptcp-throttle"'))
     assert nft_chains(ours, None) == []
+
+
+def test_all_chains_that_see_what_leaves_change_priorities_that_sockets_have_given() -> None:
+    rule = {"mangle": {"key": {"meta": {"key": "priority"}}, "value": "1:2"}}
+    for hook, priority, kind, is_found in (
+        ("output", 0, "filter", True),
+        ("output", 0, "route", True),
+        ("postrouting", -300, "filter", True),
+        ("egress", 0, "filter", True),
+        ("postrouting", 100, "nat", False),
+        ("prerouting", 0, "filter", False),
+    ):
+        listed = ruleset(("post", rule), hook=hook, priority=priority, kind=kind)
+        assert nft_chains(listed, None, all_hooks=True) == ["post of table inet t"] * is_found
+    classify = "-j CLASSIFY --set-class 0001:0002"
+    before_ours = saved(f"-A POSTROUTING {classify}", f"-A POSTROUTING -j {OWN_CHAIN}", f"-A OUTPUT {classify}")
+    assert iptables_chains(before_ours, None) == []
+    assert iptables_chains(before_ours, None, all_hooks=True) == ["POSTROUTING", "OUTPUT"]

@@ -1,7 +1,8 @@
 """Which chains of others change marks or priorities of packets after ours: pure functions of what the tools list.
 
 Ours is in the hook POSTROUTING with the priority of `mangle`, in front of what iptables-legacy(8) has there. Which of
-several tables with one priority is first depends on which was made first: those of others count as later.
+several tables with one priority is first depends on which was made first: those of others count as later. Where the
+socket names the class, all chains that see what leaves this host are later (`all_hooks`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE
 from mptcp_throttle.rpc import Json
 
 _HOOK: Final = "POSTROUTING"
+_OUTPUT: Final = "OUTPUT"
 _ALL: Final = 0xFFFF_FFFF
 _PRIORITY: Final = -150  # NF_IP_PRI_MANGLE, include/uapi/linux/netfilter_ipv4.h
 _MARK: Final = {"meta": {"key": "mark"}}
@@ -25,17 +27,17 @@ _PACKET_PRIORITY: Final = {"meta": {"key": "priority"}}
 _OPERATORS: Final = {"&": and_, "|": or_, "^": xor}
 
 
-def iptables_chains(saved: str, mask: int | None) -> list[str]:
+def iptables_chains(saved: str, mask: int | None, *, all_hooks: bool = False) -> list[str]:
     """The chains of the mangle table that change bits under `mask`, from what iptables-save(8) prints.
 
     With None, those that change the priority of packets.
     """
     rules = _mangle_rules(saved)
     targets = [_option(rule, "-j") for rule in rules[_HOOK]]
-    if OWN_CHAIN in targets:
+    if OWN_CHAIN in targets and not all_hooks:
         rules[_HOOK] = rules[_HOOK][targets.index(OWN_CHAIN) + 1 :]
     jumps = {chain: [_option(rule, "-j") or _option(rule, "-g") for rule in of] for chain, of in rules.items()}
-    reached = _reached([_HOOK], jumps)
+    reached = _reached([_OUTPUT, _HOOK] if all_hooks else [_HOOK], jumps)
     return [chain for chain, of in rules.items() if chain in reached and any(_changes(rule, mask) for rule in of)]
 
 
@@ -75,7 +77,7 @@ def _iptables_bits(rule: list[str]) -> int:
     return 0
 
 
-def nft_chains(ruleset: Json, mask: int | None) -> list[str]:
+def nft_chains(ruleset: Json, mask: int | None, *, all_hooks: bool = False) -> list[str]:
     """The chains that change bits under `mask`, from what `nft -j list ruleset` prints (libnftables-json(5)).
 
     With None, those that change the priority of packets. What iptables-nft(8) has made is there without its targets:
@@ -90,17 +92,17 @@ def nft_chains(ruleset: Json, mask: int | None) -> list[str]:
         f"{chain} of table {family} {table}"
         for (family, table), items in tables.items()
         if (family, table) not in _OWN_TABLES
-        for chain in _chains_of_table(items, mask)
+        for chain in _chains_of_table(items, mask, all_hooks=all_hooks)
     ]
 
 
-def _chains_of_table(items: Iterable[Json], mask: int | None) -> Iterator[str]:
+def _chains_of_table(items: Iterable[Json], mask: int | None, *, all_hooks: bool) -> Iterator[str]:
     rules: dict[str, list[Json]] = defaultdict(list)
     maps: dict[str, Json] = {}
     hooked = []
     for item in items:
         match item:
-            case {"chain": chain} if _is_later(chain):
+            case {"chain": chain} if _is_later(chain, all_hooks=all_hooks):
                 hooked.append(chain["name"])
             case {"rule": rule}:
                 rules[rule["chain"]].append(rule["expr"])
@@ -110,10 +112,13 @@ def _chains_of_table(items: Iterable[Json], mask: int | None) -> Iterator[str]:
     return (chain for chain, of in rules.items() if chain in reached and any(_nft_changes(rule, mask) for rule in of))
 
 
-def _is_later(chain: Json) -> bool:
+def _is_later(chain: Json, *, all_hooks: bool) -> bool:
     hook, kind, priority = (chain.get(key) for key in ("hook", "type", "prio"))
-    # A chain of type nat sees only the first packet of a connection.
-    return kind != "nat" and (hook == "egress" or (hook == "postrouting" and int(priority) >= _PRIORITY))
+    if kind == "nat":  # it sees only the first packet of a connection
+        return False
+    if all_hooks:
+        return hook in {"output", "postrouting", "egress"}
+    return hook == "egress" or (hook == "postrouting" and int(priority) >= _PRIORITY)
 
 
 def _targets(part: Json, maps: Mapping[str, Json]) -> Iterator[str]:

@@ -19,16 +19,16 @@ _IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-n
 
 
 def foreign_marks(host: Host) -> list[Finding]:
-    """Whether chains of others change, after ours, what names the class of a packet.
-
-    That is the mark, or with nftables the priority. None changes priorities of sockets, or OpenFlow rules.
-    """
+    """Whether chains of others change what names the class of a packet: its mark, or its priority, which it has from
+    its socket or from our chain of nftables. What OpenFlow rules name is changed by none."""
     marks = _marks_in_use(host)
-    if marks in (MarkMethod.SOCKET, BackEnd.OVS):
+    if marks == BackEnd.OVS:
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
-    return or_ok(_SUBJECT, _found(None if marks == MarkMethod.NFT else host.config.daemon.mark_mask))
+    by_priority = marks in (MarkMethod.NFT, MarkMethod.SOCKET)
+    mask = None if by_priority else host.config.daemon.mark_mask
+    return or_ok(_SUBJECT, _found(mask, all_hooks=marks == MarkMethod.SOCKET))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
@@ -60,16 +60,16 @@ def _marks_in_use(host: Host) -> str:
     return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.marks
 
 
-def _found(mask: int | None) -> Iterator[Finding]:
+def _found(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
     for program in _IPTABLES:
         try:
-            for chain in iptables_chains(output_of(program) or "", mask):
+            for chain in iptables_chains(output_of(program) or "", mask, all_hooks=all_hooks):
                 yield _changes(f"{chain} of table mangle ({program.removesuffix('-save')})", mask)
         except ProgramFailed as error:
             yield Finding(_SUBJECT, unchecked=str(error))
     try:
         ruleset = output_of("nft", "--json", "list", "ruleset")
-        for chain in nft_chains(json.loads(ruleset), mask) if ruleset else ():
+        for chain in nft_chains(json.loads(ruleset), mask, all_hooks=all_hooks) if ruleset else ():
             yield _changes(f"{chain} (nft)", mask)
     except ProgramFailed as error:
         yield Finding(_SUBJECT, unchecked=str(error))
@@ -77,7 +77,7 @@ def _found(mask: int | None) -> Iterator[Finding]:
 
 def _changes(chain: str, mask: int | None) -> Finding:
     changed = "priorities" if mask is None else f"marks under {mask:#x}"
-    problem = f"chain {chain} changes {changed} after ours: where its rules match, no class limits the packets"
+    problem = f"chain {chain} changes {changed} after us: where its rules match, no class limits the packets"
     remedy = "let it change other bits, or set daemon.mark_mask to others, or daemon.marks to socket"
     if mask is None:
         remedy = "let it match other packets, or set daemon.marks to ipset"
