@@ -12,10 +12,13 @@ def without_carriage_returns(text: str) -> str:
 
 def with_line_ends_of(before: str, text: str) -> str:
     """A text with LF, changed from `before`: its lines end as they did before, new ones as most did."""
-    old, new = before.split("\n"), text.split("\n")
+    *lines, rest = before.split("\n")
+    new = text.split("\n")
     most = "\r" if 2 * before.count("\r\n") > before.count("\n") else ""
-    result: list[str] = []
-    matcher = SequenceMatcher(None, [line.removesuffix("\r") for line in old], new, autojunk=False)
-    for kind, old_from, old_to, new_from, new_to in matcher.get_opcodes():
-        result += old[old_from:old_to] if kind == "equal" else [line + most for line in new[new_from:new_to]]
-    return "\n".join(result)
+    ends = [most] * len(new)
+    matcher = SequenceMatcher(None, [*(line.removesuffix("\r") for line in lines), rest], new, autojunk=False)
+    for old_from, new_from, count in matcher.get_matching_blocks():
+        for at, line in enumerate(lines[old_from : old_from + count], new_from):
+            ends[at] = "\r" if line.endswith("\r") else ""
+    ends[-1] = ""  # no line end follows
+    return "\n".join(line + end for line, end in zip(new, ends, strict=True))

@@ -106,6 +106,14 @@ def test_each_line_keeps_its_own_end() -> None:
     assert text == mixed.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
 
 
+@pytest.mark.parametrize("proposed", [proposal(ports="[3128, 443]"), proposal(), proposal(ports="[1]")])
+@pytest.mark.parametrize("present", [EDITED, "log_level: debug\nproxy:\n  interface: eth9\n  ports: [443]\n"])
+def test_text_without_a_last_line_end_is_the_same_the_second_time(proposed: Proposal, present: str) -> None:
+    once = proposed_text(proposed, present.rstrip("\n").replace("\n", "\r\n"))
+    assert "\r" not in once.replace("\r\n", "")
+    assert proposed_text(proposed, once) == once
+
+
 def test_line_ends_are_no_edit(tmp_path: Path) -> None:
     default = shipped(MAIN_FILE)
     present = default.replace("\n", "\r\n")
