@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rich.console import Console
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.setup.kept_files import NewFile, Outcome, difference, judge, put_back, read_present, write
+from mptcp_throttle.setup.kept_files import Before, NewFile, Outcome, difference, judge, put_back, read_present, write
 
 _OUTCOMES: Final = {
     (Outcome.UNCHANGED, False): "needs no change",
@@ -31,27 +31,35 @@ class Result(NamedTuple):
 
 
 def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> list[Json]:
-    """Write files, unless it is a `dry_run`; what became of each. Raises UserError; then all are as before."""
-    before = {file.path: read_present(file.path) for file in files}
+    """Write files, unless it is a `dry_run`; what became of each.
+
+    If one cannot be written, UserError is raised, and all are as before; it names those that are not.
+    """
+    texts = {file.path: read_present(file.path) for file in files}
+    written: list[Before] = []
+    results = []
     try:
-        return list(_write_each(files, force=force, dry_run=dry_run))
-    except UserError:
-        if not dry_run:
-            put_back(before)
+        for path, text, unedited in files:
+            present = texts[path]
+            outcome = judge(present, text, unedited, force=force)
+            backup = None if dry_run else write(path, text, outcome)
+            if not dry_run and outcome in {Outcome.WRITE, Outcome.BACK_UP}:
+                written.append(Before(path, present, backup))
+            results.append(
+                {
+                    "path": str(path),
+                    "outcome": str(outcome),
+                    "difference": difference(str(path), unedited if present is None else present, text),
+                    "backup": None if backup is None else str(backup),
+                }
+            )
+    except BaseException as error:
+        left = put_back(written)
+        if left and isinstance(error, UserError):
+            names = ", ".join(map(str, left))
+            raise UserError(f"{error}; written, and not as before: {names}", error.status) from error
         raise
-
-
-def _write_each(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> Iterator[Json]:
-    for path, text, unedited in files:
-        present = read_present(path)
-        outcome = judge(present, text, unedited, force=force)
-        backup = None if dry_run else write(path, text, outcome)
-        yield {
-            "path": str(path),
-            "outcome": str(outcome),
-            "difference": difference(str(path), unedited if present is None else present, text),
-            "backup": None if backup is None else str(backup),
-        }
+    return results
 
 
 def refusal(written: Sequence[Json], *, dry_run: bool) -> UserError | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from difflib import unified_diff
 from enum import StrEnum
 from itertools import count
@@ -71,23 +70,41 @@ def write(path: Path, text: str, outcome: Outcome) -> Path | None:
     if outcome in {Outcome.UNCHANGED, Outcome.KEEP}:
         return None
     path = path.resolve()
+    backup = None
     try:
         _make_directory(path.parent)
         backup = _back_up(path) if outcome is Outcome.BACK_UP else None
         write_atomically(path, text, keep_owner=True)
     except OSError as error:
+        if backup is not None:
+            backup.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error.strerror}", os.EX_NOPERM) from error
     return backup
 
 
-def put_back(texts: Mapping[Path, str | None]) -> None:
-    """Give files the texts that they had before, None where there was none; what cannot be put back stays."""
-    for path, text in texts.items():
-        with suppress(OSError, UserError):
-            if text is None:
+class Before(NamedTuple):
+    """A file before it was written: its text, None if there was none, and the backup that was made of it."""
+
+    path: Path
+    text: str | None
+    backup: Path | None
+
+
+def put_back(files: Iterable[Before]) -> list[Path]:
+    """Make files as they were before; those for which that failed."""
+    failed = []
+    for file in files:
+        path = file.path.resolve()
+        try:
+            if file.backup is not None:
+                file.backup.replace(path)
+            elif file.text is None:
                 path.unlink(missing_ok=True)
-            elif read_present(path) != text:
-                write(path, text, Outcome.WRITE)
+            elif read_present(path) != file.text:
+                write(path, file.text, Outcome.WRITE)
+        except (OSError, UserError):
+            failed.append(path)
+    return failed
 
 
 def set_aside(path: Path) -> Path:

@@ -23,8 +23,8 @@ def notes_about(
             yield f"{interface.name} is down: nobody is throttled there until it is up"
         if not interface.is_supported:
             yield (
-                f"{interface.name} is none of Ethernet, tun, WireGuard and PPP: subflows there are not seen, and while"
-                " it is listed, uploads are throttled on no interface"
+                f"{interface.name} is none of Ethernet, tun, WireGuard and PPP: it cannot be captured (only the kernel"
+                " list shows subflows there), and while it is listed, uploads are throttled on no interface"
             )
         if is_in_the_way(interface):
             yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it all the same"

@@ -34,6 +34,8 @@ def proposed_text(proposal: Proposal, present: str | None) -> str:
     before = default if present is None else without_carriage_returns(present)
     text = _with(before, proposal, only_different=before != default)
     if text is None:
+        if before == default:
+            raise AssertionError("the configuration of the package cannot be changed in its text")
         raise UserError(_UNCHANGEABLE, os.EX_CONFIG)
     return text if present is None else with_line_ends_of(present, text)
 

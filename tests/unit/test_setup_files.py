@@ -352,14 +352,27 @@ def test_files_are_checked_where_they_are(installed: Path) -> None:
 
 @pytest.mark.parametrize("obstacle", ["unreadable", "unwritable"])
 def test_all_files_are_as_before_when_one_cannot_be_written(tmp_path: Path, obstacle: str) -> None:
-    changed, new, last = tmp_path / "changed.yaml", tmp_path / "new.yaml", tmp_path / "directory" / "last.conf"
-    changed.write_text("before\n")
+    changed, edited, new, last = (tmp_path / name for name in ("changed", "edited", "new", "directory/last.conf"))
+    target = tmp_path / "target"
+    new.symlink_to(target)
+    for file in (changed, edited):
+        file.write_text("before\n")
+    edited.chmod(0o640)
     if obstacle == "unreadable":
         last.parent.mkdir()
         last.write_bytes(b"\xff")
     else:
         last.parent.symlink_to("/proc")
-    files = [NewFile(changed, "after\n", "before\n"), NewFile(new, "new\n"), NewFile(last, "last\n")]
-    with pytest.raises(UserError, match=f"{last.name}: cannot be "):
-        write_files(files, force=False, dry_run=False)
-    assert (changed.read_text(), new.exists()) == ("before\n", False)
+    files = [
+        NewFile(changed, "after\n", "before\n"),
+        NewFile(edited, "after\n"),
+        NewFile(new, "new\n"),
+        NewFile(last, "last\n"),
+    ]
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=rf"{last.name}: cannot be [^;]*$"):
+        write_files(files, force=True, dry_run=False)
+    assert (changed.read_text(), edited.read_text(), edited.stat().st_mode & 0o777) == ("before\n", "before\n", 0o640)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert new.is_symlink()
+    assert not target.exists()

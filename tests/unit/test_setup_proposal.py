@@ -236,8 +236,8 @@ def test_interface_that_is_down_or_not_supported_is_a_note() -> None:
     notes = propose(facts, ["sit1"]).notes
     assert notes[0].startswith("sit1 is down: ")
     assert notes[1] == (
-        "sit1 is none of Ethernet, tun, WireGuard and PPP: subflows there are not seen, and while it is listed, uploads"
-        " are throttled on no interface"
+        "sit1 is none of Ethernet, tun, WireGuard and PPP: it cannot be captured (only the kernel list shows subflows"
+        " there), and while it is listed, uploads are throttled on no interface"
     )
 
 
