@@ -22,19 +22,19 @@ _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
-# Fraction of the time. With many subflows an observation takes long.
-_MAX_FRACTION: Final = 1 / 100
+# With many subflows an observation takes long: the pause is so many times its processor time, within these bounds.
+_PAUSE_FACTOR: Final = 100
 # The history is written by observations, and twice this time is the most that a killed daemon may lose of it.
 _MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS
 
 
 def pause_after(used: float) -> float:
     """How many seconds to wait after an observation that took `used` seconds of processor time."""
-    return min(max(_INTERVAL_SECONDS, used / _MAX_FRACTION), _MAX_PAUSE_SECONDS)
+    return min(max(_INTERVAL_SECONDS, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
 
 
 class Observer(threading.Thread):
-    """Observes at once, then every second, or every five if there is much to observe, until `stop()`.
+    """Observes at once, then every 1 to 5 s, until `stop()`.
 
     It keeps `accounts` up to date.
 

@@ -15,7 +15,7 @@ class LinkHeader(Enum):
 
 # include/uapi/linux/if_arp.h: ARPHRD_ETHER, ARPHRD_LOOPBACK; ARPHRD_NONE (tun, WireGuard), ARPHRD_PPP, ARPHRD_RAWIP.
 # What BPF redirects loses its Ethernet header on interfaces that have none (include/linux/if_arp.h,
-# dev_is_mac_header_xmit; kernels of before September 2023 do not know ARPHRD_PPP there). PPP has not been tested.
+# dev_is_mac_header_xmit; kernels released before September 2023 do not know ARPHRD_PPP there). PPP has not been tested.
 _LINKS: Final = {
     **dict.fromkeys((1, 772), LinkHeader.ETHERNET),
     **dict.fromkeys((0xFFFE, 512, 519), LinkHeader.RAW_IP),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import re
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -94,6 +96,21 @@ def test_share_keeps_its_debt_for_a_while(uplinks: Uplinks) -> None:
     assert not uplinks.detach_if_told()
     uplinks.linger = 0.0
     assert uplinks.detach_if_told()
+
+
+def test_program_goes_when_no_uplink_is_throttled(uplinks: Uplinks) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    uplinks.release()
+    eventually(lambda: "reminder" not in {thread.name for thread in threading.enumerate()}, "the thread ended")
+    before = descriptors()
+    for _ in range(10):
+        uplinks.attach()
+        uplinks.throttle({ONE: throttle("one")})
+        assert descriptors() > before
+        uplinks.release()
+    eventually(lambda: descriptors() == before, "all programs and maps closed", seen=descriptors)
 
 
 def test_interface_of_an_unknown_link_type_is_refused(entered: Host, filters: ClsactFilters) -> None:

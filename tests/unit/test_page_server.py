@@ -399,14 +399,6 @@ def connect(page: PageServer, connections: ExitStack, beginning: bytes) -> list[
     return idle
 
 
-def are_some_open(connections: list[socket.socket]) -> bool:
-    """Whether the server has closed only some of them."""
-    poll = select.poll()
-    for connection in connections:
-        poll.register(connection, select.POLLIN)
-    return len(poll.poll(0)) < len(connections)
-
-
 def seconds_until_closed(idle: list[socket.socket]) -> float:
     """How long it takes until the server has closed them all."""
     began = time.monotonic()
@@ -422,7 +414,6 @@ def test_slow_and_idle_connections_are_closed_and_keep_nobody_out(page: PageServ
     with ExitStack() as connections:
         idle = connect(page, connections, b"GET / HTTP/1.1\r\nHost: ")
         assert page.serves()
-        assert are_some_open(idle), "the new connection has waited for their end"
         assert seconds_until_closed(idle) < 25
     assert page.serves()
 
@@ -439,7 +430,6 @@ def test_handshakes_that_do_not_begin_keep_nobody_out(tls_page: PageServer) -> N
     with ExitStack() as connections:
         idle = connect(tls_page, connections, b"\x16\x03\x01\x02\x00\x01")  # the beginning of a ClientHello
         assert tls_page.serves()
-        assert are_some_open(idle), "the new connection has waited for their end"
         assert len(os.listdir(f"/proc/{tls_page.process.pid}/fd")) < 250
         assert seconds_until_closed(idle) < 10
     assert tls_page.serves()

@@ -89,8 +89,9 @@ class Uplinks:
         for interface in incomplete:
             self._filters.attach(interface, programs)
         if self._reminder is None:
-            self._reminder = _Reminder(self._program)
-            self._reminder.start()
+            reminder = _Reminder(self._program)
+            reminder.start()
+            self._reminder = reminder
         return bool(changed and before)
 
     def _look_for_policed(self, program: UplinkProgram) -> None:
@@ -199,11 +200,17 @@ class _Reminder(threading.Thread):
         self._stopping = False
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._program.close()
+
+    def _run(self) -> None:
         failing = False
         while True:
             time.sleep(_REMIND_SECONDS)  # waiting for an event takes twice the processor time
             if self._stopping:
-                break
+                return
             try:
                 self._program.remind()
                 failing = False
@@ -211,8 +218,7 @@ class _Reminder(threading.Thread):
                 if not failing:
                     _log.error("clients cannot be told that they may send again: %s", error)
                 failing = True
-        self._program.close()
 
     def stop(self) -> None:
-        """End the thread within `_REMIND_SECONDS`; the control loop must not wait for that."""
+        """Let the thread end within `_REMIND_SECONDS`. It does not wait for that: the control loop calls it."""
         self._stopping = True
