@@ -83,12 +83,12 @@ def acknowledged(world: ProxyWorld) -> Counter[str]:
     return found
 
 
-def windows(world: ProxyWorld) -> dict[str, int]:
+def windows(world: ProxyWorld) -> Counter[str]:
     """The windows that the proxy has announced to the client, in bytes, by the client's interface."""
     shown = world.lab.client.run("ss", "-tinHO", "dport", "=", f":{PORT}").stdout
     addresses = {str(world.lab.client.address(link, 4)): link.interface for link in (ETHERNET, WIFI)}
     found = re.findall(r"(10\.\d+\.\d+\.\d+)\S*:\d+ .* snd_wnd:(\d+)", shown)
-    return {addresses[address]: int(window) for address, window in found}
+    return Counter({addresses[address]: int(window) for address, window in found})
 
 
 def egress(world: ProxyWorld) -> str:
