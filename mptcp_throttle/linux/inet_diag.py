@@ -87,18 +87,18 @@ class InetDiag(NetlinkSocket):
     def find(
         self, local: bytes, local_port: int, remote: bytes, remote_port: int, wanted: Container[int]
     ) -> TcpSocket | None:
-        """The connected socket with these ports and packed addresses, if there is one."""
+        """The socket with these ports and packed addresses, if there is one, in whatever state."""
         family = socket.AF_INET if len(local) == _IPV4_BYTES else socket.AF_INET6
         ends = local_port, remote_port, local.ljust(16, b"\0"), remote.ljust(16, b"\0")
         payload = _FIND.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, *ends, _ANY_COOKIE)
         try:
-            (answer,) = self.get(Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload))
+            answers = self.get(Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload))
         except KernelError as error:
             if error.number == errno.ENOENT:
                 return None
             raise
-        found = parse_socket(answer, wanted)
-        return found if found.remote_port == remote_port else None  # without a connected socket, one that listens
+        found = (parse_socket(answer, wanted) for answer in answers)
+        return next((one for one in found if one.remote_port == remote_port), None)  # none that listens
 
     def list_payloads(self, states: int, ports: Sequence[int] = (ANY_PORT,)) -> Iterator[bytes]:
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""

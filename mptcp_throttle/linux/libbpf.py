@@ -129,6 +129,8 @@ class BpfMap:
         fault_point("bpf map update")
         count = ctypes.c_uint32(len(elements))
         keys, values = b"".join(elements), b"".join(elements.values())
+        if len(values) != len(elements) * self._value_bytes:  # the kernel would read beyond them
+            raise ValueError(f"a value of this map has {self._value_bytes} bytes")
         result = _libbpf().bpf_map_update_batch(self.descriptor, keys, values, ctypes.byref(count), None)
         _checked("bpf map update", result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import unified_diff
 from enum import StrEnum
 from itertools import count
@@ -77,7 +78,8 @@ def write(path: Path, text: str, outcome: Outcome) -> Path | None:
         write_atomically(path, text, keep_owner=True)
     except OSError as error:
         if backup is not None:
-            backup.unlink(missing_ok=True)
+            with suppress(OSError):
+                backup.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror}", os.EX_NOPERM) from error
     return backup
 

@@ -27,6 +27,7 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.announced_windows import AnnouncedWindow
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.tc import find_interface
 from mptcp_throttled.kernel.uplink_program import ThrottledUplink, Told, UplinkProgram
@@ -173,12 +174,13 @@ def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, se
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_window_of_a_throttled_uplink_is_bounded(
+def test_window_of_a_capped_uplink_is_bounded(
     program: UplinkProgram, sent: Callable[[Packet], bytes], version: int
 ) -> None:
-    of, unknown = ends(version), ends(version, port=40001)
+    of, unknown, far = ends(version), ends(version, port=40001), ends(version, port=40002)
     program.set_shares({1: SLOW})
-    program.assign({of: 1, unknown: 1}, {of: 10}, forgiven=0.0)
+    windows = {of: AnnouncedWindow(10, 0), far: AnnouncedWindow(10, 400_000)}
+    program.assign({of: 1, unknown: 1, far: 1}, windows, forgiven=0.0)
 
     def window(packet: Packet) -> int:
         return int(Ether(sent(packet))[TCP].window)
@@ -189,9 +191,39 @@ def test_window_of_a_throttled_uplink_is_bounded(
     assert window(segment(100 * KIB, of, window=63)) == 63
     assert window(segment(0, unknown, window=8192)) == 8192
     program.set_shares({1: Rate.parse("100mbit")})  # in 0.15 s 1.7 MiB of payload
-    assert window(segment(0, of, window=8192)) == pytest.approx(1700, rel=0.05)
+    assert window(segment(0, of, window=20000)) == pytest.approx(1700, rel=0.05)
+    assert window(segment(0, far, window=20000)) == pytest.approx(1700 * 95 / 15, rel=0.05), (
+        "0.15 s and two round trips"
+    )
     program.remove_shares([1])
     assert window(segment(100 * KIB, of, window=8192)) == 8192
+
+
+@pytest.mark.parametrize(("scale", "bound"), [(0, 65535), (1, 32768), (7, 512), (14, 4)])
+def test_bound_of_a_window_is_in_its_scale(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], scale: int, bound: int
+) -> None:
+    program.set_shares({1: SLOW})
+    program.assign({ends(): 1}, {ends(): AnnouncedWindow(scale, 0)}, forgiven=0.0)
+    for window, left in ((65535, bound), (0, 0)):
+        assert Ether(sent(segment(0, window=window)))[TCP].window == left
+
+
+def test_window_stays_in_the_first_second_and_with_the_ports_of_another_subflow(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    program.set_shares({1: SLOW})
+    bounded = {ends(): AnnouncedWindow(10, 0)}
+    program.assign({ends(): 1}, bounded, forgiven=60.0)
+    assert Ether(sent(segment(0, window=8192)))[TCP].window == 8192
+    program.forget([ends()])
+    program.assign({ends(): 1}, bounded, forgiven=0.0)
+    assert Ether(sent(segment(0, window=8192)))[TCP].window == 64
+    for flags in ("SA", "S"):
+        sent(segment(0, flags=flags))
+        assert Ether(sent(segment(0, window=8192)))[TCP].window == 8192, "the scale may be another one"
+        program.assign({ends(): 1}, bounded, forgiven=0.0)
+        assert Ether(sent(segment(0, window=8192)))[TCP].window == 64
 
 
 @pytest.mark.parametrize(
@@ -317,10 +349,10 @@ def test_reminder_is_the_last_ack_with_what_is_newer(
     sent(segment(0, of))
     sent(segment(8_000_000, of))
     newer = [("NOP", None), ("NOP", None), ("Timestamp", (1001, 2001))]
-    sent(segment(8_000_000, of, payload=b"data", options=newer + DATA_ACK))
+    sent(segment(8_000_000, of, payload=b"data", options=newer + DATA_ACK, window=4321))
     remind_until(program, lambda: program.counters().repeated > 0, "the ACK repeated")
     reminder = wire.recv(2000)
-    expected = segment(8_000_000, of, seq=11, options=[*newer, *DATA_ACK, ("NOP", None), (30, b"\x50")])
+    expected = segment(8_000_000, of, seq=11, window=4321, options=[*newer, *DATA_ACK, ("NOP", None), (30, b"\x50")])
     assert reminder == bytes(expected)
     assert are_checksums_right(reminder)
     assert program.uplinks()[of].told is Told.REGULAR

@@ -27,9 +27,9 @@ from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.acks import Ack, list_acks
+from mptcp_throttled.kernel.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplinks import Uplinks
-from mptcp_throttled.kernel.window_scales import read_window_scales
 from mptcp_throttled.policy.decide import RateKind, Share, Throttle
 
 TUNSETLINK, ARPHRD_CAN = 0x400454CD, 280  # include/uapi/linux/if_tun.h, if_arp.h
@@ -145,7 +145,7 @@ def test_ack_of_a_killed_daemons_client_is_a_valid_packet(version: int, timestam
 
 
 @pytest.mark.parametrize("listens_on", ["127.0.0.1", "::", "::1"])
-def test_scale_of_the_announced_windows_is_read_from_the_socket(entered: Host, listens_on: str) -> None:
+def test_scale_and_round_trip_of_announced_windows_are_those_of_the_socket(entered: Host, listens_on: str) -> None:
     family = socket.AF_INET if "." in listens_on else socket.AF_INET6
     address = "::1" if listens_on == "::1" else "127.0.0.1"
     with closing(socket.create_server((listens_on, 0), family=family, dualstack_ipv6=listens_on == "::")) as listener:
@@ -153,12 +153,44 @@ def test_scale_of_the_announced_windows_is_read_from_the_socket(entered: Host, l
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 300_000)
         port = listener.getsockname()[1]
         of = FourTuple.of(address, 1, address, port)
-        assert read_window_scales([of]) == {}, "a socket that listens is none"
+        assert read_announced_windows([of]) == {}, "a socket that listens is none"
         with closing(socket.create_connection((address, port))) as client, closing(listener.accept()[0]):
             of = FourTuple.of(address, client.getsockname()[1], address, port)
             shown = entered.run("ss", "-tinHO", "sport", "=", f":{port}").stdout
             (scale,) = re.findall(r"wscale:\d+,(\d+)", shown)
-            assert read_window_scales([of, FourTuple.of(address, 1, address, port)]) == {of: int(scale)}
+            (round_trip,) = re.findall(r"minrtt:([\d.]+)", shown)
+            found = read_announced_windows([of, FourTuple.of(address, 1, address, port)])
+            assert found.keys() == {of}
+            assert found[of].scale == int(scale)
+            assert found[of].round_trip_us == pytest.approx(float(round_trip) * 1000)
+
+
+def test_socket_in_time_wait_or_that_cannot_be_looked_up_has_no_window(entered: Host) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        of = FourTuple.of("127.0.0.1", client.getsockname()[1], "127.0.0.1", port)
+        accepted, _ = listener.accept()
+        refuse("ss -t")
+        assert read_announced_windows([of]) == {}
+        set_faults(None)
+        assert read_announced_windows([of]).keys() == {of}
+        accepted.close()  # first, so that it is this end that waits
+        client.close()
+        eventually(lambda: "TIME-WAIT" in entered.run("ss", "-tanH").stdout, "the socket in TIME_WAIT")
+        assert read_announced_windows([of]) == {}
+
+
+def test_half_open_socket_has_no_window(entered: Host) -> None:
+    """Whoever sends a SYN alone makes one."""
+    with tun(entered.namespace, "tun0") as other_end:
+        entered.ip(["address add 192.0.2.1/24 dev tun0", "link set tun0 up"])
+        with closing(socket.create_server(("192.0.2.1", 0))) as listener:
+            port = listener.getsockname()[1]
+            syn = IP(src="192.0.2.9", dst="192.0.2.1") / TCP(sport=40009, dport=port, flags="S", seq=1)
+            os.write(other_end, bytes(syn))
+            eventually(lambda: "SYN-RECV" in entered.run("ss", "-tanH").stdout, "half open")
+            assert read_announced_windows([FourTuple.of("192.0.2.9", 40009, "192.0.2.1", port)]) == {}
 
 
 def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) -> None:  # noqa: ARG001

@@ -18,6 +18,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.program_counters import UplinkCounters
 from mptcp_throttled.desired.kernel_plan import payload_pace
+from mptcp_throttled.kernel.announced_windows import AnnouncedWindow
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
 
 FORGIVEN_SECONDS: Final = 1.0
@@ -28,11 +29,12 @@ Meanwhile the subflow is a backup.
 
 _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
-_UPLINK: Final = Struct(f"=QIIQQQ11I{_LAST_ACK_BYTES}s")
+_UPLINK: Final = Struct(f"=QIIQQQ13I{_LAST_ACK_BYTES}s")
 _COUNTS_FROM: Final = Struct("=Q")
 _MAX_ASSIGNMENTS: Final = 32
 _FORGOTTEN: Final = 0xFFFF_FFFF
-_UNKNOWN_SCALE: Final = 0xFFFF_FFFF
+_WINDOW: Final = Struct("=II")
+_UNBOUNDED: Final = _WINDOW.pack(0xFFFF_FFFF, 0)
 _ETHERNET_BYTES: Final = 14
 _END_OF_RESULTS: Final = 1 << 32
 _IPV4_PACKET: Final = bytes(12) + b"\x08\x00" + bytes(46)
@@ -91,25 +93,25 @@ class UplinkProgram:
     def assign(
         self,
         shares: Mapping[FourTuple, int],
-        window_scales: Mapping[FourTuple, int] | None = None,
+        windows: Mapping[FourTuple, AnnouncedWindow] | None = None,
         forgiven: float = FORGIVEN_SECONDS,
     ) -> None:
         """Throttle the uplinks of subflows to the rates of these shares; 0: free them, as `remove_shares` does.
 
-        New ones are backups for `forgiven` seconds, in which what they send costs nothing. What their clients may have
-        in flight is bounded where the scale of the windows that the proxy announces is known (RFC 7323, section 2).
-        Raises KernelError; then any part may have been done.
+        New ones are backups for `forgiven` seconds, in which what they send costs nothing; then what clients may have
+        in flight on the subflows with `windows` is bounded. Raises KernelError; then any part may have been done.
         """
-        self._assign(shares, window_scales or {}, time.monotonic_ns() + round(forgiven * 1e9))
+        self._assign(shares, windows or {}, time.monotonic_ns() + round(forgiven * 1e9))
 
     def forget(self, untold: Collection[FourTuple]) -> None:
         """Free subflows without telling their clients. Raises KernelError."""
         self._assign(dict.fromkeys(untold, _FORGOTTEN), {}, 0)
 
-    def _assign(self, shares: Mapping[FourTuple, int], scales: Mapping[FourTuple, int], counts_from: int) -> None:
-        records = [
-            pack_ends(ends) + _key(share) + _key(scales.get(ends, _UNKNOWN_SCALE)) for ends, share in shares.items()
-        ]
+    def _assign(
+        self, shares: Mapping[FourTuple, int], windows: Mapping[FourTuple, AnnouncedWindow], counts_from: int
+    ) -> None:
+        packed = {ends: _WINDOW.pack(window.scale, window.round_trip_us) for ends, window in windows.items()}
+        records = [pack_ends(ends) + _key(share) + packed.get(ends, _UNBOUNDED) for ends, share in shares.items()]
         for first in range(0, len(records), _MAX_ASSIGNMENTS):
             batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
             with self._lock:
@@ -143,7 +145,7 @@ class UplinkProgram:
                 if error.number != errno.ENOENT:
                     raise
                 continue
-            _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _, _ = values
+            _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _, _, _, _ = values
             uplink = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told, bool(is_policed))
             found[unpack_ends(key)] = uplink
         return found

@@ -15,11 +15,11 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.program_counters import UplinkCounters
+from mptcp_throttled.kernel.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.tc import Interface, find_interfaces, none_exists, read_link_header
 from mptcp_throttled.kernel.uplink_program import UplinkProgram
-from mptcp_throttled.kernel.window_scales import read_window_scales
-from mptcp_throttled.policy.decide import Share, Throttle
+from mptcp_throttled.policy.decide import RateKind, Share, Throttle
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -116,8 +116,9 @@ class Uplinks:
         program.set_shares({self._shares[share]: rate for share, rate in rates.items()})
         self._rates.update(rates)
         numbers = {ends: _FREE if t is None else self._shares[t.share] for ends, t in uplinks.items()}
-        new = [ends for ends, throttle in uplinks.items() if throttle is not None and ends not in self._share_of]
-        program.assign(numbers, read_window_scales(new))
+        # A limited subflow may be all that its connection has: only a cap means that there is another one.
+        capped = [ends for ends, t in uplinks.items() if t is not None and t.share.kind is RateKind.UPLINK_CAP]
+        program.assign(numbers, read_announced_windows(capped))
         for ends, throttle in uplinks.items():
             self._note(ends, None if throttle is None else throttle.share)
         self._remove_unused()

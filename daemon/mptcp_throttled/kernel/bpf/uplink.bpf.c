@@ -13,8 +13,9 @@
  *
  * What the client sends before it hears that it is in debt may overflow the queue of a slow link. BBR takes such losses for a
  * policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster than the rate for seconds, also what it has given to
- * the subflow already. So the window of throttled subflows is small. It bounds what is in flight on them and nothing else: of
- * the windows that its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1).
+ * the subflow already. So the window of capped subflows is small. It bounds what is in flight on them; of the windows that
+ * its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be all that a
+ * connection has, so their windows stay as they are.
  *
  * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first REGULAR_ACKS after it.
  *
@@ -43,8 +44,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define IN_FLIGHT_BYTES (64 << 10)
 #define REGULAR_ACKS 3 /* that repeat the end of a backup */
 
-/* What a client may have in flight on a subflow: what MPTCP gives to a subflow at once (MPTCP_SEND_BURST_SIZE), and no less
- * than what the rate carries in a long round trip. */
+/* What a client may have in flight on a capped subflow: what MPTCP gives to a subflow at once (MPTCP_SEND_BURST_SIZE), and no
+ * less than what the rate carries in this time and two round trips. */
 #define WINDOW_KIB 64
 #define WINDOW_NS 150000000ULL
 
@@ -191,6 +192,7 @@ static __always_inline void remember_segment(struct __sk_buff *skb, struct uplin
 	if (!uplink->has_sequence || (__s32)(next - uplink->sequence) > 0) /* not of a retransmission */
 		uplink->sequence = next;
 	uplink->has_sequence = 1;
+	uplink->window = segment->tcp.window;
 	if (segment->tcp_bytes < sizeof(segment->tcp) + sizeof(options) ||
 	    bpf_skb_load_bytes(skb, segment->ip_at + segment->ip_bytes + sizeof(segment->tcp), options, sizeof(options)) ||
 	    options[0] != bpf_htonl(TIMESTAMPS))
@@ -278,24 +280,22 @@ static __always_inline bool append_option(struct __sk_buff *skb, const struct se
 }
 
 static __always_inline void bound_window(struct __sk_buff *skb, const struct segment *segment, const struct share *share,
-					 __u32 scale)
+					 const struct uplink *uplink)
 {
-	__u32 tcp_at = segment->ip_at + segment->ip_bytes;
-	__u64 kib = WINDOW_KIB;
+	__u32 tcp_at = segment->ip_at + segment->ip_bytes, scale = uplink->window_scale;
+	__u64 kib = WINDOW_KIB, ns = WINDOW_NS + 2000ULL * uplink->round_trip_us;
 	__u16 window;
 
-	if (scale == UNKNOWN_SCALE)
-		return;
-	if (kib * share->ns_per_kib < WINDOW_NS) {
+	if (kib * share->ns_per_kib < ns) {
 		if (!share->ns_per_kib)
 			return;
-		kib = WINDOW_NS / share->ns_per_kib;
+		kib = ns / share->ns_per_kib;
 	}
 	if (bpf_ntohs(segment->tcp.window) <= kib << 10 >> scale)
 		return;
 	window = bpf_htons(kib << 10 >> scale);
-	bpf_l4_csum_replace(skb, tcp_at + offsetof(struct tcphdr, check), segment->tcp.window, window, 2);
-	bpf_skb_store_bytes(skb, tcp_at + offsetof(struct tcphdr, window), &window, sizeof(window), 0);
+	if (!bpf_l4_csum_replace(skb, tcp_at + offsetof(struct tcphdr, check), segment->tcp.window, window, 2))
+		bpf_skb_store_bytes(skb, tcp_at + offsetof(struct tcphdr, window), &window, sizeof(window), 0);
 }
 
 static __always_inline void note_told(struct uplink *uplink, enum told told, __u64 now)
@@ -362,7 +362,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 	__u32 bytes;
 	enum told told;
 
-	if (!parse(skb, &segment, false) || !segment.tcp.ack || segment.tcp.rst)
+	if (!parse(skb, &segment, false) || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
 	if (!uplink)
@@ -373,9 +373,11 @@ int throttle_uplinks(struct __sk_buff *skb)
 		uplink->ack.has_timestamps = 0;
 		uplink->is_policed = 0;
 		uplink->told = NOTHING;
-		uplink->window_scale = UNKNOWN_SCALE;
+		uplink->window_scale = UNBOUNDED;
 		return TC_ACT_UNSPEC;
 	}
+	if (!segment.tcp.ack)
+		return TC_ACT_UNSPEC;
 	now = bpf_ktime_get_ns();
 	bytes = newly_acknowledged(uplink, &segment);
 	uplink->bytes += bytes;
@@ -387,8 +389,9 @@ int throttle_uplinks(struct __sk_buff *skb)
 	else
 		told = charge(share, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
-	if (share)
-		bound_window(skb, &segment, share, uplink->window_scale);
+	/* Before that, what was in flight when the cap began may be beyond a small window, and could not be sent again. */
+	if (share && now >= uplink->counts_from && uplink->window_scale != UNBOUNDED)
+		bound_window(skb, &segment, share, uplink);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
 		begin_policing(uplink, share, now);
 	if (now < uplink->counts_from) { /* what comes is no sign that the client ignores what it was told */
@@ -436,6 +439,7 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 	__builtin_memcpy(segment, ack->tcp, sizeof(segment));
 	tcp->seq = bpf_htonl(uplink->sequence);
 	tcp->ack_seq = bpf_htonl(uplink->acknowledged);
+	tcp->window = uplink->window;
 	tcp->doff += OPTION_BYTES / 4;
 	tcp->check = 0;
 	if (ack->has_timestamps) {
@@ -584,12 +588,17 @@ int assign(struct __sk_buff *skb)
 		} else if (uplink) {
 			uplink->is_policed &= uplink->share == assignment.share;
 			uplink->share = assignment.share;
+			if (assignment.share) {
+				uplink->window_scale = assignment.window_scale;
+				uplink->round_trip_us = assignment.round_trip_us;
+			}
 		} else if (assignment.share) {
 			struct share *share = bpf_map_lookup_elem(&shares, &assignment.share);
 			/* A subflow of a share that others have used may be opened to escape the debt. */
 			struct uplink new = { .counts_from = share && share->paid_at ? 0 : counts_from,
 					      .share = assignment.share,
-					      .window_scale = assignment.window_scale };
+					      .window_scale = assignment.window_scale,
+					      .round_trip_us = assignment.round_trip_us };
 			long error = add_uplink(&assignment.ends, &new);
 
 			if (error)

@@ -39,20 +39,22 @@ struct last_ack {
 #define MAX_UPLINKS 65536
 #define MAX_ASSIGNMENTS 32
 
-/* A subflow, the share that it pays from, and the scale of the windows that the proxy announces on it (RFC 7323, section 2).
- * Share 0: none, it is free. FORGOTTEN: it is free, and its client is not told. */
+/* A subflow, the share that it pays from, the scale of the windows that the proxy announces on it (RFC 7323, section 2), and
+ * its shortest round-trip time. Share 0: none, it is free. FORGOTTEN: it is free, and its client is not told. UNBOUNDED: its
+ * window stays as it is. */
 #define FORGOTTEN 0xffffffff
-#define UNKNOWN_SCALE 0xffffffff
+#define UNBOUNDED 0xffffffff
 struct assignment {
 	struct ends ends;
 	__u32 share;
 	__u32 window_scale;
+	__u32 round_trip_us;
 };
 
 /* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told that it is free. What comes
  * before `counts_from` costs nothing, since it was queued at the client when the cap began; until then the client is told that
  * the subflow is a backup. `sequence`, of the next byte, and `acknowledged` are those of the last segment, in host byte order;
- * its time stamps are as they were sent. `appended` and `repeats` are how many ACKs have told the client what it was told
+ * its time stamps and its window are as the kernel sent them. `appended` and `repeats` are how many ACKs have told the client what it was told
  * last. `is_policed`: the client kept sending although the share was in debt, so what exceeds the rate is dropped. */
 struct uplink {
 	__u64 counts_from;
@@ -71,7 +73,9 @@ struct uplink {
 	__u32 is_policed;
 	__u32 has_sequence;
 	__u32 slot;
+	__u32 window;
 	__u32 window_scale;
+	__u32 round_trip_us;
 	struct last_ack ack;
 };
 
