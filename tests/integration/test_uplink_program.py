@@ -209,7 +209,7 @@ def test_bound_of_a_window_is_in_its_scale(
         assert Ether(sent(segment(0, window=window)))[TCP].window == left
 
 
-def test_window_stays_in_the_first_second_and_with_the_ports_of_another_subflow(
+def test_window_stays_in_the_first_second_and_after_a_handshake(
     program: UplinkProgram, sent: Callable[[Packet], bytes]
 ) -> None:
     program.set_shares({1: SLOW})

@@ -157,7 +157,7 @@ def test_priorities_of_packets_that_nftables_changes_are_found_but_ours() -> Non
     assert nft_chains(ours, None) == []
 
 
-def test_all_chains_that_see_what_leaves_change_priorities_that_sockets_have_given() -> None:
+def test_all_chains_that_see_what_leaves_can_change_priorities() -> None:
     rule = {"mangle": {"key": {"meta": {"key": "priority"}}, "value": "1:2"}}
     for hook, priority, kind, is_found in (
         ("output", 0, "filter", True),

@@ -9,6 +9,6 @@ from mptcp_throttled.observer import pause_after
 
 
 @pytest.mark.parametrize(("used", "pause"), [(0.0, 1.0), (0.01, 1.0), (0.03, 3.0), (0.05, 5.0), (2.0, 5.0)])
-def test_observations_take_a_hundredth_of_the_time_but_are_no_rarer_than_the_history(used: float, pause: float) -> None:
+def test_pause_after_an_observation_follows_from_its_cost(used: float, pause: float) -> None:
     assert pause_after(used) == pytest.approx(pause)
     assert pause <= FLUSH_SECONDS
