@@ -226,6 +226,43 @@ def test_window_stays_in_the_first_second_and_after_a_handshake(
         assert Ether(sent(segment(0, window=8192)))[TCP].window == 64
 
 
+@pytest.mark.parametrize("freed", ["limited", "removed", "free"])
+def test_window_of_an_older_uplink_stays_in_the_first_second_too(
+    program: UplinkProgram, sent: Callable[[Packet], bytes], freed: str
+) -> None:
+    def window() -> int:
+        return int(Ether(sent(segment(0, window=8192)))[TCP].window)
+
+    bounded = {ends(): AnnouncedWindow(10, 0)}
+    program.set_shares({1: SLOW, 2: SLOW})
+    program.assign({ends(): 1}, bounded, forgiven=0.0)
+    program.assign({ends(): 2}, bounded, forgiven=60.0)
+    assert window() == 64, "it was bounded before"
+    if freed == "limited":
+        program.assign({ends(): 1}, forgiven=0.0)
+    elif freed == "removed":
+        program.remove_shares([2])
+    else:
+        program.assign({ends(): 0})
+    assert window() == 8192
+    program.assign({ends(): 1}, bounded, forgiven=60.0)
+    assert window() == 8192
+    program.assign({ends(): 1}, bounded, forgiven=0.0)
+    assert window() == 8192, "the first second goes on"
+
+
+def test_window_of_a_new_uplink_stays_although_its_share_is_in_debt(
+    program: UplinkProgram, sent: Callable[[Packet], bytes]
+) -> None:
+    program.set_shares({1: SLOW})
+    program.assign({ends(): 1}, forgiven=0.0)
+    sent(segment(0))
+    sent(segment(100 * KIB))
+    new = ends(port=40001)
+    program.assign({new: 1}, {new: AnnouncedWindow(10, 0)}, forgiven=60.0)
+    assert Ether(sent(segment(0, new, window=8192)))[TCP].window == 8192
+
+
 @pytest.mark.parametrize(
     "packet",
     [

@@ -1,4 +1,4 @@
-"""The windows that the proxy announces on subflows: their scale (RFC 7323, section 2), and how long an answer takes."""
+"""The windows that the proxy announces on subflows: their scale (RFC 7323, section 2), and the shortest round trips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class AnnouncedWindow(NamedTuple):
 
 
 def read_announced_windows(subflows: Collection[FourTuple]) -> dict[FourTuple, AnnouncedWindow]:
-    """Those of these subflows whose sockets this host has, connected. An error leaves out the others, and is logged."""
+    """The windows of those subflows that have a connected socket on this host.
+
+    After an error the remaining ones are missing; it is logged and counted, and not raised.
+    """
     found: dict[FourTuple, AnnouncedWindow] = {}
     if not subflows:
         return found
@@ -39,7 +42,7 @@ def read_announced_windows(subflows: Collection[FourTuple]) -> dict[FourTuple, A
                 if window is not None:
                     found[ends] = window
     except KernelError as error:
-        _log.debug("the windows of %d uplinks stay as they are: %s", len(subflows) - len(found), error)
+        _log.debug("the windows of %d uplinks are not bounded: %s", len(subflows) - len(found), error)
         count_errors("kernel")
     return found
 

@@ -22,15 +22,15 @@ from mptcp_throttled.kernel.announced_windows import AnnouncedWindow
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
 
 FORGIVEN_SECONDS: Final = 1.0
-"""What a client sends for so long after the beginning of a cap had been queued there before, and costs nothing.
+"""Seconds after an uplink is first throttled in which what the client sends costs nothing: it was queued there before.
 
 Meanwhile the subflow is a backup.
 """
 
 _SHARE: Final = Struct("=QQ")
 _LAST_ACK_BYTES: Final = 132
-_UPLINK: Final = Struct(f"=QIIQQQ13I{_LAST_ACK_BYTES}s")
-_COUNTS_FROM: Final = Struct("=Q")
+_UPLINK: Final = Struct(f"=QQIIQQQ13I{_LAST_ACK_BYTES}s")
+_FROM: Final = Struct("=Q")
 _MAX_ASSIGNMENTS: Final = 32
 _FORGOTTEN: Final = 0xFFFF_FFFF
 _WINDOW: Final = Struct("=II")
@@ -98,8 +98,9 @@ class UplinkProgram:
     ) -> None:
         """Throttle the uplinks of subflows to the rates of these shares; 0: free them, as `remove_shares` does.
 
-        New ones are backups for `forgiven` seconds, in which what they send costs nothing; then what clients may have
-        in flight on the subflows with `windows` is bounded. Raises KernelError; then any part may have been done.
+        New ones are backups for `forgiven` seconds, in which what they send costs nothing. What clients may have in
+        flight on subflows with `windows` is bounded, those seconds after that is first asked for. Raises KernelError;
+        then any part may have been done.
         """
         self._assign(shares, windows or {}, time.monotonic_ns() + round(forgiven * 1e9))
 
@@ -108,14 +109,14 @@ class UplinkProgram:
         self._assign(dict.fromkeys(untold, _FORGOTTEN), {}, 0)
 
     def _assign(
-        self, shares: Mapping[FourTuple, int], windows: Mapping[FourTuple, AnnouncedWindow], counts_from: int
+        self, shares: Mapping[FourTuple, int], windows: Mapping[FourTuple, AnnouncedWindow], begin: int
     ) -> None:
         packed = {ends: _WINDOW.pack(window.scale, window.round_trip_us) for ends, window in windows.items()}
         records = [pack_ends(ends) + _key(share) + packed.get(ends, _UNBOUNDED) for ends, share in shares.items()]
         for first in range(0, len(records), _MAX_ASSIGNMENTS):
             batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
             with self._lock:
-                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _COUNTS_FROM.pack(counts_from) + batch)
+                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _FROM.pack(begin) + batch)
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
@@ -145,7 +146,7 @@ class UplinkProgram:
                 if error.number != errno.ENOENT:
                     raise
                 continue
-            _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _, _, _, _ = values
+            _, _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _, _, _, _ = values
             uplink = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told, bool(is_policed))
             found[unpack_ends(key)] = uplink
         return found

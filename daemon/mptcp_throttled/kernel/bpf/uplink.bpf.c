@@ -12,8 +12,8 @@
  * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
  *
  * What the client sends before it hears that it is in debt may overflow the queue of a slow link. BBR takes such losses for a
- * policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster than the rate for seconds, also what it has given to
- * the subflow already. So the window of capped subflows is small. It bounds what is in flight on them; of the windows that
+ * policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster than the rate for seconds, including what it has
+ * already given to the subflow. So the window of capped subflows is small. It bounds what is in flight on them; of the windows that
  * its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be all that a
  * connection has, so their windows stay as they are.
  *
@@ -45,7 +45,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define REGULAR_ACKS 3 /* that repeat the end of a backup */
 
 /* What a client may have in flight on a capped subflow: what MPTCP gives to a subflow at once (MPTCP_SEND_BURST_SIZE), and no
- * less than what the rate carries in this time and two round trips. */
+ * less than what the rate carries in WINDOW_NS and two of its shortest round trips. */
 #define WINDOW_KIB 64
 #define WINDOW_NS 150000000ULL
 
@@ -390,7 +390,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 		told = charge(share, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
 	/* Before that, what was in flight when the cap began may be beyond a small window, and could not be sent again. */
-	if (share && now >= uplink->counts_from && uplink->window_scale != UNBOUNDED)
+	if (share && now >= uplink->bounded_from && uplink->window_scale != UNBOUNDED)
 		bound_window(skb, &segment, share, uplink);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
 		begin_policing(uplink, share, now);
@@ -563,19 +563,32 @@ static long remind_one(__u32 number, struct reminding *reminding)
 	return 0;
 }
 
+/* Puts an element into another share. Its window is bounded `from` then on, or goes on being bounded. */
+static __always_inline void change_uplink(struct uplink *uplink, const struct assignment *assignment, __u64 from)
+{
+	if (uplink->window_scale == UNBOUNDED || !bpf_map_lookup_elem(&shares, &uplink->share))
+		uplink->bounded_from = from;
+	uplink->is_policed &= uplink->share == assignment->share;
+	uplink->share = assignment->share;
+	if (assignment->share) {
+		uplink->window_scale = assignment->window_scale;
+		uplink->round_trip_us = assignment->round_trip_us;
+	}
+}
+
 /* Puts subflows into their shares, frees or forgets them. The daemon runs it by BPF_PROG_TEST_RUN: a map update from user
- * space replaces the whole element. The packet is an Ethernet header, the time from which new subflows count, and up to
- * MAX_ASSIGNMENTS assignments. Returns 0, or the negative error of the first that was refused. */
+ * space replaces the whole element. The packet is an Ethernet header, the time from which new subflows count and new bounds of
+ * windows apply, and up to MAX_ASSIGNMENTS assignments. Returns 0, or the negative error of the first that was refused. */
 SEC("tc")
 int assign(struct __sk_buff *skb)
 {
-	__u64 counts_from;
+	__u64 from;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &counts_from, sizeof(counts_from)))
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &from, sizeof(from)))
 		return -EINVAL;
 #pragma unroll 1
 	for (int i = 0; i < MAX_ASSIGNMENTS; i++) {
-		__u32 at = ETH_HLEN + sizeof(counts_from) + i * sizeof(struct assignment);
+		__u32 at = ETH_HLEN + sizeof(from) + i * sizeof(struct assignment);
 		struct assignment assignment;
 		struct uplink *uplink;
 
@@ -586,16 +599,12 @@ int assign(struct __sk_buff *skb)
 			if (uplink)
 				remove_uplink(&assignment.ends, uplink->slot);
 		} else if (uplink) {
-			uplink->is_policed &= uplink->share == assignment.share;
-			uplink->share = assignment.share;
-			if (assignment.share) {
-				uplink->window_scale = assignment.window_scale;
-				uplink->round_trip_us = assignment.round_trip_us;
-			}
+			change_uplink(uplink, &assignment, from);
 		} else if (assignment.share) {
 			struct share *share = bpf_map_lookup_elem(&shares, &assignment.share);
 			/* A subflow of a share that others have used may be opened to escape the debt. */
-			struct uplink new = { .counts_from = share && share->paid_at ? 0 : counts_from,
+			struct uplink new = { .counts_from = share && share->paid_at ? 0 : from,
+					      .bounded_from = from,
 					      .share = assignment.share,
 					      .window_scale = assignment.window_scale,
 					      .round_trip_us = assignment.round_trip_us };

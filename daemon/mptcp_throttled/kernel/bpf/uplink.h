@@ -53,11 +53,13 @@ struct assignment {
 
 /* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told that it is free. What comes
  * before `counts_from` costs nothing, since it was queued at the client when the cap began; until then the client is told that
- * the subflow is a backup. `sequence`, of the next byte, and `acknowledged` are those of the last segment, in host byte order;
- * its time stamps and its window are as the kernel sent them. `appended` and `repeats` are how many ACKs have told the client what it was told
- * last. `is_policed`: the client kept sending although the share was in debt, so what exceeds the rate is dropped. */
+ * the subflow is a backup. From `bounded_from` on its window is bounded, if its scale is known. `sequence`, of the next byte,
+ * and `acknowledged` are those of the last segment, in host byte order; its time stamps and its window are as the kernel sent
+ * them. `appended` and `repeats` are how many ACKs have told the client what it was told last. `is_policed`: the client kept
+ * sending although the share was in debt, so what exceeds the rate is dropped. */
 struct uplink {
 	__u64 counts_from;
+	__u64 bounded_from;
 	__u32 share;
 	__u32 told;
 	__u64 told_at;
