@@ -22,7 +22,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
-# With many subflows an observation takes long: the pause is so many times its processor time, within these bounds.
+# With many subflows an observation takes long: the pause is this many times its processor time, within these bounds.
 _PAUSE_FACTOR: Final = 100
 # The history is written by observations, and twice this time is the most that a killed daemon may lose of it.
 _MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS

@@ -100,7 +100,7 @@ def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) 
     assert enforcement.not_enforced == {}
 
 
-def test_difference_seen_once_is_not_reported_however_rare_looks_are(snapshot: Snapshot) -> None:
+def test_difference_seen_once_is_not_reported_if_observations_are_rare(snapshot: Snapshot) -> None:
     rare = 2 * GRACE_SECONDS
     enforcement = Enforcement()
     for number in range(2):
