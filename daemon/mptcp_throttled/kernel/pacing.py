@@ -230,20 +230,25 @@ class PacedSockets:
         return ProgramCounters() if self._program is None else self._program.counters()
 
     def release(self) -> int:
-        """Wait up to a second for sockets to lose their paces; the number that still have one. Raises KernelError."""
+        """Free all sockets, trying for up to a second; the number that still have a pace. Raises KernelError."""
         self._networks = ()
         deadline = time.monotonic() + _RELEASE_SECONDS
         if self._program is not None:
             self._program.release()
         else:
-            # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
-            with suppress(KernelError):
-                SocketProgram(ProgramKind.THROTTLE, self._ports).close()
+            self._release_without_cgroup()
         while paced := count_paced(self._ports):
-            if self._program is None or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 return paced
             time.sleep(_RELEASE_POLL_SECONDS)
+            if self._program is None:
+                self._release_without_cgroup()
         return 0
+
+    def _release_without_cgroup(self) -> None:
+        """Free sockets, if the kernel lets us: a proxy that is stopping has no listener, so its cgroup is unknown."""
+        with suppress(KernelError):
+            SocketProgram(ProgramKind.THROTTLE, self._ports).close()
 
     def close(self) -> None:
         """Detach the program and drop its maps."""
