@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import time
@@ -12,11 +13,14 @@ import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, receive_rates, serving
 
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.origin import endless
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_throttle.linux.kernel_error import set_faults
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.pacing import PacedSockets
 
 PROGRAMS = {"auto": "caps decided in the kernel", "off": "caps decided in the daemon: daemon.kernel_decides is off"}
 
@@ -155,6 +159,21 @@ def test_clean_up_frees_sockets_although_the_cgroup_is_gone(world: ProxyWorld) -
     world.services.configure_daemon(cgroup="/sys/fs/cgroup/gone")
     assert world.paced() == 1
     world.services.clean_up()
+    assert world.paced() == 0
+
+
+def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_paced()
+    world.daemon.kill()
+    left = [OSError(errno.EPERM, "refused")] * 3
+    set_faults(lambda requests: [left.pop() if left and "bpf object load" in requests else None for _ in requests])
+    try:
+        with in_namespace(world.lab.proxy.namespace):
+            assert PacedSockets((PORT,)).release() == 0
+    finally:
+        set_faults(None)
+    assert not left
     assert world.paced() == 0
 
 

@@ -235,20 +235,15 @@ class PacedSockets:
         deadline = time.monotonic() + _RELEASE_SECONDS
         if self._program is not None:
             self._program.release()
-        else:
-            self._release_without_cgroup()
-        while paced := count_paced(self._ports):
-            if time.monotonic() > deadline:
+        while True:
+            if self._program is None:
+                # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
+                with suppress(KernelError):
+                    SocketProgram(ProgramKind.THROTTLE, self._ports).close()
+            paced = count_paced(self._ports)
+            if not paced or time.monotonic() > deadline:
                 return paced
             time.sleep(_RELEASE_POLL_SECONDS)
-            if self._program is None:
-                self._release_without_cgroup()
-        return 0
-
-    def _release_without_cgroup(self) -> None:
-        """Free sockets, if the kernel lets us: a proxy that is stopping has no listener, so its cgroup is unknown."""
-        with suppress(KernelError):
-            SocketProgram(ProgramKind.THROTTLE, self._ports).close()
 
     def close(self) -> None:
         """Detach the program and drop its maps."""

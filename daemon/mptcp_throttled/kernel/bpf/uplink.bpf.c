@@ -13,9 +13,9 @@
  *
  * What the client sends before it hears that it is in debt may overflow the queue of a slow link. BBR takes such losses for a
  * policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster than the rate for seconds, including what it has
- * already given to the subflow. So the window of capped subflows is small. It bounds what is in flight on them; of the windows that
- * its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be all that a
- * connection has, so their windows stay as they are.
+ * already given to the subflow. So the window of capped subflows is small. It bounds what is in flight on them; of the windows
+ * that its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be all that
+ * a connection has, so their windows stay as they are.
  *
  * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first REGULAR_ACKS after it.
  *
