@@ -11,6 +11,7 @@ _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
 _NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/services.md, Marks"
 _REFUSED: Final = "it is tried again by itself; `journalctl -u mptcp-throttled` says since when"
 _NEEDS: Final = "docs/services.md, Pace, names what it needs"
+_PREVENTION_NEEDS: Final = "docs/services.md, Discards, names what it needs"
 _INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a restart says so"
 
 
@@ -49,3 +50,6 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
     if unpaced is None:
         cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
         yield Finding("kernel program", cost, cost and _NEEDS, harm=False)
+    problem = answer["discards_problem"]
+    cost = None if problem is None else f"not prevented; connections over several networks may stall: {problem}"
+    yield Finding("discards", cost, cost and _PREVENTION_NEEDS, harm=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.model import BackEnd, KernelDecides
+from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
 from mptcp_throttled.kernel.htb import MarkedTraffic
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.marking.choice import MarkingChoice, choose_marking
@@ -23,12 +24,12 @@ _log = logging.getLogger("mptcp-throttled")
 
 def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel:
     """The kernel layer for the service; `keep` is given the descriptor of the kernel program's link."""
-    sockets = _paced_sockets(config, keep)
+    sockets, discards = _paced_sockets(config, keep), _discard_prevention(config)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config.proxy.interfaces[0], _switch(config), sockets)
+        return _openvswitch_kernel(config.proxy.interfaces[0], _switch(config), sockets, discards)
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
     marks = choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
-    return _tc_kernel(config, marks, sockets)
+    return _tc_kernel(config, marks, sockets, discards)
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
@@ -64,7 +65,12 @@ def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | 
     return None
 
 
-def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | None = None) -> LinuxKernel:
+def _tc_kernel(
+    config: Config,
+    marks: MarkingChoice,
+    sockets: PacedSockets | None = None,
+    discards: DiscardPrevention | None = None,
+) -> LinuxKernel:
     root = RootQdiscs(
         config.proxy.interfaces,
         _marking(config),
@@ -72,11 +78,17 @@ def _tc_kernel(config: Config, marks: MarkingChoice, sockets: PacedSockets | Non
         needs_filter=lambda: marks.present.needs_filter,
         force=config.daemon.replace_any_qdisc,
     )
-    return LinuxKernel(root, marks, sockets)
+    return LinuxKernel(root, marks, sockets, discards)
 
 
-def _openvswitch_kernel(interface: str, switch: OpenVswitch, sockets: PacedSockets | None = None) -> LinuxKernel:
-    return LinuxKernel(PortQueues(interface, switch), MarkingChoice(OpenFlowMarking(interface, switch)), sockets)
+def _openvswitch_kernel(
+    interface: str,
+    switch: OpenVswitch,
+    sockets: PacedSockets | None = None,
+    discards: DiscardPrevention | None = None,
+) -> LinuxKernel:
+    marks = MarkingChoice(OpenFlowMarking(interface, switch))
+    return LinuxKernel(PortQueues(interface, switch), marks, sockets, discards)
 
 
 def _switch(config: Config) -> OpenVswitch:
@@ -93,6 +105,13 @@ def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _
     cgroup = config.daemon.cgroup
     decides = config.daemon.kernel_decides is KernelDecides.AUTO
     return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides, keep=keep)
+
+
+def _discard_prevention(config: Config) -> DiscardPrevention | None:
+    # Without kernel_view the proxy's sockets are on another host.
+    if not (config.daemon.prevent_discards and config.sniffer.kernel_view):
+        return None
+    return DiscardPrevention(config.proxy.interfaces, config.proxy.ports)
 
 
 def _marking(config: Config) -> MarkedTraffic:

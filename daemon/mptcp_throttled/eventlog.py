@@ -34,6 +34,8 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
     decided = before.deciding_problem, before.pacing_problem
     if after.pacing_problem is None and decided != (after.deciding_problem, None):
         _log_deciding(after.deciding_problem)
+    if after.discards_problem != before.discards_problem:
+        _log_discards(after.discards_problem)
     if after.mark_back_end != before.mark_back_end:
         _log.info("subflows are led to their classes by: %s", after.mark_back_end)
     if after.sniffer.problem != before.sniffer.problem:
@@ -147,6 +149,13 @@ def _log_deciding(problem: str | None) -> None:
         _log.info("caps are decided in the kernel")
     else:
         _log.info("caps are decided in the daemon, milliseconds after a join: %s", problem)
+
+
+def _log_discards(problem: str | None) -> None:
+    if problem is None:
+        _log.info("discards are prevented")
+    else:
+        _log.info("discards are not prevented, so that connections may stall: %s", problem)
 
 
 def _log_sniffer(snapshot: Snapshot) -> None:

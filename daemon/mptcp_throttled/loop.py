@@ -67,11 +67,15 @@ class DecidingKernel(Kernel, Protocol):
         """Why no program does; None if one does."""
 
     @property
+    def discards_problem(self) -> str | None:
+        """Why discards are not prevented; None if they are, or are not to be."""
+
+    @property
     def mark_back_end(self) -> str:
         """The mark back end in use: `socket`, `ipset` or `rules`."""
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Decide by these from now on; by none, nobody is capped."""
+        """Act by these from now on; by none, nobody is capped. To be called often."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.
@@ -248,6 +252,7 @@ class Loop:
             self._uplinks.applied,
             self._uplinks.policed,
             self._uplinks.counters,
+            self._kernel.discards_problem,
         )
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, changed_uplinks)

@@ -51,6 +51,7 @@ class Snapshot:
 
     `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
     sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
+    `discards_problem` is why discards are not prevented.
     `mark_back_end` is the one in use. `uplinks` are those that are throttled in the kernel; of
     `policed`, what exceeds the rate is dropped.
     """
@@ -72,6 +73,7 @@ class Snapshot:
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()
     uplink_counters: UplinkCounters = field(default_factory=UplinkCounters)
+    discards_problem: str | None = None
 
     def throttle_of(self, ends: FourTuple) -> Throttle | None:
         """What is applied for a subflow; None: it is free."""

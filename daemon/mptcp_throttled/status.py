@@ -55,6 +55,7 @@ def status(
             "paced_subflows": len(snapshot.applied.paces),
             "unpaced": snapshot.pacing_problem,
             "deciding_problem": snapshot.deciding_problem,
+            "discards_problem": snapshot.discards_problem,
             "kernel_program": asdict(snapshot.counters),
             "uplink_program": asdict(snapshot.uplink_counters),
             "errors": list(snapshot.errors),

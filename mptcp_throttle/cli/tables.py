@@ -48,6 +48,8 @@ def show_status(data: Json) -> None:
         else f"pacing: none, only HTB limits the rates: {daemon['unpaced']}",
         markup=False,
     )
+    if daemon["discards_problem"] is not None:
+        console.print(f"discards: not prevented: {daemon['discards_problem']}", markup=False)
     console.print(
         f"sniffer: {sniffer['connections']} connections, revision {sniffer['revision']}"
         if sniffer["connected"]

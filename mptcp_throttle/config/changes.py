@@ -26,6 +26,7 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.replace_any_qdisc",
         "daemon.pacing",
         "daemon.kernel_decides",
+        "daemon.prevent_discards",
         "daemon.cgroup",
         "metrics.listen",
         "metrics.clients",

@@ -164,6 +164,7 @@ class DaemonSection(Section):
     replace_any_qdisc: Flag = False
     pacing: Flag = True
     kernel_decides: Annotated[KernelDecides, one_of(KernelDecides)] = KernelDecides.AUTO
+    prevent_discards: Flag = True
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 
 

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +80,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_link__destroy": (_INT, _POINTER),
     "bpf_link__detach": (_INT, _POINTER),
     "bpf_link_detach": (_INT, _INT),
+    "bpf_link_create": (_INT, _INT, _INT, _INT, _POINTER),
     "bpf_link__fd": (_INT, _POINTER),
     "bpf_iter_create": (_INT, _INT),
     "bpf_prog_test_run_opts": (_INT, _INT, _POINTER),
@@ -193,6 +195,13 @@ class RingBuffer:
         _libbpf().ring_buffer__free(self._buffer)
 
 
+class Direction(Enum):
+    """Which packets of an interface a program sees: enum bpf_attach_type (include/uapi/linux/bpf.h)."""
+
+    INGRESS = 46
+    EGRESS = 47
+
+
 class BpfObject:
     """The programs and maps of an object file in the kernel, until `close` or the end of this process.
 
@@ -260,6 +269,16 @@ class BpfObject:
         finally:
             os.close(directory)
         return int(self._library.bpf_link__fd(link))
+
+    def attach_interface(self, program: str, index: int, direction: Direction) -> int:
+        """Attach a tc program to the interface with that index, beside those of others (TCX, Linux 6.6).
+
+        Returns the file descriptor of the link, which is the caller's: the program is detached when it and its copies
+        are closed. Raises KernelError.
+        """
+        fault_point("bpf link create")
+        link = self._library.bpf_link_create(self.program(program), index, direction.value, None)
+        return _checked(f"attach {program}", link, "before Linux 6.6 there is no TCX")
 
     def iterate(self, program: str) -> bytes:
         """Run an iterator program over all its objects; what it has written. Raises KernelError."""

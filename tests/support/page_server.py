@@ -55,6 +55,7 @@ STATUS: Final[dict[str, Any]] = {
         "not_enforced": [],
         "unpaced": None,
         "deciding_problem": None,
+        "discards_problem": None,
         "config": {"problems": []},
     },
     "sniffer": {"connected": True, "problem": None},

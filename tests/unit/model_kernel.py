@@ -99,6 +99,7 @@ class ModelKernel:
         self.networks: tuple[AccessNetwork, ...] = ()
         self.closed: list[ClosedSubflow] = []
         self.deciding_problem: str | None = "a model"
+        self.discards_problem: str | None = None
         self.mark_back_end = "rules"
         self.numbered = False  # whether an error tells which operation was refused
 

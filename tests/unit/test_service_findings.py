@@ -22,7 +22,10 @@ def host_in(directory: Path) -> Host:
 
 def status(**daemon: object) -> Json:
     fine: Json = {"not_enforced": [], "errors": [], "config": {"problems": []}, "pause": None, "unpaced": None}
-    return {"daemon": {**fine, "deciding_problem": None, **daemon}, "sniffer": {"connected": True, "problem": None}}
+    return {
+        "daemon": {**fine, "deciding_problem": None, "discards_problem": None, **daemon},
+        "sniffer": {"connected": True, "problem": None},
+    }
 
 
 def test_service_that_does_not_answer_is_a_problem_with_its_remedy(tmp_path: Path) -> None:

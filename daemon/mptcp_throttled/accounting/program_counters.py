@@ -31,3 +31,14 @@ class ProgramCounters:
 
     totals_lost: int = 0
     sockets_refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCounters:
+    """What the programs that prevent discards have counted since they were loaded.
+
+    DATA_ACKs that were lowered, and joined subflows whose client was sent a keep-alive.
+    """
+
+    lowered: int = 0
+    probed: int = 0

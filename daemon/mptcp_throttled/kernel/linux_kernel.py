@@ -10,6 +10,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting.program_counters import ProgramCounters
 from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
+from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
 from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.pacing import PacedSockets
 from mptcp_throttled.kernel.proxy_sockets import SocketReader
@@ -52,15 +53,22 @@ class Htb(Protocol):
 
 
 class LinuxKernel:
-    """HTB, marks and socket paces of this host.
+    """HTB, marks and socket paces of this host, and the programs that prevent discards.
 
     For one thread only, but for `class_bytes`: pyroute2 sockets and libiptc handles must not be shared between threads.
     """
 
-    def __init__(self, htb: Htb, marks: MarkingChoice, sockets: PacedSockets | None = None) -> None:
+    def __init__(
+        self,
+        htb: Htb,
+        marks: MarkingChoice,
+        sockets: PacedSockets | None = None,
+        discards: DiscardPrevention | None = None,
+    ) -> None:
         self._htb = htb
         self._marks = marks
         self._sockets = sockets
+        self._discards = discards
 
     @property
     def mark_back_end(self) -> str:
@@ -95,10 +103,20 @@ class LinuxKernel:
         """Why no kernel program decides which subflows are capped; None if one does."""
         return _NO_PACING if self._sockets is None else self._sockets.deciding_problem
 
+    @property
+    def discards_problem(self) -> str | None:
+        """Why discards are not prevented; None if they are, or are not to be."""
+        return None if self._discards is None else self._discards.problem
+
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Let the kernel program, if there is one, decide by these from now on; by none, nobody is capped."""
+        """Let the kernel programs act by these from now on; by none, nobody is capped.
+
+        To be called often: it follows interfaces that come and go.
+        """
         if self._sockets is not None:
             self._sockets.set_networks(networks)
+        if self._discards is not None:
+            self._discards.set_networks(networks)
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.

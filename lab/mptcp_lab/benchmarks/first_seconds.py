@@ -1,15 +1,16 @@
 """How long downloads take that are capped from their first moment: one, six at once, a page of 30 objects over six.
 
 Side by side: plain TCP over Wi-Fi (56 Mb/s) alone, MPTCP over Ethernet (10 Mb/s) and Wi-Fi without a cap, and the same
-with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), decided by the daemon, decided in the kernel, and the
-last with a provisional pace of 0.3 s. The connection begins over Ethernet, and Wi-Fi joins it. Times are from the first
-SYN to the last byte, in seconds; a ratio is a time divided by the median of plain TCP over Wi-Fi of the same cell.
+with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), decided by the daemon, decided in the kernel without
+prevention of discards and with it, and with a provisional pace of 0.3 s besides. The connection begins over Ethernet,
+and Wi-Fi joins it. Times are from the first SYN to the last byte, in seconds; a ratio is a time divided by the median
+of plain TCP over Wi-Fi of the same cell.
 
 `late`: Wi-Fi joins a download of 10 MB after 0.8 s, so that the cap begins in mid-transfer. There a ratio is a time
 divided by the ideal one: all of Ethernet until Wi-Fi has joined, then all of Wi-Fi and the cap.
 
-`discarded` counts packets that the client's MPTCP discarded: the proxy has sent them beyond the window that the client
-had announced, and MPTCP sends them again, one at a time, after a timeout each.
+`discarded` counts packets that the client's MPTCP discarded as beyond its window. MPTCP sends them again, one at a
+time, after a timeout each.
 
 A world is the lab with one thing changed.
 """
@@ -40,7 +41,7 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
-VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "kernel", "provisional")
+VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "discarding", "kernel", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
 """Documents of so many MB; `6x3`: six of 3 MB at once, over a connection each. Besides, `page` and `late`."""
 
@@ -57,6 +58,7 @@ _BLOCK: Final = 5
 _DAEMON_SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "htb": {"pacing": False},
     "daemon": {"kernel_decides": "off"},
+    "discarding": {"kernel_decides": "auto", "prevent_discards": False},
     "kernel": {"kernel_decides": "auto"},
     "provisional": {"kernel_decides": "auto"},
 }

@@ -6,16 +6,14 @@
 
 #include <stdbool.h>
 #include <linux/bpf.h>
+#include <linux/in6.h>
 #include <linux/types.h>
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-/* include/linux/types.h, include/uapi/linux/in6.h, include/net/sock.h */
+/* include/linux/types.h, include/net/sock.h */
 struct list_head {
 	struct list_head *next;
-};
-struct in6_addr {
-	__u8 in6_u[16];
 };
 struct sock_common {
 	__be32 skc_daddr, skc_rcv_saddr;
@@ -42,18 +40,19 @@ struct inet_connection_sock {
 };
 struct tcp_options_received {
 	__u32 ts_recent;
-	__u16 tstamp_ok : 1, rcv_wscale : 4;
+	__u16 tstamp_ok : 1, snd_wscale : 4, rcv_wscale : 4;
 };
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	bool is_mptcp;
-	__u32 write_seq, snd_nxt, rcv_nxt, rcv_wnd, notsent_lowat, tsoffset;
+	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, segs_out, rcv_nxt, rcv_wnd, notsent_lowat, tsoffset;
 	__u64 tcp_mstamp, bytes_received, bytes_sent, bytes_retrans;
 	struct tcp_options_received rx_opt;
 };
 
 /* net/mptcp/protocol.h */
 struct mptcp_sock {
+	__u64 write_seq, wnd_end;
 	struct list_head conn_list;
 	__u32 notsent_lowat; /* since Linux 6.9 */
 };

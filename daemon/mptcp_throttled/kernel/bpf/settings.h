@@ -64,6 +64,9 @@ struct closed {
 	__u32 padding;
 };
 
+/* Of addresses that are in no access network: the longest prefix may be one of these. */
+#define NO_PREFERENCE 0xffffffff
+
 /* Indices of the map `counters`. */
 enum counter { TOTALS_LOST, SOCKETS_REFUSED };
 

@@ -25,6 +25,11 @@ static __always_inline bool is_of_proxy(struct tcp_sock *tp)
 	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num));
 }
 
+static __always_inline bool joined(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
+}
+
 static __always_inline void client_address(struct sock *sk, __u8 address[16])
 {
 	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {

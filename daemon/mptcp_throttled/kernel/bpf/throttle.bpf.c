@@ -17,6 +17,7 @@
  */
 #include "subflow.h"
 #include "counters.h"
+#include "networks.h"
 #include "socket.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -28,7 +29,6 @@ char LICENSE[] SEC("license") = "GPL";
  * any number. Where there are more, the daemon decides alone. */
 #define MAX_SUBFLOWS 9
 #define DEAD_RETRANSMITS 2
-#define ADDRESS_BITS 128
 
 /* A cap begins when the socket's queue has drained, or after 1.5 s: at the cap's pace the reader would wait for its last
  * byte. Until then MPTCP adds to the queue only when it is nearly empty. */
@@ -38,16 +38,6 @@ char LICENSE[] SEC("license") = "GPL";
 /* A cap ends this long after the priorities of the subflows alone ask for it: MPTCP takes as long to use a path that it has
  * hardly used, and a client that changes priorities all the time has its cap all the time. */
 #define PRIORITY_NS 1000000000ULL
-
-/* Twice the most that a configuration may have (mptcp_throttle/config/load.py): a reload adds the new subnets before it deletes
- * the old ones. A subnet takes up to 200 bytes of memory, its share of the inner nodes included. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 2 * 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, struct network);
-} networks SEC(".maps");
 
 /* The class ids that the daemon has decided. Those of capped subflows are in `paces`, too; the others are limited, whatever
  * the other subflows of their connection do. */
@@ -115,24 +105,11 @@ static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
 	return msk ? foreign_priority(BPF_CORE_READ(msk, sk_priority)) : 0;
 }
 
-static __always_inline bool joined(struct tcp_sock *tp)
-{
-	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
-}
-
 /* The limit of unsent data that MPTCP gives a subflow. Since Linux 6.9 it sets ~0 on those that join, some time after they
  * are established (net/mptcp/sockopt.c, mptcp_sockopt_sync_locked). */
 static __always_inline __u32 default_unsent_limit(struct tcp_sock *tp)
 {
 	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) && joined(tp) ? UNLIMITED : 0;
-}
-
-static __always_inline struct network *network_of(const __u8 address[16])
-{
-	struct prefix key = { .bits = ADDRESS_BITS };
-
-	__builtin_memcpy(key.address, address, sizeof(key.address));
-	return bpf_map_lookup_elem(&networks, &key);
 }
 
 static __always_inline bool is_live(struct mptcp_subflow_context *context, struct sock *sk)

@@ -25,14 +25,10 @@
  */
 #include <stddef.h>
 #include <linux/errno.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
-#include <linux/tcp.h>
 #include "addresses.h"
 #include "counters.h"
+#include "segment.h"
 #include "uplink.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -61,7 +57,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define OPTION_BYTES 4
 #define TIMESTAMPS 0x0101080aU /* NOP, NOP, kind 8, length 10: net/ipv4/tcp_output.c, tcp_options_write */
 
-#define IP_FRAGMENT 0x3fff
 #define PLAUSIBLE_BYTES (1U << 30)
 #define CAS_ATTEMPTS 4
 
@@ -91,63 +86,6 @@ struct {
 } slots SEC(".maps");
 
 static volatile __u32 used_slots;
-
-/* A TCP segment. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
-struct segment {
-	struct ends ends;
-	struct tcphdr tcp;
-	__u32 ip_at;
-	__u32 ip_bytes;
-	__u32 tcp_bytes;
-	__u32 payload;
-};
-
-static __always_inline bool is_ip(__u32 protocol)
-{
-	return protocol == bpf_htons(ETH_P_IP) || protocol == bpf_htons(ETH_P_IPV6) ||
-	       protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
-}
-
-/* False if it is none. IPv4 options and IPv6 extension headers are not looked into. */
-static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment, bool is_from_client)
-{
-	struct ends *ends = &segment->ends;
-	union {
-		struct iphdr v4;
-		struct ipv6hdr v6;
-	} ip;
-	__u32 total;
-
-	if (!is_ip(skb->protocol) || bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET))
-		return false;
-	if (ip.v4.version == 4) {
-		if (ip.v4.ihl != 5 || ip.v4.protocol != IPPROTO_TCP || ip.v4.frag_off & bpf_htons(IP_FRAGMENT))
-			return false;
-		map_ipv4(is_from_client ? ends->proxy : ends->client, ip.v4.daddr);
-		map_ipv4(is_from_client ? ends->client : ends->proxy, ip.v4.saddr);
-		segment->ip_bytes = sizeof(ip.v4);
-		total = bpf_ntohs(ip.v4.tot_len);
-	} else if (ip.v4.version == 6) {
-		if (ip.v6.nexthdr != IPPROTO_TCP)
-			return false;
-		__builtin_memcpy(is_from_client ? ends->proxy : ends->client, &ip.v6.daddr, sizeof(ip.v6.daddr));
-		__builtin_memcpy(is_from_client ? ends->client : ends->proxy, &ip.v6.saddr, sizeof(ip.v6.saddr));
-		segment->ip_bytes = sizeof(ip.v6);
-		total = sizeof(ip.v6) + bpf_ntohs(ip.v6.payload_len);
-	} else {
-		return false;
-	}
-	if (bpf_skb_load_bytes_relative(skb, segment->ip_bytes, &segment->tcp, sizeof(segment->tcp), BPF_HDR_START_NET))
-		return false;
-	ends->client_port = (__u32)(is_from_client ? segment->tcp.source : segment->tcp.dest) << 16;
-	ends->proxy_port = bpf_ntohs(is_from_client ? segment->tcp.dest : segment->tcp.source);
-	segment->tcp_bytes = segment->tcp.doff * 4;
-	if (total > skb->len || total < segment->ip_bytes + segment->tcp_bytes)
-		return false;
-	segment->payload = total - segment->ip_bytes - segment->tcp_bytes;
-	segment->ip_at = skb->len - total;
-	return true;
-}
 
 /* Charges the share for the bytes; whether it is in debt then. */
 static __always_inline bool charge(struct share *share, __u32 bytes, __u64 now)

@@ -1,0 +1,366 @@
+"""The programs that keep clients from discarding: which DATA_ACKs are lowered, and which subflows get a keep-alive."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import pytest
+from examples import ETHERNET as ETHERNET_NETWORK
+from polling import eventually
+from scapy.data import ETH_P_ALL
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+from mptcp_lab.host import Host
+from mptcp_lab.namespaces import in_namespace
+from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
+from mptcp_throttle.linux.libbpf import Direction
+from mptcp_throttle.model import AccessNetwork
+from mptcp_throttled.accounting.program_counters import DiscardCounters
+from mptcp_throttled.kernel import discard_prevention
+from mptcp_throttled.kernel.discard_prevention import DiscardPrevention, DiscardProgram
+from mptcp_throttled.kernel.tc import find_interface
+
+PORT: Final = 8080
+MPTCP: Final = 262  # IPPROTO_MPTCP
+MPTCP_OPTION: Final = 30
+UNSPECIFIED: Final = 0xFFFFFFFF  # TC_ACT_UNSPEC
+UNSEEN: Final = 40_000
+SMALLER: Final = 16_384
+SHORT_ACK, LONG_ACK = bytes.fromhex("2001"), bytes.fromhex("2003")  # RFC 8684, section 3.3
+CLIENTS: Final = replace(ETHERNET_NETWORK, subnets=(ETHERNET.v4, ETHERNET.v6, WIFI.v4, WIFI.v6), cap=None, limit=None)
+OTHERS: Final = replace(CLIENTS, subnets=())
+
+
+class Connection(NamedTuple):
+    """An MPTCP connection: the sockets of both ends."""
+
+    client: socket.socket
+    proxy: socket.socket
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with build(Topology()) as lab:
+        yield lab
+
+
+@contextmanager
+def connected(lab: Lab, family: Family = 4, protocol: int = MPTCP) -> Iterator[Connection]:
+    """A connection over Ethernet, on which each end has sent a byte and received one."""
+    with ExitStack() as open_sockets:
+        kind = socket.AF_INET if family == 4 else socket.AF_INET6
+        with in_namespace(lab.proxy.namespace):
+            listener = open_sockets.enter_context(socket.socket(kind, socket.SOCK_STREAM, protocol))
+        with in_namespace(lab.client.namespace):
+            client = open_sockets.enter_context(socket.socket(kind, socket.SOCK_STREAM, protocol))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(lab.proxy_address(family)), PORT))
+        listener.listen()
+        client.settimeout(10)
+        client.connect(listener.getsockname())
+        proxy = open_sockets.enter_context(listener.accept()[0])
+        yield Connection(client, proxy)
+
+
+def exchange(connection: Connection) -> None:
+    client, proxy = connection
+    client.sendall(b"?")
+    assert proxy.recv(1) == b"?"
+    proxy.sendall(b"!")
+    assert client.recv(1) == b"!"
+
+
+@contextmanager
+def attached(lab: Lab) -> Iterator[DiscardProgram]:
+    """The programs at the proxy's interface."""
+    with ExitStack() as open_links:
+        with in_namespace(lab.proxy.namespace):
+            program = open_links.enter_context(closing(DiscardProgram((PORT,))))
+            program.set_networks((CLIENTS,))
+            for link in program.attach(find_interface("eth0").index):
+                open_links.callback(os.close, link)
+        yield program
+
+
+def attached_programs(lab: Lab) -> list[int]:
+    """How many programs there are at the proxy's ingress and egress."""
+    libbpf = ctypes.CDLL("libbpf.so.1")
+    counts = []
+    with in_namespace(lab.proxy.namespace):
+        for direction in Direction:
+            count = ctypes.c_uint32()
+            index = find_interface("eth0").index
+            assert libbpf.bpf_prog_query(index, direction.value, 0, None, None, ctypes.byref(count)) == 0
+            counts.append(count.value)
+    return counts
+
+
+@contextmanager
+def captured(host: Host) -> Iterator[socket.socket]:
+    """A socket that has all frames of the host's eth0 from now on."""
+    with in_namespace(host.namespace):
+        capture = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    with capture:
+        capture.bind(("eth0", ETH_P_ALL))
+        capture.setblocking(False)
+        yield capture
+
+
+def frames(capture: socket.socket) -> list[Packet]:
+    found = []
+    while True:
+        try:
+            found.append(Ether(capture.recv(2048)))
+        except BlockingIOError:
+            return found
+
+
+@contextmanager
+def deaf(host: Host, interface: str = "eth0") -> Iterator[None]:
+    """The host gets nothing on that interface."""
+    for command in ("iptables", "ip6tables"):
+        host.run(command, "-I", "INPUT", "-i", interface, "-p", "tcp", "-j", "DROP")
+    yield
+    for command in ("iptables", "ip6tables"):
+        host.run(command, "-D", "INPUT", "-i", interface, "-p", "tcp", "-j", "DROP")
+
+
+class Segment(NamedTuple):
+    """A client's last ACK, for changed copies of it; `scale` is that of its window."""
+
+    packet: Packet
+    scale: int
+
+    def copy(self, *, window: int = 0, data: int = 0, short: bool = False, **changes: int) -> bytes:
+        """With a window and a DATA_ACK that are larger by so many bytes; `changes` are added to other fields of TCP.
+
+        `short`: with a DATA_ACK of four bytes.
+        """
+        packet = self.packet.copy()
+        tcp = packet[TCP]
+        ((_, dss),) = (option for option in tcp.options if option[0] == MPTCP_OPTION)
+        value = (int.from_bytes(dss[2:], "big") + data) % (1 << 64)
+        dss = SHORT_ACK + (value % (1 << 32)).to_bytes(4, "big") if short else LONG_ACK + value.to_bytes(8, "big")
+        tcp.options = [(MPTCP_OPTION, dss) if option[0] == MPTCP_OPTION else option for option in tcp.options]
+        tcp.window += window >> self.scale
+        for name, by in changes.items():
+            setattr(tcp, name, (getattr(tcp, name) + by) % (1 << 32))
+        for layer, field in ((TCP, "chksum"), (TCP, "dataofs"), (IP, "len"), (IP, "chksum"), (IPv6, "plen")):
+            if layer in packet:
+                delattr(packet[layer], field)
+        return bytes(packet)
+
+
+def data_ack(frame: bytes) -> int:
+    """Its lower 32 bits."""
+    ((_, dss),) = (option for option in Ether(frame)[TCP].options if option[0] == MPTCP_OPTION)
+    return int.from_bytes(dss[-4:], "big")
+
+
+def checksum_is_right(frame: bytes) -> bool:
+    packet = Ether(frame)
+    given = packet[TCP].chksum
+    del packet[TCP].chksum
+    return bool(Ether(bytes(packet))[TCP].chksum == given)
+
+
+class Judge(NamedTuple):
+    """The program at the ingress, and the last ACK of a client that gets nothing any more.
+
+    `stale` is by how many bytes the window of the proxy's socket is larger than that of the ACK less SMALLER bytes.
+    """
+
+    program: DiscardProgram
+    segment: Segment
+    stale: int
+
+    def lowers_by(self, *, short: bool = False, **changes: int) -> int:
+        """By how many bytes the program lowers the DATA_ACK of a changed copy; it changes nothing else."""
+        before = self.segment.copy(short=short, **changes)
+        verdict, after = self.program.run("lower_data_acks", before)
+        assert (verdict, len(after)) == (UNSPECIFIED, len(before))
+        assert checksum_is_right(after)
+        changed = (data_ack(before) - data_ack(after)) % (1 << 32)
+        at = before.rindex(data_ack(before).to_bytes(4, "big"))
+        checksum_at = len(before) - 4 * Ether(before)[TCP].dataofs + 16
+        for start, size in ((at, 4), (checksum_at, 2)):
+            after = after[:start] + before[start : start + size] + after[start + size :]
+        assert after == before
+        return changed
+
+
+@contextmanager
+def judging(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> Iterator[Judge]:
+    """A client's last ACK; the proxy has sent UNSEEN bytes since, and the client has none of them."""
+    lab.client.ip(["mptcp endpoint flush"])
+    with captured(lab.proxy) as capture, connected(lab, family) as connection:
+        exchange(connection)
+        sockets = "ss", "-tinH", "state", "established"
+        eventually(lambda: "bytes_acked:1 " in lab.proxy.run(*sockets).stdout, "acknowledged")
+        seen = [frame for frame in frames(capture) if TCP in frame and frame[TCP].dport == PORT]
+        segment = Segment(seen[-1], dict(seen[0][TCP].options)["WScale"])
+        with deaf(lab.client), in_namespace(lab.proxy.namespace), closing(DiscardProgram((PORT,))) as program:
+            connection.proxy.sendall(bytes(UNSEEN))
+            program.set_networks((network,))
+            window = re.search(r"snd_wnd:(\d+)", lab.proxy.run(*sockets).stdout)
+            assert window is not None
+            stale = int(window[1]) - (segment.packet[TCP].window << segment.scale) + SMALLER
+            yield Judge(program, segment, stale)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_data_ack_is_lowered_when_tcp_ignores_the_window(lab: Lab, family: Family) -> None:
+    with judging(lab, family) as judge:
+        assert judge.lowers_by(window=-SMALLER, data=20_000) == judge.stale
+        assert judge.lowers_by(window=-SMALLER, data=20_000, short=True) == judge.stale
+        # No lower than where the end of the window has already been.
+        harmless = 10_000 - judge.lowers_by(window=-SMALLER, data=10_000)
+        assert 0 <= harmless < 10_000
+        assert judge.lowers_by(window=-SMALLER, data=harmless) == 0
+        assert judge.lowers_by(window=-SMALLER, data=harmless + 1) == 1
+        assert judge.program.counters() == DiscardCounters(lowered=4, probed=0)
+
+
+def test_data_ack_stays_when_tcp_takes_the_window(lab: Lab) -> None:
+    for window, ack, seq in ((SMALLER, 0, 0), (-SMALLER, 1, 0), (-SMALLER, 0, 1)):
+        with judging(lab) as judge:
+            assert judge.lowers_by(data=20_000, window=window, ack=ack, seq=seq) == 0
+
+
+def test_data_ack_of_all_that_was_sent_stays(lab: Lab) -> None:
+    with judging(lab) as judge:
+        assert judge.lowers_by(window=-SMALLER, data=UNSEEN) == 0
+        assert judge.lowers_by(window=-SMALLER, data=UNSEEN - 1) == judge.stale
+
+
+def test_segment_is_judged_by_those_that_the_socket_has_not_got_yet(lab: Lab) -> None:
+    with judging(lab) as judge:
+        assert judge.lowers_by(window=4096, data=5000, ack=1000) == 0
+        # For the socket as it is, this acknowledges something new.
+        assert judge.lowers_by(window=1024, data=20_000, ack=1000) == 3072
+
+
+def test_forged_segment_changes_nothing_for_later_ones(lab: Lab) -> None:
+    with judging(lab) as judge:
+        for ack, seq in ((1 << 30, 0), (0, 1 << 30), (1 << 20, -(1 << 20))):
+            judge.lowers_by(window=-SMALLER, ack=ack, seq=seq)
+        assert judge.lowers_by(window=-SMALLER, data=20_000) == judge.stale
+
+
+def test_client_in_no_network_is_not_touched(lab: Lab) -> None:
+    with judging(lab, network=OTHERS) as judge:
+        assert judge.lowers_by(window=-SMALLER, data=20_000) == 0
+
+
+def test_plain_tcp_is_not_touched(lab: Lab) -> None:
+    with captured(lab.client) as capture, attached(lab) as program:
+        with connected(lab, protocol=socket.IPPROTO_TCP) as connection:
+            exchange(connection)
+        sent = [frame[TCP] for frame in frames(capture) if TCP in frame and frame[TCP].sport == PORT]
+        assert all(later.seq >= earlier.seq for earlier, later in pairwise(sent))
+        assert program.counters() == DiscardCounters()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_joined_subflow_gets_a_keep_alive_behind_its_first_ack(lab: Lab, family: Family) -> None:
+    address = str(lab.client.address(WIFI, family))
+    seen: list[TCP] = []
+    with attached(lab) as program, captured(lab.proxy) as capture, connected(lab, family) as connection:
+        exchange(connection)
+
+        def has_answered() -> bool:
+            seen.extend(frame[TCP] for frame in frames(capture) if TCP in frame and address in addresses(frame))
+            return len(seen) == 6
+
+        eventually(has_answered, "the answer of the joined subflow")
+        assert program.counters() == DiscardCounters(lowered=0, probed=1)
+    assert [(str(segment.flags), segment.sport == PORT) for segment in seen] == [
+        ("S", False),
+        ("SA", True),
+        ("A", False),
+        ("A", True),
+        ("A", True),
+        ("A", False),
+    ]
+    *_, third, fourth, keep_alive, answer = seen
+    assert (fourth.seq - keep_alive.seq, fourth.ack - keep_alive.ack) == (1, 0)
+    assert (answer.ack, answer.seq) == (fourth.seq, third.seq)
+
+
+@pytest.mark.parametrize("prevented", [False, True])
+def test_client_keeps_what_overtakes_the_first_data(lab: Lab, prevented: bool) -> None:
+    with ExitStack() as here:
+        if prevented:
+            here.enter_context(attached(lab))
+        client, proxy = here.enter_context(connected(lab))
+        client.sendall(b"?")
+        assert proxy.recv(1) == b"?"
+        eventually(lambda: lab.proxy.run("ss", "-tnH", "state", "established").stdout.count("\n") == 2, "joined")
+        first, second = b"1" * 300, b"2" * 4000
+        with deaf(lab.client):
+            # The first subflow is the first choice of MPTCP's scheduler, and the second one the next.
+            proxy.sendall(first)
+            proxy.sendall(second)
+            # MPTCP sends the first once more over the second subflow when it has waited for it.
+            arrived = re.compile(r"bytes_acked:4[03]00 ")
+            eventually(lambda: bool(arrived.search(lab.proxy.run("ss", "-tinH").stdout)), "the second arrived")
+        assert read_all(client, len(first + second)) == first + second
+    discarded = int(lab.client.run("nstat", "-asz", "MPTcpExtNoDSSInWindow").stdout.split()[-2])
+    assert discarded == 0 if prevented else discarded > 0
+
+
+def test_programs_go_with_the_process_that_attached_them(lab: Lab) -> None:
+    with attached(lab):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        assert attached_programs(lab) == [1, 1]
+    # The child has copies of the links.
+    assert attached_programs(lab) == [1, 1]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert attached_programs(lab) == [0, 0]
+
+
+def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discard_prevention, "_FIND_SECONDS", 0.0)
+    with in_namespace(lab.proxy.namespace):
+        networks = (CLIENTS,)
+        with closing(DiscardPrevention(("eth0", "late"), (PORT,))) as prevention:
+            prevention.set_networks(networks)
+            assert (prevention.problem, attached_programs(lab)) == (None, [1, 1])
+            lab.proxy.ip(["link add late type veth peer name other"])
+            prevention.set_networks(networks)
+            lab.proxy.ip(["link del late"])
+            prevention.set_networks(networks)
+            assert (prevention.problem, attached_programs(lab)) == (None, [1, 1])
+            prevention.set_networks(())
+            assert (prevention.problem, attached_programs(lab)) == (None, [0, 0])
+
+
+def addresses(frame: Packet) -> tuple[str, str]:
+    layer = frame[IP] if IP in frame else frame[IPv6]
+    return layer.src, layer.dst
+
+
+def read_all(connected: socket.socket, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        part = connected.recv(count - len(parts))
+        assert part
+        parts += part
+    return parts
