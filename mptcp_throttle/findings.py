@@ -51,5 +51,5 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
         cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
         yield Finding("kernel program", cost, cost and _NEEDS, harm=False)
     problem = answer["discards_problem"]
-    cost = None if problem is None else f"not prevented; connections over several networks may stall: {problem}"
+    cost = None if problem is None else f"not prevented, so that connections over several networks may stall: {problem}"
     yield Finding("discards", cost, cost and _PREVENTION_NEEDS, harm=False)

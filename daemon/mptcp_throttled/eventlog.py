@@ -153,9 +153,9 @@ def _log_deciding(problem: str | None) -> None:
 
 def _log_discards(problem: str | None) -> None:
     if problem is None:
-        _log.info("discards are prevented")
+        _log.info("clients are kept from discarding segments")
     else:
-        _log.info("discards are not prevented, so that connections may stall: %s", problem)
+        _log.info("clients may discard segments, which stalls connections over several networks: %s", problem)
 
 
 def _log_sniffer(snapshot: Snapshot) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
-    from mptcp_throttled.accounting.program_counters import ProgramCounters
+    from mptcp_throttled.accounting.program_counters import DiscardCounters, ProgramCounters
     from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
     from mptcp_throttled.clock import Clock
     from mptcp_throttled.inbox import Request
@@ -71,11 +71,18 @@ class DecidingKernel(Kernel, Protocol):
         """Why discards are not prevented; None if they are, or are not to be."""
 
     @property
+    def discard_counters(self) -> DiscardCounters:
+        """What the programs that prevent them had counted within the last seconds."""
+
+    @property
     def mark_back_end(self) -> str:
         """The mark back end in use: `socket`, `ipset` or `rules`."""
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Act by these from now on; by none, nobody is capped. To be called often."""
+        """Decide by these from now on; by none, nobody is capped."""
+
+    def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Keep clients in these networks from discarding, where that is configured; to be called often."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.
@@ -186,6 +193,7 @@ class Loop:
     def release(self) -> tuple[str, ...]:
         """Leave the kernel as it was found; what could not be restored."""
         self._kernel.set_networks(())
+        self._kernel.prevent_discards(())
         return (*self._uplinks.release(), *self._reconciler.full(UNTOUCHED).failures)
 
     def _step(self) -> None:
@@ -206,6 +214,7 @@ class Loop:
         # The kernel program must not pace whom the daemon cannot throttle.
         is_deciding = is_active and not self._htb_refused
         self._kernel.set_networks(networks if is_deciding else ())
+        self._kernel.prevent_discards(() if operator.pause is not None else networks)
         if self._adopted:
             # This attaches the kernel program. The plan, and so what is adopted, depends on the back end.
             with suppress(KernelError):
@@ -253,6 +262,7 @@ class Loop:
             self._uplinks.policed,
             self._uplinks.counters,
             self._kernel.discards_problem,
+            self._kernel.discard_counters,
         )
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, changed_uplinks)

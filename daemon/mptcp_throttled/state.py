@@ -9,7 +9,7 @@ from typing import Final
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
-from mptcp_throttled.accounting.program_counters import ProgramCounters, UplinkCounters
+from mptcp_throttled.accounting.program_counters import DiscardCounters, ProgramCounters, UplinkCounters
 from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.operator_state import OperatorState
 from mptcp_throttled.policy.decide import Decision, Throttle
@@ -74,6 +74,7 @@ class Snapshot:
     policed: frozenset[FourTuple] = frozenset()
     uplink_counters: UplinkCounters = field(default_factory=UplinkCounters)
     discards_problem: str | None = None
+    discard_counters: DiscardCounters = field(default_factory=DiscardCounters)
 
     def throttle_of(self, ends: FourTuple) -> Throttle | None:
         """What is applied for a subflow; None: it is free."""

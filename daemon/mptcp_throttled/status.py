@@ -58,6 +58,7 @@ def status(
             "discards_problem": snapshot.discards_problem,
             "kernel_program": asdict(snapshot.counters),
             "uplink_program": asdict(snapshot.uplink_counters),
+            "discard_program": asdict(snapshot.discard_counters),
             "errors": list(snapshot.errors),
             "not_enforced": _not_enforced(observed.enforcement),
         },

@@ -1,4 +1,4 @@
-"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to a cgroup.
+"""BPF object files through libbpf (ctypes on `libbpf.so.1`): load, maps, and attaching to cgroups and interfaces.
 
 An object is compiled from C (`daemon/mptcp_throttled/kernel/bpf/`). libbpf fits it to the running kernel: it finds the
 fields of kernel structures by the kernel's type information (CO-RE), so one object serves all kernels.
@@ -20,6 +20,9 @@ from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_error
 _LOG_BYTES: Final = 1 << 24
 _MAX_LINE: Final = 200
 _MAX_GROWTH: Final = 256
+
+LASTING_ERRORS: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
+"""Missing capabilities and missing type information; ENOSYS, ENOTSUP: an old kernel."""
 
 
 class _OpenOptions(ctypes.Structure):
@@ -270,15 +273,16 @@ class BpfObject:
             os.close(directory)
         return int(self._library.bpf_link__fd(link))
 
-    def attach_interface(self, program: str, index: int, direction: Direction) -> int:
-        """Attach a tc program to the interface with that index, beside those of others (TCX, Linux 6.6).
+    def attach_interface(self, program: str, index: int, name: str, direction: Direction) -> int:
+        """Attach a tc program to the interface of that index and name, beside those of others (TCX, Linux 6.6).
 
         Returns the file descriptor of the link, which is the caller's: the program is detached when it and its copies
         are closed. Raises KernelError.
         """
         fault_point("bpf link create")
         link = self._library.bpf_link_create(self.program(program), index, direction.value, None)
-        return _checked(f"attach {program}", link, "before Linux 6.6 there is no TCX")
+        is_old = link < 0 and ctypes.get_errno() == errno.EINVAL
+        return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if is_old else "")
 
     def iterate(self, program: str) -> bytes:
         """Run an iterator program over all its objects; what it has written. Raises KernelError."""

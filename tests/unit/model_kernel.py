@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.accounting.program_counters import ProgramCounters
+from mptcp_throttled.accounting.program_counters import DiscardCounters, ProgramCounters
 from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
 from mptcp_throttled.reconcile.diff import after
 from mptcp_throttled.reconcile.kernel_state import KernelState, QuickCheck
@@ -100,6 +100,8 @@ class ModelKernel:
         self.closed: list[ClosedSubflow] = []
         self.deciding_problem: str | None = "a model"
         self.discards_problem: str | None = None
+        self.discard_counters = DiscardCounters()
+        self.prevented: tuple[AccessNetwork, ...] = ()
         self.mark_back_end = "rules"
         self.numbered = False  # whether an error tells which operation was refused
 
@@ -107,6 +109,9 @@ class ModelKernel:
         self._fail_read()
         self.reads += 1
         return replace(self.state, marks=dict(sorted(self.state.marks.items())))
+
+    def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
+        self.prevented = networks
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         self.networks = networks

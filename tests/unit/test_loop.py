@@ -624,6 +624,16 @@ def test_kernel_decides_nothing_while_htb_is_refused(world: World) -> None:
     assert world.kernel.networks == world.loop.snapshot.networks
 
 
+def test_discards_are_prevented_unless_the_operator_pauses(world: World) -> None:
+    world.source.update = TableUpdate(problem="no service answers")
+    world.kernel.refuse = (InstallHtb,)
+    world.step()
+    assert world.kernel.prevented == world.loop.snapshot.networks != ()
+    world.operator.pause(Pause(None))
+    world.step()
+    assert world.kernel.prevented == ()
+
+
 def test_closed_subflows_are_passed_on_once(world: World) -> None:
     closed = ClosedSubflow(Token(1), capped(1), 1, SocketTotals(1000))
     world.kernel.closed = [closed]

@@ -74,6 +74,7 @@ def test_capture_that_misses_an_interface_is_a_problem_with_its_remedy() -> None
         {"pause": {"seconds_left": None}},
         {"unpaced": "no cgroup2"},
         {"deciding_problem": "no CAP_PERFMON"},
+        {"discards_problem": "before Linux 6.6 there is no TCX"},
     ],
 )
 def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:

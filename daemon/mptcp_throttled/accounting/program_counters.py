@@ -37,8 +37,8 @@ class ProgramCounters:
 class DiscardCounters:
     """What the programs that prevent discards have counted since they were loaded.
 
-    DATA_ACKs that were lowered, and joined subflows whose client was sent a keep-alive.
+    DATA_ACKs that were lowered, and keep-alives that were sent on subflows that have joined.
     """
 
     lowered: int = 0
-    probed: int = 0
+    keep_alives: int = 0

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
-from mptcp_throttled.accounting.program_counters import ProgramCounters
+from mptcp_throttled.accounting.program_counters import DiscardCounters, ProgramCounters
 from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
 from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
 from mptcp_throttled.kernel.marking.choice import MarkingChoice
@@ -108,15 +108,23 @@ class LinuxKernel:
         """Why discards are not prevented; None if they are, or are not to be."""
         return None if self._discards is None else self._discards.problem
 
-    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Let the kernel programs act by these from now on; by none, nobody is capped.
+    @property
+    def discard_counters(self) -> DiscardCounters:
+        """What the programs that prevent discards had counted within the last seconds."""
+        return DiscardCounters() if self._discards is None else self._discards.counters
+
+    def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Keep clients in these networks from discarding, where that is configured; by none, nobody.
 
         To be called often: it follows interfaces that come and go.
         """
-        if self._sockets is not None:
-            self._sockets.set_networks(networks)
         if self._discards is not None:
             self._discards.set_networks(networks)
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Let the kernel program, if there is one, decide by these from now on; by none, nobody is capped."""
+        if self._sockets is not None:
+            self._sockets.set_networks(networks)
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.

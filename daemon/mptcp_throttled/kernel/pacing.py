@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.linux.libbpf import LASTING_ERRORS
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.accounting.program_counters import ProgramCounters
 from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
@@ -34,8 +35,6 @@ _FIND_SECONDS: Final = 1.0
 # Fraction of the time. Deciding for all sockets takes milliseconds. Only idle sockets need it, whose next ACK the
 # client may delay by 200 ms.
 _DECIDING_MAX_FRACTION: Final = 1 / 10
-# Missing capabilities and missing type information; ENOSYS, ENOTSUP: an old kernel.
-_LASTING: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
 _RETRY_SECONDS: Final = 30.0
 _RELEASE_SECONDS: Final = 1.0
 _RELEASE_POLL_SECONDS: Final = 0.02
@@ -139,7 +138,7 @@ class PacedSockets:
                 return self._attach(ProgramKind.THROTTLE, cgroup)
             except KernelError as error:
                 self._deciding_problem = str(error)
-                if error.number not in _LASTING:
+                if error.number not in LASTING_ERRORS:
                     self._retry_at = time.monotonic() + _RETRY_SECONDS
         return self._attach(ProgramKind.PACE, cgroup)
 

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Keeps clients from discarding what the proxy sends. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, the kernel's type
- * information, and Linux 6.6 (TCX).
+ * Works around two faults of Linux by which clients discard what the proxy sends. Needs CAP_BPF, CAP_NET_ADMIN and
+ * CAP_PERFMON, the kernel's type information, and Linux 6.6 (TCX).
  *
- * MPTCP at the client discards what is beyond the window that it has announced for the connection, and out of order
- * (net/mptcp/protocol.c, mptcp_data_queue_ofo; it counts MPTcpExtNoDSSInWindow). TCP has acknowledged it by then. So only MPTCP
- * at the proxy can send it again, and does so one piece at a time, after a timeout each. It happens in two ways:
+ * MPTCP at the client discards a segment that arrives out of order and ends beyond the window that it has announced for the
+ * connection (net/mptcp/protocol.c, mptcp_data_queue_ofo; it counts MPTcpExtNoDSSInWindow). TCP has acknowledged it by then. So
+ * only MPTCP at the proxy can send it again, and does so one piece at a time, after a timeout each.
  *
- * MPTCP at the proxy adds the window of the subflow's socket to the DATA_ACK of a segment (net/mptcp/options.c,
- * ack_update_msk). But TCP ignores the window of a segment that acknowledges nothing new, has no new data, and announces a
- * smaller window (net/ipv4/tcp_input.c, tcp_may_update_window). The socket's window then belongs to an earlier DATA_ACK, and the
- * sum is too large. `lower_data_acks`, at the ingress, lowers the DATA_ACK of such a segment until the sum is right.
+ * 1. The proxy sends too much. Its MPTCP adds snd_wnd of the subflow to the DATA_ACK of a segment (net/mptcp/options.c,
+ *    ack_update_msk). But TCP ignores the window of a segment that acknowledges nothing new, has no new data, and announces a
+ *    smaller window (net/ipv4/tcp_input.c, tcp_may_update_window). snd_wnd then belongs to an earlier DATA_ACK, and the sum is
+ *    too large. `lower_data_acks`, at the ingress, lowers the DATA_ACK of such a segment until the sum is right.
  *
- * MPTCP at the client begins without a window, and has none before its first segment with a DATA_ACK. That is its answer to
- * the first data, which may be late: data on a subflow that has joined meanwhile can arrive before. `probe_joined`, at the
- * egress, sends a keep-alive (RFC 9293, section 3.8.4) behind the first ACK of such a subflow, and so ahead of its data. The
- * client answers it, with a DATA_ACK.
+ * 2. The client knows of no window. In Linux 6.18.44 and 6.12.117 rcv_wnd_sent of its connection is ack_seq until it sends its
+ *    first DSS option, in answer to the first data. What arrives before, on a subflow that has joined meanwhile, is beyond it.
+ *    `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) behind the fourth ACK of the MP_JOIN
+ *    handshake. The client answers it with a DATA_ACK before data comes, unless the network reorders these segments.
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
@@ -37,15 +37,14 @@ char LICENSE[] SEC("license") = "GPL";
 #define DSS_BASE_BYTES 4
 #define MAX_OPTIONS 40
 
-/* The window of a client's subflow, as TCP has taken it over, in bytes; the acknowledgment and the sequence number of the
- * segment that announced it. */
+/* snd_una, snd_wl1 and snd_wnd of a subflow when it has got all segments that have arrived: those in the socket's backlog, which
+ * wait while the proxy uses the socket, are included. */
 struct window {
 	__u32 acknowledged;
 	__u32 sequence;
 	__u32 bytes;
 };
 
-/* As of the last segment that has arrived. The socket may be behind: segments wait while the proxy is using it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -83,33 +82,53 @@ static __always_inline struct sock_common *find_socket(struct __sk_buff *skb, co
 	return (void *)bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* What TCP will have taken over when it gets to the segment that arrives now. NULL: there is no memory for it. */
+/* The window before the segment that arrives now; NULL: there is no memory for it. MPTCP may raise snd_wnd itself
+ * (net/mptcp/protocol.c, mptcp_check_allowed_size), but not beyond what is right for a DATA_ACK that has arrived by then. */
 static __always_inline struct window *window_of(struct sock_common *common, struct tcp_sock *tp)
 {
 	struct window of_socket = { .acknowledged = tp->snd_una, .sequence = tp->snd_wl1, .bytes = tp->snd_wnd };
 	struct window *window = bpf_sk_storage_get(&windows, common, &of_socket, BPF_SK_STORAGE_GET_F_CREATE);
 
-	if (window && (is_after(of_socket.acknowledged, window->acknowledged) ||
-		       is_after(of_socket.sequence, window->sequence) ||
-		       (of_socket.acknowledged == window->acknowledged && of_socket.sequence == window->sequence)))
+	if (!window)
+		return NULL;
+	if (is_after(of_socket.acknowledged, window->acknowledged) || is_after(of_socket.sequence, window->sequence))
 		*window = of_socket;
+	else if (of_socket.acknowledged == window->acknowledged && of_socket.sequence == window->sequence &&
+		 of_socket.bytes > window->bytes)
+		window->bytes = of_socket.bytes;
 	return window;
 }
 
-/* Whether TCP takes over the window of a segment, as in tcp_may_update_window. Newer kernels also take over a window of 0;
- * where it is believed to be ignored, its DATA_ACK is lowered for nothing. */
-static __always_inline bool takes_over(const struct window *window, __u32 acknowledged, __u32 sequence, __u32 bytes)
+/* As tcp_may_update_window, and the test of tcp_ack before it. */
+static __always_inline bool updates_window(const struct window *window, __u32 acknowledged, __u32 sequence, __u32 bytes)
 {
 	if (is_after(window->acknowledged, acknowledged))
 		return false;
 	return is_after(acknowledged, window->acknowledged) || is_after(sequence, window->sequence) ||
-	       (sequence == window->sequence && bytes > window->bytes);
+	       (sequence == window->sequence && (bytes > window->bytes || !bytes));
 }
 
-/* Whether TCP ignores the segment as a whole, as one that somebody else may have sent. */
-static __always_inline bool is_implausible(struct tcp_sock *tp, __u32 acknowledged, __u32 sequence)
+static __always_inline bool is_listening(struct tcp_sock *tp)
 {
-	return is_after(acknowledged, tp->snd_nxt) || is_after(sequence, tp->rcv_nxt + tp->rcv_wnd);
+	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_state == BPF_TCP_LISTEN;
+}
+
+/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive window. */
+static __always_inline bool is_unacceptable(struct tcp_sock *tp, const struct segment *segment)
+{
+	__u32 sequence = bpf_ntohl(segment->tcp.seq);
+
+	return is_after(bpf_ntohl(segment->tcp.ack_seq), tp->write_seq) ||
+	       is_after(sequence, tp->rcv_nxt + tp->rcv_wnd) || is_after(tp->rcv_wup, sequence + segment->payload);
+}
+
+/* Whether the TCP header is where parse() takes it to be: an interface may leave bytes behind the IP packet. */
+static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct tcphdr tcp;
+
+	return !bpf_skb_load_bytes(skb, segment->ip_at + segment->ip_bytes, &tcp, sizeof(tcp)) &&
+	       tcp.seq == segment->tcp.seq && tcp.ack_seq == segment->tcp.ack_seq && tcp.check == segment->tcp.check;
 }
 
 /* Where the segment has a DATA_ACK, and its size in bytes; 0: it has none. */
@@ -151,62 +170,61 @@ static __always_inline void replace(struct __sk_buff *skb, const struct segment 
 		count(DATA_ACKS_LOWERED);
 }
 
-/* `stale` is by how many bytes the socket's window is larger than the segment's. */
+/* Of a segment whose window TCP ignores: snd_wnd is `excess` bytes larger than that. */
 static __always_inline void lower(struct __sk_buff *skb, const struct segment *segment, struct mptcp_sock *msk,
-				  const struct window *window, __u32 stale)
+				  const struct window *window, __u32 excess)
 {
-	__u64 all_sent = BPF_CORE_READ(msk, write_seq), window_end = BPF_CORE_READ(msk, wnd_end), data_ack;
-	__u32 bytes = 0, at = find_data_ack(skb, segment, &bytes), too_far;
+	__u64 written = BPF_CORE_READ(msk, write_seq), window_end = BPF_CORE_READ(msk, wnd_end), data_ack;
+	__u32 bytes = 0, at = find_data_ack(skb, segment, &bytes), lower_by;
 	__be32 from[2] = {}, to[2] = {};
 
-	/* At an odd place it would be in the other bytes of the checksum's words. */
+	/* bpf_csum_diff() takes words of the checksum. Linux aligns options to four bytes. */
 	if (!at || (at - segment->ip_at) & 1)
 		return;
-	if (bytes == sizeof(from)) {
-		if (bpf_skb_load_bytes(skb, at, from, sizeof(from)))
-			return;
-		data_ack = (__u64)bpf_ntohl(from[0]) << 32 | bpf_ntohl(from[1]);
-	} else {
-		/* The low half, and before it the option's first bytes, which stay. */
+	if (bytes == sizeof(__u32)) /* the option's first bytes come before it, and stay */
 		at -= DSS_BASE_BYTES;
-		if (bpf_skb_load_bytes(skb, at, from, sizeof(from)))
-			return;
-		data_ack = all_sent - (__u32)((__u32)all_sent - bpf_ntohl(from[1]));
-	}
-	/* The last DATA_ACK of all stays: no segment would make good for it. Nothing is left that could be beyond the window. */
-	if (data_ack == all_sent)
+	if (bpf_skb_load_bytes(skb, at, from, sizeof(from)))
 		return;
-	too_far = data_ack + window->bytes - window_end;
+	if (bytes == sizeof(__u32))
+		data_ack = written - (__u32)((__u32)written - bpf_ntohl(from[1]));
+	else
+		data_ack = (__u64)bpf_ntohl(from[0]) << 32 | bpf_ntohl(from[1]);
+	/* All data is acknowledged, if not the DATA_FIN behind it: nothing is left that could be discarded, and there may be no later
+	 * segment that acknowledges it. */
+	if ((__s64)(written - data_ack) <= 1)
+		return;
 	if ((__s64)(data_ack + window->bytes - window_end) <= 0)
 		return;
-	if (too_far > stale)
-		too_far = stale;
-	data_ack -= too_far;
-	to[0] = bytes == sizeof(to) ? bpf_htonl(data_ack >> 32) : from[0];
+	lower_by = data_ack + window->bytes - window_end;
+	if (lower_by > excess)
+		lower_by = excess;
+	data_ack -= lower_by;
+	to[0] = bytes == sizeof(__u32) ? from[0] : bpf_htonl(data_ack >> 32);
 	to[1] = bpf_htonl((__u32)data_ack);
 	replace(skb, segment, at, from, to);
 }
 
-static __always_inline void judge(struct __sk_buff *skb, const struct segment *segment, struct sock_common *common)
+/* Notes a window that TCP will accept. Lowers the DATA_ACK beside one that it will ignore. */
+static __always_inline void note_or_lower(struct __sk_buff *skb, const struct segment *segment, struct sock_common *common)
 {
-	__u32 acknowledged = bpf_ntohl(segment->tcp.ack_seq), sequence = bpf_ntohl(segment->tcp.seq);
+	__u32 acknowledged = bpf_ntohl(segment->tcp.ack_seq), sequence = bpf_ntohl(segment->tcp.seq), bytes;
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(common);
+	struct mptcp_sock *msk;
 	struct window *window;
-	__u32 bytes;
 
-	if (!tp || !is_of_proxy(tp) || is_implausible(tp, acknowledged, sequence))
+	if (!tp || !is_of_proxy(tp) || is_listening(tp) || is_unacceptable(tp, segment))
 		return;
+	msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
 	window = window_of(common, tp);
-	if (!window)
+	if (!msk || !window)
 		return;
 	bytes = bpf_ntohs(segment->tcp.window) << BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
-	if (takes_over(window, acknowledged, sequence, bytes)) {
-		if (is_after(acknowledged, window->acknowledged))
-			window->acknowledged = acknowledged;
+	if (updates_window(window, acknowledged, sequence, bytes)) {
+		window->acknowledged = acknowledged;
 		window->sequence = sequence;
 		window->bytes = bytes;
-	} else if (bytes < window->bytes) {
-		lower(skb, segment, (void *)BPF_CORE_READ(subflow_context(tp), conn), window, window->bytes - bytes);
+	} else if (bytes < window->bytes && is_in_place(skb, segment)) {
+		lower(skb, segment, msk, window, window->bytes - bytes);
 	}
 }
 
@@ -221,30 +239,35 @@ int lower_data_acks(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	common = find_socket(skb, &segment);
 	if (common) {
-		judge(skb, &segment, common);
+		note_or_lower(skb, &segment, common);
 		bpf_sk_release(common);
 	}
 	return TC_ACT_UNSPEC;
 }
 
-/* Whether the segment is the first that a subflow sends that has joined; nobody has asked for its SYN-ACK again. */
-static __always_inline bool is_first_of_joined(struct bpf_sock *sk)
+/* Whether a pure ACK is the fourth of the MP_JOIN handshake, on a connection that has had no DATA_ACK yet. */
+static __always_inline bool is_fourth_ack(struct bpf_sock *sk, const struct segment *segment)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
+	struct mptcp_sock *msk;
 
-	return tp && is_of_proxy(tp) && joined(tp) && tp->segs_out == 1;
+	/* A keep-alive that passes another interface of ours has a lower sequence number. */
+	if (!tp || !is_of_proxy(tp) || !joined(tp) || tp->segs_out != 1 || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
+		return false;
+	msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
+	return !BPF_CORE_READ(msk, bytes_acked);
 }
 
 SEC("tc")
-int probe_joined(struct __sk_buff *skb)
+int send_keep_alive(struct __sk_buff *skb)
 {
 	struct segment segment;
 	struct bpf_sock *sk = skb->sk;
 	__be32 sequence;
 
-	/* The ACK that is sent below passes here, too, and has no socket. */
+	/* The clone that is sent below passes here, too, and has no socket. */
 	if (!sk || !parse(skb, &segment, false) || segment.payload || !segment.tcp.ack || segment.tcp.syn ||
-	    segment.tcp.rst || segment.tcp.fin || !is_on_a_network(&segment.ends) || !is_first_of_joined(sk))
+	    segment.tcp.rst || segment.tcp.fin || !is_on_a_network(&segment.ends) || !is_fourth_ack(sk, &segment))
 		return TC_ACT_UNSPEC;
 	if (bpf_clone_redirect(skb, skb->ifindex, 0))
 		return TC_ACT_UNSPEC;
@@ -254,6 +277,6 @@ int probe_joined(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	bpf_skb_store_bytes(skb, segment.ip_at + segment.ip_bytes + offsetof(struct tcphdr, seq), &sequence,
 			    sizeof(sequence), 0);
-	count(JOINED_PROBED);
+	count(KEEP_ALIVES_SENT);
 	return TC_ACT_UNSPEC;
 }

@@ -4,6 +4,6 @@
 #define DISCARDS_H
 
 /* Indices of the map `counters`. */
-enum discards_counter { DATA_ACKS_LOWERED, JOINED_PROBED };
+enum discards_counter { DATA_ACKS_LOWERED, KEEP_ALIVES_SENT };
 
 #endif

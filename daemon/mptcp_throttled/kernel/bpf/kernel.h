@@ -45,14 +45,14 @@ struct tcp_options_received {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	bool is_mptcp;
-	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, segs_out, rcv_nxt, rcv_wnd, notsent_lowat, tsoffset;
+	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, segs_out, rcv_nxt, rcv_wnd, rcv_wup, notsent_lowat, tsoffset;
 	__u64 tcp_mstamp, bytes_received, bytes_sent, bytes_retrans;
 	struct tcp_options_received rx_opt;
 };
 
 /* net/mptcp/protocol.h */
 struct mptcp_sock {
-	__u64 write_seq, wnd_end;
+	__u64 write_seq, wnd_end, bytes_acked;
 	struct list_head conn_list;
 	__u32 notsent_lowat; /* since Linux 6.9 */
 };

@@ -1,0 +1,22 @@
+"""A kernel before Linux 6.6 says what it lacks to prevent discards."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from examples import ETHERNET
+
+from mptcp_lab.namespaces import in_namespace
+from mptcp_lab.topology import Topology, build
+from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
+
+
+def test_kernel_without_tcx_is_named_as_the_obstacle() -> None:
+    with (
+        build(Topology()) as lab,
+        in_namespace(lab.proxy.namespace),
+        closing(DiscardPrevention(("eth0",), (8080,))) as prevention,
+    ):
+        prevention.set_networks((ETHERNET,))
+        assert prevention.problem is not None
+        assert prevention.problem.endswith("eth0: EINVAL (before Linux 6.6 there is no TCX)")

@@ -1,0 +1,156 @@
+"""When the programs against discards are loaded and attached, and when they are tried again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from examples import ETHERNET, WIFI
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import AccessNetwork
+from mptcp_throttled.accounting.program_counters import DiscardCounters
+from mptcp_throttled.kernel import discard_prevention
+from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
+from mptcp_throttled.kernel.tc import Interface
+
+NETWORKS = (ETHERNET, WIFI)
+LOOK = 1.0
+RETRY = 30.0
+
+
+class Kernel:
+    """The programs, the interfaces that there are, and the time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.interfaces = [Interface(1, "eth0"), Interface(2, "wg0")]
+        self.loads = 0
+        self.load_error = 0
+        self.attach_errors: dict[str, int] = {}
+        self.networks: Sequence[AccessNetwork] = ()
+        self.links: dict[int, str] = {}
+
+    def load(self, _ports: object) -> Kernel:
+        self.loads += 1
+        if self.load_error:
+            raise KernelError("load discards.bpf.o", self.load_error)
+        return self
+
+    def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
+        self.networks = networks
+
+    def attach(self, interface: Interface) -> list[int]:
+        if error := self.attach_errors.get(interface.name):
+            raise KernelError(f"attach lower_data_acks to {interface.name}", error)
+        link = os.open(os.devnull, os.O_RDONLY)
+        self.links[link] = interface.name
+        return [link]
+
+    def counters(self) -> DiscardCounters:
+        return DiscardCounters(lowered=len(self.links))
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def attached(self) -> list[str]:
+        """The interfaces whose links are open."""
+        return sorted(name for link, name in self.links.items() if is_open(link))
+
+
+def is_open(link: int) -> bool:
+    try:
+        os.fstat(link)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(discard_prevention, "DiscardProgram", kernel.load)
+    monkeypatch.setattr(discard_prevention, "find_interfaces", lambda _names: list(kernel.interfaces))
+    monkeypatch.setattr(time, "monotonic", lambda: kernel.now)
+    return kernel
+
+
+@pytest.fixture
+def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:
+    prevention = DiscardPrevention(("eth0", "wg0"), (8080,))
+    yield prevention
+    prevention.close()
+    assert kernel.attached == []
+
+
+def test_programs_are_attached_while_there_are_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    prevention.set_networks(NETWORKS)
+    assert (kernel.networks, kernel.attached, prevention.problem) == (NETWORKS, ["eth0", "wg0"], None)
+    prevention.set_networks(())
+    assert kernel.attached == []
+    prevention.set_networks(NETWORKS)
+    assert (kernel.attached, kernel.loads) == (["eth0", "wg0"], 1)
+
+
+def test_interfaces_are_looked_for_once_a_second(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    prevention.set_networks(NETWORKS)
+    kernel.interfaces = [Interface(1, "eth0")]
+    prevention.set_networks(NETWORKS)
+    assert kernel.attached == ["eth0", "wg0"]
+    kernel.now += LOOK
+    prevention.set_networks(NETWORKS)
+    assert kernel.attached == ["eth0"]
+
+
+def test_changed_networks_do_not_wait(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    prevention.set_networks(NETWORKS)
+    prevention.set_networks((WIFI,))
+    assert kernel.networks == (WIFI,)
+
+
+def test_interface_that_refuses_does_not_concern_the_others(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    kernel.attach_errors = {"eth0": errno.ENODEV}
+    prevention.set_networks(NETWORKS)
+    assert (kernel.attached, prevention.problem) == (["wg0"], "attach lower_data_acks to eth0: ENODEV")
+    kernel.attach_errors = {}
+    kernel.now += LOOK
+    prevention.set_networks(NETWORKS)
+    assert (kernel.attached, prevention.problem) == (["eth0", "wg0"], None)
+
+
+@pytest.mark.parametrize(("error", "loads"), [(errno.ENOMEM, 2), (errno.EPERM, 1)])
+def test_refused_load_is_tried_again_unless_that_is_in_vain(
+    kernel: Kernel, prevention: DiscardPrevention, error: int, loads: int
+) -> None:
+    kernel.load_error = error
+    prevention.set_networks(NETWORKS)
+    kernel.now += LOOK
+    prevention.set_networks(NETWORKS)
+    assert kernel.loads == 1
+    kernel.now += RETRY
+    prevention.set_networks(NETWORKS)
+    assert kernel.loads == loads
+    assert prevention.problem == f"load discards.bpf.o: {errno.errorcode[error]}"
+
+
+def test_kernel_without_tcx_is_asked_once(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    kernel.attach_errors = {"eth0": errno.EINVAL}
+    prevention.set_networks(NETWORKS)
+    kernel.attach_errors = {}
+    kernel.now += RETRY
+    prevention.set_networks(NETWORKS)
+    assert kernel.attached == ["wg0"]
+    assert prevention.problem == "attach lower_data_acks to eth0: EINVAL"
+
+
+def test_nothing_is_a_problem_while_there_are_no_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    kernel.load_error = errno.EPERM
+    prevention.set_networks(NETWORKS)
+    prevention.set_networks(())
+    assert prevention.problem is None
+    prevention.set_networks(NETWORKS)
+    assert prevention.problem == "load discards.bpf.o: EPERM"
