@@ -255,7 +255,8 @@ static __always_inline bool is_fourth_ack(struct bpf_sock *sk, const struct segm
 	if (!tp || !is_of_proxy(tp) || !joined(tp) || tp->segs_out != 1 || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
 		return false;
 	msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
-	return !BPF_CORE_READ(msk, bytes_acked);
+	/* So that an older kernel names the lack of TCX as the obstacle. */
+	return bpf_core_field_exists(msk->bytes_acked) && !BPF_CORE_READ(msk, bytes_acked);
 }
 
 SEC("tc")

@@ -52,7 +52,8 @@ struct tcp_sock {
 
 /* net/mptcp/protocol.h */
 struct mptcp_sock {
-	__u64 write_seq, wnd_end, bytes_acked;
+	__u64 write_seq, wnd_end;
+	__u64 bytes_acked; /* since Linux 6.5 */
 	struct list_head conn_list;
 	__u32 notsent_lowat; /* since Linux 6.9 */
 };
