@@ -53,6 +53,9 @@ def test_costs_of_a_transfer_without_programs_are_zero() -> None:
         "callbacks_per_packet": 0.0,
         "ns_per_packet": 0.0,
         "ms_per_gigabyte": 0.0,
+        "packet_program_ns": 0,
+        "packet_programs_ns_per_packet": 0.0,
+        "packet_programs_ms_per_gigabyte": 0.0,
         "sniffer_percent_of_core": 0.1,
         "daemon_percent_of_core": 1.0,
     }

@@ -4,7 +4,8 @@ Connections are those of `join-latency`: two subflows, of which the first is cap
 time includes their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
 time of whatever handles the packet; `iterators` run in the daemon, whose time includes theirs, and are called for each
 socket. The transfer has two subflows, too, one of them with a cap that it does not reach; its packets are those of both
-directions. Uploads have one subflow each that is capped, by itself; the program sees each packet that leaves the proxy.
+directions, and the programs against discards see each of them. Uploads have one subflow each that is capped, by itself;
+the program for uplinks sees each packet that leaves the proxy, and those against discards are not there.
 While this runs the kernel measures its programs, which adds two readings of the clock to each call.
 """
 
@@ -162,12 +163,15 @@ def measure_transfer(seconds: float, settings: Mapping[str, object]) -> dict[str
 
 
 def costs_of_transfer(used: Used, received: float) -> dict[str, float]:
-    """What the callbacks take per packet and per GB of the `received` bytes, and the services of a core."""
+    """What the programs take per packet and per GB of the `received` bytes, and the services of a core."""
     return {
         "callback_ns": _per_call(used, "callbacks"),
         "callbacks_per_packet": round(used["callbacks"] / used["packets"], 3),
         "ns_per_packet": round(used["callbacks_ns"] / used["packets"], 1),
         "ms_per_gigabyte": round(used["callbacks_ns"] / 1e6 / (received / 1e9), 1),
+        "packet_program_ns": _per_call(used, "packet_programs"),
+        "packet_programs_ns_per_packet": round(used["packet_programs_ns"] / used["packets"], 1),
+        "packet_programs_ms_per_gigabyte": round(used["packet_programs_ns"] / 1e6 / (received / 1e9), 1),
         "sniffer_percent_of_core": round(100 * used["sniffer_ns"] / used["elapsed_ns"], 2),
         "daemon_percent_of_core": round(100 * used["daemon_ns"] / used["elapsed_ns"], 2),
     }
@@ -186,7 +190,8 @@ def measure_uploads(uploads: int, seconds: float) -> dict[str, Any]:
             lab.client.start("uploads", *command, "--parallel", str(uploads), "--time", "3600")
             wait_until(lambda: _capped_uplinks(services) >= uploads, f"{uploads} uplinks capped", 60)
 
-        used = _measure(lab, {}, lambda _: time.sleep(seconds), configured=configured, before_work=start)
+        settings = {"prevent_discards": False}
+        used = _measure(lab, settings, lambda _: time.sleep(seconds), configured=configured, before_work=start)
     return {"uploads": uploads, **costs_of_uploads(used)}
 
 
