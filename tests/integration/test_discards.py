@@ -208,9 +208,10 @@ def last_ack(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> 
     lab.client.ip(["mptcp endpoint flush"])
     with captured(lab.proxy) as capture, connected(lab, family) as connection:
         exchange(connection)
-        sockets = "ss", "-tinH", "state", "established"
+        port = connection.client.getsockname()[1]
+        sockets = "ss", "-tinH", "dport", "=", f":{port}"
         eventually(lambda: "bytes_acked:1 " in lab.proxy.run(*sockets).stdout, "acknowledged")
-        seen = [frame for frame in frames(capture) if TCP in frame and frame[TCP].dport == PORT]
+        seen = [frame for frame in frames(capture) if TCP in frame and frame[TCP].sport == port]
         segment = Segment(seen[-1], dict(seen[0][TCP].options)["WScale"])
         with deaf(lab.client), in_namespace(lab.proxy.namespace), closing(DiscardProgram((PORT,))) as program:
             connection.proxy.sendall(bytes(UNSEEN))
@@ -251,6 +252,9 @@ def test_data_ack_of_all_that_was_written_stays(lab: Lab) -> None:
 def test_segment_is_compared_with_those_that_the_socket_has_not_got_yet(lab: Lab) -> None:
     with last_ack(lab) as last:
         assert last.lowered_by(window=4096, data=5000, ack=1000) == 0
+        # TCP ignores an older acknowledgment, and drops what lies before the receive window.
+        assert last.lowered_by(window=8192, ack=500, seq=1) == 0
+        assert last.lowered_by(window=8192, ack=2000, seq=-1000) == 0
         # For the socket as it is, this acknowledges something new.
         assert last.lowered_by(window=1024, data=20_000, ack=1000) == 3072
 
@@ -270,14 +274,15 @@ def test_segment_that_closes_the_window_is_not_touched(lab: Lab) -> None:
 
 def test_bytes_behind_the_packet_do_no_harm(lab: Lab) -> None:
     with last_ack(lab) as last:
-        before = last.segment.copy(window=-SMALLER, data=20_000) + bytes(6)
+        before = last.segment.copy(window=-SMALLER, data=20_000) + bytes(12)
         assert last.program.run("lower_data_acks", before) == (UNSPECIFIED, before)
 
 
 def test_forged_segment_changes_nothing_for_later_ones(lab: Lab) -> None:
     with last_ack(lab) as last:
-        for ack, seq in ((1 << 30, 0), (0, 1 << 30), (0, -1000), (1 << 20, -(1 << 20))):
-            last.lowered_by(window=-SMALLER, ack=ack, seq=seq)
+        # Of what was never sent; beyond the receive window, and before it; of less than what is acknowledged.
+        for ack, seq in ((1 << 30, 0), (1, 1 << 30), (1, -1000), (-1, 1)):
+            last.lowered_by(window=SMALLER, ack=ack, seq=seq)
         assert last.lowered_by(window=-SMALLER, data=20_000) == last.excess
 
 
@@ -295,11 +300,11 @@ def test_plain_tcp_is_not_touched(lab: Lab) -> None:
         assert program.counters() == DiscardCounters()
 
 
-@pytest.mark.parametrize("family", [4, 6])
-def test_keep_alive_follows_the_fourth_ack_of_a_join(lab: Lab, family: Family) -> None:
+def joined(lab: Lab, family: Family) -> list[TCP]:
+    """The first six segments of a subflow that joins before the connection has had a DATA_ACK."""
     address = str(lab.client.address(WIFI, family))
     seen: list[TCP] = []
-    with attached(lab) as program, captured(lab.proxy) as capture, connected(lab, family) as connection:
+    with captured(lab.proxy) as capture, connected(lab, family) as connection:
         connection.client.sendall(b"?")
 
         def has_answered() -> bool:
@@ -307,18 +312,28 @@ def test_keep_alive_follows_the_fourth_ack_of_a_join(lab: Lab, family: Family) -
             return len(seen) >= 6
 
         eventually(has_answered, "the client's answer to the keep-alive")
+    return seen[:6]
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_keep_alive_follows_the_fourth_ack_of_a_join(lab: Lab, family: Family) -> None:
+    with attached(lab) as program:
+        segments = joined(lab, family)
         assert program.counters() == DiscardCounters(keep_alives=1)
-    assert [(str(segment.flags), segment.sport == PORT) for segment in seen[:6]] == [
-        ("S", False),
-        ("SA", True),
-        ("A", False),
-        ("A", True),
-        ("A", True),
-        ("A", False),
-    ]
-    third, fourth, keep_alive, answer = seen[2:6]
+    flags = ["S", "SA", "A", "A", "A", "A"]
+    of_proxy = [False, True, False, True, True, False]
+    assert [str(segment.flags) for segment in segments] == flags
+    assert [segment.sport == PORT for segment in segments] == of_proxy
+    third, fourth, keep_alive, answer = segments[2:]
     assert (fourth.seq - keep_alive.seq, fourth.ack - keep_alive.ack) == (1, 0)
     assert (answer.ack, answer.seq) == (fourth.seq, third.seq)
+
+
+def test_keep_alive_that_passes_the_programs_again_causes_no_other(lab: Lab) -> None:
+    with attached(lab) as first, attached(lab) as second:
+        segments = joined(lab, 4)
+        assert first.counters().keep_alives + second.counters().keep_alives == 1
+    assert [segment.sport == PORT for segment in segments[2:]] == [False, True, True, False]
 
 
 def test_connection_with_a_data_ack_needs_no_keep_alive(lab: Lab) -> None:
