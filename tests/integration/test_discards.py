@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import pytest
 from examples import ETHERNET as ETHERNET_NETWORK
 from polling import eventually
+from proxy_world import ProxyWorld
 from scapy.data import ETH_P_ALL
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
@@ -401,6 +402,18 @@ def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytes
             assert (prevention.problem, attached_programs(lab)) == (None, [1, 1])
             prevention.set_networks(())
             assert (prevention.problem, attached_programs(lab)) == (None, [0, 0])
+
+
+def test_daemon_has_the_programs_attached_unless_it_is_paused(own_world: ProxyWorld) -> None:
+    lab, services = own_world.lab, own_world.services
+    eventually(lambda: attached_programs(lab) == [1, 1], "attached")
+    assert services.status()["daemon"]["discards_problem"] is None
+    services.cli("pause")
+    eventually(lambda: attached_programs(lab) == [0, 0], "detached")
+    services.cli("resume")
+    eventually(lambda: attached_programs(lab) == [1, 1], "attached again")
+    own_world.daemon.kill()
+    assert attached_programs(lab) == [0, 0]
 
 
 def addresses(frame: Packet) -> tuple[str, str]:

@@ -91,6 +91,7 @@ class DiscardPrevention:
         self._ports = ports
         self._program: DiscardProgram | None = None
         self._networks: Sequence[AccessNetwork] = ()
+        self._networks_set: Sequence[AccessNetwork] | None = None
         self._links: dict[Interface, list[int]] = {}
         self._problem: str | None = None
         self._look_at = -math.inf
@@ -116,7 +117,9 @@ class DiscardPrevention:
         self._problem, self._look_at = None, now + _LOOK_SECONDS
         try:
             program = self._loaded()
-            program.set_networks(networks)
+            if networks is not self._networks_set:  # there may be thousands of subnets
+                program.set_networks(networks)
+                self._networks_set = networks
             self._follow_interfaces(program)
             self.counters = program.counters()
         except KernelError as error:
