@@ -34,7 +34,7 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
     decided = before.deciding_problem, before.pacing_problem
     if after.pacing_problem is None and decided != (after.deciding_problem, None):
         _log_deciding(after.deciding_problem)
-    if after.discards_problem != before.discards_problem:
+    if after.discards_problem != before.discards_problem and after.operator.pause is None:
         _log_discards(after.discards_problem)
     if after.mark_back_end != before.mark_back_end:
         _log.info("subflows are led to their classes by: %s", after.mark_back_end)

@@ -82,7 +82,7 @@ class DecidingKernel(Kernel, Protocol):
         """Decide by these from now on; by none, nobody is capped."""
 
     def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Keep clients in these networks from discarding, where that is configured; to be called often."""
+        """Prevent discards for clients in these networks, where that is configured; to be called often."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.

@@ -22,7 +22,7 @@ _MAX_LINE: Final = 200
 _MAX_GROWTH: Final = 256
 
 LASTING_ERRORS: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
-"""Missing capabilities and missing type information; ENOSYS, ENOTSUP: an old kernel."""
+"""Errors that another try will not cure: missing capabilities, files or type information (BTF), an old kernel."""
 
 
 class _OpenOptions(ctypes.Structure):
@@ -201,8 +201,8 @@ class RingBuffer:
 class Direction(Enum):
     """Which packets of an interface a program sees: enum bpf_attach_type (include/uapi/linux/bpf.h)."""
 
-    INGRESS = 46
-    EGRESS = 47
+    INGRESS = 46  # BPF_TCX_INGRESS
+    EGRESS = 47  # BPF_TCX_EGRESS
 
 
 class BpfObject:
@@ -281,8 +281,8 @@ class BpfObject:
         """
         fault_point("bpf link create")
         link = self._library.bpf_link_create(self.program(program), index, direction.value, None)
-        is_old = link < 0 and ctypes.get_errno() == errno.EINVAL
-        return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if is_old else "")
+        lacks_tcx = link < 0 and ctypes.get_errno() == errno.EINVAL
+        return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if lacks_tcx else "")
 
     def iterate(self, program: str) -> bytes:
         """Run an iterator program over all its objects; what it has written. Raises KernelError."""

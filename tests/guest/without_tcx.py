@@ -1,4 +1,4 @@
-"""A kernel before Linux 6.6 says what it lacks to prevent discards."""
+"""Before Linux 6.6 the daemon names the missing TCX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mptcp_lab.topology import Topology, build
 from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
 
 
-def test_kernel_without_tcx_is_named_as_the_obstacle() -> None:
+def test_missing_tcx_is_named_as_the_problem() -> None:
     with (
         build(Topology()) as lab,
         in_namespace(lab.proxy.namespace),
         closing(DiscardPrevention(("eth0",), (8080,))) as prevention,
     ):
-        prevention.set_networks((ETHERNET,))
+        prevention.update((ETHERNET,))
         assert prevention.problem is not None
         assert prevention.problem.endswith("eth0: EINVAL (before Linux 6.6 there is no TCX)")

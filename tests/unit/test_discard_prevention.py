@@ -1,4 +1,4 @@
-"""When the programs against discards are loaded and attached, and when they are tried again."""
+"""When the discard-prevention programs are loaded and attached, and when they are tried again."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Kernel:
     def __init__(self) -> None:
         self.now = 0.0
         self.interfaces = [Interface(1, "eth0"), Interface(2, "wg0")]
-        self.loads = self.times_set = 0
+        self.loads = self.attaches = 0
         self.load_error = 0
+        self.loaded = False
         self.attach_errors: dict[str, int] = {}
         self.networks: Sequence[AccessNetwork] = ()
         self.links: dict[int, str] = {}
@@ -38,24 +39,25 @@ class Kernel:
         self.loads += 1
         if self.load_error:
             raise KernelError("load discards.bpf.o", self.load_error)
+        self.loaded = True
         return self
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         self.networks = networks
-        self.times_set += 1
 
     def attach(self, interface: Interface) -> list[int]:
         if error := self.attach_errors.get(interface.name):
             raise KernelError(f"attach lower_data_acks to {interface.name}", error)
+        self.attaches += 1
         link = os.open(os.devnull, os.O_RDONLY)
         self.links[link] = interface.name
         return [link]
 
     def counters(self) -> DiscardCounters:
-        return DiscardCounters(lowered=len(self.links))
+        return DiscardCounters(lowered=self.attaches)
 
     def close(self) -> None:
-        pass
+        self.loaded = False
 
     @property
     def attached(self) -> list[str]:
@@ -74,84 +76,98 @@ def is_open(link: int) -> bool:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
-    monkeypatch.setattr(discard_prevention, "DiscardProgram", kernel.load)
+    monkeypatch.setattr(discard_prevention, "DiscardPrograms", kernel.load)
     monkeypatch.setattr(discard_prevention, "find_interfaces", lambda _names: list(kernel.interfaces))
     monkeypatch.setattr(time, "monotonic", lambda: kernel.now)
     return kernel
 
 
 @pytest.fixture
-def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:
+def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:  # noqa: ARG001
     prevention = DiscardPrevention(("eth0", "wg0"), (8080,))
     yield prevention
     prevention.close()
-    assert kernel.attached == []
 
 
 def test_programs_are_attached_while_there_are_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert (kernel.networks, kernel.attached, prevention.problem) == (NETWORKS, ["eth0", "wg0"], None)
-    prevention.set_networks(())
+    prevention.update(())
     assert kernel.attached == []
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert (kernel.attached, kernel.loads) == (["eth0", "wg0"], 1)
 
 
 def test_interfaces_are_looked_for_once_a_second(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     kernel.interfaces = [Interface(1, "eth0")]
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert kernel.attached == ["eth0", "wg0"]
     kernel.now += LOOK
-    prevention.set_networks(NETWORKS)
-    assert (kernel.attached, kernel.times_set) == (["eth0"], 1)
+    prevention.update(NETWORKS)
+    assert kernel.attached == ["eth0"]
 
 
 def test_changed_networks_do_not_wait(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.set_networks(NETWORKS)
-    prevention.set_networks((WIFI,))
+    prevention.update(NETWORKS)
+    prevention.update((WIFI,))
     assert kernel.networks == (WIFI,)
 
 
 def test_interface_that_refuses_does_not_concern_the_others(kernel: Kernel, prevention: DiscardPrevention) -> None:
     kernel.attach_errors = {"eth0": errno.ENODEV}
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert (kernel.attached, prevention.problem) == (["wg0"], "attach lower_data_acks to eth0: ENODEV")
     kernel.attach_errors = {}
     kernel.now += LOOK
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert (kernel.attached, prevention.problem) == (["eth0", "wg0"], None)
 
 
 @pytest.mark.parametrize(("error", "loads"), [(errno.ENOMEM, 2), (errno.EPERM, 1)])
-def test_refused_load_is_tried_again_unless_that_is_in_vain(
+def test_load_is_tried_again_after_an_error_that_may_pass(
     kernel: Kernel, prevention: DiscardPrevention, error: int, loads: int
 ) -> None:
     kernel.load_error = error
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     kernel.now += LOOK
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert kernel.loads == 1
     kernel.now += RETRY
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert kernel.loads == loads
     assert prevention.problem == f"load discards.bpf.o: {errno.errorcode[error]}"
 
 
-def test_kernel_without_tcx_is_asked_once(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    kernel.attach_errors = {"eth0": errno.EINVAL}
-    prevention.set_networks(NETWORKS)
+def test_nothing_is_attached_after_an_error_that_will_not_pass(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    kernel.attach_errors = {"wg0": errno.EINVAL}
+    prevention.update(NETWORKS)
     kernel.attach_errors = {}
     kernel.now += RETRY
-    prevention.set_networks(NETWORKS)
-    assert kernel.attached == ["wg0"]
-    assert prevention.problem == "attach lower_data_acks to eth0: EINVAL"
+    prevention.update((WIFI,))
+    assert kernel.attached == []
+    assert prevention.problem == "attach lower_data_acks to wg0: EINVAL"
+
+
+def test_interface_that_was_made_again_gets_the_programs(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    prevention.update(NETWORKS)
+    kernel.interfaces = [Interface(3, "eth0")]
+    kernel.now += LOOK
+    prevention.update(NETWORKS)
+    assert kernel.attached == ["eth0"]
+    assert prevention.counters == DiscardCounters(lowered=3)
 
 
 def test_nothing_is_a_problem_while_there_are_no_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
     kernel.load_error = errno.EPERM
-    prevention.set_networks(NETWORKS)
-    prevention.set_networks(())
+    prevention.update(NETWORKS)
+    prevention.update(())
     assert prevention.problem is None
-    prevention.set_networks(NETWORKS)
+    prevention.update(NETWORKS)
     assert prevention.problem == "load discards.bpf.o: EPERM"
+
+
+def test_closed_prevention_has_nothing_attached_or_loaded(kernel: Kernel, prevention: DiscardPrevention) -> None:
+    prevention.update(NETWORKS)
+    prevention.close()
+    assert (kernel.attached, kernel.loaded) == ([], False)

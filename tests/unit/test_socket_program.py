@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from examples import ETHERNET, ends
 
-from mptcp_throttled.kernel import socket_program
+from mptcp_throttled.kernel import networks_map, socket_program
 from mptcp_throttled.kernel.program_layout import pack_ends
 
 
@@ -23,5 +23,5 @@ def test_ports_are_where_the_kernel_has_them() -> None:
 
 
 def test_prefixes_of_both_families_share_one_tree() -> None:
-    keys = [socket_program._prefix(subnet).hex() for subnet in ETHERNET.subnets]
+    keys = [networks_map._prefix(subnet).hex() for subnet in ETHERNET.subnets]
     assert keys == ["70000000" + "00" * 10 + "ffff" + "0a010000", "20000000" + "fd000001" + "00" * 12]

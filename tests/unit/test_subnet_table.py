@@ -14,8 +14,8 @@ from policy_oracle import decide_all
 
 from mptcp_throttle.model import AccessNetwork, Address, Network
 from mptcp_throttle.subnet_table import SubnetTable, network_table
+from mptcp_throttled.kernel.networks_map import _network, pack_networks
 from mptcp_throttled.kernel.program_layout import mapped
-from mptcp_throttled.kernel.socket_program import _network, pack_networks
 
 
 def network(name: str, *subnets: str, preference: int = 1) -> AccessNetwork:

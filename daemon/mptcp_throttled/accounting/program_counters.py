@@ -35,7 +35,7 @@ class ProgramCounters:
 
 @dataclass(frozen=True, slots=True)
 class DiscardCounters:
-    """What the programs that prevent discards have counted since they were loaded.
+    """What the discard-prevention programs have counted since they were loaded.
 
     DATA_ACKs that were lowered, and keep-alives that were sent on subflows that have joined.
     """

@@ -53,7 +53,7 @@ class Htb(Protocol):
 
 
 class LinuxKernel:
-    """HTB, marks and socket paces of this host, and the programs that prevent discards.
+    """HTB, marks and socket paces of this host, and the discard-prevention programs.
 
     For one thread only, but for `class_bytes`: pyroute2 sockets and libiptc handles must not be shared between threads.
     """
@@ -110,16 +110,16 @@ class LinuxKernel:
 
     @property
     def discard_counters(self) -> DiscardCounters:
-        """What the programs that prevent discards had counted within the last seconds."""
+        """What the discard-prevention programs had counted within the last seconds."""
         return DiscardCounters() if self._discards is None else self._discards.counters
 
     def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Keep clients in these networks from discarding, where that is configured; by none, nobody.
+        """Prevent discards for clients in these networks, where that is configured; empty: for nobody.
 
         To be called often: it follows interfaces that come and go.
         """
         if self._discards is not None:
-            self._discards.set_networks(networks)
+            self._discards.update(networks)
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Let the kernel program, if there is one, decide by these from now on; by none, nobody is capped."""

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from ipaddress import IPv4Network
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
-from mptcp_throttle.model import AccessNetwork, FourTuple, Network, Token
+from mptcp_throttle.model import AccessNetwork, FourTuple, Token
 from mptcp_throttled.accounting.program_counters import ProgramCounters
 from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals
-from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.htb import HANDLE, classid
+from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     ENDS_BYTES,
     OBJECTS,
-    mapped,
     pack_ends,
     pack_settings,
     read_counters,
@@ -38,16 +36,11 @@ from mptcp_throttled.kernel.program_layout import (
 _SO_NETNS_COOKIE: Final = 71
 _COOKIE: Final = Struct("=Q")
 _UNLIMITED: Final = 0xFFFF_FFFF
-_IPV4: Final = IPv4Network("0.0.0.0/0")
-_IPV4_MAPPED_BITS: Final = 96
 
 # bpf/settings.h
 _PACE: Final = Struct("=IIQ")
 _RAMP_TO_BEGIN: Final = 0
 _LONG_AGO: Final = 1
-_PREFIX: Final = Struct("=I16s")
-_NETWORK: Final = Struct("=IIQI4x")
-_NO_NETWORK: Final = _NETWORK.pack(_UNLIMITED, 0, 0, 0)
 _CLOSED: Final = Struct(f"={ENDS_BYTES}sQQQQIIIII4x")
 _CLASS: Final = Struct("=I")
 _COUNTERS: Final = 2
@@ -73,8 +66,7 @@ class SocketProgram:
     def __init__(self, kind: ProgramKind, ports: Sequence[int]) -> None:
         self.kind = kind
         self.link: int | None = None
-        self._prefixes: dict[bytes, bytes] = {}
-        self._networks: BpfMap | None = None
+        self._networks: NetworksMap | None = None
         self._classes: BpfMap | None = None
         self._counters: BpfMap | None = None
         self._totals: RingBuffer | None = None
@@ -82,7 +74,7 @@ class SocketProgram:
         try:
             self._paces = self._object.map("paces")
             if kind is ProgramKind.THROTTLE:
-                self._networks, self._classes = self._object.map("networks"), self._object.map("classes")
+                self._networks, self._classes = NetworksMap(self._object.map("networks")), self._object.map("classes")
                 self._counters = self._object.map("counters")
                 self._totals = RingBuffer(self._object.map("totals"))
         except KernelError:
@@ -97,14 +89,11 @@ class SocketProgram:
         self.link = self._object.attach_cgroup(_FUNCTIONS[self.kind], cgroup)
         self.decide_now()
 
-    def set_networks(self, networks: Iterable[AccessNetwork]) -> None:
+    def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         """Decide by these networks at each socket's next ACK; by none, nobody is capped. Raises KernelError."""
         if self._networks is None:
             return
-        wanted = pack_networks(networks)
-        self._networks.update({key: value for key, value in wanted.items() if self._prefixes.get(key) != value})
-        self._networks.delete_all(self._prefixes.keys() - wanted)
-        self._prefixes = wanted
+        self._networks.set(networks)
 
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway.
@@ -173,25 +162,6 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
     ends, cookie, *counted, token = _CLOSED.unpack(record)
     return ClosedSubflow(Token(token), unpack_ends(ends), cookie, SocketTotals(*counted))
-
-
-def pack_networks(networks: Iterable[AccessNetwork]) -> dict[bytes, bytes]:
-    """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
-    # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
-    no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
-    of_networks = ((network.subnets, _network(network)) for network in networks)
-    return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
-
-
-def _prefix(subnet: Network) -> bytes:
-    bits = subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
-    return _PREFIX.pack(bits, mapped(subnet.network_address))
-
-
-def _network(network: AccessNetwork) -> bytes:
-    pace = 0 if network.cap is None else payload_pace(network.cap, 1)
-    provisional_ns = round(network.provisional * 1e9)
-    return _NETWORK.pack(network.preference, pace, provisional_ns, network.limit is not None)
 
 
 def _netns_cookie() -> int:

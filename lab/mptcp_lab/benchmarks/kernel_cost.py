@@ -4,8 +4,8 @@ Connections are those of `join-latency`: two subflows, of which the first is cap
 time includes their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
 time of whatever handles the packet; `iterators` run in the daemon, whose time includes theirs, and are called for each
 socket. The transfer has two subflows, too, one of them with a cap that it does not reach; its packets are those of both
-directions, and the programs against discards see each of them. Uploads have one subflow each that is capped, by itself;
-the program for uplinks sees each packet that leaves the proxy, and those against discards are not there.
+directions, and the discard-prevention programs see each of them. Uploads have one subflow each that is capped, by
+itself; the program for uplinks sees each packet that leaves the proxy, and discards are not prevented.
 While this runs the kernel measures its programs, which adds two readings of the clock to each call.
 """
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Works around two faults of Linux by which clients discard what the proxy sends. Needs CAP_BPF, CAP_NET_ADMIN and
- * CAP_PERFMON, the kernel's type information, and Linux 6.6 (TCX).
+ * Works around two bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON,
+ * the kernel's type information (BTF), and Linux 6.6 (TCX).
  *
  * MPTCP at the client discards a segment that arrives out of order and ends beyond the window that it has announced for the
  * connection (net/mptcp/protocol.c, mptcp_data_queue_ofo; it counts MPTcpExtNoDSSInWindow). TCP has acknowledged it by then. So
@@ -9,13 +9,14 @@
  *
  * 1. The proxy sends too much. Its MPTCP adds snd_wnd of the subflow to the DATA_ACK of a segment (net/mptcp/options.c,
  *    ack_update_msk). But TCP ignores the window of a segment that acknowledges nothing new, has no new data, and announces a
- *    smaller window (net/ipv4/tcp_input.c, tcp_may_update_window). snd_wnd then belongs to an earlier DATA_ACK, and the sum is
- *    too large. `lower_data_acks`, at the ingress, lowers the DATA_ACK of such a segment until the sum is right.
+ *    smaller window other than 0 (net/ipv4/tcp_input.c, tcp_may_update_window). snd_wnd then belongs to an earlier DATA_ACK, and
+ *    the sum is too large. `lower_data_acks`, at the ingress, lowers the DATA_ACK of such a segment until the sum is right.
  *
- * 2. The client knows of no window. In Linux 6.18.44 and 6.12.117 rcv_wnd_sent of its connection is ack_seq until it sends its
- *    first DSS option, in answer to the first data. What arrives before, on a subflow that has joined meanwhile, is beyond it.
- *    `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) behind the fourth ACK of the MP_JOIN
- *    handshake. The client answers it with a DATA_ACK before data comes, unless the network reorders these segments.
+ * 2. The client knows of no window. In Linux 6.18.44 and 6.12.117, others were not looked at, rcv_wnd_sent of its connection is
+ *    ack_seq until it sends its first DSS option, in answer to the first data. What arrives earlier, on a subflow that has
+ *    joined, is beyond that. `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) right after the
+ *    fourth packet of the MP_JOIN handshake, a pure ACK. The client answers it with a DATA_ACK before data comes, unless the
+ *    network reorders these segments.
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
@@ -37,8 +38,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define DSS_BASE_BYTES 4
 #define MAX_OPTIONS 40
 
-/* snd_una, snd_wl1 and snd_wnd of a subflow when it has got all segments that have arrived: those in the socket's backlog, which
- * wait while the proxy uses the socket, are included. */
+/* snd_una, snd_wl1 and snd_wnd of a subflow, as they will be once the socket has processed all that has arrived: segments wait in
+ * its backlog while the proxy uses it. */
 struct window {
 	__u32 acknowledged;
 	__u32 sequence;
@@ -82,7 +83,7 @@ static __always_inline struct sock_common *find_socket(struct __sk_buff *skb, co
 	return (void *)bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* The window before the segment that arrives now; NULL: there is no memory for it. MPTCP may raise snd_wnd itself
+/* The window before this segment; NULL: there is no memory for it. MPTCP may raise snd_wnd itself
  * (net/mptcp/protocol.c, mptcp_check_allowed_size), but not beyond what is right for a DATA_ACK that has arrived by then. */
 static __always_inline struct window *window_of(struct sock_common *common, struct tcp_sock *tp)
 {
@@ -113,8 +114,9 @@ static __always_inline bool is_listening(struct tcp_sock *tp)
 	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_state == BPF_TCP_LISTEN;
 }
 
-/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive window. */
-static __always_inline bool is_unacceptable(struct tcp_sock *tp, const struct segment *segment)
+/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive window. The bounds are looser
+ * than TCP's, which has not processed its backlog. Checksum and time stamps are not looked at. */
+static __always_inline bool is_implausible(struct tcp_sock *tp, const struct segment *segment)
 {
 	__u32 sequence = bpf_ntohl(segment->tcp.seq);
 
@@ -159,49 +161,50 @@ static __always_inline __u32 find_data_ack(struct __sk_buff *skb, const struct s
 	return 0;
 }
 
-static __always_inline void replace(struct __sk_buff *skb, const struct segment *segment, __u32 at, __be32 from[2],
+static __always_inline bool replace(struct __sk_buff *skb, const struct segment *segment, __u32 at, __be32 from[2],
 				    __be32 to[2])
 {
 	__u32 check_at = segment->ip_at + segment->ip_bytes + offsetof(struct tcphdr, check);
 	__s64 difference = bpf_csum_diff(from, 2 * sizeof(*from), to, 2 * sizeof(*to), 0);
 
-	if (!bpf_l4_csum_replace(skb, check_at, 0, difference, 0) &&
-	    !bpf_skb_store_bytes(skb, at, to, 2 * sizeof(*to), 0))
-		count(DATA_ACKS_LOWERED);
+	return !bpf_l4_csum_replace(skb, check_at, 0, difference, 0) &&
+	       !bpf_skb_store_bytes(skb, at, to, 2 * sizeof(*to), 0);
 }
 
-/* Of a segment whose window TCP ignores: snd_wnd is `excess` bytes larger than that. */
+/* `excess`: by how much snd_wnd will exceed the window of this segment, which TCP ignores. */
 static __always_inline void lower(struct __sk_buff *skb, const struct segment *segment, struct mptcp_sock *msk,
 				  const struct window *window, __u32 excess)
 {
-	__u64 written = BPF_CORE_READ(msk, write_seq), window_end = BPF_CORE_READ(msk, wnd_end), data_ack;
-	__u32 bytes = 0, at = find_data_ack(skb, segment, &bytes), lower_by;
+	__u64 written = BPF_CORE_READ(msk, write_seq), data_ack;
+	__u32 bytes = 0, at = find_data_ack(skb, segment, &bytes);
 	__be32 from[2] = {}, to[2] = {};
+	bool is_short = bytes == sizeof(__u32);
+	__s64 beyond;
 
-	/* bpf_csum_diff() takes words of the checksum. Linux aligns options to four bytes. */
+	/* The checksum is of 16-bit words, so the option must begin at an even offset of the TCP header. Linux's options do. */
 	if (!at || (at - segment->ip_at) & 1)
 		return;
-	if (bytes == sizeof(__u32)) /* the option's first bytes come before it, and stay */
+	if (is_short) /* the first bytes of the option come before it, and stay */
 		at -= DSS_BASE_BYTES;
 	if (bpf_skb_load_bytes(skb, at, from, sizeof(from)))
 		return;
-	if (bytes == sizeof(__u32))
+	if (is_short)
 		data_ack = written - (__u32)((__u32)written - bpf_ntohl(from[1]));
 	else
 		data_ack = (__u64)bpf_ntohl(from[0]) << 32 | bpf_ntohl(from[1]);
-	/* All data is acknowledged, if not the DATA_FIN behind it: nothing is left that could be discarded, and there may be no later
-	 * segment that acknowledges it. */
+	/* All data is acknowledged, but perhaps a DATA_FIN. There may be no later segment to acknowledge what a lower DATA_ACK would
+	 * leave out. The window may then be too large for what the proxy writes next: a few discards remain. */
 	if ((__s64)(written - data_ack) <= 1)
 		return;
-	if ((__s64)(data_ack + window->bytes - window_end) <= 0)
+	/* No lower than wnd_end, which MPTCP never takes back. */
+	beyond = data_ack + window->bytes - BPF_CORE_READ(msk, wnd_end);
+	if (beyond <= 0)
 		return;
-	lower_by = data_ack + window->bytes - window_end;
-	if (lower_by > excess)
-		lower_by = excess;
-	data_ack -= lower_by;
-	to[0] = bytes == sizeof(__u32) ? from[0] : bpf_htonl(data_ack >> 32);
+	data_ack -= beyond < excess ? beyond : excess;
+	to[0] = is_short ? from[0] : bpf_htonl(data_ack >> 32);
 	to[1] = bpf_htonl((__u32)data_ack);
-	replace(skb, segment, at, from, to);
+	if (replace(skb, segment, at, from, to))
+		count(DATA_ACKS_LOWERED);
 }
 
 /* Notes a window that TCP will accept. Lowers the DATA_ACK beside one that it will ignore. */
@@ -209,14 +212,13 @@ static __always_inline void note_or_lower(struct __sk_buff *skb, const struct se
 {
 	__u32 acknowledged = bpf_ntohl(segment->tcp.ack_seq), sequence = bpf_ntohl(segment->tcp.seq), bytes;
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(common);
-	struct mptcp_sock *msk;
+	struct mptcp_sock *msk = tp ? connection_to_proxy(tp) : NULL;
 	struct window *window;
 
-	if (!tp || !is_of_proxy(tp) || is_listening(tp) || is_unacceptable(tp, segment))
+	if (!msk || is_listening(tp) || is_implausible(tp, segment))
 		return;
-	msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
 	window = window_of(common, tp);
-	if (!msk || !window)
+	if (!window)
 		return;
 	bytes = bpf_ntohs(segment->tcp.window) << BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
 	if (updates_window(window, acknowledged, sequence, bytes)) {
@@ -245,17 +247,17 @@ int lower_data_acks(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* Whether a pure ACK is the fourth of the MP_JOIN handshake, on a connection that has had no DATA_ACK yet. */
-static __always_inline bool is_fourth_ack(struct bpf_sock *sk, const struct segment *segment)
+/* Whether a pure ACK is the fourth packet of the MP_JOIN handshake, and no data of the connection is acknowledged yet. */
+static __always_inline bool needs_keep_alive(struct bpf_sock *sk, const struct segment *segment)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
-	struct mptcp_sock *msk;
+	struct mptcp_sock *msk = tp ? connection_to_proxy(tp) : NULL;
 
-	/* A keep-alive that passes another interface of ours has a lower sequence number. */
-	if (!tp || !is_of_proxy(tp) || !joined(tp) || tp->segs_out != 1 || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
+	/* The first segment of its socket: the SYN/ACK does not count. On a second interface (VLAN, bridge) the keep-alive passes
+	 * here, too, with a lower sequence number. */
+	if (!msk || !joined(tp) || tp->segs_out != 1 || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
 		return false;
-	msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
-	/* So that an older kernel names the lack of TCX as the obstacle. */
+	/* Before Linux 6.5 there is no bytes_acked: loading would fail, and the error would name that instead of TCX. */
 	return bpf_core_field_exists(msk->bytes_acked) && !BPF_CORE_READ(msk, bytes_acked);
 }
 
@@ -266,18 +268,19 @@ int send_keep_alive(struct __sk_buff *skb)
 	struct bpf_sock *sk = skb->sk;
 	__be32 sequence;
 
-	/* The clone that is sent below passes here, too, and has no socket. */
+	/* The clone passes here, too, and has no socket. */
 	if (!sk || !parse(skb, &segment, false) || segment.payload || !segment.tcp.ack || segment.tcp.syn ||
-	    segment.tcp.rst || segment.tcp.fin || !is_on_a_network(&segment.ends) || !is_fourth_ack(sk, &segment))
+	    segment.tcp.rst || segment.tcp.fin || !is_on_a_network(&segment.ends) || !needs_keep_alive(sk, &segment))
 		return TC_ACT_UNSPEC;
+	/* A clone leaves first, as the ACK, and this packet becomes the keep-alive. */
 	if (bpf_clone_redirect(skb, skb->ifindex, 0))
 		return TC_ACT_UNSPEC;
 	sequence = bpf_htonl(bpf_ntohl(segment.tcp.seq) - 1);
 	if (bpf_l4_csum_replace(skb, segment.ip_at + segment.ip_bytes + offsetof(struct tcphdr, check), segment.tcp.seq,
 				sequence, sizeof(sequence)))
 		return TC_ACT_UNSPEC;
-	bpf_skb_store_bytes(skb, segment.ip_at + segment.ip_bytes + offsetof(struct tcphdr, seq), &sequence,
-			    sizeof(sequence), 0);
-	count(KEEP_ALIVES_SENT);
+	if (!bpf_skb_store_bytes(skb, segment.ip_at + segment.ip_bytes + offsetof(struct tcphdr, seq), &sequence,
+				 sizeof(sequence), 0))
+		count(KEEP_ALIVES_SENT);
 	return TC_ACT_UNSPEC;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The access networks that the daemon has configured. */
+/* The access networks of the configuration. */
 #ifndef NETWORKS_H
 #define NETWORKS_H
 

@@ -17,7 +17,7 @@
 
 #define IP_FRAGMENT 0x3fff
 
-/* A TCP segment. `payload` is its size in bytes, `ip_at` where its IP header is in the packet. */
+/* A TCP segment. `payload`: bytes of data; `ip_at`: offset of the IP header in the packet. */
 struct segment {
 	struct ends ends;
 	struct tcphdr tcp;
@@ -27,13 +27,14 @@ struct segment {
 	__u32 payload;
 };
 
-static __always_inline bool is_ip(__u32 protocol)
+/* VLAN tags may come before the IP header. */
+static __always_inline bool may_be_ip(__u32 protocol)
 {
 	return protocol == bpf_htons(ETH_P_IP) || protocol == bpf_htons(ETH_P_IPV6) ||
 	       protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* False if it is none. IPv4 options and IPv6 extension headers are not looked into. */
+/* False if it is no TCP segment, a fragment of one, or has IPv4 options or IPv6 extension headers. */
 static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment, bool is_from_client)
 {
 	struct ends *ends = &segment->ends;
@@ -43,7 +44,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	} ip;
 	__u32 total;
 
-	if (!is_ip(skb->protocol) || bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET))
+	if (!may_be_ip(skb->protocol) || bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET))
 		return false;
 	if (ip.v4.version == 4) {
 		if (ip.v4.ihl != 5 || ip.v4.protocol != IPPROTO_TCP || ip.v4.frag_off & bpf_htons(IP_FRAGMENT))

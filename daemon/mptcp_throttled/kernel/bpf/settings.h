@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What a program and the daemon share: the layouts that socket_program.py packs and unpacks. */
+/* What programs and the daemon share: the layouts of program_layout.py, networks_map.py and socket_program.py. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 

@@ -13,16 +13,21 @@ static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_
 	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
 }
 
-/* A connection has the port of the socket that accepted it. A subflow that the proxy's kernel has opened, to an address that
- * the client has announced, has a port of its own. */
-static __always_inline bool is_of_proxy(struct tcp_sock *tp)
+/* The connection of a subflow, if it is one to the proxy; else NULL. It has the port of the socket that accepted it. A subflow
+ * that the proxy's kernel has opened, to an address that the client has announced, has a port of its own. */
+static __always_inline struct mptcp_sock *connection_to_proxy(struct tcp_sock *tp)
 {
 	struct sock *msk;
 
 	if (!BPF_CORE_READ(tp, is_mptcp))
-		return false;
+		return NULL;
 	msk = BPF_CORE_READ(subflow_context(tp), conn);
-	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num));
+	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num)) ? (struct mptcp_sock *)msk : NULL;
+}
+
+static __always_inline bool is_of_proxy(struct tcp_sock *tp)
+{
+	return connection_to_proxy(tp);
 }
 
 static __always_inline bool joined(struct tcp_sock *tp)

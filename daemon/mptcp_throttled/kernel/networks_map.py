@@ -1,0 +1,57 @@
+"""The map of access networks that kernel programs have (`bpf/networks.h`, `bpf/settings.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network
+from struct import Struct
+from typing import Final
+
+from mptcp_throttle.linux.libbpf import BpfMap
+from mptcp_throttle.model import AccessNetwork, Network
+from mptcp_throttled.desired.kernel_plan import payload_pace
+from mptcp_throttled.kernel.program_layout import mapped
+
+_IPV4: Final = IPv4Network("0.0.0.0/0")
+_IPV4_MAPPED_BITS: Final = 96
+_PREFIX: Final = Struct("=I16s")
+_NETWORK: Final = Struct("=IIQI4x")
+_NO_PREFERENCE: Final = 0xFFFF_FFFF
+_NO_NETWORK: Final = _NETWORK.pack(_NO_PREFERENCE, 0, 0, 0)
+
+
+class NetworksMap:
+    """The map of one program."""
+
+    def __init__(self, networks: BpfMap) -> None:
+        self._map = networks
+        self._networks: Sequence[AccessNetwork] | None = None
+        self._elements: dict[bytes, bytes] = {}
+
+    def set(self, networks: Sequence[AccessNetwork]) -> None:
+        """Change what differs; nothing is packed if these are the present ones. Raises KernelError."""
+        if networks is self._networks:
+            return
+        wanted = pack_networks(networks)
+        self._map.update({key: value for key, value in wanted.items() if self._elements.get(key) != value})
+        self._map.delete_all(self._elements.keys() - wanted)
+        self._networks, self._elements = networks, wanted
+
+
+def pack_networks(networks: Iterable[AccessNetwork]) -> dict[bytes, bytes]:
+    """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
+    # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
+    no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
+    of_networks = ((network.subnets, _network(network)) for network in networks)
+    return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
+
+
+def _prefix(subnet: Network) -> bytes:
+    bits = subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
+    return _PREFIX.pack(bits, mapped(subnet.network_address))
+
+
+def _network(network: AccessNetwork) -> bytes:
+    pace = 0 if network.cap is None else payload_pace(network.cap, 1)
+    provisional_ns = round(network.provisional * 1e9)
+    return _NETWORK.pack(network.preference, pace, provisional_ns, network.limit is not None)
