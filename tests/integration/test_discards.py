@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
+from scapy.utils import checksum
 
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
@@ -37,7 +39,9 @@ from mptcp_throttled.kernel.tc import find_interface
 
 PORT: Final = 8080
 MPTCP: Final = 262  # IPPROTO_MPTCP
-MPTCP_OPTION: Final = 30
+NOP, WINDOW_SCALE, MPTCP_OPTION = 1, 3, 30
+FIELDS: Final = {"seq": (4, 4), "ack": (8, 4), "window": (14, 2), "checksum": (16, 2)}
+"""Where they are in the TCP header, and their sizes."""
 UNSPECIFIED: Final = 0xFFFFFFFF  # TC_ACT_UNSPEC
 UNSEEN_BYTES: Final = 40_000
 UPLOADED_BYTES: Final = 3_000_000
@@ -146,43 +150,78 @@ def tcp_dropped(host: Host) -> Iterator[None]:
             host.run(command, "-D", *rule)
 
 
-class Segment(NamedTuple):
-    """A client's last ACK, for changed copies of it; `scale` is that of its window."""
+class Segment:
+    """A frame with a TCP segment, for changed copies of it. Its bytes are taken apart here: a test that has added
+    MPTCP to Scapy in this process changes how Scapy shows options."""
 
-    packet: Packet
-    scale: int
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
+        self._at = 14 + (20 if frame[14] >> 4 == 4 else 40)
+        self._addresses = frame[26:34] if frame[14] >> 4 == 4 else frame[22:54]
 
-    def copy(self, *, window: int = 0, data: int = 0, short: bool = False, **changes: int) -> bytes:
-        """With a window and a DATA_ACK that are larger by so many bytes; `changes` are added to other fields of TCP.
+    @property
+    def window(self) -> int:
+        """As in the header, before it is scaled."""
+        return int.from_bytes(self._field("window"), "big")
+
+    @property
+    def checksum_is_right(self) -> bool:
+        return self._checksum(self.frame[self._at :]) == 0
+
+    def option(self, kind: int) -> tuple[int, bytes]:
+        """Where the option is in the frame, and the bytes after its kind and length."""
+        at, end = self._at + 20, self._at + 4 * (self.frame[self._at + 12] >> 4)
+        while at < end and self.frame[at] != kind:
+            at += 1 if self.frame[at] == NOP else self.frame[at + 1]
+        assert at < end, f"no option of kind {kind}"
+        return at, self.frame[at + 2 : at + self.frame[at + 1]]
+
+    def data_ack(self) -> int:
+        """Its lower 32 bits."""
+        _, dss = self.option(MPTCP_OPTION)
+        return int.from_bytes(dss[2:][: 8 if dss[1] & 2 else 4][-4:], "big")
+
+    def copy(self, *, window: int = 0, data: int = 0, ack: int = 0, seq: int = 0, short: bool = False) -> Segment:
+        """With a larger window, in units of the header, a DATA_ACK and numbers of TCP that are larger by so many bytes.
 
         `short`: with a DATA_ACK of four bytes.
         """
-        packet = self.packet.copy()
-        tcp = packet[TCP]
-        ((_, dss),) = (option for option in tcp.options if option[0] == MPTCP_OPTION)
-        value = (int.from_bytes(dss[2:], "big") + data) % (1 << 64)
-        dss = SHORT_ACK + (value % (1 << 32)).to_bytes(4, "big") if short else LONG_ACK + value.to_bytes(8, "big")
-        tcp.options = [(MPTCP_OPTION, dss) if option[0] == MPTCP_OPTION else option for option in tcp.options]
-        tcp.window += window >> self.scale
-        for name, by in changes.items():
-            setattr(tcp, name, (getattr(tcp, name) + by) % (1 << 32))
-        for layer, field in ((TCP, "chksum"), (TCP, "dataofs"), (IP, "len"), (IP, "chksum"), (IPv6, "plen")):
-            if layer in packet:
-                delattr(packet[layer], field)
-        return bytes(packet)
+        at, dss = self.option(MPTCP_OPTION)
+        assert dss[:2] == LONG_ACK
+        value = ((int.from_bytes(dss[2:], "big") + data) % (1 << 64)).to_bytes(8, "big")
+        long = bytes([MPTCP_OPTION, 12]) + LONG_ACK + value
+        option = bytes([MPTCP_OPTION, 8]) + SHORT_ACK + value[4:] + bytes([NOP] * 4) if short else long
+        changed = Segment(self.frame[:at] + option + self.frame[at + len(option) :])
+        for name, by in (("window", window), ("ack", ack), ("seq", seq)):
+            changed = changed.with_field(name, int.from_bytes(self._field(name), "big") + by)
+        changed = changed.with_field("checksum", 0)
+        return changed.with_field("checksum", self._checksum(changed.frame[self._at :]))
 
+    def with_field(self, name: str, number: int) -> Segment:
+        """With that number in a field of the TCP header."""
+        start, size = self.place(name)
+        return Segment(
+            self.frame[:start] + (number % (1 << 8 * size)).to_bytes(size, "big") + self.frame[start + size :]
+        )
 
-def data_ack(frame: bytes) -> int:
-    """Its lower 32 bits."""
-    ((_, dss),) = (option for option in Ether(frame)[TCP].options if option[0] == MPTCP_OPTION)
-    return int.from_bytes(dss[-4:], "big")
+    def without(self, *spans: tuple[int, int]) -> bytes:
+        """The frame with zeros at these places, each a start and a size."""
+        changed = bytearray(self.frame)
+        for start, size in spans:
+            changed[start : start + size] = bytes(size)
+        return bytes(changed)
 
+    def place(self, name: str) -> tuple[int, int]:
+        """Where a field of the TCP header is in the frame, and its size."""
+        start, size = FIELDS[name]
+        return self._at + start, size
 
-def checksum_is_right(frame: bytes) -> bool:
-    packet = Ether(frame)
-    given = packet[TCP].chksum
-    del packet[TCP].chksum
-    return bool(Ether(bytes(packet))[TCP].chksum == given)
+    def _field(self, name: str) -> bytes:
+        start, size = self.place(name)
+        return self.frame[start : start + size]
+
+    def _checksum(self, segment: bytes) -> int:
+        return int(checksum(self._addresses + struct.pack("!HH", socket.IPPROTO_TCP, len(segment)) + segment))
 
 
 class LastAck(NamedTuple):
@@ -193,21 +232,23 @@ class LastAck(NamedTuple):
 
     program: DiscardPrograms
     segment: Segment
+    scale: int
     excess: int
 
-    def lowered_by(self, *, short: bool = False, **changes: int) -> int:
-        """By how many bytes the program lowers the DATA_ACK of a changed copy; it changes nothing else."""
-        before = self.segment.copy(short=short, **changes)
-        verdict, after = self.program.run("lower_data_acks", before)
-        assert (verdict, len(after)) == (UNSPECIFIED, len(before))
-        assert checksum_is_right(after)
-        changed = (data_ack(before) - data_ack(after)) % (1 << 32)
-        at = before.rindex(data_ack(before).to_bytes(4, "big"))
-        checksum_at = len(before) - 4 * Ether(before)[TCP].dataofs + 16
-        for start, size in ((at, 4), (checksum_at, 2)):
-            after = after[:start] + before[start : start + size] + after[start + size :]
-        assert after == before
-        return changed
+    def lowered_by(self, *, window: int = 0, data: int = 0, ack: int = 0, seq: int = 0, short: bool = False) -> int:
+        """By how many bytes the program lowers the DATA_ACK of a changed copy; it changes nothing else.
+
+        `window` is in bytes.
+        """
+        before = self.segment.copy(window=window >> self.scale, data=data, ack=ack, seq=seq, short=short)
+        verdict, frame = self.program.run("lower_data_acks", before.frame)
+        after = Segment(frame)
+        assert verdict == UNSPECIFIED
+        assert after.checksum_is_right
+        at, dss = before.option(MPTCP_OPTION)
+        changed = (at + 4, len(dss) - 2), before.place("checksum")
+        assert after.without(*changed) == before.without(*changed)
+        return (before.data_ack() - after.data_ack()) % (1 << 32)
 
 
 @contextmanager
@@ -219,17 +260,17 @@ def last_ack(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> 
         port = connection.client.getsockname()[1]
         sockets = "ss", "-tinH", "dport", "=", f":{port}"
         eventually(lambda: "bytes_acked:1 " in lab.proxy.run(*sockets).stdout, "acknowledged")
-        seen = [frame for frame in frames(capture) if TCP in frame and frame[TCP].sport == port]
-        segment = Segment(seen[-1], dict(seen[0][TCP].options)["WScale"])
+        seen = [Segment(bytes(frame)) for frame in frames(capture) if TCP in frame and frame[TCP].sport == port]
+        segment, (_, (scale,)) = seen[-1], seen[0].option(WINDOW_SCALE)
         with tcp_dropped(lab.client), in_namespace(lab.proxy.namespace), closing(DiscardPrograms((PORT,))) as program:
             program.set_networks((network,))
             # Before MPTCP raises the window of the socket, as it may when it sends.
-            program.run("lower_data_acks", segment.copy())
+            program.run("lower_data_acks", segment.frame)
             connection.proxy.sendall(bytes(UNSEEN_BYTES))
             window = re.search(r"snd_wnd:(\d+)", lab.proxy.run(*sockets).stdout)
             assert window is not None
-            excess = int(window[1]) - (segment.packet[TCP].window << segment.scale) + SMALLER_BY
-            yield LastAck(program, segment, excess)
+            excess = int(window[1]) - (segment.window << scale) + SMALLER_BY
+            yield LastAck(program, segment, scale, excess)
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -278,13 +319,13 @@ def test_window_update_counts_before_the_socket_has_processed_it(lab: Lab) -> No
 
 def test_segment_that_closes_the_window_is_not_touched(lab: Lab) -> None:
     with last_ack(lab) as last:
-        closed = -last.segment.packet[TCP].window << last.segment.scale
+        closed = -last.segment.window << last.scale
         assert last.lowered_by(window=closed, data=20_000) == 0
 
 
 def test_bytes_behind_the_packet_do_no_harm(lab: Lab) -> None:
     with last_ack(lab) as last:
-        before = last.segment.copy(window=-SMALLER_BY, data=20_000) + bytes(12)
+        before = last.segment.copy(window=-SMALLER_BY >> last.scale, data=20_000).frame + bytes(12)
         assert last.program.run("lower_data_acks", before) == (UNSPECIFIED, before)
 
 
