@@ -129,15 +129,15 @@ static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segm
 {
 	struct tcphdr tcp;
 
-	return !bpf_skb_load_bytes(skb, segment->ip_at + segment->ip_bytes, &tcp, sizeof(tcp)) &&
+	return !bpf_skb_load_bytes(skb, tcp_offset(segment), &tcp, sizeof(tcp)) &&
 	       tcp.seq == segment->tcp.seq && tcp.ack_seq == segment->tcp.ack_seq && tcp.check == segment->tcp.check;
 }
 
 /* Where the segment has a DATA_ACK, and its size in bytes; 0: it has none. */
 static __always_inline __u32 find_data_ack(struct __sk_buff *skb, const struct segment *segment, __u32 *bytes)
 {
-	__u32 at = segment->ip_at + segment->ip_bytes + sizeof(struct tcphdr);
-	__u32 end = segment->ip_at + segment->ip_bytes + segment->tcp_bytes;
+	__u32 at = tcp_offset(segment) + sizeof(struct tcphdr);
+	__u32 end = tcp_offset(segment) + segment->tcp_bytes;
 
 	for (int i = 0; i < MAX_OPTIONS; i++) {
 		__u8 option[DSS_BASE_BYTES];
@@ -164,7 +164,7 @@ static __always_inline __u32 find_data_ack(struct __sk_buff *skb, const struct s
 static __always_inline bool replace(struct __sk_buff *skb, const struct segment *segment, __u32 at, __be32 from[2],
 				    __be32 to[2])
 {
-	__u32 check_at = segment->ip_at + segment->ip_bytes + offsetof(struct tcphdr, check);
+	__u32 check_at = tcp_offset(segment) + offsetof(struct tcphdr, check);
 	__s64 difference = bpf_csum_diff(from, 2 * sizeof(*from), to, 2 * sizeof(*to), 0);
 
 	return !bpf_l4_csum_replace(skb, check_at, 0, difference, 0) &&
@@ -276,10 +276,10 @@ int send_keep_alive(struct __sk_buff *skb)
 	if (bpf_clone_redirect(skb, skb->ifindex, 0))
 		return TC_ACT_UNSPEC;
 	sequence = bpf_htonl(bpf_ntohl(segment.tcp.seq) - 1);
-	if (bpf_l4_csum_replace(skb, segment.ip_at + segment.ip_bytes + offsetof(struct tcphdr, check), segment.tcp.seq,
+	if (bpf_l4_csum_replace(skb, tcp_offset(&segment) + offsetof(struct tcphdr, check), segment.tcp.seq,
 				sequence, sizeof(sequence)))
 		return TC_ACT_UNSPEC;
-	if (!bpf_skb_store_bytes(skb, segment.ip_at + segment.ip_bytes + offsetof(struct tcphdr, seq), &sequence,
+	if (!bpf_skb_store_bytes(skb, tcp_offset(&segment) + offsetof(struct tcphdr, seq), &sequence,
 				 sizeof(sequence), 0))
 		count(KEEP_ALIVES_SENT);
 	return TC_ACT_UNSPEC;

@@ -27,6 +27,12 @@ struct segment {
 	__u32 payload;
 };
 
+/* Offset of the TCP header in the packet. */
+static __always_inline __u32 tcp_offset(const struct segment *segment)
+{
+	return segment->ip_at + segment->ip_bytes;
+}
+
 /* VLAN tags may come before the IP header. */
 static __always_inline bool may_be_ip(__u32 protocol)
 {

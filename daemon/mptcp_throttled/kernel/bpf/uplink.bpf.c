@@ -132,7 +132,7 @@ static __always_inline void remember_segment(struct __sk_buff *skb, struct uplin
 	uplink->has_sequence = 1;
 	uplink->window = segment->tcp.window;
 	if (segment->tcp_bytes < sizeof(segment->tcp) + sizeof(options) ||
-	    bpf_skb_load_bytes(skb, segment->ip_at + segment->ip_bytes + sizeof(segment->tcp), options, sizeof(options)) ||
+	    bpf_skb_load_bytes(skb, tcp_offset(segment) + sizeof(segment->tcp), options, sizeof(options)) ||
 	    options[0] != bpf_htonl(TIMESTAMPS))
 		return;
 	uplink->timestamp = options[1];
@@ -180,7 +180,7 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 /* Whether the segment ends with our option already: ACKs that `remind` repeats pass this filter, too. */
 static __always_inline bool has_option(struct __sk_buff *skb, const struct segment *segment)
 {
-	__u32 last, at = segment->ip_at + segment->ip_bytes + segment->tcp_bytes - OPTION_BYTES;
+	__u32 last, at = tcp_offset(segment) + segment->tcp_bytes - OPTION_BYTES;
 
 	return segment->tcp_bytes > sizeof(segment->tcp) && !bpf_skb_load_bytes(skb, at, &last, sizeof(last)) &&
 	       (last & ~bpf_htonl(IS_BACKUP)) == bpf_htonl(PRIORITY_OPTION);
@@ -220,7 +220,7 @@ static __always_inline bool append_option(struct __sk_buff *skb, const struct se
 static __always_inline void bound_window(struct __sk_buff *skb, const struct segment *segment, const struct share *share,
 					 const struct uplink *uplink)
 {
-	__u32 tcp_at = segment->ip_at + segment->ip_bytes, scale = uplink->window_scale;
+	__u32 tcp_at = tcp_offset(segment), scale = uplink->window_scale;
 	__u64 kib = WINDOW_KIB, ns = WINDOW_NS + 2000ULL * uplink->round_trip_us;
 	__u16 window;
 
