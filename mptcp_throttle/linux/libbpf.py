@@ -198,11 +198,11 @@ class RingBuffer:
         _libbpf().ring_buffer__free(self._buffer)
 
 
-class Direction(Enum):
-    """Which packets of an interface a program sees: enum bpf_attach_type (include/uapi/linux/bpf.h)."""
+class AttachType(Enum):
+    """Where at an interface a program is attached: enum bpf_attach_type (include/uapi/linux/bpf.h)."""
 
-    INGRESS = 46  # BPF_TCX_INGRESS
-    EGRESS = 47  # BPF_TCX_EGRESS
+    TCX_INGRESS = 46
+    TCX_EGRESS = 47
 
 
 class BpfObject:
@@ -273,14 +273,14 @@ class BpfObject:
             os.close(directory)
         return int(self._library.bpf_link__fd(link))
 
-    def attach_interface(self, program: str, index: int, name: str, direction: Direction) -> int:
+    def attach_interface(self, program: str, index: int, name: str, attach_type: AttachType) -> int:
         """Attach a tc program to the interface of that index and name, beside those of others (TCX, Linux 6.6).
 
         Returns the file descriptor of the link, which is the caller's: the program is detached when it and its copies
         are closed. Raises KernelError.
         """
         fault_point("bpf link create")
-        link = self._library.bpf_link_create(self.program(program), index, direction.value, None)
+        link = self._library.bpf_link_create(self.program(program), index, attach_type.value, None)
         lacks_tcx = link < 0 and ctypes.get_errno() == errno.EINVAL
         return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if lacks_tcx else "")
 

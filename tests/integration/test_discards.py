@@ -30,7 +30,7 @@ from scapy.utils import checksum
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
-from mptcp_throttle.linux.libbpf import Direction
+from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.accounting.program_counters import DiscardCounters
 from mptcp_throttled.kernel import discard_prevention
@@ -108,10 +108,10 @@ def attached_programs(lab: Lab, interface: str = "eth0") -> list[int]:
     libbpf = ctypes.CDLL("libbpf.so.1")
     counts = []
     with in_namespace(lab.proxy.namespace):
-        for direction in Direction:
+        for attach_type in AttachType:
             count = ctypes.c_uint32()
             index = find_interface(interface).index
-            assert libbpf.bpf_prog_query(index, direction.value, 0, None, None, ctypes.byref(count)) == 0
+            assert libbpf.bpf_prog_query(index, attach_type.value, 0, None, None, ctypes.byref(count)) == 0
             counts.append(count.value)
     return counts
 

@@ -15,16 +15,16 @@ from dataclasses import fields
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfObject, Direction
+from mptcp_throttle.linux.libbpf import LASTING_ERRORS, AttachType, BpfObject
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.accounting.program_counters import DiscardCounters
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
 from mptcp_throttled.kernel.tc import Interface, find_interfaces
 
-_PROGRAMS: Final[Mapping[str, Direction]] = {
-    "lower_data_acks": Direction.INGRESS,
-    "send_keep_alive": Direction.EGRESS,
+_PROGRAMS: Final[Mapping[str, AttachType]] = {
+    "lower_data_acks": AttachType.TCX_INGRESS,
+    "send_keep_alive": AttachType.TCX_EGRESS,
 }
 # EINVAL: the kernel has no TCX, or another layout of a structure.
 _LASTING: Final = LASTING_ERRORS | {errno.EINVAL}
@@ -53,8 +53,8 @@ class DiscardPrograms:
         """Attach both to an interface; returns the links, which the caller closes. Raises KernelError."""
         links: list[int] = []
         try:
-            for name, direction in _PROGRAMS.items():
-                links.append(self._object.attach_interface(name, interface.index, interface.name, direction))
+            for name, attach_type in _PROGRAMS.items():
+                links.append(self._object.attach_interface(name, interface.index, interface.name, attach_type))
         except KernelError:
             _close(links)
             raise
