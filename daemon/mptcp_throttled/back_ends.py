@@ -26,24 +26,26 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel
     """The kernel layer for the service; `keep` is given the descriptor of the kernel program's link."""
     sockets, discards = _paced_sockets(config, keep), _discard_prevention(config)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config.proxy.interfaces[0], _switch(config), sockets, discards)
+        return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets, discards)
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
     marks = choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
-    return _tc_kernel(config, marks, sockets, discards)
+    return LinuxKernel(_root_qdiscs(config, marks), marks, sockets, discards)
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
     """The kernel layer that removes what an instance with this configuration has left."""
     sockets = _paced_sockets(config)
     if config.daemon.backend is BackEnd.OVS:
-        return _openvswitch_kernel(config.proxy.interfaces[0], _switch(config), sockets)
-    return _tc_kernel(config, _removing_marks(), sockets)
+        return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets)
+    marks = _removing_marks()
+    return LinuxKernel(_root_qdiscs(config, marks), marks, sockets)
 
 
 def other_kernel(config: Config) -> LinuxKernel | None:
     """The kernel layer of the back end that is not configured; None if nothing of that one can be found."""
     if config.daemon.backend is BackEnd.OVS:
-        return _tc_kernel(config, _removing_marks())
+        marks = _removing_marks()
+        return LinuxKernel(_root_qdiscs(config, marks), marks)
     return _openvswitch_to_clean(config.proxy.interfaces[0], _switch(config))
 
 
@@ -59,36 +61,24 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
 
 def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | None:
     if switch.is_accessible:
-        return _openvswitch_kernel(interface, switch)
+        return LinuxKernel(*_of_switch(interface, switch))
     if switch.may_be_there:
         _log.info("%s: access denied: what an instance with backend ovs may have left is not removed", switch.database)
     return None
 
 
-def _tc_kernel(
-    config: Config,
-    marks: MarkingChoice,
-    sockets: PacedSockets | None = None,
-    discards: DiscardPrevention | None = None,
-) -> LinuxKernel:
-    root = RootQdiscs(
+def _root_qdiscs(config: Config, marks: MarkingChoice) -> RootQdiscs:
+    return RootQdiscs(
         config.proxy.interfaces,
         _marking(config),
         config.sockets.daemon.parent,
         needs_filter=lambda: marks.present.needs_filter,
         force=config.daemon.replace_any_qdisc,
     )
-    return LinuxKernel(root, marks, sockets, discards)
 
 
-def _openvswitch_kernel(
-    interface: str,
-    switch: OpenVswitch,
-    sockets: PacedSockets | None = None,
-    discards: DiscardPrevention | None = None,
-) -> LinuxKernel:
-    marks = MarkingChoice(OpenFlowMarking(interface, switch))
-    return LinuxKernel(PortQueues(interface, switch), marks, sockets, discards)
+def _of_switch(interface: str, switch: OpenVswitch) -> tuple[PortQueues, MarkingChoice]:
+    return PortQueues(interface, switch), MarkingChoice(OpenFlowMarking(interface, switch))
 
 
 def _switch(config: Config) -> OpenVswitch:
