@@ -214,7 +214,6 @@ class Loop:
         # The kernel program must not pace whom the daemon cannot throttle.
         is_deciding = is_active and not self._htb_refused
         self._kernel.set_networks(networks if is_deciding else ())
-        self._kernel.prevent_discards(() if operator.pause is not None else networks)
         if self._adopted:
             # This attaches the kernel program. The plan, and so what is adopted, depends on the back end.
             with suppress(KernelError):
@@ -229,6 +228,8 @@ class Loop:
             config.daemon.reconcile_interval,
             may_live=update is not None and update.whole,
         )
+        # Last: to load the programs takes 20 ms.
+        self._kernel.prevent_discards(() if operator.pause is not None else networks)
         throttled, transitions = update_throttled(
             before.throttled,
             work.concerned,
