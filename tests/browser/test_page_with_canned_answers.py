@@ -21,8 +21,12 @@ from mptcp_throttle.config.password_hash import PasswordHash
 from mptcp_throttle.findings import daemon_findings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
+NUMBER_OF_BLUE_DOTS: Final = """canvas => {
+    const dots = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    return dots.filter((red, place) => place % 4 === 0 && dots[place + 2] - red > 50).length;
+}"""
 WITH_CONTROL: Final = {"password_hash": str(PasswordHash.of(PASSWORD)), "control": True}
 
 
@@ -286,6 +290,20 @@ def test_error_of_a_chart_stays_until_the_chart_is_drawn(daemon: CannedDaemon, p
     daemon.history_problem = None
     eventually(lambda: page.tab.locator("#client-tables canvas").count() == 1, "the chart")
     assert not page.shows("no history is kept", "#client-tables")
+
+
+def test_chart_has_its_colour_although_answers_overtake_the_history(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    waiting: list[Route] = []
+    page.tab.route("**/api/history*", lambda route: waiting.append(route))
+    with page.tab.expect_request("**/api/history*"):
+        page.choose("range", "1 hour")
+    daemon.top["connections"] = 7
+    page.tab.get_by_text("live: 7 connections").wait_for()
+    start = list(range(int(time.time()) - 1800, int(time.time()), 10))
+    rates = [1_000_000] * len(start)
+    waiting[0].fulfill(json={"resolution": 10, "start": start, "sent": rates, "received": rates})
+    page.wait_drawn(3600)
+    assert page.chart.evaluate(NUMBER_OF_BLUE_DOTS) > 1000
 
 
 def test_decisions_of_other_days_show_their_date(daemon: CannedDaemon, page: PageInBrowser) -> None:

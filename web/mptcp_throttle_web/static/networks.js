@@ -79,7 +79,7 @@ export class Networks {
       resolution: histories[place].resolution,
       // Per client or subflow, the sum of all has no such bound.
       cap: network.per === "network" ? bitsPerSecond(choices.direction === "sent" ? network.cap : network.uplink_cap) : null,
-      colour: shown.indexOf(network),
+      colour: asked.length - 1 - place, // not of `shown`, which an answer may have replaced meanwhile
     }));
     const now = Date.now() / 1000;
     this.chart.draw(series, now - seconds, now);
