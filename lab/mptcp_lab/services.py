@@ -221,6 +221,11 @@ class Services:
         self.sniffer.wait_until(lambda: self.answers(self.sockets.sniffer), "answering", timeout)
         self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
 
+    def check_kernel_decides(self) -> None:
+        """Raise LabError if the daemon decides itself, as it does without the objects that `lab/bootstrap` compiles."""
+        if problem := self.status()["daemon"]["deciding_problem"]:
+            raise LabError(f"mptcp-throttled: the kernel does not decide: {problem}")
+
     @property
     def exit_statuses(self) -> tuple[int | None, int | None]:
         """Of the sniffer and the daemon; None while it runs or if it was not started."""

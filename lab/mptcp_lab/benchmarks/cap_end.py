@@ -83,6 +83,8 @@ def main() -> None:
                 on.start_sniffer()
                 on.start_daemon()
                 on.wait_ready()
+                if decides is KernelDecides.AUTO:
+                    on.check_kernel_decides()
                 for name, end in ENDS.items():
                     times = [1000 * measure(lab, origin, end) for _ in range(options.runs)]
                     figures = {"median": median(times), "p90": percentile(times, 90), "worst": max(times)}

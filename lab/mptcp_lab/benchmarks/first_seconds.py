@@ -22,7 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count, product
 from pathlib import Path
@@ -133,14 +133,19 @@ class Bench:
                     elif variant != "wifi":
                         yield size, self._fetch_late()
 
-    def _services(self, variant: str) -> AbstractContextManager[object]:
+    @contextmanager
+    def _services(self, variant: str) -> Iterator[None]:
         if variant not in _DAEMON_SETTINGS:
-            return nullcontext()
+            yield
+            return
         wifi, ethernet = WIFI_FIRST
         if variant == "provisional":
             ethernet = replace(ethernet, provisional=_PROVISIONAL_SECONDS)
         daemon = _DAEMON_SETTINGS[variant]
-        return Services(self._lab.proxy, (wifi, ethernet), name=next(self._names), daemon=daemon)
+        with Services(self._lab.proxy, (wifi, ethernet), name=next(self._names), daemon=daemon) as services:
+            if daemon["kernel_decides"] == "auto":
+                services.check_kernel_decides()
+            yield
 
     def _program(self, size: str, *options: str) -> tuple[str, ...]:
         proxy = (str(self._lab.proxy_address(4)), str(PORT))
