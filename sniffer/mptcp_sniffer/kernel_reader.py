@@ -19,9 +19,13 @@ from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import Json
 
-_REQUEST_SECONDS: Final = (0.02, 0.1, 0.3, 0.7)
-"""From a request to the readings: the kernel's worker closes a subflow later than its segment came; the last is longer
-than the time for which `tracker` prefers a segment to the list."""
+_GATHER_SECONDS: Final = 0.02
+"""From a request to the first reading: the kernel's worker closes a subflow later than its segment came. More requests
+meanwhile do not wake the thread."""
+
+_LATER_SECONDS: Final = (0.1, 0.3, 0.7)
+"""From the first reading to the others; the last is longer than the time for which `tracker` prefers a segment to the
+list."""
 
 _MAX_FRACTION: Final = 0.1
 """The fraction of the time that reading may take: the kernel walks all its TCP sockets for it."""
@@ -101,11 +105,12 @@ class KernelReader:
         while not self._stop.is_set():
             wait = min(max(due[0], earliest), housekeeping_due) - time.monotonic()
             is_requested = self._requested.wait(max(wait, 0.0))
-            self._requested.clear()
+            if is_requested:
+                self._stop.wait(_GATHER_SECONDS)
+                self._requested.clear()
             began = time.monotonic()
             if is_requested:
-                first, *later = (began + seconds for seconds in _REQUEST_SECONDS)
-                due = [min(due[0], first), *later]
+                due = [began, *(began + seconds for seconds in _LATER_SECONDS)]
             if began >= housekeeping_due:
                 self._deliver(None)
                 housekeeping_due = began + _HOUSEKEEPING_SECONDS

@@ -34,7 +34,7 @@ from segments import (
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_events import KernelEvent, KernelEventKind
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
-from mptcp_sniffer.kernel_reader import _REQUEST_SECONDS
+from mptcp_sniffer.kernel_reader import _GATHER_SECONDS, _LATER_SECONDS
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import AccessNetwork, FourTuple, Token
@@ -58,7 +58,7 @@ _NEW_SECONDS: Final = 0.1
 
 _MARGIN: Final = 0.001
 
-SOON: Final = _REQUEST_SECONDS[0] + _MARGIN
+SOON: Final = _GATHER_SECONDS + _MARGIN
 """From the capture of an end to the kernel list that confirms it."""
 
 LATE: Final = LIST_SECONDS + _NEW_SECONDS + LATEST_FRAME + SLOWEST_LIST + _MARGIN
@@ -199,6 +199,7 @@ class HostileWire:
         self.decisions = DecisionTable(networks)
         self._begin_tracking()
         self._list_due = [self.now]
+        self._gathered_at = self.now
 
     def _begin_tracking(self) -> None:
         self.tracker = Tracker([_PROXY.port], self._bounds)
@@ -282,8 +283,9 @@ class HostileWire:
                 self._request_list()
 
     def _request_list(self) -> None:
-        first, *later = (self.now + seconds for seconds in _REQUEST_SECONDS)
-        self._list_due = [min(self._list_due[0], first), *later]
+        if self.now >= self._gathered_at:
+            self._gathered_at = self.now + _GATHER_SECONDS
+            self._list_due = [self._gathered_at, *(self._gathered_at + seconds for seconds in _LATER_SECONDS)]
 
     def _report(self, connection: Connection, clients: Sequence[PackedEndpoint], kind: KernelEventKind) -> None:
         """The kernel's events of subflows of a connection, unless it has ended, or they are not received."""
