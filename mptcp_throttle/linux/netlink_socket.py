@@ -171,26 +171,32 @@ class NetlinkSocket:
             return refusals
         try:
             with os_errors(requests[0].what):
-                answers = self._exchange({sequence: requests[n] for sequence, n in sent.items()})
+                statuses = self._exchange({sequence: requests[n] for sequence, n in sent.items()})
         except KernelError as error:
             return [refusal or error for refusal in refusals]
         for sequence, n in sent.items():
-            number, explanation = answers[sequence]
+            number, explanation = statuses[sequence]
             if number:
                 refusals[n] = KernelError(requests[n].what, number, explanation)
         return refusals
 
     def _exchange(self, requests: dict[int, Request]) -> dict[int, tuple[int, str]]:
-        """Send these requests as one datagram; what the kernel answers to each, by sequence number."""
-        flags = netlink.NLM_F_REQUEST | netlink.NLM_F_ACK
-        packed = [pack(r.type, r.flags | flags, sequence, r.payload) for sequence, r in requests.items()]
+        """Send these requests as one datagram; the status of each, by sequence number.
+
+        Only the last is acknowledged: the kernel carries them out in order, and answers each that it refuses.
+        """
+        *_, last = requests
+        flags = dict.fromkeys(requests, netlink.NLM_F_REQUEST) | {last: netlink.NLM_F_REQUEST | netlink.NLM_F_ACK}
+        packed = [pack(r.type, r.flags | flags[sequence], sequence, r.payload) for sequence, r in requests.items()]
         self._socket.send(b"".join(packed))
-        answers: dict[int, tuple[int, str]] = {}
-        while len(answers) < len(requests):
+        statuses = dict.fromkeys(requests, (0, ""))
+        is_complete = False
+        while not is_complete:
             for message in self._receive():
                 if message.type == netlink.NLMSG_ERROR and message.sequence in requests:
-                    answers[message.sequence] = status(message)
-        return answers
+                    statuses[message.sequence] = status(message)
+                    is_complete |= message.sequence == last
+        return statuses
 
     def _receive(self) -> Iterator[Message]:
         return messages(self._socket.recv(_RECEIVE_BYTES))
