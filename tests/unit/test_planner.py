@@ -14,12 +14,13 @@ from policy_oracle import decide_all
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_for
+from mptcp_throttled.desired.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_for
 from mptcp_throttled.desired.planner import Planner
 from mptcp_throttled.policy.decide import Share
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.reconcile.diff import diff
 from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.reconcile.operations import ChangeClass, ClassOperation
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
 _LIMIT = Rate(9_000_000)
@@ -121,7 +122,11 @@ def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> N
         assert wanted == {s for s, slot in planner.slots.items() if slot.idle_since is None} | set(
             planner.without_class
         )
-        assert planner.plan == (plan_for(decisions, planner.slots, rules).persistent() if planner.slots else UNTOUCHED)
+        plan = plan_for(decisions, planner.slots, rules) if planner.slots else UNTOUCHED
+        spare = {minor: rate for minor, rate in planner.plan.classes.items() if minor not in plan.classes}
+        assert planner.plan == replace(plan, classes={**plan.classes, **spare}).persistent()
+        assert len(spare) <= len(planner.slots) / 2
+        assert set(spare.values()) <= {DRAIN_RATE}
         if not change.htb_changes and planner.slots:
             # What the change alone asks for is what the whole plan asks for.
             part, whole = diff(in_kernel(change.before), change.after), diff(before, planner.plan)
@@ -167,6 +172,34 @@ def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
     assert planner.plan.marks[client(6).subflows[0].ends] == 2
 
 
+def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, *map(client, (1, 2, 3)))
+    play(planner, decisions, 1.0, *map(client, (2, 3)))
+    play(planner, decisions, 4.0, *map(client, (2, 3)))
+    before = in_kernel(planner.plan)
+    assert len(planner.plan.classes) == 3
+    play(planner, decisions, 4.1, *map(client, (2, 3, 4)))
+    classes = [operation for operation in diff(before, planner.plan) if isinstance(operation, ClassOperation)]
+    assert classes == [ChangeClass(planner.plan.marks[held_end(4)], Rate(1_000_000))]
+
+
+def test_no_more_classes_are_spare_than_half_as_many_as_shares() -> None:
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, *map(client, range(1, 6)))
+    play(planner, decisions, 1.0, *map(client, (4, 5)))
+    play(planner, decisions, 4.0, *map(client, (4, 5)))
+    assert len(planner.plan.classes) == 3
+    play(planner, decisions, 4.1, client(5))
+    play(planner, decisions, 7.5, client(5))
+    assert len(planner.plan.classes) == 1
+    play(planner, decisions, 8.0)
+    play(planner, decisions, 11.5)
+    assert planner.plan == UNTOUCHED
+    play(planner, decisions, 12.0, client(1), client(2), client(3))
+    assert len(planner.plan.classes) == 3
+
+
 def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     planner.adopt(found or {})
@@ -200,11 +233,11 @@ def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
 
 def test_adopted_marks_count_for_the_first_plan_only() -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
-    planner.adopt({held_end(1): 5})
+    planner.adopt({held_end(1): 5, held_end(2): 3})
     play(planner, decisions, 0.0)
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.1, client(1))
-    assert dict(planner.plan.marks) == {held_end(1): 2}
+    assert dict(planner.plan.marks) == {held_end(1): 3}
 
 
 @given(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 
 class ClassMinors(Iterator[int]):
-    """The class minors that are free, lowest first; `first` is the lowest there may be."""
+    """The class minors that are free: the one that was given back last, else the lowest; none is below `first`."""
 
     def __init__(self, first: int) -> None:
         self._first = self._next = self._end = first
@@ -19,7 +18,7 @@ class ClassMinors(Iterator[int]):
 
     def __next__(self) -> int:
         if self._free:
-            return heapq.heappop(self._free)
+            return self._free.pop()
         if self._next >= self._end:
             raise StopIteration
         self._next += 1
@@ -28,8 +27,8 @@ class ClassMinors(Iterator[int]):
     def adopt(self, marked: Collection[int], unused: Iterable[int]) -> None:
         """Before any minor is given out: the minors `marked` are not free; the `unused` ones of them rest."""
         self._next = max(marked, default=self._first - 1) + 1
-        self._free = [minor for minor in range(self._first, self._next) if minor not in marked]
-        self._resting = list(unused)
+        self._free = [minor for minor in reversed(range(self._first, self._next)) if minor not in marked]
+        self._resting = sorted(unused, reverse=True)
 
     def release(self, minor: int) -> None:
         """Give a minor back. It rests for one update, since its marks may still be in the kernel."""
@@ -38,6 +37,5 @@ class ClassMinors(Iterator[int]):
     def free_resting(self, last: int) -> None:
         """All minors given back so far are free; `last` is the largest minor there may be."""
         self._end = last + 1
-        for minor in self._resting:
-            heapq.heappush(self._free, minor)
+        self._free += self._resting
         self._resting.clear()

@@ -1,15 +1,18 @@
 """The plan, kept up to date: only the shares that a change concerns are planned again.
 
-At any time it equals `assign_classes` and `plan_for` of all decisions. The first plan adopts the marks that an earlier
-instance has left in the kernel: marked subflows stay in their classes.
+At any time it equals `assign_classes` and `plan_for` of all decisions, and the spare classes. The first plan adopts the
+marks that an earlier instance has left in the kernel: marked subflows stay in their classes.
+
+The class of a share that has lingered is spare, if there are not too many: the next new share gets it. To add or delete
+a class, the kernel walks all classes (net/sched/sch_api.c, tc_bind_tclass); to change one, it does not.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +20,7 @@ from typing import Final
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttled.desired.class_minors import ClassMinors
 from mptcp_throttled.desired.kernel_plan import (
+    DRAIN_RATE,
     OTHER_TRAFFIC_MINOR,
     UNTOUCHED,
     KernelPlan,
@@ -30,6 +34,7 @@ from mptcp_throttled.policy.decide import Decision, Share
 from mptcp_throttled.policy.decisions import Previous
 
 _EXPIRY_BATCH_SECONDS: Final = 0.02
+_SHARES_PER_SPARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Planner:
         self._minors = ClassMinors(OTHER_TRAFFIC_MINOR + 1)
         self._timers: list[tuple[float, int]] = []
         self._shares: dict[int, Share] = {}
+        self._spare: dict[int, None] = {}
         self._adopted: Mapping[FourTuple, int] = {}
 
     def adopt(self, marks: Mapping[FourTuple, int]) -> None:
@@ -74,9 +80,17 @@ class Planner:
         self._adopted = marks
 
     def update(
-        self, previous: Previous, present: Mapping[Token, Iterable[Decision]], now: float, settings: PlanSettings
+        self,
+        previous: Previous,
+        present: Mapping[Token, Iterable[Decision]],
+        now: float,
+        settings: PlanSettings,
+        refused: Container[int] = (),
     ) -> PlanDelta:
-        """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds)."""
+        """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds).
+
+        `refused` are the minors of classes that the kernel has refused: they do not become spare.
+        """
         decisions: dict[FourTuple, Decision | None] = {d.subflow.ends: None for old in previous.values() for d in old}
         new = [decision for token in previous for decision in present.get(token, ())]
         concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
@@ -99,18 +113,20 @@ class Planner:
         if self._adopted:
             slots = self._adopt(wanted, settings)
         slots = assign_classes(wanted, slots, now, settings, self._minors)
-        self._take(concerned, slots, settings)
-        after = plan_for(self._decisions(concerned), slots, settings)
+        no_longer_spare, spare = self._take(concerned, slots, settings, refused)
+        before = _with_spare(before, no_longer_spare)
+        after = _with_spare(plan_for(self._decisions(concerned), slots, settings), spare)
         for share in wanted:
             decisions.update(self._members[share])
         self._settings = settings
         self.plan = self.plan.replaced(before, after) if self.slots else UNTOUCHED
         return PlanDelta(before, after, root != self._root, MappingProxyType(decisions))
 
-    def part(self, minors: Iterable[int]) -> KernelPlan:
-        """The part of the plan about the shares with these classes, and the class of other traffic."""
+    def part(self, minors: Collection[int]) -> KernelPlan:
+        """The part of the plan about these classes, their shares, and the class of other traffic."""
         shares = self._shares_with(minors)
-        return plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
+        part = plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
+        return _with_spare(part, (minor for minor in minors if minor in self._spare))
 
     def members(self, minors: Iterable[int]) -> dict[FourTuple, Decision]:
         """The decisions for the subflows in these classes."""
@@ -156,19 +172,37 @@ class Planner:
             if not members:
                 del self._members[decision.throttle.share]
 
-    def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], settings: PlanSettings) -> None:
+    def _take(
+        self,
+        concerned: Iterable[Share],
+        slots: Mapping[Share, Slot],
+        settings: PlanSettings,
+        refused: Container[int],
+    ) -> tuple[set[int], set[int]]:
+        """The classes that are not spare any more, and those that have become spare."""
+        used, spare = set(), set()
         for share in concerned:
             old, new = self.slots.pop(share, None), slots.get(share)
             self._count_without_class(share, without=new is None and share in self._members)
             if new is not None:
                 self.slots[share] = new
                 self._shares[new.minor] = share
+                if new.minor in self._spare:
+                    del self._spare[new.minor]
+                    used.add(new.minor)
                 at = expiry(new, settings.linger)
                 if at is not None:
                     heapq.heappush(self._timers, (at, new.minor))
             if old is not None and new is None:
                 del self._shares[old.minor]
                 self._minors.release(old.minor)
+                if old.minor not in refused:
+                    self._spare[old.minor] = None
+                    spare.add(old.minor)
+        surplus = set(islice(self._spare, max(len(self._spare) - len(self.slots) // _SHARES_PER_SPARE, 0)))
+        for minor in surplus:
+            del self._spare[minor]
+        return used | surplus - spare, spare - surplus
 
     def _count_without_class(self, share: Share, *, without: bool) -> None:
         if share in self.without_class:
@@ -186,3 +220,8 @@ class Planner:
             _, minor = heapq.heappop(self._timers)
             if minor in self._shares:
                 yield self._shares[minor]
+
+
+def _with_spare(part: KernelPlan, minors: Iterable[int]) -> KernelPlan:
+    """A part of the plan, with spare classes; nobody sends through these."""
+    return replace(part, classes={**part.classes, **dict.fromkeys(minors, DRAIN_RATE)})
