@@ -12,13 +12,21 @@ from typing import Final, Self
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR
+from pyroute2.netlink import (
+    NLM_F_ACK,
+    NLM_F_ACK_TLVS,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLM_F_MULTI,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+)
 
 from mptcp_sniffer import kernel_list
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
 from mptcp_throttle.linux.inet_diag import ESTABLISHED, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
-from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack
+from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack, status
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
 
 CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
@@ -38,7 +46,12 @@ class FakeSocket:
 
     def send(self, datagram: bytes) -> None:
         self.sent.append(list(messages(datagram)))
-        self._pending += next(self._replies)([message.sequence for message in self.sent[-1]])
+        # As the kernel, without an acknowledgment of what it has carried out, unless that is asked for.
+        silent = {message.sequence for message in self.sent[-1] if not message.flags & (NLM_F_ACK | NLM_F_DUMP)}
+        for reply in next(self._replies)([message.sequence for message in self.sent[-1]]):
+            (message,) = messages(reply)
+            if message.type != NLMSG_ERROR or message.sequence not in silent or status(message)[0]:
+                self._pending.append(reply)
 
     def recv(self, _size: int, flags: int = 0) -> bytes:
         if flags & socket.MSG_DONTWAIT and not self._pending:
@@ -206,6 +219,18 @@ def test_carry_out_reports_each_refusal_of_a_batch(answer: Answer) -> None:
     refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
     assert [None if refusal is None else str(refusal) for refusal in refusals] == [None, "change 1: EBUSY", None]
     assert len(fake.sent) == 1
+
+
+def test_only_the_last_request_of_a_batch_is_acknowledged(answer: Answer) -> None:
+    fake = answer(acknowledge(0, errno.EBUSY, 0))
+    NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
+    assert [bool(message.flags & NLM_F_ACK) for message in fake.sent[0]] == [False, False, True]
+
+
+def test_refusal_of_the_last_request_ends_a_batch(answer: Answer) -> None:
+    answer(acknowledge(errno.EPERM, 0, errno.EBUSY))
+    refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
+    assert list(map(str, refusals)) == ["change 0: EPERM", "None", "change 2: EBUSY"]
 
 
 def test_carry_out_sends_64_requests_per_datagram(answer: Answer) -> None:
