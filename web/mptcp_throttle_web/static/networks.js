@@ -69,22 +69,23 @@ export class Networks {
   // The least preferred network is at the bottom of the stack: its cap is a straight line.
   async draw() {
     const seconds = Number(choices.range);
-    const asked = [...shown].reverse();
-    const histories = await Promise.all(asked.map((network) => get("/api/history", { name: network.name, seconds })));
+    // An answer may replace `shown` before the histories come.
+    const asked = shown.map((network, colour) => ({ network, colour })).reverse();
+    const histories = await Promise.all(asked.map(({ network }) => get("/api/history", { name: network.name, seconds })));
     if (shown.length === 0) return; // cleared meanwhile
-    const series = asked.map((network, place) => ({
+    const series = asked.map(({ network, colour }, place) => ({
       name: network.name,
       start: histories[place].start,
       values: histories[place][choices.direction],
       resolution: histories[place].resolution,
       // Per client or subflow, the sum of all has no such bound.
       cap: network.per === "network" ? bitsPerSecond(choices.direction === "sent" ? network.cap : network.uplink_cap) : null,
-      colour: asked.length - 1 - place, // not of `shown`, which an answer may have replaced meanwhile
+      colour,
     }));
     const now = Date.now() / 1000;
     this.chart.draw(series, now - seconds, now);
     keep(
-      byId("network-legend"), series, (one) => `${one.name} ${one.cap}`,
+      byId("network-legend"), series, (one) => `${one.name} ${one.cap} ${one.colour}`,
       (one) => {
         const line = element("span", {}, swatch(one.colour, ""), element("span", { textContent: one.name }));
         if (one.cap !== null) line.append(" ", swatch(one.colour, "cap"), element("span", { textContent: `present cap of ${one.name}` }));
