@@ -219,8 +219,9 @@ class Loop:
             with suppress(KernelError):
                 self._kernel.quick_check()
         previous = self._decide(update, networks, paused=operator.pause is not None)
-        refused = {one.key for one in self._retries.waiting(()) if isinstance(one.key, int)}
-        delta = self._planner.update(previous, self._decisions.decisions, self._clock.monotonic(), settings, refused)
+        delta = self._planner.update(
+            previous, self._decisions.decisions, self._clock.monotonic(), settings, self._retries.refused_minors
+        )
         work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
         self._reconcile(work)
         self._uplink_kernel.linger = config.daemon.linger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from policy_oracle import decide_all
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.desired.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_for
-from mptcp_throttled.desired.planner import Planner
+from mptcp_throttled.desired.planner import PlanDelta, Planner
 from mptcp_throttled.policy.decide import Share
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.reconcile.diff import diff
@@ -56,14 +56,19 @@ _RULES = st.builds(
 )
 
 
+_PASSED = st.sampled_from([0.0, 0.1, 1.0, 2.0, 5.0])
+_REFUSED: st.SearchStrategy[set[int]] = st.builds(set) | st.sets(st.integers(2, RULES.max_minor))
+
+
 class Step(NamedTuple):
-    """What changes in the table, what is configured then, and the time that has passed."""
+    """What changes in the table, what is configured then, the time that has passed, the classes that are refused."""
 
     changes: dict[Token, Connection | None]
     networks: tuple[AccessNetwork, ...]
     paused: bool
     rules: PlanSettings
     passed: float
+    refused: set[int]
 
 
 @st.composite
@@ -80,7 +85,7 @@ def steps(draw: st.DrawFn) -> list[Step]:
             case 2:
                 paused = not paused
         changes = {Token(n): None if s is None else connection(n, *s) for n, s in draw(_CHANGES).items()}
-        taken.append(Step(changes, networks, paused, rules, draw(st.sampled_from([0.0, 0.1, 1.0, 2.0, 5.0]))))
+        taken.append(Step(changes, networks, paused, rules, draw(_PASSED), draw(_REFUSED)))
     return taken
 
 
@@ -110,12 +115,12 @@ def in_kernel(plan: KernelPlan) -> KernelState:
 def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> None:
     table, planner, now = DecisionTable(), Planner(), 0.0
     minors: dict[Share, Slot] = {}
-    for changes, networks, paused, rules, passed in taken:
+    for changes, networks, paused, rules, passed, refused in taken:
         now += passed
         before = in_kernel(planner.plan)
         previous = table.reconfigure(networks, paused=paused)
         previous = {**table.update(without_ports_of_others(changes, table.connections)), **previous}
-        change = planner.update(previous, table.decisions, now, rules)
+        change = planner.update(previous, table.decisions, now, rules, refused)
         decisions = decide_all(table.connections.values(), networks, paused=paused)
         assert [t for of in table.decisions.values() for t in of] == list(decisions)
         wanted = {t.throttle.share for t in decisions if t.throttle is not None}
@@ -127,6 +132,7 @@ def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> N
         assert planner.plan == replace(plan, classes={**plan.classes, **spare}).persistent()
         assert len(spare) <= len(planner.slots) / 2
         assert set(spare.values()) <= {DRAIN_RATE}
+        assert not spare.keys() & refused
         if not change.htb_changes and planner.slots:
             # What the change alone asks for is what the whole plan asks for.
             part, whole = diff(in_kernel(change.before), change.after), diff(before, planner.plan)
@@ -139,9 +145,11 @@ def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> N
         minors = dict(planner.slots)
 
 
-def play(planner: Planner, decisions: DecisionTable, now: float, *table: Connection) -> None:
+def play(
+    planner: Planner, decisions: DecisionTable, now: float, *table: Connection, refused: Collection[int] = ()
+) -> PlanDelta:
     previous = decisions.replace({c.token: c for c in table})
-    planner.update(previous, decisions.decisions, now, RULES)
+    return planner.update(previous, decisions.decisions, now, RULES, refused)
 
 
 def client(number: int) -> Connection:
@@ -179,12 +187,13 @@ def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
     play(planner, decisions, 4.0, *map(client, (2, 3)))
     before = in_kernel(planner.plan)
     assert len(planner.plan.classes) == 3
-    play(planner, decisions, 4.1, *map(client, (2, 3, 4)))
-    classes = [operation for operation in diff(before, planner.plan) if isinstance(operation, ClassOperation)]
-    assert classes == [ChangeClass(planner.plan.marks[held_end(4)], Rate(1_000_000))]
+    delta = play(planner, decisions, 4.1, *map(client, (2, 3, 4)))
+    for operations in (diff(before, planner.plan), diff(in_kernel(delta.before), delta.after)):
+        classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
+        assert classes == [ChangeClass(planner.plan.marks[held_end(4)], Rate(1_000_000))]
 
 
-def test_no_more_classes_are_spare_than_half_as_many_as_shares() -> None:
+def test_at_most_half_as_many_classes_are_spare_as_there_are_shares() -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 6)))
     play(planner, decisions, 1.0, *map(client, (4, 5)))
@@ -198,6 +207,16 @@ def test_no_more_classes_are_spare_than_half_as_many_as_shares() -> None:
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 12.0, client(1), client(2), client(3))
     assert len(planner.plan.classes) == 3
+
+
+def test_class_that_the_kernel_refuses_is_not_spare() -> None:
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, *map(client, range(1, 6)))
+    play(planner, decisions, 1.0, *map(client, (3, 4, 5)))
+    play(planner, decisions, 4.0, *map(client, (3, 4, 5)), refused={3})
+    assert set(planner.plan.classes) == {2, 4, 5, 6}
+    play(planner, decisions, 4.1, *map(client, (3, 4, 5)), refused={2})
+    assert set(planner.plan.classes) == {4, 5, 6}
 
 
 def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 
 class ClassMinors(Iterator[int]):
-    """The class minors that are free: the one that was given back last, else the lowest; none is below `first`."""
+    """Free class minors: the last given back first, since its class may still be there, then the lowest that was never
+    used; none is below `first`."""
 
     def __init__(self, first: int) -> None:
         self._first = self._next = self._end = first

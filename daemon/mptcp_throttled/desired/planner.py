@@ -3,7 +3,7 @@
 At any time it equals `assign_classes` and `plan_for` of all decisions, and the spare classes. The first plan adopts the
 marks that an earlier instance has left in the kernel: marked subflows stay in their classes.
 
-The class of a share that has lingered is spare, if there are not too many: the next new share gets it. To add or delete
+The class of a share that has lingered is spare, if there are not too many: a later new share gets it. To add or delete
 a class, the kernel walks all classes (net/sched/sch_api.c, tc_bind_tclass); to change one, it does not.
 """
 
@@ -34,7 +34,7 @@ from mptcp_throttled.policy.decide import Decision, Share
 from mptcp_throttled.policy.decisions import Previous
 
 _EXPIRY_BATCH_SECONDS: Final = 0.02
-_SHARES_PER_SPARE: Final = 2
+_SHARES_PER_SPARE_CLASS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Planner:
     ) -> PlanDelta:
         """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds).
 
-        `refused` are the minors of classes that the kernel has refused: they do not become spare.
+        `refused` are the minors of classes that the kernel has refused: none of them is spare.
         """
         decisions: dict[FourTuple, Decision | None] = {d.subflow.ends: None for old in previous.values() for d in old}
         new = [decision for token in previous for decision in present.get(token, ())]
@@ -100,7 +100,7 @@ class Planner:
         concerned.update(dict.fromkeys(islice(self.without_class, len(self._minors))))
 
         root = self._root
-        slots = {share: self.slots[share] for share in concerned if share in self.slots}
+        slots_before = slots = {share: self.slots[share] for share in concerned if share in self.slots}
         before = plan_for(self._decisions(concerned), slots, self._settings)
         for old in previous.values():
             for decision in old:
@@ -113,9 +113,12 @@ class Planner:
         if self._adopted:
             slots = self._adopt(wanted, settings)
         slots = assign_classes(wanted, slots, now, settings, self._minors)
-        no_longer_spare, spare = self._take(concerned, slots, settings, refused)
+        no_longer_spare = self._take(concerned, slots, settings)
+        newly_spare = {old.minor for old in slots_before.values() if old.minor in self._spare}
+        no_longer_spare |= self._drop_spare(refused) - newly_spare
+        newly_spare &= self._spare.keys()
         before = _with_spare(before, no_longer_spare)
-        after = _with_spare(plan_for(self._decisions(concerned), slots, settings), spare)
+        after = _with_spare(plan_for(self._decisions(concerned), slots, settings), newly_spare)
         for share in wanted:
             decisions.update(self._members[share])
         self._settings = settings
@@ -126,7 +129,7 @@ class Planner:
         """The part of the plan about these classes, their shares, and the class of other traffic."""
         shares = self._shares_with(minors)
         part = plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
-        return _with_spare(part, (minor for minor in minors if minor in self._spare))
+        return _with_spare(part, {minor for minor in minors if minor in self._spare})
 
     def members(self, minors: Iterable[int]) -> dict[FourTuple, Decision]:
         """The decisions for the subflows in these classes."""
@@ -172,15 +175,9 @@ class Planner:
             if not members:
                 del self._members[decision.throttle.share]
 
-    def _take(
-        self,
-        concerned: Iterable[Share],
-        slots: Mapping[Share, Slot],
-        settings: PlanSettings,
-        refused: Container[int],
-    ) -> tuple[set[int], set[int]]:
-        """The classes that are not spare any more, and those that have become spare."""
-        used, spare = set(), set()
+    def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], settings: PlanSettings) -> set[int]:
+        """Give the shares concerned these slots; the classes that were spare and are used now."""
+        used = set()
         for share in concerned:
             old, new = self.slots.pop(share, None), slots.get(share)
             self._count_without_class(share, without=new is None and share in self._members)
@@ -196,13 +193,17 @@ class Planner:
             if old is not None and new is None:
                 del self._shares[old.minor]
                 self._minors.release(old.minor)
-                if old.minor not in refused:
-                    self._spare[old.minor] = None
-                    spare.add(old.minor)
-        surplus = set(islice(self._spare, max(len(self._spare) - len(self.slots) // _SHARES_PER_SPARE, 0)))
-        for minor in surplus:
+                self._spare[old.minor] = None
+        return used
+
+    def _drop_spare(self, refused: Container[int]) -> set[int]:
+        """Keep no more spare classes than are allowed, and none that is refused; those that are dropped."""
+        dropped = {minor for minor in self._spare if minor in refused}
+        surplus = len(self._spare) - len(dropped) - len(self.slots) // _SHARES_PER_SPARE_CLASS
+        dropped.update(islice((minor for minor in self._spare if minor not in dropped), max(surplus, 0)))
+        for minor in dropped:
             del self._spare[minor]
-        return used | surplus - spare, spare - surplus
+        return dropped
 
     def _count_without_class(self, share: Share, *, without: bool) -> None:
         if share in self.without_class:
@@ -222,6 +223,8 @@ class Planner:
                 yield self._shares[minor]
 
 
-def _with_spare(part: KernelPlan, minors: Iterable[int]) -> KernelPlan:
+def _with_spare(part: KernelPlan, minors: Collection[int]) -> KernelPlan:
     """A part of the plan, with spare classes; nobody sends through these."""
+    if not minors:
+        return part
     return replace(part, classes={**part.classes, **dict.fromkeys(minors, DRAIN_RATE)})

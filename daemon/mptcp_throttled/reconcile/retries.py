@@ -45,6 +45,11 @@ class Retries:
         return tuple(dict.fromkeys(retry.error for retry in self._retries.values()))
 
     @property
+    def refused_minors(self) -> frozenset[int]:
+        """The minors of the classes that are refused."""
+        return frozenset(one.key for one in self._retries if isinstance(one.key, int))
+
+    @property
     def next_due(self) -> float:
         """When the next object is to be tried again; infinite if none is refused."""
         while self._timers and not self._is_current(*self._timers[0]):
