@@ -23,7 +23,7 @@ from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 T = TypeVar("T")
 
 _NETLINK_ADD_MEMBERSHIP, _NETLINK_CAP_ACK = 1, 10  # include/uapi/linux/netlink.h; pyroute2 has no names for them
-# An acknowledgment takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
+# An answer takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
 _PID_BITS: Final = 22  # include/linux/threads.h, PID_MAX_LIMIT
 # pyroute2 numbers its sockets in the bits above the process id: 0, and 20 to 199, without asking the kernel.
@@ -32,6 +32,7 @@ _RECEIVE_BYTES: Final = 2**18  # no datagram is longer: netlink_recvmsg and netl
 _SEND_BYTES: Final = 100_000  # what fits into the send buffer (net.core.wmem_default) with the kernel's overhead
 _SO_SNDBUFFORCE: Final = 32  # include/uapi/asm-generic/socket.h
 _DUMP_ATTEMPTS: Final = 5
+_DONE: Final = (0, "")  # no error number, no explanation
 
 
 class DumpInterrupted(KernelError):
@@ -171,32 +172,40 @@ class NetlinkSocket:
             return refusals
         try:
             with os_errors(requests[0].what):
-                statuses = self._exchange({sequence: requests[n] for sequence, n in sent.items()})
+                answers = self._exchange({sequence: requests[n] for sequence, n in sent.items()})
         except KernelError as error:
+            # After ENOBUFS the kernel drops answers silently until all that has arrived is read (netlink_overrun).
+            with contextlib.suppress(OSError):
+                self._received()
             return [refusal or error for refusal in refusals]
         for sequence, n in sent.items():
-            number, explanation = statuses[sequence]
+            number, explanation = answers.get(sequence, _DONE)
             if number:
                 refusals[n] = KernelError(requests[n].what, number, explanation)
         return refusals
 
     def _exchange(self, requests: dict[int, Request]) -> dict[int, tuple[int, str]]:
-        """Send these requests as one datagram; the status of each, by sequence number.
+        """Send these requests as one datagram; what the kernel answers to them, by sequence number.
 
-        Only the last is acknowledged: the kernel carries them out in order, and answers each that it refuses.
+        It carries them out in order, answers those that it refuses, and acknowledges only the last.
         """
         *_, last = requests
-        flags = dict.fromkeys(requests, netlink.NLM_F_REQUEST) | {last: netlink.NLM_F_REQUEST | netlink.NLM_F_ACK}
-        packed = [pack(r.type, r.flags | flags[sequence], sequence, r.payload) for sequence, r in requests.items()]
+        packed = [
+            pack(
+                r.type,
+                r.flags | netlink.NLM_F_REQUEST | (netlink.NLM_F_ACK if sequence == last else 0),
+                sequence,
+                r.payload,
+            )
+            for sequence, r in requests.items()
+        ]
         self._socket.send(b"".join(packed))
-        statuses = dict.fromkeys(requests, (0, ""))
-        is_complete = False
-        while not is_complete:
+        answers: dict[int, tuple[int, str]] = {}
+        while last not in answers:
             for message in self._receive():
                 if message.type == netlink.NLMSG_ERROR and message.sequence in requests:
-                    statuses[message.sequence] = status(message)
-                    is_complete |= message.sequence == last
-        return statuses
+                    answers[message.sequence] = status(message)
+        return answers
 
     def _receive(self) -> Iterator[Message]:
         return messages(self._socket.recv(_RECEIVE_BYTES))

@@ -37,12 +37,14 @@ Reply = Callable[[Sequence[int]], list[bytes]]
 
 
 class FakeSocket:
-    """In place of a netlink socket: answers each datagram with the next one of `replies`."""
+    """In place of a netlink socket: answers each datagram with the next one of `replies`. After an `overrun`, the next
+    call that receives fails."""
 
     def __init__(self, replies: Iterator[Reply]) -> None:
         self.sent: list[list[Message]] = []
+        self.pending: list[bytes] = []
+        self.overrun = False
         self._replies = replies
-        self._pending: list[bytes] = []
 
     def send(self, datagram: bytes) -> None:
         self.sent.append(list(messages(datagram)))
@@ -51,12 +53,15 @@ class FakeSocket:
         for reply in next(self._replies)([message.sequence for message in self.sent[-1]]):
             (message,) = messages(reply)
             if message.type != NLMSG_ERROR or message.sequence not in silent or status(message)[0]:
-                self._pending.append(reply)
+                self.pending.append(reply)
 
     def recv(self, _size: int, flags: int = 0) -> bytes:
-        if flags & socket.MSG_DONTWAIT and not self._pending:
+        if flags & socket.MSG_DONTWAIT and not self.pending:
             raise BlockingIOError
-        return self._pending.pop(0)
+        if self.overrun:
+            self.overrun = False
+            raise OSError(errno.ENOBUFS, "")
+        return self.pending.pop(0)
 
     def setsockopt(self, *_: object) -> None: ...
 
@@ -231,6 +236,15 @@ def test_refusal_of_the_last_request_ends_a_batch(answer: Answer) -> None:
     answer(acknowledge(errno.EPERM, 0, errno.EBUSY))
     refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
     assert list(map(str, refusals)) == ["change 0: EPERM", "None", "change 2: EBUSY"]
+
+
+def test_what_has_arrived_is_read_after_an_overrun(answer: Answer) -> None:
+    fake = answer(acknowledge(errno.EBUSY, 0), acknowledge(0))
+    fake.overrun = True
+    netlink = NetlinkSocket(socket.NETLINK_ROUTE)
+    assert list(map(str, netlink.carry_out(changes(2)))) == 2 * ["change 0: ENOBUFS"]
+    assert fake.pending == []
+    assert netlink.carry_out(changes(1)) == [None]
 
 
 def test_carry_out_sends_64_requests_per_datagram(answer: Answer) -> None:
