@@ -20,10 +20,10 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import Json
 
 _GATHER_SECONDS: Final = 0.02
-"""From a request to the first reading: the kernel's worker closes a subflow later than its segment came. More requests
-meanwhile do not wake the thread."""
+"""From the first of some requests to the first reading: the kernel's worker closes a subflow later than its segment
+came. More requests meanwhile do not wake the thread."""
 
-_LATER_SECONDS: Final = (0.1, 0.3, 0.7)
+_REPEAT_SECONDS: Final = (0.1, 0.3, 0.7)
 """From the first reading to the others; the last is longer than the time for which `tracker` prefers a segment to the
 list."""
 
@@ -104,13 +104,13 @@ class KernelReader:
         earliest = housekeeping_due = 0.0
         while not self._stop.is_set():
             wait = min(max(due[0], earliest), housekeeping_due) - time.monotonic()
-            is_requested = self._requested.wait(max(wait, 0.0))
-            if is_requested:
-                self._stop.wait(_GATHER_SECONDS)
+            if self._requested.wait(max(wait, 0.0)):
+                if self._stop.wait(_GATHER_SECONDS):
+                    return
                 self._requested.clear()
+                first = time.monotonic()
+                due = [first, *(first + seconds for seconds in _REPEAT_SECONDS)]
             began = time.monotonic()
-            if is_requested:
-                due = [began, *(began + seconds for seconds in _LATER_SECONDS)]
             if began >= housekeeping_due:
                 self._deliver(None)
                 housekeeping_due = began + _HOUSEKEEPING_SECONDS

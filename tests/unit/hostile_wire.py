@@ -34,7 +34,7 @@ from segments import (
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_events import KernelEvent, KernelEventKind
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
-from mptcp_sniffer.kernel_reader import _GATHER_SECONDS, _LATER_SECONDS
+from mptcp_sniffer.kernel_reader import _GATHER_SECONDS, _REPEAT_SECONDS
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import AccessNetwork, FourTuple, Token
@@ -285,7 +285,7 @@ class HostileWire:
     def _request_list(self) -> None:
         if self.now >= self._gathered_at:
             self._gathered_at = self.now + _GATHER_SECONDS
-            self._list_due = [self._gathered_at, *(self._gathered_at + seconds for seconds in _LATER_SECONDS)]
+            self._list_due = [self._gathered_at, *(self._gathered_at + seconds for seconds in _REPEAT_SECONDS)]
 
     def _report(self, connection: Connection, clients: Sequence[PackedEndpoint], kind: KernelEventKind) -> None:
         """The kernel's events of subflows of a connection, unless it has ended, or they are not received."""

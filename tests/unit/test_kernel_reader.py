@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -56,3 +58,61 @@ def test_kernel_events_are_subscribed_to_again_after_an_error(
     assert [message for message in caplog.messages if "kernel events" in message] == [
         "kernel events are not available: receive events: ENOMEM"
     ]
+
+
+class Readings:
+    """Counts the readings of the kernel list. While `may_end` is not set, a reading goes on."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def read(self, _: Sequence[int]) -> KernelList:
+        self.begun += 1
+        assert self.may_end.wait(10)
+        return KernelList(0.0, {})
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
+    """Those of a reader that reads once for a request, 0.1 s later."""
+    readings = Readings()
+    monkeypatch.setattr(kernel_reader, "list_subflows", readings.read)
+    monkeypatch.setattr(kernel_reader, "_GATHER_SECONDS", 0.1)
+    monkeypatch.setattr(kernel_reader, "_REPEAT_SECONDS", ())
+    return readings
+
+
+def running() -> tuple[KernelReader, AbstractContextManager[None]]:
+    settings = SnifferSection.model_validate({"kernel_events": False, "kernel_list_interval": "60s"})
+    reader = KernelReader([8080], settings, lambda _: None, lambda _: None, lambda: False)
+    return reader, reader.running()
+
+
+def test_requests_soon_after_each_other_lead_to_one_reading(readings: Readings) -> None:
+    reader, is_running = running()
+    with is_running:
+        for _ in range(20):
+            reader.request()
+        eventually(lambda: readings.begun == 2, "the reading after that at the start")
+        time.sleep(0.2)
+        assert readings.begun == 2
+
+
+def test_request_during_a_reading_leads_to_another(readings: Readings) -> None:
+    reader, is_running = running()
+    with is_running:
+        readings.may_end.clear()
+        reader.request()
+        eventually(lambda: readings.begun == 2, "a reading")
+        reader.request()
+        readings.may_end.set()
+        eventually(lambda: readings.begun == 3, "another reading")
+
+
+def test_list_is_not_read_at_the_end(readings: Readings) -> None:
+    reader, is_running = running()
+    with is_running:
+        reader.request()
+    assert readings.begun == 1
