@@ -222,8 +222,10 @@ class Services:
         self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
 
     def check_kernel_decides(self) -> None:
-        """Raise LabError if the daemon decides itself, as it does without the objects that `lab/bootstrap` compiles."""
-        if problem := self.status()["daemon"]["deciding_problem"]:
+        """Raise LabError if it is configured to and does not, as without the programs that `lab/bootstrap` compiles."""
+        settings = yaml.safe_load(self.config.read_text(encoding="utf-8"))["daemon"]
+        problem = self.status()["daemon"]["deciding_problem"]
+        if settings.get("kernel_decides", "auto") == "auto" and settings.get("pacing", True) and problem is not None:
             raise LabError(f"mptcp-throttled: the kernel does not decide: {problem}")
 
     @property

@@ -80,11 +80,7 @@ def main() -> None:
         for decides in KernelDecides:
             daemon = {"kernel_decides": decides.value}
             with Services(lab.proxy, WIFI_FIRST, name=f"throttle-{decides}", daemon=daemon) as on:
-                on.start_sniffer()
-                on.start_daemon()
-                on.wait_ready()
-                if decides is KernelDecides.AUTO:
-                    on.check_kernel_decides()
+                on.check_kernel_decides()
                 for name, end in ENDS.items():
                     times = [1000 * measure(lab, origin, end) for _ in range(options.runs)]
                     figures = {"median": median(times), "p90": percentile(times, 90), "worst": max(times)}

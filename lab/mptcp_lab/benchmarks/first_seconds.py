@@ -70,8 +70,8 @@ _QDISCS: Final = ("pfifo limit 1000", "noqueue", "pfifo_fast")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What differs from the lab as it is; None: nothing. `router_queue` is in bytes, of both access links;
-    `unsent_limit`, in bytes too, the proxy's net.ipv4.tcp_notsent_lowat."""
+    """What differs from the lab as it is; None: nothing. `router_queue`, of both access links, and `notsent_lowat`, the
+    proxy's net.ipv4.tcp_notsent_lowat, are in bytes."""
 
     in_order: bool = True
     metrics_saved: bool = False
@@ -79,7 +79,7 @@ class World:
     origin_cc: str | None = None
     proxy_qdisc: str = "pfifo limit 1000"
     recommended: bool = True
-    unsent_limit: int | None = None
+    notsent_lowat: int | None = None
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ WORLDS: Final[Mapping[str, World]] = {
     "pfifo_fast": World(proxy_qdisc="pfifo_fast"),
     "fq_codel": World(proxy_qdisc="fq_codel"),
     "no-sysctls": World(recommended=False),
-    "unsent-4kB": World(unsent_limit=4096),
+    "notsent-lowat-4kB": World(notsent_lowat=4096),
     "plain": World(in_order=False, metrics_saved=True, router_queue=200_000, origin_cc="bbr", recommended=False),
 }
 """`plain` is what namespaces have whose builder has set nothing: all of these things at once."""
@@ -146,8 +146,7 @@ class Bench:
             ethernet = replace(ethernet, provisional=_PROVISIONAL_SECONDS)
         daemon = _DAEMON_SETTINGS[variant]
         with Services(self._lab.proxy, (wifi, ethernet), name=next(self._names), daemon=daemon) as services:
-            if daemon["kernel_decides"] == "auto":
-                services.check_kernel_decides()
+            services.check_kernel_decides()
             yield
 
     def _program(self, size: str, *options: str) -> tuple[str, ...]:
@@ -207,8 +206,8 @@ def bench(world: World, cc: str, delay: tuple[int, int], sizes: Sequence[str]) -
     clients = (ClientSpec(families=(4,)),)
     with build(Topology(clients, proxy_qdisc=world.proxy_qdisc, in_order=world.in_order)) as lab:
         lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc, **({} if world.recommended else _KERNEL_DEFAULTS)})
-        if world.unsent_limit is not None:
-            lab.proxy.sysctl({"net/ipv4/tcp_notsent_lowat": str(world.unsent_limit)})
+        if world.notsent_lowat is not None:
+            lab.proxy.sysctl({"net/ipv4/tcp_notsent_lowat": str(world.notsent_lowat)})
         for host in (lab.proxy, lab.origin, lab.client):
             host.sysctl({"net/ipv4/tcp_no_metrics_save": str(int(not world.metrics_saved))})
         if world.router_queue is not None:

@@ -150,6 +150,7 @@ def _ours(lab: Lab, case: Case, found: _Found) -> Iterator[None]:
     services = Services(lab.proxy, networks(joiner=case.joiner), ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
     files = services.start_timed()
     services.wait_ready()
+    services.check_kernel_decides()
     if services.daemon is None:
         raise LabError("mptcp-throttled: not started")
     namespace = namespaces.path(lab.proxy.namespace)

@@ -95,8 +95,7 @@ def _measure(
     with ExitStack() as stack:
         of_networks = networks(joiner=False) if configured is None else configured
         services = stack.enter_context(Services(lab.proxy, of_networks, ports=(PORT,), daemon=settings))
-        if settings.get("kernel_decides") == "auto":
-            services.check_kernel_decides()
+        services.check_kernel_decides()
         before_work(services)
         sampler = stack.enter_context(Sampler({"proxy": lab.proxy.namespace}, (), 1.0, 0.0, sockets=False))
         stack.enter_context(_programs_measured())
