@@ -64,6 +64,19 @@ class _TestRunOptions(ctypes.Structure):
     )
 
 
+class _LinkInfo(ctypes.Structure):
+    """struct bpf_link_info (include/uapi/linux/bpf.h), up to the first field of the union. `target` is the id of a
+    cgroup; of a TCX link it has the index of an interface in its lower half."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("id", ctypes.c_uint32),
+        ("program", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
+        ("target", ctypes.c_uint64),
+    )
+
+
 _POINTER, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "libbpf_set_print": (_POINTER, _POINTER),
@@ -85,6 +98,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_link_detach": (_INT, _INT),
     "bpf_link_create": (_INT, _INT, _INT, _INT, _POINTER),
     "bpf_link__fd": (_INT, _POINTER),
+    "bpf_obj_get_info_by_fd": (_INT, _INT, _POINTER, _POINTER),
     "bpf_iter_create": (_INT, _INT),
     "bpf_prog_test_run_opts": (_INT, _INT, _POINTER),
     "bpf_map_lookup_elem": (_INT, _INT, _TEXT, _POINTER),
@@ -196,6 +210,9 @@ class RingBuffer:
     def close(self) -> None:
         """Unmap it."""
         _libbpf().ring_buffer__free(self._buffer)
+
+
+_LINK_TYPE_TCX: Final = 11  # enum bpf_link_type (include/uapi/linux/bpf.h)
 
 
 class AttachType(Enum):
@@ -340,6 +357,18 @@ class BpfObject:
         if self._object:
             self._library.bpf_object__close(self._object)
         self._object = 0
+
+
+def is_attached(link: int) -> bool:
+    """Whether the program of a link to a cgroup or an interface, by its file descriptor, is attached still.
+
+    Root can detach any link, and an interface that goes detaches its links. Raises KernelError.
+    """
+    info = _LinkInfo()
+    size = ctypes.c_uint32(ctypes.sizeof(info))
+    _checked("bpf link info", _libbpf().bpf_obj_get_info_by_fd(link, ctypes.byref(info), ctypes.byref(size)))
+    mask = 0xFFFF_FFFF if info.type == _LINK_TYPE_TCX else 0xFFFF_FFFF_FFFF_FFFF
+    return bool(info.target & mask)
 
 
 def detach_link(link: int) -> None:

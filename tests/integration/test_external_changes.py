@@ -13,6 +13,7 @@ from typing import Final
 
 import proxy_world
 import pytest
+from bpf_links import detach, links_of
 from polling import eventually
 from proxy_world import EXECUTABLES, MEGABYTE, Hosts, ProxyWorld
 
@@ -422,3 +423,22 @@ def test_contest_over_the_root_qdisc_is_bounded_and_won(world: ProxyWorld, kind:
     eventually(lambda: in_kernel(world) == planned, "as planned once it has stopped", WITHIN)
     assert daemon.stop() == 0
     assert (root_qdisc(world), world.marks()) == (left, [])
+
+
+def test_programs_that_somebody_has_detached_are_attached_again(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_capped()
+    world.wait_paced()
+    pid = world.daemon.pid
+    before = links_of(pid)
+    assert list(before.values()) == [True, True, True]  # at the proxy's cgroup, and at ingress and egress of eth0
+    for link in before:
+        detach(link)
+    assert list(links_of(pid).values()) == [False, False, False]
+    eventually(lambda: list(links_of(pid).values()) == [True, True, True], "attached again", within=WITHIN)
+    assert not links_of(pid).keys() & before.keys()
+    assert world.paced() == 1
+    with world.daemon.suspended():
+        world.download()
+        world.wait_paced(2)
+    assert world.services.status()["daemon"]["errors"] == []

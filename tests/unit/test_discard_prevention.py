@@ -34,6 +34,7 @@ class Kernel:
         self.attach_errors: dict[str, int] = {}
         self.networks: Sequence[AccessNetwork] = ()
         self.links: dict[int, str] = {}
+        self.detached: set[int] = set()
 
     def load(self, _ports: object) -> Kernel:
         self.loads += 1
@@ -52,6 +53,9 @@ class Kernel:
         link = os.open(os.devnull, os.O_RDONLY)
         self.links[link] = interface.name
         return [link]
+
+    def is_attached(self, link: int) -> bool:
+        return link not in self.detached
 
     def counters(self) -> DiscardCounters:
         return DiscardCounters(lowered=self.attaches)
@@ -77,6 +81,7 @@ def is_open(link: int) -> bool:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
     monkeypatch.setattr(discard_prevention, "DiscardPrograms", kernel.load)
+    monkeypatch.setattr(discard_prevention, "is_attached", kernel.is_attached)
     monkeypatch.setattr(discard_prevention, "find_interfaces", lambda _names: list(kernel.interfaces))
     monkeypatch.setattr(time, "monotonic", lambda: kernel.now)
     return kernel
@@ -106,6 +111,17 @@ def test_interfaces_are_looked_for_once_a_second(kernel: Kernel, prevention: Dis
     kernel.now += LOOK
     prevention.update(NETWORKS)
     assert kernel.attached == ["eth0"]
+
+
+def test_programs_that_somebody_has_detached_are_attached_again(
+    kernel: Kernel, prevention: DiscardPrevention, caplog: pytest.LogCaptureFixture
+) -> None:
+    prevention.update(NETWORKS)
+    kernel.detached = {link for link, name in kernel.links.items() if name == "eth0"}
+    kernel.now += LOOK
+    prevention.update(NETWORKS)
+    assert (kernel.attached, kernel.attaches) == (["eth0", "wg0"], 3)
+    assert caplog.messages == ["eth0: somebody has detached what prevents discards; it is attached again"]
 
 
 def test_changed_networks_do_not_wait(kernel: Kernel, prevention: DiscardPrevention) -> None:

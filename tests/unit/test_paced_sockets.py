@@ -51,6 +51,7 @@ class Program:
         self.paces: dict[FourTuple, int] = {}
         self.classes: dict[FourTuple, int] = {}
         self.full = self.fails = False
+        self.is_attached = True
         self.decided = 0
 
     def attach(self, _cgroup: Path) -> None:
@@ -173,6 +174,36 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     found = tmp_path / "squid"
     sockets.read()
     assert Program.attached == [program]
+
+
+def test_program_that_somebody_has_detached_is_attached_again(
+    sockets: PacedSockets, caplog: pytest.LogCaptureFixture
+) -> None:
+    sockets.set_networks((WIFI,))
+    sockets.read()
+    sockets.change({ONE: 1000}, ())
+    sockets.change_classes(4, {ONE: 2}, ())
+    (detached,) = Program.attached
+    detached.is_attached = False
+    assert sockets.read().paces == {ONE: 1000}
+    (program,) = Program.attached
+    assert program is not detached
+    assert program.had_when_attached == ((WIFI,), {ONE: 1000}, {ONE: 2})
+    sockets.read()
+    assert Program.attached == [program]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_program_that_cannot_be_attached_again_is_missed_once(
+    sockets: PacedSockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets.read()
+    (detached,) = Program.attached
+    detached.is_attached = False
+    monkeypatch.setattr(Program, "refused", frozenset(ProgramKind))
+    for _ in range(3):
+        assert sockets.read().problem == "load pace.bpf.o: EPERM"
+    assert len(caplog.records) == 1
 
 
 def test_program_that_is_attached_again_has_no_classes(sockets: PacedSockets) -> None:

@@ -7,6 +7,7 @@ however it ends.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import time
@@ -15,12 +16,14 @@ from dataclasses import fields
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.libbpf import LASTING_ERRORS, AttachType, BpfObject
+from mptcp_throttle.linux.libbpf import LASTING_ERRORS, AttachType, BpfObject, is_attached
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.accounting.program_counters import DiscardCounters
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
 from mptcp_throttled.kernel.tc import Interface, find_interfaces
+
+_log = logging.getLogger("mptcp-throttled")
 
 _PROGRAMS: Final[Mapping[str, AttachType]] = {
     "lower_data_acks": AttachType.TCX_INGRESS,
@@ -104,7 +107,7 @@ class DiscardPrevention:
     def update(self, networks: Sequence[AccessNetwork]) -> None:
         """Prevent discards for clients in these networks; without networks, detach the programs.
 
-        To be called often: at most once a second it looks which interfaces there are.
+        To be called often: at most once a second it looks which interfaces there are, and whether both are attached.
         """
         now = time.monotonic()
         is_new = networks is not self._networks
@@ -127,6 +130,10 @@ class DiscardPrevention:
         present = find_interfaces(self._names)
         for gone in self._links.keys() - present:
             _close(self._links.pop(gone))
+        for interface, links in list(self._links.items()):
+            if not all(map(is_attached, links)):
+                _log.warning("%s: somebody has detached what prevents discards; it is attached again", interface.name)
+                _close(self._links.pop(interface))
         for interface in present:
             if interface not in self._links:
                 try:

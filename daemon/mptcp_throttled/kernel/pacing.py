@@ -13,6 +13,7 @@ the daemon decides.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
 from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.kernel.socket_program import ProgramKind, SocketProgram
 from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, PacingState, of_version
+
+_log = logging.getLogger("mptcp-throttled")
 
 # Finding the proxy's cgroup lists sockets and may list directories: too slow to do for every subflow.
 _FIND_SECONDS: Final = 1.0
@@ -102,6 +105,10 @@ class PacedSockets:
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
+            if self._program is not None and not self._program.is_attached:
+                _log.warning("somebody has detached the program from the proxy's cgroup; it is attached again")
+                self._program.detach()
+                self._program = None
             if self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
                 self._replace(self._attached_program(cgroup))
                 self._attached_to = cgroup, _identity(cgroup)

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
-from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer
+from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, FourTuple, Token
 from mptcp_throttled.accounting.program_counters import ProgramCounters
 from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals
@@ -88,6 +88,11 @@ class SocketProgram:
         """
         self.link = self._object.attach_cgroup(_FUNCTIONS[self.kind], cgroup)
         self.decide_now()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it is attached, and nobody has detached it. Raises KernelError."""
+        return self.link is not None and is_attached(self.link)
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         """Decide by these networks at each socket's next ACK; by none, nobody is capped. Raises KernelError."""
