@@ -194,6 +194,20 @@ def test_program_that_somebody_has_detached_is_attached_again(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_program_whose_cgroup_is_deleted_is_not_detached_by_somebody(
+    sockets: PacedSockets, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    sockets.read()
+    (detached,) = Program.attached
+    detached.is_attached = False
+    tmp_path.rename(tmp_path.with_name("former"))
+    tmp_path.mkdir()
+    sockets.read()
+    assert detached not in Program.attached
+    assert len(Program.attached) == 1
+    assert caplog.records == []
+
+
 def test_program_that_cannot_be_attached_again_is_missed_once(
     sockets: PacedSockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

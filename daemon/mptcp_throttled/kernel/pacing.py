@@ -105,7 +105,8 @@ class PacedSockets:
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
-            if self._program is not None and not self._program.is_attached:
+            # A cgroup that is deleted, as by a restart of the proxy, detaches what is attached to it, too.
+            if self._program is not None and self._covers(cgroup) and not self._program.is_attached:
                 _log.warning("somebody has detached the program from the proxy's cgroup; it is attached again")
                 self._program.detach()
                 self._program = None
