@@ -360,9 +360,9 @@ class BpfObject:
 
 
 def is_attached(link: int) -> bool:
-    """Whether the program of a link to a cgroup or an interface, by its file descriptor, is attached still.
+    """Whether the program of a link to a cgroup or an interface, by its file descriptor, is still attached.
 
-    Root can detach any link, and an interface that goes detaches its links. Raises KernelError.
+    Root can detach any link, and to delete the cgroup or the interface detaches it, too. Raises KernelError.
     """
     info = _LinkInfo()
     size = ctypes.c_uint32(ctypes.sizeof(info))

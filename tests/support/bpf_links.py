@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,9 @@ def links_of(pid: int) -> dict[int, bool]:
     """The links to cgroups and interfaces of which a process has descriptors, by id; whether they are attached."""
     links = {}
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
-        fields = dict(_FIELD.findall(file.read_text(encoding="ascii")))
+        fields = {}
+        with suppress(FileNotFoundError):  # closed meanwhile
+            fields = dict(_FIELD.findall(file.read_text(encoding="ascii")))
         for target in _TARGETS:
             if "link_id" in fields and target in fields:
                 links[int(fields["link_id"])] = fields[target] != "0"

@@ -52,6 +52,7 @@ class Program:
         self.classes: dict[FourTuple, int] = {}
         self.full = self.fails = False
         self.is_attached = True
+        self.is_closed = False
         self.decided = 0
 
     def attach(self, _cgroup: Path) -> None:
@@ -90,6 +91,7 @@ class Program:
         self.attached.remove(self)
 
     def close(self) -> None:
+        self.is_closed = True
         self.detach()
 
 
@@ -212,11 +214,13 @@ def test_program_that_cannot_be_attached_again_is_missed_once(
     sockets: PacedSockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sockets.read()
+    sockets.change_classes(4, {ONE: 2}, ())
     (detached,) = Program.attached
     detached.is_attached = False
     monkeypatch.setattr(Program, "refused", frozenset(ProgramKind))
     for _ in range(3):
         assert sockets.read().problem == "load pace.bpf.o: EPERM"
+    assert (detached.is_closed, dict(sockets.classes(4))) == (True, {})  # no socket keeps its pace or class
     assert len(caplog.records) == 1
 
 

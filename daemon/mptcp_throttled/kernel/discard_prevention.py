@@ -107,7 +107,8 @@ class DiscardPrevention:
     def update(self, networks: Sequence[AccessNetwork]) -> None:
         """Prevent discards for clients in these networks; without networks, detach the programs.
 
-        To be called often: at most once a second it looks which interfaces there are, and whether both are attached.
+        To be called often: at most once a second it looks which interfaces there are, and whether both programs are
+        still attached to them.
         """
         now = time.monotonic()
         is_new = networks is not self._networks
@@ -130,10 +131,9 @@ class DiscardPrevention:
         present = find_interfaces(self._names)
         for gone in self._links.keys() - present:
             _close(self._links.pop(gone))
-        for interface, links in list(self._links.items()):
-            if not all(map(is_attached, links)):
-                _log.warning("%s: somebody has detached what prevents discards; it is attached again", interface.name)
-                _close(self._links.pop(interface))
+        detached = [interface for interface, links in self._links.items() if not all(map(is_attached, links))]
+        for interface in detached:
+            _close(self._links.pop(interface))
         for interface in present:
             if interface not in self._links:
                 try:
@@ -142,6 +142,8 @@ class DiscardPrevention:
                     if error.number in _LASTING:
                         raise
                     self._problem = self._problem or str(error)
+        for interface in detached:
+            _log.warning("%s: somebody had detached a discard-prevention program", interface.name)
         self.counters = self._programs.counters()
 
     def _detach(self) -> None:

@@ -105,16 +105,30 @@ class PacedSockets:
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
-            # A cgroup that is deleted, as by a restart of the proxy, detaches what is attached to it, too.
-            if self._program is not None and self._covers(cgroup) and not self._program.is_attached:
-                _log.warning("somebody has detached the program from the proxy's cgroup; it is attached again")
-                self._program.detach()
-                self._program = None
-            if self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
+            if self._is_detached(cgroup):
+                self._attach_again(cgroup)
+            elif self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
                 self._replace(self._attached_program(cgroup))
                 self._attached_to = cgroup, _identity(cgroup)
         except KernelError as error:
             self._problem = str(error)
+
+    def _is_detached(self, cgroup: Path) -> bool:
+        """Whether somebody has detached the program.
+
+        A restart of the proxy deletes its cgroup, which detaches what is attached there, too; that is no cgroup that
+        the program covers.
+        """
+        return self._program is not None and self._covers(cgroup) and not self._program.is_attached
+
+    def _attach_again(self, cgroup: Path) -> None:
+        try:
+            self._replace(self._attached_program(cgroup))
+        except KernelError:
+            _log.warning("somebody has detached the program from the proxy's cgroup")
+            self.close()
+            raise
+        _log.warning("somebody had detached the program from the proxy's cgroup; it is attached again")
 
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
