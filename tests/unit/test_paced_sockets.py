@@ -202,7 +202,7 @@ def test_program_whose_cgroup_is_deleted_is_not_detached_by_somebody(
     sockets.read()
     (detached,) = Program.attached
     detached.is_attached = False
-    tmp_path.rename(tmp_path.with_name("former"))
+    tmp_path.rename(tmp_path.with_name("previous"))
     tmp_path.mkdir()
     sockets.read()
     assert detached not in Program.attached
