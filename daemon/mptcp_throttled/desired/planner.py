@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
@@ -85,7 +85,7 @@ class Planner:
         present: Mapping[Token, Iterable[Decision]],
         now: float,
         settings: PlanSettings,
-        refused: Container[int] = (),
+        refused: Collection[int] = (),
     ) -> PlanDelta:
         """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds).
 
@@ -129,7 +129,7 @@ class Planner:
         """The part of the plan about these classes, their shares, and the class of other traffic."""
         shares = self._shares_with(minors)
         part = plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
-        return _with_spare(part, {minor for minor in minors if minor in self._spare})
+        return _with_spare(part, self._spare.keys() & minors)
 
     def members(self, minors: Iterable[int]) -> dict[FourTuple, Decision]:
         """The decisions for the subflows in these classes."""
@@ -196,9 +196,9 @@ class Planner:
                 self._spare[old.minor] = None
         return used
 
-    def _drop_spare(self, refused: Container[int]) -> set[int]:
+    def _drop_spare(self, refused: Collection[int]) -> set[int]:
         """Keep no more spare classes than are allowed, and none that is refused; those that are dropped."""
-        dropped = {minor for minor in self._spare if minor in refused}
+        dropped = self._spare.keys() & refused
         surplus = len(self._spare) - len(dropped) - len(self.slots) // _SHARES_PER_SPARE_CLASS
         dropped.update(islice((minor for minor in self._spare if minor not in dropped), max(surplus, 0)))
         for minor in dropped:
