@@ -180,6 +180,16 @@ def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
     assert planner.plan.marks[client(6).subflows[0].ends] == 2
 
 
+def test_class_goes_to_another_share_when_the_first_that_waits_goes() -> None:
+    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, *map(client, range(1, 8)))
+    play(planner, decisions, 1.0, *map(client, range(2, 8)))
+    play(planner, decisions, 4.0, *map(client, range(2, 8)))
+    assert [share.who for share in planner.without_class] == ["10.1.0.6", "10.1.0.7"]
+    play(planner, decisions, 4.1, *map(client, (2, 3, 4, 5, 7)))
+    assert not planner.without_class
+
+
 def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
     planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, (1, 2, 3)))

@@ -97,7 +97,8 @@ class Planner:
         concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
         concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
         self._minors.free_resting(settings.max_minor)
-        concerned.update(dict.fromkeys(islice(self.without_class, len(self._minors))))
+        waiting = (share for share in self.without_class if share not in concerned)
+        concerned.update(dict.fromkeys(islice(waiting, len(self._minors))))
 
         root = self._root
         slots_before = slots = {share: self.slots[share] for share in concerned if share in self.slots}
