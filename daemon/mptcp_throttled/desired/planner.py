@@ -93,12 +93,8 @@ class Planner:
         """
         decisions: dict[FourTuple, Decision | None] = {d.subflow.ends: None for old in previous.values() for d in old}
         new = [decision for token in previous for decision in present.get(token, ())]
-        concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
-        concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
-        concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
         self._minors.free_resting(settings.max_minor)
-        waiting = (share for share in self.without_class if share not in concerned)
-        concerned.update(dict.fromkeys(islice(waiting, len(self._minors))))
+        concerned = self._concerned(previous, new, now, settings)
 
         root = self._root
         slots_before = slots = {share: self.slots[share] for share in concerned if share in self.slots}
@@ -149,6 +145,17 @@ class Planner:
     @property
     def _root(self) -> tuple[bool, int]:
         return bool(self.slots), OTHER_TRAFFIC_MINOR if self._settings.other_traffic is not None else 0
+
+    def _concerned(
+        self, previous: Previous, new: Iterable[Decision], now: float, settings: PlanSettings
+    ) -> dict[Share, None]:
+        """The shares to plan again: of these decisions, those that have expired, those for which a class is free."""
+        concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
+        concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
+        concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
+        waiting = (share for share in self.without_class if share not in concerned)
+        concerned.update(dict.fromkeys(islice(waiting, len(self._minors))))
+        return concerned
 
     def _shares_with(self, minors: Iterable[int]) -> list[Share]:
         return [self._shares[minor] for minor in minors if minor in self._shares]
