@@ -21,28 +21,29 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
-from mptcp_throttled import back_ends, eventlog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
 from mptcp_throttled.accounting.history import History
-from mptcp_throttled.api import Api
-from mptcp_throttled.cleanup import clean_up, free_uplinks, release_ports, release_sockets, remove_leftovers
-from mptcp_throttled.clock import SystemClock
-from mptcp_throttled.inbox import Inbox, Request
-from mptcp_throttled.kernel.clsact_filters import ClsactFilters
-from mptcp_throttled.kernel.kept_link import KeptLink
+from mptcp_throttled.answers.api import Api
+from mptcp_throttled.answers.metrics.families import MetricFamilies
+from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
+from mptcp_throttled.answers.status import Observed
+from mptcp_throttled.control.inbox import Inbox, Request
+from mptcp_throttled.control.loop import Loop
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig, judge
+from mptcp_throttled.control.source import TableSource
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.port_record import PortRecord
-from mptcp_throttled.kernel.uplinks import Uplinks
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
+from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
-from mptcp_throttled.loop import Loop
-from mptcp_throttled.metrics.metric_families import MetricFamilies
-from mptcp_throttled.metrics.metrics_server import Exposition, MetricsServer
-from mptcp_throttled.observer import Observer
-from mptcp_throttled.operator_state import OperatorStore
-from mptcp_throttled.running_config import RunningConfig, judge
-from mptcp_throttled.source import TableSource
-from mptcp_throttled.status import Observed
+from mptcp_throttled.lifecycle import back_ends
+from mptcp_throttled.lifecycle.cleanup import clean_up, free_uplinks, release_ports, release_sockets, remove_leftovers
+from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.lifecycle.port_record import PortRecord
+from mptcp_throttled.observing.observer import Observer
+from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.vocabulary.clock import SystemClock
 
 _log = logging.getLogger("mptcp-throttled")
 

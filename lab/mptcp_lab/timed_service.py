@@ -18,9 +18,9 @@ import mptcp_throttled.main
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import Tracker
+from mptcp_throttled.control.source import TableSource, TableUpdate
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.reconcile.operations import AddClass, ChangeMarks, ChangePaces, MakeMarks
-from mptcp_throttled.source import TableSource, TableUpdate
+from mptcp_throttled.vocabulary.operations import AddClass, ChangeMarks, ChangePaces, MakeMarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mptcp_sniffer.tracker import TableChange
     from mptcp_throttle.linux.kernel_error import KernelError
     from mptcp_throttle.model import Connection
-    from mptcp_throttled.reconcile.operations import ClassOperation, OtherOperation
+    from mptcp_throttled.vocabulary.operations import ClassOperation, OtherOperation
 
 _notes: list[tuple[str, str, float]] = []
 

@@ -15,7 +15,7 @@ from page_in_browser import PageInBrowser, violations
 from polling import eventually
 
 from mptcp_throttled.accounting.history import Account, History, Kind
-from mptcp_throttled.accounting.subflow_traffic import Traffic
+from mptcp_throttled.vocabulary.traffic import Traffic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FloatRect

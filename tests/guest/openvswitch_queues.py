@@ -16,15 +16,15 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.enforcing.reconciler import Reconciler
+from mptcp_throttled.kernel.classes.choice import MarkingChoice
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.marking.choice import MarkingChoice
 from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
-from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
-from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, DeleteClass
-from mptcp_throttled.reconcile.reconciler import Reconciler
+from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.kernel_state import HtbState, QdiscState
+from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, DeleteClass
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("2mbit")
 SUBFLOW: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), Endpoint(ip_address("10.3.0.2"), 8080))

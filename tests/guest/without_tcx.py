@@ -8,7 +8,7 @@ from examples import ETHERNET
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
-from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
+from mptcp_throttled.kernel.discards import DiscardPrevention
 
 
 def test_missing_tcx_is_named_as_the_problem() -> None:

@@ -12,9 +12,9 @@ from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
-from mptcp_throttled.kernel.tc import Interface, find_interface
-from mptcp_throttled.kernel.uplink_program import UplinkProgram
+from mptcp_throttled.kernel.htb.tc import Interface, find_interface
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.uplink.program import UplinkProgram
 
 FOREIGN = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
 

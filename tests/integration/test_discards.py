@@ -32,10 +32,10 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
 from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import AccessNetwork
-from mptcp_throttled.accounting.program_counters import DiscardCounters
-from mptcp_throttled.kernel import discard_prevention
-from mptcp_throttled.kernel.discard_prevention import DiscardPrevention, DiscardPrograms
-from mptcp_throttled.kernel.tc import find_interface
+from mptcp_throttled.kernel import discards as discard_prevention
+from mptcp_throttled.kernel.discards import DiscardPrevention, DiscardPrograms
+from mptcp_throttled.kernel.htb.tc import find_interface
+from mptcp_throttled.vocabulary.counters import DiscardCounters
 
 PORT: Final = 8080
 MPTCP: Final = 262  # IPPROTO_MPTCP

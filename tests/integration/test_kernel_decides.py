@@ -20,7 +20,7 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.linux.kernel_error import set_faults
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
 PROGRAMS = {"auto": "caps decided in the kernel", "off": "caps decided in the daemon: daemon.kernel_decides is off"}
 

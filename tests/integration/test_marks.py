@@ -27,19 +27,19 @@ from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
-from mptcp_throttled.kernel.htb import MarkedTraffic
-from mptcp_throttled.kernel.marking.back_end import MarkingBackEnd
-from mptcp_throttled.kernel.marking.choice import choose_marking
-from mptcp_throttled.kernel.marking.ipset import MAX_MARKS
-from mptcp_throttled.kernel.marking.maps import NftMarking
-from mptcp_throttled.kernel.marking.rules import RuleMarking
-from mptcp_throttled.kernel.marking.sets import IpsetMarking
-from mptcp_throttled.kernel.marking.sockets import SocketMarking
+from mptcp_throttled.kernel.classes.choice import choose_marking
+from mptcp_throttled.kernel.classes.classifier import MarkingBackEnd
+from mptcp_throttled.kernel.classes.ipset import MAX_MARKS
+from mptcp_throttled.kernel.classes.nft import NftMarking
+from mptcp_throttled.kernel.classes.rules import RuleMarking
+from mptcp_throttled.kernel.classes.sets import IpsetMarking
+from mptcp_throttled.kernel.classes.socket import SocketMarking
 from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking, leaves_no_room
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch as Programs
-from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.reconcile.kernel_state import MarkState
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.kernel_state import MarkState
 
 AnyMarks = TypeVar("AnyMarks", bound=MarkingBackEnd)
 

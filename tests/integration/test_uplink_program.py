@@ -27,10 +27,10 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.announced_windows import AnnouncedWindow
-from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Direction
-from mptcp_throttled.kernel.tc import find_interface
-from mptcp_throttled.kernel.uplink_program import ThrottledUplink, Told, UplinkProgram
+from mptcp_throttled.kernel.htb.tc import find_interface
+from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.uplink.program import ThrottledUplink, Told, UplinkProgram
 
 PROXY_PORT: Final = 8080
 TIMESTAMPS: Final = [("NOP", None), ("NOP", None), ("Timestamp", (1000, 2000))]

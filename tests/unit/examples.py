@@ -12,7 +12,7 @@ from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, Subflow, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import KernelPlan
+from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
 
 
 def ends(client: str, port: int = 40000) -> FourTuple:

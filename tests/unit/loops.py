@@ -10,12 +10,13 @@ from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import Connection
-from mptcp_throttled.loop import Loop
-from mptcp_throttled.operator_state import OperatorStore, Pause
-from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState
-from mptcp_throttled.running_config import RunningConfig
-from mptcp_throttled.source import TableUpdate
-from mptcp_throttled.state import Snapshot
+from mptcp_throttled.control.loop import Loop
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.control.source import TableUpdate
+from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
+from mptcp_throttled.vocabulary.operator import Pause
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 
 class LoopOnModels:

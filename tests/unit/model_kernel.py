@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.accounting.program_counters import DiscardCounters, ProgramCounters
-from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
-from mptcp_throttled.reconcile.diff import after
-from mptcp_throttled.reconcile.kernel_state import KernelState, QuickCheck
-from mptcp_throttled.reconcile.operations import (
+from mptcp_throttled.enforcing.diff import after
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters
+from mptcp_throttled.vocabulary.kernel_state import KernelState, QuickCheck
+from mptcp_throttled.vocabulary.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
@@ -24,6 +23,7 @@ from mptcp_throttled.reconcile.operations import (
     OtherOperation,
     RestoreQdisc,
 )
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.accounting.program_counters import UplinkCounters
-from mptcp_throttled.policy.decide import Throttle
+from mptcp_throttled.vocabulary.counters import UplinkCounters
+from mptcp_throttled.vocabulary.decision import Throttle
 
 
 @dataclass

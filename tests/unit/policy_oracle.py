@@ -6,7 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.policy.clients import MAX_ADDRESSES, address_order, links
-from mptcp_throttled.policy.decide import Decision, Locator, decide
+from mptcp_throttled.policy.decide import decide
+from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.locator import Locator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,14 +13,14 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import Order
-from mptcp_throttled import busiest as busiest_module
-from mptcp_throttled.busiest import IndexedClients, requested_order
-from mptcp_throttled.client_index import ClientIndex
-from mptcp_throttled.clock import Now
-from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.state import Snapshot
-from mptcp_throttled.status import Observed
-from mptcp_throttled.subflow_counts import SubflowCounts
+from mptcp_throttled.answers import busiest as busiest_module
+from mptcp_throttled.answers.busiest import IndexedClients, requested_order
+from mptcp_throttled.answers.client_index import ClientIndex
+from mptcp_throttled.answers.status import Observed
+from mptcp_throttled.answers.subflow_counts import SubflowCounts
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 NOW = Now(1000.0, 1.7e9)
 

@@ -14,9 +14,9 @@ from immutables import Map
 from loops import snapshot_of
 
 from mptcp_throttle.model import AccessNetwork, ClientPrefix
-from mptcp_throttled.client_index import ClientIndex
-from mptcp_throttled.policy.decide import Decision
-from mptcp_throttled.state import Snapshot
+from mptcp_throttled.answers.client_index import ClientIndex
+from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 
 def content(index: ClientIndex) -> object:

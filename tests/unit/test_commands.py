@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from examples import ends, kernel_plan
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel import htb
-from mptcp_throttled.reconcile.commands import as_commands
-from mptcp_throttled.reconcile.diff import diff
-from mptcp_throttled.reconcile.kernel_state import KernelState
-from mptcp_throttled.reconcile.operations import (
+from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.enforcing.diff import diff
+from mptcp_throttled.kernel.htb import htb
+from mptcp_throttled.vocabulary import class_ids
+from mptcp_throttled.vocabulary.kernel_state import KernelState
+from mptcp_throttled.vocabulary.operations import (
     ChangeClass,
     ChangeMarks,
     DeleteClass,
@@ -20,7 +21,7 @@ from mptcp_throttled.reconcile.operations import (
     RestoreQdisc,
 )
 
-MARKING = htb.MarkedTraffic(0xFFFF0000, (8080,))
+MARKING = class_ids.MarkedTraffic(0xFFFF0000, (8080,))
 
 
 def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:
@@ -127,9 +128,9 @@ def test_commands_of_sockets_are_comments_and_need_no_filter() -> None:
 
 
 def test_commands_shift_minors_under_the_mark_mask() -> None:
-    assert htb.mark_shift(0xFFFF0000) == 16
-    assert htb.max_minor(0xFFFF0000) == 0xFFFF
-    assert htb.max_minor(0x00FF0000) == 0xFF
+    assert class_ids.mark_shift(0xFFFF0000) == 16
+    assert class_ids.max_minor(0xFFFF0000) == 0xFFFF
+    assert class_ids.max_minor(0x00FF0000) == 0xFF
 
 
 def test_mark_filter_is_recognised_by_its_program() -> None:

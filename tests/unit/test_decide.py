@@ -8,8 +8,8 @@ from policy_oracle import decide_all
 
 from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import Decision, RateKind
 from mptcp_throttled.policy.decisions import DecisionTable
+from mptcp_throttled.vocabulary.decision import Decision, RateKind
 
 
 def held(connections: list[Connection], *networks: AccessNetwork) -> dict[str, tuple[str, str]]:

@@ -12,10 +12,10 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork
-from mptcp_throttled.accounting.program_counters import DiscardCounters
-from mptcp_throttled.kernel import discard_prevention
-from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
-from mptcp_throttled.kernel.tc import Interface
+from mptcp_throttled.kernel import discards as discard_prevention
+from mptcp_throttled.kernel.discards import DiscardPrevention
+from mptcp_throttled.kernel.htb.tc import Interface
+from mptcp_throttled.vocabulary.counters import DiscardCounters
 
 NETWORKS = (ETHERNET, WIFI)
 LOOK = 1.0

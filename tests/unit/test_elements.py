@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, decode_element, encode_element
+from mptcp_throttled.kernel.classes.elements import ELEMENT_BYTES, Element, decode_element, encode_element
 
 # From an IPSET_CMD_LIST of Linux 6.18.
 FROM_KERNEL = bytes.fromhex(

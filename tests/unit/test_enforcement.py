@@ -9,10 +9,11 @@ from examples import ETHERNET, WIFI, connection, ends, kernel_plan, subflow
 
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.accounting.subflow_traffic import SocketTotals
-from mptcp_throttled.enforcement import GRACE_SECONDS, Enforcement, Observation, SocketState
+from mptcp_throttled.observing.enforcement import GRACE_SECONDS, Enforcement
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.state import Snapshot
+from mptcp_throttled.vocabulary.observation import Observation, SocketState
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.traffic import SocketTotals
 
 CAPPED, FREE, STRANGER = ends("10.1.0.2"), ends("10.2.0.2"), ends("192.0.2.1")
 CAP = Rate.parse("1mbit")

@@ -15,7 +15,7 @@ from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import TableChange
 from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.rpc import Json, RpcServer
-from mptcp_throttled.source import TableSource, TableUpdate
+from mptcp_throttled.control.source import TableSource, TableUpdate
 
 CONNECTIONS: Final = 10_000
 HISTORY: Final = 64

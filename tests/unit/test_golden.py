@@ -35,14 +35,16 @@ from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow
 from mptcp_throttle.units import Rate, parse_duration
-from mptcp_throttled.kernel.htb import MarkedTraffic, filter_bytecode
-from mptcp_throttled.loop import Loop
-from mptcp_throttled.operator_state import OperatorStore, Pause
-from mptcp_throttled.reconcile.commands import as_commands
-from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
-from mptcp_throttled.reconcile.operations import Operation
-from mptcp_throttled.running_config import RunningConfig
-from mptcp_throttled.source import TableUpdate
+from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.control.loop import Loop
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.control.source import TableUpdate
+from mptcp_throttled.kernel.htb.htb import filter_bytecode
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.operations import Operation
+from mptcp_throttled.vocabulary.operator import Pause
 
 FILES: Final = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 SUBFLOW: Final = re.compile(r"\[?([0-9a-f.:]+?)\]?:(\d+)(?:\((backup|stalled)\))?")

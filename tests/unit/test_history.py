@@ -11,7 +11,7 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.errors import UserError
 from mptcp_throttled.accounting import history as module
 from mptcp_throttled.accounting.history import KEPT, Account, History, Kind, requested_account, resolution_for
-from mptcp_throttled.accounting.subflow_traffic import SocketTotals, Traffic
+from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
 WIFI_ACCOUNT = Account(Kind.NETWORK, "wifi")
 NOON = 1_800_000_000.0

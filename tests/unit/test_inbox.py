@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttled import inbox
-from mptcp_throttled.inbox import Inbox
+from mptcp_throttled.control import inbox
+from mptcp_throttled.control.inbox import Inbox
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any, Final, cast
 import pytest
 
 from mptcp_throttle.model import Endpoint, FourTuple
-from mptcp_throttled.kernel.htb import MarkedTraffic
-from mptcp_throttled.kernel.marking.ipset import OwnSet, OwnSets, SetHeader
-from mptcp_throttled.kernel.marking.iptables import OwnChain
-from mptcp_throttled.kernel.marking.nft_tables import OwnTables
-from mptcp_throttled.kernel.marking.sets import IpsetMarking
-from mptcp_throttled.reconcile.kernel_state import MarkState
+from mptcp_throttled.kernel.classes.ipset import OwnSet, OwnSets, SetHeader
+from mptcp_throttled.kernel.classes.iptables import OwnChain
+from mptcp_throttled.kernel.classes.nft_tables import OwnTables
+from mptcp_throttled.kernel.classes.sets import IpsetMarking
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.kernel_state import MarkState
 
 SET: Final = OwnSet(4, 8080)
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)

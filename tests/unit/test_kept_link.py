@@ -9,8 +9,8 @@ import pytest
 
 from mptcp_throttle import systemd
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.kernel import kept_link
-from mptcp_throttled.kernel.kept_link import KeptLink
+from mptcp_throttled.lifecycle import kept_link
+from mptcp_throttled.lifecycle.kept_link import KeptLink
 
 LINK = 77
 

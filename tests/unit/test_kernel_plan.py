@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from policy_oracle import decide_all
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired import kernel_plan as planning
-from mptcp_throttled.desired.kernel_plan import DRAIN_RATE, PAYLOAD_PART, PlanSettings, Slot, Slots, expiry, plan_for
-from mptcp_throttled.policy.decide import Decision, RateKind, Share
+from mptcp_throttled.plan import shares as planning
+from mptcp_throttled.plan.shares import PlanSettings, Slot, Slots, expiry, plan_for
+from mptcp_throttled.vocabulary.decision import Decision, RateKind, Share
+from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, PAYLOAD_PART
 
 RULES = PlanSettings(max_minor=5, linger=10.0, other_traffic=None)
 ONE_MBIT = Rate.parse("1mbit")

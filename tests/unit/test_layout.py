@@ -3,7 +3,6 @@
 import ast
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,6 @@ REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURE: Final = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
 FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging", "tests")
 MODULES: Final = sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py"))
-REPEATED_NAMES: Final = {"__init__", "__main__", "main", "conftest"}
 OURS: Final = {"mptcp_throttle", "mptcp_sniffer", "mptcp_throttled", "mptcp_throttle_web", "mptcp_lab"}
 MAY_IMPORT: Final = {
     "mptcp_throttle": {"mptcp_throttle"},
@@ -32,14 +30,6 @@ def _imported(module: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: relative import"
             yield str(node.module).partition(".")[0]
-
-
-def test_module_names_are_unique_in_the_repository() -> None:
-    paths: dict[str, list[str]] = defaultdict(list)
-    for module in MODULES:
-        if module.stem not in REPEATED_NAMES:
-            paths[module.stem].append(str(module.relative_to(REPOSITORY)))
-    assert not {name: found for name, found in paths.items() if len(found) > 1}
 
 
 def test_architecture_names_files_and_folders_that_exist() -> None:
@@ -74,7 +64,7 @@ def test_imports_stay_inside_one_service_or_go_to_what_is_shared(package: str) -
 
 
 def test_imports_of_the_policy_know_no_kernel() -> None:
-    for folder in ("policy", "desired"):
+    for folder in ("policy", "plan"):
         for module in (REPOSITORY / "daemon/mptcp_throttled" / folder).rglob("*.py"):
             assert "mptcp_throttled.kernel" not in module.read_text(encoding="utf-8"), module
 

@@ -24,16 +24,17 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals
-from mptcp_throttled.clock import Now
-from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.inbox import Inbox
-from mptcp_throttled.loop import Loop
-from mptcp_throttled.operator_state import OperatorStore, Pause
-from mptcp_throttled.policy.decide import RateKind
-from mptcp_throttled.policy.overrides import Override
-from mptcp_throttled.reconcile.kernel_state import KernelState, MarkState, PacingState, QdiscState
-from mptcp_throttled.reconcile.operations import (
+from mptcp_throttled.answers.status import connections
+from mptcp_throttled.control.inbox import Inbox
+from mptcp_throttled.control.loop import Loop
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.control.source import TableUpdate
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.kernel_state import KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
@@ -44,10 +45,9 @@ from mptcp_throttled.reconcile.operations import (
     Operation,
     RestoreQdisc,
 )
-from mptcp_throttled.running_config import RunningConfig
-from mptcp_throttled.source import TableUpdate
-from mptcp_throttled.state import KEEPS_SENDING
-from mptcp_throttled.status import connections
+from mptcp_throttled.vocabulary.operator import Override, Pause
+from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals
 
 INTERVAL = 1.0
 SLOW = Rate.parse("1mbit")

@@ -17,10 +17,12 @@ from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.loop import Loop
-from mptcp_throttled.operator_state import OperatorStore
-from mptcp_throttled.reconcile.kernel_state import KernelState, MarkState, PacingState
-from mptcp_throttled.reconcile.operations import (
+from mptcp_throttled.control.loop import Loop
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.control.source import TableUpdate
+from mptcp_throttled.vocabulary.kernel_state import KernelState, MarkState, PacingState
+from mptcp_throttled.vocabulary.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
@@ -31,8 +33,6 @@ from mptcp_throttled.reconcile.operations import (
     RemoveMarks,
     RestoreQdisc,
 )
-from mptcp_throttled.running_config import RunningConfig
-from mptcp_throttled.source import TableUpdate
 
 NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))
 NUMBERS = st.integers(1, 4)

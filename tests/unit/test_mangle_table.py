@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttled.kernel.marking import iptables
+from mptcp_throttled.kernel.classes import iptables
 
 
 @pytest.fixture

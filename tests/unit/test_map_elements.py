@@ -5,7 +5,7 @@ from ipaddress import ip_address
 import pytest
 
 from mptcp_throttle.model import Endpoint, FourTuple
-from mptcp_throttled.kernel.marking.map_elements import MAP_ELEMENT_BYTES, decode_map_element, encode_map_element
+from mptcp_throttled.kernel.classes.nft_elements import MAP_ELEMENT_BYTES, decode_map_element, encode_map_element
 
 FOUR = FourTuple(Endpoint(ip_address("10.9.31.74"), 33041), Endpoint(ip_address("10.3.0.2"), 8080))
 SIX = FourTuple(Endpoint(ip_address("fd00:1::2"), 40000), Endpoint(ip_address("fd00:3::2"), 8080))

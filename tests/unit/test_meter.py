@@ -6,7 +6,7 @@ from examples import ends
 
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttled.accounting.meter import FORGET_SECONDS, LiveSubflow, Meter
-from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals, Traffic
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
 
 CLIENT = ends("10.1.0.2")
 

@@ -15,13 +15,13 @@ from worlds import configuration
 from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import NetworkAccounts
-from mptcp_throttled.accounting.subflow_traffic import Traffic
-from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.metrics.instruments import NAMESPACE
-from mptcp_throttled.metrics.metric_families import MetricFamilies
-from mptcp_throttled.metrics.metrics_server import Exposition
-from mptcp_throttled.running_config import RunningConfig
-from mptcp_throttled.status import Observed
+from mptcp_throttled.answers.metrics.families import MetricFamilies
+from mptcp_throttled.answers.metrics.server import Exposition
+from mptcp_throttled.answers.status import Observed
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.reporting.instruments import NAMESPACE
+from mptcp_throttled.vocabulary.traffic import Traffic
 
 SERVICES: Final = (Path(__file__).parents[2] / "docs/services.md").read_text(encoding="utf-8")
 ACCOUNTS: Final = {

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from mptcp_throttle.config.schema import ListenAddress
-from mptcp_throttled.metrics import metrics_server
-from mptcp_throttled.metrics.metrics_server import Exposition, MetricsServer
+from mptcp_throttled.answers.metrics import server as metrics_server
+from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
 
 
 class Counted(Collector):

@@ -14,10 +14,11 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 from mptcp_throttle.linux.netlink_codec import pack
 from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel import htb
-from mptcp_throttled.kernel.marking.elements import Element, encode_element
-from mptcp_throttled.kernel.marking.ipset import OwnSet, create_request, elements_request
-from mptcp_throttled.kernel.tc import Interface, add_class, add_qdisc, delete_class, parse_message
+from mptcp_throttled.kernel.classes.elements import Element, encode_element
+from mptcp_throttled.kernel.classes.ipset import OwnSet, create_request, elements_request
+from mptcp_throttled.kernel.htb import htb
+from mptcp_throttled.kernel.htb.tc import Interface, add_class, add_qdisc, delete_class, parse_message
+from mptcp_throttled.vocabulary import class_ids
 
 ETH0 = Interface(7, "eth0")
 RATE = Rate(8_000_000)
@@ -31,7 +32,7 @@ def decode(kind: type[Any], request: Request) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize(("change", "flags"), [(False, NLM_F_CREATE | NLM_F_EXCL), (True, 0)])
 def test_add_class_asks_for_an_htb_class_below_the_root(change: bool, flags: int) -> None:
-    request = add_class(ETH0, htb.classid(2), htb.class_options(RATE), RATE, change=change)
+    request = add_class(ETH0, class_ids.classid(2), htb.class_options(RATE), RATE, change=change)
     message = decode(tcmsg, request)
     assert (message["index"], message["handle"], message["parent"]) == (7, 0x4D50_0002, 0x4D50_0000)
     assert message.get_attr("TCA_KIND") == "htb"
@@ -50,13 +51,13 @@ def test_add_qdisc_asks_for_the_leaf_of_a_class(replace: bool, flag: int) -> Non
 
 
 def test_delete_class_names_the_class() -> None:
-    message = decode(tcmsg, delete_class(ETH0, htb.classid(2)))
+    message = decode(tcmsg, delete_class(ETH0, class_ids.classid(2)))
     assert (message["index"], message["handle"]) == (7, 0x4D50_0002)
 
 
 def test_parse_message_returns_what_was_requested() -> None:
     options = htb.class_options(RATE)
-    parsed = parse_message(add_class(ETH0, htb.classid(2), options, RATE).payload)
+    parsed = parse_message(add_class(ETH0, class_ids.classid(2), options, RATE).payload)
     assert parsed == (7, 0x4D50_0002, 0x4D50_0000, 0, {1: b"htb\0", 2: options})
 
 

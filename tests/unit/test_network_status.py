@@ -10,11 +10,11 @@ from examples import ETHERNET
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.clock import Now
-from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.state import Snapshot
-from mptcp_throttled.status import Observed, network_statuses
-from mptcp_throttled.subflow_counts import SubflowCounts
+from mptcp_throttled.answers.status import Observed, network_statuses
+from mptcp_throttled.answers.subflow_counts import SubflowCounts
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 
 def status_with(subnets: int) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mptcp_throttled.accounting.history import FLUSH_SECONDS
-from mptcp_throttled.observer import pause_after
+from mptcp_throttled.observing.observer import pause_after
 
 
 @pytest.mark.parametrize(("used", "pause"), [(0.0, 1.0), (0.01, 1.0), (0.03, 3.0), (0.05, 5.0), (2.0, 5.0)])

@@ -8,9 +8,9 @@ from worlds import ManualClock
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.units import Rate
-from mptcp_throttled.operator_state import OperatorState, OperatorStore, Pause
-from mptcp_throttled.policy.decide import RateKind
-from mptcp_throttled.policy.overrides import Override
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause
 
 FIVE = Rate.parse("5mbit")
 LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit")

@@ -7,8 +7,9 @@ from examples import ETHERNET, WIFI, network
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import RateKind
-from mptcp_throttled.policy.overrides import Override, effective, objection, requested_override
+from mptcp_throttled.policy.rules.override import effective, objection, requested_override
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.operator import Override
 
 FIVE = Rate.parse("5mbit")
 LIMITED = replace(network("lte", 4, 2, cap="1mbit", limit="8mbit"), uplink_cap=Rate.parse("250kbit"))

@@ -14,13 +14,13 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, Endpoint, FourTuple
-from mptcp_throttled.kernel import pacing
-from mptcp_throttled.kernel.marking.rules import RuleMarking
-from mptcp_throttled.kernel.marking.sockets import SocketMarking
-from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.kernel.proxy_sockets import ProxyCgroup
-from mptcp_throttled.kernel.socket_program import ProgramKind
-from mptcp_throttled.reconcile.kernel_state import MarkState
+from mptcp_throttled.kernel.classes.rules import RuleMarking
+from mptcp_throttled.kernel.classes.socket import SocketMarking
+from mptcp_throttled.kernel.sockets import pacing
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.kernel.sockets.program import ProgramKind
+from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup
+from mptcp_throttled.vocabulary.kernel_state import MarkState
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
 ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)

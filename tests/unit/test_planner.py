@@ -14,13 +14,14 @@ from policy_oracle import decide_all
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan, PlanSettings, Slot, plan_for
-from mptcp_throttled.desired.planner import PlanDelta, Planner
-from mptcp_throttled.policy.decide import Share
+from mptcp_throttled.enforcing.diff import diff
+from mptcp_throttled.plan.planner import PlanDelta, Planner
+from mptcp_throttled.plan.shares import PlanSettings, Slot, plan_for
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.reconcile.diff import diff
-from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
-from mptcp_throttled.reconcile.operations import ChangeClass, ClassOperation
+from mptcp_throttled.vocabulary.decision import Share
+from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.operations import ChangeClass, ClassOperation
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
 _LIMIT = Rate(9_000_000)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttled.kernel.port_record import PortRecord
+from mptcp_throttled.lifecycle.port_record import PortRecord
 
 
 def test_port_record_is_read_by_the_next_instance(tmp_path: Path) -> None:

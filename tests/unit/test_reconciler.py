@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from model_kernel import ModelKernel
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.kernel_plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.reconcile.diff import diff
-from mptcp_throttled.reconcile.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
-from mptcp_throttled.reconcile.operations import (
+from mptcp_throttled.enforcing.diff import diff
+from mptcp_throttled.enforcing.reconciler import Reconciler
+from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind
+from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.operations import (
     AddClass,
     ChangeClass,
     ChangeMarks,
@@ -27,8 +29,6 @@ from mptcp_throttled.reconcile.operations import (
     RemoveMarks,
     RestoreQdisc,
 )
-from mptcp_throttled.reconcile.reconciler import Reconciler
-from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("5mbit")
 V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from mptcp_throttled.reconcile.refused_objects import KernelObject, ObjectKind
-from mptcp_throttled.reconcile.retries import Retries
+from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind
+from mptcp_throttled.enforcing.retries import Retries
 
 ONE, TWO = KernelObject(ObjectKind.CLASS, 2), KernelObject(ObjectKind.CLASS, 3)
 LONGEST = 1.0

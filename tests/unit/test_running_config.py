@@ -7,7 +7,7 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import LogLevel
-from mptcp_throttled.running_config import RunningConfig, Verdict, judge
+from mptcp_throttled.control.running_config import RunningConfig, Verdict, judge
 
 CONFIG = Config(
     Proxy(("eth0",), (8080,)),

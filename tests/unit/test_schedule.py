@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptcp_throttled.reconcile.schedule import Schedule
+from mptcp_throttled.enforcing.schedule import Schedule
 
 INTERVAL = 5.0
 

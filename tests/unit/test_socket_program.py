@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from examples import ETHERNET, ends
 
-from mptcp_throttled.kernel import networks_map, socket_program
+from mptcp_throttled.kernel import networks_map
 from mptcp_throttled.kernel.program_layout import pack_ends
+from mptcp_throttled.kernel.sockets import program as socket_program
 
 
 @pytest.mark.parametrize("client", ["10.1.0.2", "fd00:1::2"])

@@ -11,7 +11,7 @@ from examples import connection, subflow
 from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.rpc.wire import encode_connection
-from mptcp_throttled.source import TableSource, TableUpdate
+from mptcp_throttled.control.source import TableSource, TableUpdate
 
 ONE, TWO = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"))
 SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)], "next": None}
@@ -80,7 +80,7 @@ def test_source_takes_all_parts_of_the_changes_before_it_delivers(monkeypatch: p
 def test_source_with_a_spacing_waits_between_calls_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     now = itertools.count(10.0, 0.01)
-    monkeypatch.setattr("mptcp_throttled.source.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("mptcp_throttled.control.source.time.monotonic", lambda: next(now))
     source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: None)
     source.spacing = 0.05
     one = {f"t{format_token(ONE.token)}": None}

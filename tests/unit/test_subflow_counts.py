@@ -10,9 +10,9 @@ from examples import connection, subflow
 from immutables import Map
 from loops import snapshot_of
 
-from mptcp_throttled.policy.decide import RateKind
-from mptcp_throttled.state import Snapshot
-from mptcp_throttled.subflow_counts import CountedSubflows
+from mptcp_throttled.answers.subflow_counts import CountedSubflows
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 
 @pytest.fixture

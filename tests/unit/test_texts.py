@@ -9,12 +9,12 @@ from examples import connection, subflow
 from loops import snapshot_of
 
 from mptcp_throttle.cli import tables
-from mptcp_throttled.clock import Now
-from mptcp_throttled.enforcement import Enforcement
-from mptcp_throttled.eventlog import log_pause_at_start
-from mptcp_throttled.operator_state import Pause
-from mptcp_throttled.state import Snapshot, SnifferState
-from mptcp_throttled.status import connections
+from mptcp_throttled.answers.status import connections
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.reporting.eventlog import log_pause_at_start
+from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.operator import Pause
+from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState
 
 NOW = Now(1000.0, 1.7e9)
 

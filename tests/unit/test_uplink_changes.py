@@ -5,8 +5,9 @@ from examples import ETHERNET, WIFI, connection, subflow
 
 from mptcp_throttle.model import Connection
 from mptcp_throttle.units import Rate
-from mptcp_throttled.desired.uplink_changes import uplink_changes
-from mptcp_throttled.policy.decisions import DecisionTable, Previous
+from mptcp_throttled.enforcing.uplink_changes import uplink_changes
+from mptcp_throttled.policy.decisions import DecisionTable
+from mptcp_throttled.vocabulary.decision import Previous
 
 NETWORKS = (WIFI, replace(ETHERNET, cap=None, uplink_cap=Rate.parse("250kbit")))
 BOTH = connection(1, subflow("10.1.0.1"), subflow("10.2.0.1"))

@@ -15,8 +15,8 @@ from worlds import ManualClock
 
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decide import Decision
-from mptcp_throttled.reconcile.uplink_reconciler import UplinkReconciler
+from mptcp_throttled.enforcing.uplinks import UplinkReconciler
+from mptcp_throttled.vocabulary.decision import Decision
 
 INTERVAL = 1.0
 NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))

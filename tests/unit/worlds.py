@@ -9,7 +9,7 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
-from mptcp_throttled.source import TableUpdate
+from mptcp_throttled.control.source import TableUpdate
 
 
 @dataclass

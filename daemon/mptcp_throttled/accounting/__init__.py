@@ -1,1 +1,1 @@
-"""What subflows carry: the kernel's totals of their sockets, summed up per access network and client."""
+"""What subflows have carried: each byte counted once, by access network and client, and kept as history."""

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
 from mptcp_throttled.accounting.meter import LiveSubflow, Meter
-from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, Traffic
-from mptcp_throttled.clock import Clock
-from mptcp_throttled.enforcement import SocketState
-from mptcp_throttled.policy.decide import Locator
-from mptcp_throttled.state import Snapshot
+from mptcp_throttled.vocabulary.clock import Clock
+from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.observation import SocketState
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, Traffic
 
 _MAX_CLOSED: Final = 100_000
 

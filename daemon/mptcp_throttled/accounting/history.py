@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
-from mptcp_throttled.accounting.subflow_traffic import SocketTotals, Traffic
-from mptcp_throttled.metrics.instruments import count_errors
-from mptcp_throttled.policy.decide import Locator
+from mptcp_throttled.reporting.instruments import count_errors
+from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
 _log = logging.getLogger("mptcp-throttled")
 

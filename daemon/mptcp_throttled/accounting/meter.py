@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow, SocketTotals, Traffic
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
 
 FORGET_SECONDS: Final = 120.0
 """A socket that has not been seen for so long, and whose end nobody reports, is forgotten: it has closed unseen."""

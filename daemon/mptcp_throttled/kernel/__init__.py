@@ -1,1 +1,1 @@
-"""The kernel layer: each module knows one kernel interface and no policy; `linux_kernel` is what the daemon uses."""
+"""The kernel layer: small and without policy. Imports nothing of the daemon but `vocabulary`."""

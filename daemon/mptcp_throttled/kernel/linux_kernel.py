@@ -8,14 +8,14 @@ from typing import Final, Protocol
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
-from mptcp_throttled.accounting.program_counters import DiscardCounters, ProgramCounters
-from mptcp_throttled.accounting.subflow_traffic import ClosedSubflow
-from mptcp_throttled.kernel.discard_prevention import DiscardPrevention
-from mptcp_throttled.kernel.marking.choice import MarkingChoice
-from mptcp_throttled.kernel.pacing import PacedSockets
-from mptcp_throttled.kernel.proxy_sockets import SocketReader
-from mptcp_throttled.reconcile import operations as op
-from mptcp_throttled.reconcile.kernel_state import KernelState, PacingState, QdiscState, QuickCheck
+from mptcp_throttled.kernel.classes.choice import MarkingChoice
+from mptcp_throttled.kernel.discards import DiscardPrevention
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
+from mptcp_throttled.vocabulary import operations as op
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters
+from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState, QdiscState, QuickCheck
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
 _NO_PACING: Final = "daemon.pacing is false"
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import AccessNetwork, Network
-from mptcp_throttled.desired.kernel_plan import payload_pace
 from mptcp_throttled.kernel.program_layout import mapped
+from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 
 _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mptcp_throttle.model import Address, Connection
-from mptcp_throttled.policy.decide import Locator
+from mptcp_throttled.vocabulary.locator import Locator
 
 Link = tuple[Address, Address]
 

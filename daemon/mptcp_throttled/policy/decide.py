@@ -8,91 +8,21 @@ as if none were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
-from mptcp_throttle.subnet_table import network_table
 from mptcp_throttle.units import Rate
+from mptcp_throttled.vocabulary.decision import Decision, RateKind, Share, Throttle
+from mptcp_throttled.vocabulary.locator import Locator
 
 _CACHE_ENTRIES: Final = 65536
 _OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.marks: socket or nft"
 _PAUSED: Final = "paused by the operator"
 _BACKUP_UPLINK: Final = "backup subflow: to throttle it by MP_PRIO would make it a regular one"
 _NO_NETWORK: Final = "address is in no access network"
-
-
-class RateKind(StrEnum):
-    """One of the rates of a network: towards the clients, or from them (uplink)."""
-
-    CAP = "cap"
-    LIMIT = "limit"
-    UPLINK_CAP = "uplink_cap"
-    UPLINK_LIMIT = "uplink_limit"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The subflows that share one rate: those of a network (`who` empty), of a client (its address or prefix), or a
-    single one (its four-tuple)."""
-
-    network: str
-    kind: RateKind
-    who: str
-
-
-@dataclass(frozen=True, slots=True)
-class Throttle:
-    """The rate of a subflow, which it has together with all others of its share."""
-
-    share: Share
-    rate: Rate
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What policy decides for one subflow. Without a `throttle` it is free; without an `uplink`, what its client sends
-    is not throttled.
-
-    `reason` is why, `uplink_reason` the same for what its client sends.
-    """
-
-    token: Token
-    subflow: Subflow
-    network: str | None
-    throttle: Throttle | None
-    reason: str
-    uplink: Throttle | None = None
-    uplink_reason: str = ""
-
-
-class Locator:
-    """Looks up the access network of an address, by longest match, once per address."""
-
-    def __init__(self, networks: Iterable[AccessNetwork]) -> None:
-        self._table = network_table(networks)
-        self._known: dict[Address, AccessNetwork | None] = {}
-
-    def prefix(self, address: Address) -> Address:
-        """The first address of the prefix that its network gives to one client; in no network, the address itself."""
-        network = self(address)
-        if network is None:
-            return address
-        host_bits = address.max_prefixlen - network.client_prefix.bits(address)
-        return address if host_bits == 0 else type(address)(int(address) >> host_bits << host_bits)
-
-    def __call__(self, address: Address) -> AccessNetwork | None:
-        """The network; None if the address is in none."""
-        try:
-            return self._known[address]
-        except KeyError:
-            if len(self._known) >= _CACHE_ENTRIES:
-                self._known.clear()
-            found = self._known[address] = self._table.find(address)
-            return found
 
 
 def decide(

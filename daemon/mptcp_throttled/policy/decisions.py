@@ -15,13 +15,12 @@ from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
 from mptcp_throttled.policy.clients import Clients, links
-from mptcp_throttled.policy.decide import Decision, Locator, decide
+from mptcp_throttled.policy.decide import decide
+from mptcp_throttled.vocabulary.decision import Decision, Previous
+from mptcp_throttled.vocabulary.locator import Locator
 
 _PORTION: Final = 256
 """Connections: to decide, plan and mark them takes some milliseconds, for which everybody else waits."""
-
-Previous = dict["Token", tuple[Decision, ...]]
-"""The decisions for connections before a change; an empty tuple for a connection that is new."""
 
 
 class DecisionTable:

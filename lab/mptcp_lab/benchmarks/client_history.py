@@ -16,7 +16,7 @@ from typing import Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_throttled.accounting.history import KEPT, Account, History, Kind
-from mptcp_throttled.accounting.subflow_traffic import Traffic
+from mptcp_throttled.vocabulary.traffic import Traffic
 
 _FIRST: Final = IPv4Address("10.0.0.1")
 _BEGAN: Final = 1_800_000_000

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 from pyroute2 import IPRoute
 
 from mptcp_throttle.model import Endpoint, FourTuple
-from mptcp_throttled.kernel.htb import MarkedTraffic
-from mptcp_throttled.kernel.marking.maps import NftMarking
-from mptcp_throttled.kernel.marking.sets import IpsetMarking
-from mptcp_throttled.reconcile.commands import as_commands
-from mptcp_throttled.reconcile.operations import MakeMarks
+from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.kernel.classes.nft import NftMarking
+from mptcp_throttled.kernel.classes.sets import IpsetMarking
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.operations import MakeMarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -45,7 +45,7 @@ from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, Client, ClientSpec, Lab, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.uplink_program import FORGIVEN_SECONDS
+from mptcp_throttled.kernel.uplink.program import FORGIVEN_SECONDS
 
 DELAYS: Final = ((0, 0), (5, 15), (15, 50))
 CAPS: Final = {

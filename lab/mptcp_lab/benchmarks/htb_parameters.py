@@ -14,9 +14,9 @@ from typing import Final
 from mptcp_lab.benchmarks.goodput import Cell, Figures, bench, number_pair
 from mptcp_lab.benchmarks.measure import command_line, write_json
 
-_LEAF: Final = "mptcp_throttled.kernel.htb:LEAF_PACKETS"
-_BURST: Final = "mptcp_throttled.kernel.htb:_MIN_BURST_BYTES"
-_PAYLOAD: Final = "mptcp_throttled.desired.kernel_plan:PAYLOAD_PART"
+_LEAF: Final = "mptcp_throttled.kernel.htb.htb:LEAF_PACKETS"
+_BURST: Final = "mptcp_throttled.kernel.htb.htb:_MIN_BURST_BYTES"
+_PAYLOAD: Final = "mptcp_throttled.vocabulary.kernel_plan:PAYLOAD_PART"
 
 CHOICES: Final[dict[str, dict[str, float]]] = {
     "as it is": {},

@@ -27,9 +27,11 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, pack, status
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel import htb, tc
-from mptcp_throttled.kernel.marking import ipset
-from mptcp_throttled.kernel.marking.elements import ELEMENT_BYTES, Element, decode_element, encode_element
+from mptcp_throttled.kernel.classes import ipset
+from mptcp_throttled.kernel.classes.elements import ELEMENT_BYTES, Element, decode_element, encode_element
+from mptcp_throttled.kernel.htb import htb, tc
+from mptcp_throttled.vocabulary import class_ids
+from mptcp_throttled.vocabulary.class_ids import classid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,14 +104,14 @@ class _Tc:
         on, add_filter = self._on, self._add_filter
         add_root = partial(tc.add_qdisc, on, htb.root_qdisc(0), replace=True)
         delete_root = partial(tc.tc_request, "delete", rtnl.RTM_DELQDISC, 0, on.index, 0, rtnl.TC_H_ROOT)
-        delete_filters = partial(tc.tc_request, "delete", rtnl.RTM_DELTFILTER, 0, on.index, 0, htb.HANDLE)
+        delete_filters = partial(tc.tc_request, "delete", rtnl.RTM_DELTFILTER, 0, on.index, 0, class_ids.HANDLE)
         yield from self._change("replace root qdisc", FIRST_JOIN, OURS, add_root, delete_root)
         yield from self._change("add filter", FIRST_JOIN, OURS, add_filter, delete_filters)
         yield from self._change("delete filters", RARE, PYROUTE2, delete_filters, add_filter)
         yield from self._change("delete root qdisc", RARE, PYROUTE2, delete_root, add_root)
         self._tc.carry_out([add_root(), add_filter()])
-        add = partial(tc.add_class, on, htb.classid(_MINOR), _OPTIONS, _RATE)
-        delete = partial(tc.delete_class, on, htb.classid(_MINOR))
+        add = partial(tc.add_class, on, class_ids.classid(_MINOR), _OPTIONS, _RATE)
+        delete = partial(tc.delete_class, on, class_ids.classid(_MINOR))
         yield from self._change("add class", JOIN, OURS, add, delete)
         yield from self._change("change class", JOIN, OURS, partial(add, change=True), add)
         yield from self._change("add leaf", JOIN, OURS, partial(tc.add_qdisc, on, htb.leaf_qdisc(_MINOR)), delete, add)
@@ -131,8 +133,8 @@ class _Tc:
         self._tc.carry_out(self._classes(range(2, classes + 2)))
         yield from self._dump(f"list {classes} leaves", rtnl.RTM_GETQDISC, 0, self._tc.qdiscs)
         yield from self._dump(f"list {classes} classes", rtnl.RTM_GETTCLASS, 0, partial(self._tc.htb_classes, on))
-        filters = partial(self._tc.filters, on, htb.HANDLE)
-        yield from self._dump("list filters", rtnl.RTM_GETTFILTER, htb.HANDLE, filters)
+        filters = partial(self._tc.filters, on, class_ids.HANDLE)
+        yield from self._dump("list filters", rtnl.RTM_GETTFILTER, class_ids.HANDLE, filters)
 
     def _change(self, name: str, path: str, done_by: str, build: Build, *before: Build) -> Iterator[Case]:
         request = build()
@@ -173,19 +175,22 @@ class _Tc:
 
     def _classes(self, minors: range) -> list[Request]:
         pairs = (
-            (tc.add_class(self._on, htb.classid(minor), _OPTIONS, _RATE), tc.add_qdisc(self._on, htb.leaf_qdisc(minor)))
+            (
+                tc.add_class(self._on, classid(minor), _OPTIONS, _RATE),
+                tc.add_qdisc(self._on, htb.leaf_qdisc(minor)),
+            )
             for minor in minors
         )
         return [request for pair in pairs for request in pair]
 
     def _delete_many(self) -> None:
-        self._tc.carry_out([tc.delete_class(self._on, htb.classid(minor)) for minor in _MANY])
+        self._tc.carry_out([tc.delete_class(self._on, class_ids.classid(minor)) for minor in _MANY])
 
     def _add_filter(self) -> Request:
-        kind, handle, info, options = htb.mark_filter(htb.MarkedTraffic(_MASK, (_PORT,)))
+        kind, handle, info, options = htb.mark_filter(class_ids.MarkedTraffic(_MASK, (_PORT,)))
         body = attribute(1, kind.encode() + b"\0") + attribute(2, options or b"")
         flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
-        return tc.tc_request("add", rtnl.RTM_NEWTFILTER, flags, self._on.index, handle, htb.HANDLE, info, body)
+        return tc.tc_request("add", rtnl.RTM_NEWTFILTER, flags, self._on.index, handle, class_ids.HANDLE, info, body)
 
 
 class _Ipset:

@@ -22,9 +22,9 @@ from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import OWN_TABLE, Endpoint, FourTuple
-from mptcp_throttled.kernel.htb import classid
-from mptcp_throttled.kernel.marking.maps import NftMarking
-from mptcp_throttled.kernel.marking.nft_messages import MAP
+from mptcp_throttled.kernel.classes.nft import NftMarking
+from mptcp_throttled.kernel.classes.nft_messages import MAP
+from mptcp_throttled.vocabulary.class_ids import classid
 
 _PROXY: Final = Endpoint(IPv4Address("10.3.0.2"), 8080)
 _FIRST_CLIENT: Final = IPv4Address("10.64.0.1")

@@ -1,1 +1,1 @@
-"""The back end `ovs`: caps as queues of an Open vSwitch port, and OpenFlow rules that lead subflows to them."""
+"""HTB as the queues of an Open vSwitch port."""

@@ -15,7 +15,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import BackEnd, Endpoint, FourTuple
 from mptcp_throttled.kernel.openvswitch.switch import Bridge, OpenVswitch
-from mptcp_throttled.reconcile.kernel_state import IP_VERSIONS, MarkState
+from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, MarkState
 
 COOKIE: Final = 0x4D50_7468
 """Of our rules ("MPth"): unlikely to be chosen by others."""

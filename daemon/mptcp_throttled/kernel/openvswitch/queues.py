@@ -17,11 +17,12 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel import htb, tc
+from mptcp_throttled.kernel.htb import htb, tc
 from mptcp_throttled.kernel.openvswitch.openflow import leaves_no_room, minor_of_queue, queue_of
 from mptcp_throttled.kernel.openvswitch.switch import LIST_PORTS, OpenVswitch, Port, records
-from mptcp_throttled.reconcile.kernel_state import HtbState, QdiscState
-from mptcp_throttled.reconcile.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
+from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
+from mptcp_throttled.vocabulary.kernel_state import HtbState, QdiscState
+from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
 _T = TypeVar("_T")
 
@@ -155,7 +156,7 @@ class PortQueues:
     def class_bytes(self) -> dict[int, int]:
         """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
         found = tc.read_class_bytes(tc.find_interface(self._interface))
-        return {id_ - _HANDLE: sent for id_, sent in found.items() if id_ & tc.MAJOR == _HANDLE}
+        return {id_ - _HANDLE: sent for id_, sent in found.items() if id_ & MAJOR == _HANDLE}
 
     def _change(self, operations: Sequence[ClassOperation]) -> None:
         commands: list[tuple[str, ...]] = []
@@ -245,7 +246,7 @@ class PortQueues:
             with closing(tc.TrafficControl()) as control:
                 own = next((root for root in _roots(control, interface) if root.handle), None)
             if own is not None:
-                return f"{self._interface} has a root qdisc of its own, {own.kind} {tc.format_handle(own.handle)}"
+                return f"{self._interface} has a root qdisc of its own, {own.kind} {format_handle(own.handle)}"
         return self._why_no_rules(port)
 
     def _why_no_rules(self, port: Port) -> str | None:

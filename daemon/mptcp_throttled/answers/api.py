@@ -1,0 +1,217 @@
+"""The RPC methods of the daemon: reading answers from the last snapshot, changes answer once they are applied."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from mptcp_throttle import logs
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.rpc import Json
+from mptcp_throttled.accounting.history import History, requested_account, resolution_for
+from mptcp_throttled.answers import status
+from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
+from mptcp_throttled.answers.client_index import ClientIndex
+from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.answers.status import Observed
+from mptcp_throttled.answers.subflow_counts import CountedSubflows
+from mptcp_throttled.control.inbox import Inbox
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.enforcing.diff import diff
+from mptcp_throttled.policy.rules.override import requested_end, requested_override
+from mptcp_throttled.reporting.recent_decisions import RecentDecisions
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.clock import Now, SystemClock
+from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
+from mptcp_throttled.vocabulary.operator import Pause
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger("mptcp-throttled")
+
+
+class Api:
+    """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
+
+    `snapshot` gives that of the last step, `observed` what was observed last; `load` reads the configuration files
+    again and raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: RunningConfig,
+        operator: OperatorStore,
+        inbox: Inbox,
+        snapshot: Callable[[], Snapshot],
+        observed: Callable[[], Observed],
+        history: History,
+        recent_decisions: RecentDecisions,
+        load: Callable[[], Config],
+    ) -> None:
+        self._config = config
+        self._operator = operator
+        self._inbox = inbox
+        self._snapshot = snapshot
+        self._observed = observed
+        self._history = history
+        self._recent_decisions = recent_decisions
+        self._clients = ClientIndex()
+        self._counted = CountedSubflows()
+        self._load = load
+        self._indexing = threading.Lock()
+        self._reloading = threading.Lock()
+
+    def methods(self) -> dict[str, Callable[..., Json]]:
+        """All of them by name."""
+        return {
+            "status": self.status,
+            "connections": self.connections,
+            "history": self.history,
+            "top": self.top,
+            "decisions": self.decisions,
+            "plan": self.plan,
+            "set_rate": self.set_rate,
+            "reset_rate": self.reset_rate,
+            "pause": self.pause,
+            "resume": self.resume,
+            "reload": self.reload,
+        }
+
+    def status(self) -> Json:
+        """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
+        interfaces = self._config.config.proxy.interfaces
+        now = Now.of(SystemClock())
+        snapshot = self._snapshot()
+        counts = self._counted.of(snapshot)
+        return status.status(snapshot, self._observed(), counts, interfaces, self._config.status(), now)
+
+    def connections(self) -> Json:
+        """Every connection, with the decision for each subflow, and what it sends."""
+        return status.connections(self._snapshot(), self._observed().enforcement, Now.of(SystemClock()))
+
+    def top(self, number: int, order: str, pattern: str) -> Json:
+        """Of each access network, up to `number` clients with their busiest subflows.
+
+        `order` is one of `busiest.Order`. With a `pattern`, only the subflows that match it count.
+        """
+        chosen = requested_order(order)
+        with self._indexing:
+            snapshot, observed = self._snapshot(), self._observed()
+            self._clients.update(snapshot)
+            index = IndexedClients(self._clients, self._counted.of(snapshot))
+            return busiest(snapshot, observed, index, number, chosen, pattern, Now.of(SystemClock()))
+
+    def decisions(self, number: int) -> Json:
+        """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""
+        return status.decisions(self._recent_decisions.latest(number))
+
+    def history(self, name: str, seconds: float) -> Json:
+        """What an access network, or a client by one of its addresses, has carried in the last `seconds`.
+
+        `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
+        the epoch, and its traffic.
+        """
+        account = requested_account(name, self._snapshot().networks)
+        resolution = resolution_for(seconds)
+        return status.history(account, resolution, self._history.read(account, resolution, time.time() - seconds))
+
+    def plan(self) -> Json:
+        """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
+        snapshot, config = self._snapshot(), self._config.config
+        marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
+        plan, applied, marks = snapshot.plan, snapshot.applied, snapshot.mark_back_end
+        paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
+        return {
+            "operations": [
+                {
+                    "operation": type(operation).__name__,
+                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, marks)),
+                }
+                for operation in diff(KernelState(pacing=PacingState(paces)), plan)
+            ],
+            "in_force": applied == (plan if snapshot.pacing_problem is None else replace(plan, paces=applied.paces)),
+        }
+
+    def set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> Json:
+        """Override a network's cap or limit; `rate` null is unlimited, `seconds` null is until reset.
+
+        Answers with the network's status once the rate is applied.
+        """
+        override = requested_override(network, rule, rate, seconds, time.monotonic())
+        self._change(lambda: self._operator.set(override))
+        return self._network(network)
+
+    def reset_rate(self, network: str) -> Json:
+        """Return to the configured rates of a network; answers as `set_rate`."""
+        self._change(lambda: self._operator.reset(network))
+        return self._network(network)
+
+    def pause(self, seconds: float | None) -> Json:
+        """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""
+        pause = Pause(requested_end(seconds, time.monotonic()))
+        self._change(lambda: self._operator.pause(pause))
+        return {"pause": status.pause_status(pause, Now.of(SystemClock()))}
+
+    def resume(self) -> Json:
+        """End a pause; answers as `pause`, and `was_paused`: whether there was one."""
+        return {"was_paused": self._change(self._operator.resume), "pause": None}
+
+    def reload(self) -> Json:
+        """Load the configuration files again; answers once the changes are applied.
+
+        `{changes, dropped_overrides, problems, valid}`, lines for the operator. With problems, nothing has changed,
+        either because the files are not `valid` or because of what only a restart can change.
+        """
+        with self._reloading:  # two reloads take effect in the order in which they read the files
+            loaded = self._loaded()
+            before = self._snapshot().errors
+            answer = self._inbox.ask(lambda: self._take(loaded))
+        if not answer["problems"]:
+            self._raise_new_errors(before)
+        return answer
+
+    def reload_on_signal(self) -> None:
+        """Reload after SIGHUP: the result is in the log."""
+        try:
+            self.reload()
+        except UserError as error:
+            _log.error("reload: %s", error)
+
+    def _loaded(self) -> Config | ConfigError:
+        try:
+            return self._load()
+        except ConfigError as error:
+            return error
+
+    def _take(self, loaded: Config | ConfigError) -> Json:
+        verdict = self._config.take(loaded, time.time())
+        dropped = () if verdict.problems else self._operator.adopt(self._config.config.networks)
+        logs.set_level(self._config.config.log_level)
+        return {
+            "changes": [str(change) for change in verdict.changes],
+            "dropped_overrides": list(dropped),
+            "problems": list(verdict.problems),
+            "valid": verdict.valid,
+        }
+
+    def _change(self, change: Callable[[], _T]) -> _T:
+        before = self._snapshot().errors
+        result = self._inbox.ask(change)
+        self._raise_new_errors(before)
+        return result
+
+    def _raise_new_errors(self, before: tuple[str, ...]) -> None:
+        errors = [error for error in self._snapshot().errors if error not in before]
+        if errors:
+            raise UserError(f"accepted, but: {'; '.join(errors)}")
+
+    def _network(self, name: str) -> Json:
+        return next(network for network in self.status()["networks"] if network["name"] == name)

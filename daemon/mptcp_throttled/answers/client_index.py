@@ -1,0 +1,83 @@
+"""Which subflows each client has in each access network, for questions about thousands of them every second."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+
+_NOTHING: Final[tuple[Decision, ...]] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A client in one access network, None for none, and the decisions for its live subflows."""
+
+    name: str
+    network: str | None
+    decisions: dict[FourTuple, Decision] = field(default_factory=dict)
+
+
+class ClientIndex:
+    """All clients of a snapshot. `update` takes the next snapshot; its time depends on how much has changed.
+
+    `by_network` has the clients of each network by name, `by_subflow` the client of each subflow. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self.by_network: defaultdict[str | None, dict[str, Client]] = defaultdict(dict)
+        self.by_subflow: dict[FourTuple, Client] = {}
+        self._known: dict[Token, tuple[Decision, ...]] = {}
+        self._snapshot = Snapshot()
+        self._locator = Locator(())
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Bring the index up to date."""
+        before, self._snapshot = self._snapshot, snapshot
+        if snapshot.networks is not before.networks:
+            # The prefix that is one client may have changed.
+            self.by_network.clear()
+            self.by_subflow.clear()
+            self._known.clear()
+            self._locator = Locator(snapshot.networks)
+        elif snapshot.decisions is before.decisions:
+            return
+        ended = self._known.keys() - snapshot.decisions.keys()
+        outdated = [self._known.pop(token) for token in ended]
+        changed = []
+        for token, decisions in snapshot.decisions.items():
+            known = self._known.get(token, _NOTHING)
+            if known is not decisions:
+                outdated.append(known)
+                changed.append(decisions)
+                self._known[token] = decisions
+        # First all that goes: a subflow of one connection may have the address and port of one that another had.
+        for decisions in outdated:
+            self._remove(decisions)
+        for decisions in changed:
+            self._add(decisions)
+
+    def _remove(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            ends = decision.subflow.ends
+            client = self.by_subflow.pop(ends, None)
+            if client is None:
+                continue
+            del client.decisions[ends]
+            if not client.decisions:
+                del self.by_network[client.network][client.name]
+
+    def _add(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            ends = decision.subflow.ends
+            name = str(self._locator.prefix(ends.client.address))
+            of_network = self.by_network[decision.network]
+            client = of_network.get(name) or of_network.setdefault(name, Client(name, decision.network))
+            client.decisions[ends] = decision
+            self.by_subflow[ends] = client

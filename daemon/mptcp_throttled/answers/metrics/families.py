@@ -1,0 +1,257 @@
+"""The metrics that a snapshot and the latest observation show.
+
+Their number depends on the access networks alone, never on clients, and no label has a token, a port or an address;
+except `client_sent_bytes`, for those who ask for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import is_
+from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttle.version import version
+from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
+from mptcp_throttled.answers.status import Observed
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.reporting.instruments import NAMESPACE
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.traffic import Traffic
+
+_DECISION: Final = "treatment"
+_DECISIONS: Final = ("free", "cap", "limit", "backup")
+_FREE, _CAP, _LIMIT, _BACKUP = range(len(_DECISIONS))
+_THROTTLED_UPLINKS: Final = ("uplink_cap", "uplink_limit", "policed")
+_UPLINK_DECISIONS: Final = ("free", *_THROTTLED_UPLINKS)
+_NO_NETWORK: Final = "none"
+
+
+class MetricFamilies(Collector):
+    """A collector of prometheus_client: `collect` may be called in any thread, by one at a time.
+
+    `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives IP bytes by client.
+    """
+
+    def __init__(
+        self,
+        config: RunningConfig,
+        snapshot: Callable[[], Snapshot],
+        observed: Callable[[], Observed],
+        sniffer_status: Callable[[], Json],
+        top_clients: Callable[[], Iterable[tuple[str, int]]] | None = None,
+    ) -> None:
+        self._config = config
+        self._snapshot = snapshot
+        self._observed = observed
+        self._sniffer_status = sniffer_status
+        self._top_clients = top_clients
+        self._subflows = _Subflows()
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        snapshot, observed = self._snapshot(), self._observed()
+        yield from _service_families(snapshot, self._config)
+        self._subflows.count(snapshot)
+        yield from _subflow_families(snapshot, observed, self._subflows)
+        yield from _rate_families(snapshot)
+        yield from _traffic_families([network.name for network in snapshot.networks], observed.accounts)
+        with suppress(RpcError):  # `ready` says whether it answers
+            yield from _sniffer_families(self._sniffer_status())
+        if self._top_clients is not None:
+            yield _gauge(
+                "client_sent_bytes",
+                "IP bytes sent to a client in the last 10 minutes, of the 20 with most.",
+                ("client",),
+                [((client,), sent) for client, sent in self._top_clients()],
+            )
+
+
+def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Metric]:
+    status = config.status()
+    yield _gauge("build_info", "1, labelled with the version.", ("version",), [((version(),), 1)])
+    ready = {"mptcp-throttled": True, "mptcp-sniffer": snapshot.sniffer.problem is None}
+    yield _gauge(
+        "ready",
+        "Whether a service does its work: mptcp-sniffer if the daemon follows its table.",
+        ("service",),
+        [((service,), is_ready) for service, is_ready in ready.items()],
+    )
+    yield _value("paused", "Whether the operator has paused all caps and limits.", snapshot.operator.pause is not None)
+    yield _value("config_last_reload_successful", "Whether the last reload was accepted.", not status["problems"])
+    yield _value(
+        "config_last_reload_success_timestamp_seconds",
+        "When the configuration in force was loaded, in seconds since the epoch.",
+        status["loaded_at"],
+    )
+    yield _value(
+        "kernel_decides",
+        "Whether a kernel program decides which subflows are capped.",
+        snapshot.deciding_problem is None,
+    )
+    yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
+
+
+_Counts = Counter[tuple[str | None, str]]
+
+
+class _Subflows:
+    """Subflows by network and decision, and connections by whether they have several subflows.
+
+    They are counted again only when something has changed.
+    """
+
+    def __init__(self) -> None:
+        self._counted: tuple[object, ...] = ()
+        self.downlinks: _Counts = Counter()
+        self.uplinks: _Counts = Counter()
+        self.connections: Counter[str] = Counter()
+
+    def count(self, snapshot: Snapshot) -> None:
+        """Count those of this snapshot."""
+        throttled, uplinks, policed = snapshot.throttled, snapshot.uplinks, snapshot.policed
+        state = snapshot.decisions, throttled, uplinks, policed
+        if len(self._counted) == len(state) and all(map(is_, self._counted, state)):
+            return
+        self._counted = state
+        # With thousands of subflows a count of each of them by itself takes several times as long.
+        downlinks: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(_DECISIONS))
+        self.uplinks = Counter()
+        several = 0
+        for decisions in snapshot.decisions.values():
+            several += len(decisions) > 1
+            for decision in decisions:
+                throttle, subflow = decision.throttle, decision.subflow
+                if throttle is None or (entry := throttled.get(subflow.ends)) is None:
+                    place = _BACKUP if subflow.backup else _FREE
+                else:
+                    applied = entry.decision.throttle
+                    place = _LIMIT if applied is not None and applied.share.kind is RateKind.LIMIT else _CAP
+                downlinks[decision.network][place] += 1
+                if decision.uplink is not None and (uplink := uplinks.get(subflow.ends)) is not None:
+                    kind = "policed" if subflow.ends in policed else uplink.share.kind
+                    self.uplinks[decision.network, kind] += 1
+        self.downlinks = Counter()
+        for network, counts in downlinks.items():
+            for name, number in zip(_DECISIONS, counts, strict=True):
+                self.downlinks[network, name] = number
+            self.uplinks[network, "free"] = sum(counts) - sum(self.uplinks[network, one] for one in _THROTTLED_UPLINKS)
+        self.connections = Counter(multi=several, single=len(snapshot.decisions) - several)
+
+
+def _subflow_families(snapshot: Snapshot, observed: Observed, counted: _Subflows) -> Iterator[Metric]:
+    networks: list[str | None] = [*(network.name for network in snapshot.networks), None]
+    yield _gauge(
+        "connections",
+        "MPTCP connections, by whether they have one subflow or several.",
+        ("paths",),
+        [((paths,), counted.connections[paths]) for paths in ("single", "multi")],
+    )
+    yield _gauge(
+        "subflows",
+        "Subflows: capped, limited, or neither of them and regular (free) or backup.",
+        ("network", _DECISION),
+        [((name or _NO_NETWORK, one), counted.downlinks[name, one]) for name in networks for one in _DECISIONS],
+    )
+    yield _gauge(
+        "uplinks",
+        "Subflows by what is done to what their clients send; policed: the excess is dropped.",
+        ("network", _DECISION),
+        [
+            ((name or _NO_NETWORK, one.removeprefix("uplink_")), counted.uplinks[name, one])
+            for name in networks
+            for one in _UPLINK_DECISIONS
+        ],
+    )
+    not_enforced = len(observed.enforcement.not_enforced)
+    yield _value("not_enforced_subflows", "Subflows whose rate is applied but not enforced.", not_enforced)
+
+
+def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
+    for name, text in (
+        ("cap", "Cap of what is sent to clients; absent: none."),
+        ("limit", "Limit of what is sent to clients; absent: none."),
+        ("uplink_cap", "Cap of what clients send; absent: none."),
+        ("uplink_limit", "Limit of what clients send; absent: none."),
+    ):
+        rates = [((network.name,), getattr(network, name)) for network in snapshot.networks]
+        values = [(labels, rate.bits_per_second / 8) for labels, rate in rates if rate is not None]
+        yield _gauge(f"{name}_bytes_per_second", text, ("network",), values)
+    overridden = {override.network for override in snapshot.operator.overrides}
+    yield _gauge(
+        "overridden",
+        "Whether the operator has set a rate of the access network by hand.",
+        ("network",),
+        [((network.name,), network.name in overridden) for network in snapshot.networks],
+    )
+
+
+def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccounts]) -> Iterator[Metric]:
+    traffic = {name: accounts[name].traffic if name in accounts else Traffic() for name in names}
+    held = [((name, "true"), one.ip_sent_throttled) for name, one in traffic.items()]
+    free = [((name, "false"), one.ip_sent - one.ip_sent_throttled) for name, one in traffic.items()]
+    yield _counter(
+        "sent_bytes",
+        "IP bytes sent to clients, by whether the subflow was capped or limited (held).",
+        ("network", "held"),
+        [*held, *free],
+    )
+    received = [((name,), one.ip_received) for name, one in traffic.items()]
+    yield _counter("received_bytes", "IP bytes received from clients.", ("network",), received)
+    repeated = [((name,), one.retransmitted) for name, one in traffic.items()]
+    yield _counter("retransmitted_bytes", "Bytes of payload sent again to clients.", ("network",), repeated)
+    rtt = HistogramMetricFamily(
+        f"{NAMESPACE}_rtt_seconds",
+        "Smoothed RTT of subflows that carry something, about one sample of each per second.",
+        labels=("network",),
+    )
+    for name, one in traffic.items():
+        counts = accounts[name].rtts if name in accounts else (0,) * (len(RTT_BOUNDS) + 1)
+        below = 0
+        buckets = []
+        for bound, count in zip((*map(str, RTT_BOUNDS), "+Inf"), counts, strict=True):
+            below += count
+            buckets.append((bound, below))
+        rtt.add_metric((name,), buckets, one.rtt_seconds)
+    yield rtt
+
+
+def _sniffer_families(status: Json) -> Iterator[Metric]:
+    counters = status["counters"]
+    dropped = [((), status["dropped"])]
+    yield _counter("capture_dropped_packets", "Packets that the sniffer's capture has dropped.", (), dropped)
+    full = {"connections": "connections_not_tracked", "half_open": "handshakes_forgotten"}
+    yield _counter(
+        "table_full",
+        "How often a table of the sniffer was full, by table.",
+        ("table",),
+        [((table,), counters.get(name, 0)) for table, name in full.items()],
+    )
+
+
+_Values = Sequence[tuple[tuple[str, ...], float]]
+
+
+def _value(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{NAMESPACE}_{name}", text, value=float(value))
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], values: _Values) -> Metric:
+    family = GaugeMetricFamily(f"{NAMESPACE}_{name}", text, labels=labels)
+    for texts, value in values:
+        family.add_metric(texts, float(value))
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], values: _Values) -> Metric:
+    family = CounterMetricFamily(f"{NAMESPACE}_{name}", text, labels=labels)
+    for texts, value in values:
+        family.add_metric(texts, float(value))
+    return family

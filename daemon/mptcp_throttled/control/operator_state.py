@@ -1,0 +1,137 @@
+"""The operator state: rates set by hand (overrides) and a pause. They survive restarts and may expire.
+
+The file in the state directory: `{"version": 2, "overrides": [...], "pause": null or {...}}`, overrides as in
+`policy.overrides`, a pause as in `clock`. Version 1 had no pause.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mptcp_throttle.durable_file import write_atomically
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import AccessNetwork
+from mptcp_throttled.policy.rules.override import decode_override, encode_override, no_such_network, objection
+from mptcp_throttled.vocabulary.clock import Clock, Now, decode_end, encode_end
+from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause
+
+_log = logging.getLogger("mptcp-throttled")
+
+_FORMAT_VERSION: Final = 2
+_READABLE_VERSIONS: Final = (1, 2)
+_TOLERANCE_SECONDS: Final = 1.0
+
+
+class OperatorStore:
+    """The operator state, in memory and on disk. For one thread."""
+
+    def __init__(self, path: Path, networks: Sequence[AccessNetwork], clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._written_at = Now.of(clock)
+        self._state = self._load()
+        self._networks = networks
+        self.adopt(networks)
+
+    def current(self) -> OperatorState:
+        """The present state; what has expired is removed."""
+        now = self._clock.monotonic()
+        overrides = tuple(o for o in self._state.overrides if not _is_over(o, now))
+        for expired in set(self._state.overrides) - set(overrides):
+            _log.info("override of %s %s expired", expired.network, expired.kind)
+        pause = self._state.pause
+        if pause is not None and _is_over(pause, now):
+            _log.info("pause expired")
+            pause = None
+        self._keep(OperatorState(overrides, pause))
+        return self._state
+
+    def adopt(self, networks: Sequence[AccessNetwork]) -> tuple[str, ...]:
+        """Use these access networks from now on; a line for every override that does not fit them and is dropped."""
+        self._networks = networks
+        before = self._state.overrides
+        objections = {override: objection(override, before, networks) for override in before}
+        dropped = tuple(f"override of {o.network} {o.kind} dropped: {why}" for o, why in objections.items() if why)
+        for line in dropped:
+            _log.warning("%s", line)
+        self._keep(replace(self._state, overrides=tuple(o for o, why in objections.items() if why is None)))
+        return dropped
+
+    def set(self, override: Override) -> None:
+        """Set an override in place of an earlier one. Raises UserError with what is allowed."""
+        others = (o for o in self._state.overrides if (o.network, o.kind) != (override.network, override.kind))
+        overrides = (*others, override)
+        problem = objection(override, overrides, self._networks)
+        if problem is not None:
+            raise UserError(problem)
+        self._store(replace(self._state, overrides=overrides))
+
+    def reset(self, network: str) -> None:
+        """Return to the configured rates of a network. Raises UserError for an unknown one."""
+        if network not in [known.name for known in self._networks]:
+            raise UserError(no_such_network(network, self._networks))
+        overrides = tuple(o for o in self._state.overrides if o.network != network)
+        self._store(replace(self._state, overrides=overrides))
+
+    def pause(self, pause: Pause | None) -> None:
+        """Pause, in place of an earlier pause, or, with None, resume. Raises UserError if it cannot be written."""
+        self._store(replace(self._state, pause=pause))
+
+    def resume(self) -> bool:
+        """End a pause; whether there was one. Raises UserError as `pause` does."""
+        was_paused = self.current().pause is not None
+        self.pause(None)
+        return was_paused
+
+    def _store(self, state: OperatorState) -> None:
+        now = Now.of(self._clock)
+        document = {
+            "version": _FORMAT_VERSION,
+            "overrides": [encode_override(o, now) for o in state.overrides],
+            "pause": None if state.pause is None else encode_end(state.pause.end, now),
+        }
+        try:
+            write_atomically(self._path, json.dumps(document))
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from error
+        self._state, self._written_at = state, now
+
+    def _keep(self, state: OperatorState) -> None:
+        """Store the state if it has changed, or if the file is wrong now, and use it even if that fails."""
+        if state == self._state and not self._is_clock_set():
+            return
+        try:
+            self._store(state)
+        except UserError as error:
+            self._state, self._written_at = state, Now.of(self._clock)
+            _log.error("%s", error)
+
+    def _is_clock_set(self) -> bool:
+        """Whether the wall clock has been set since the file was written, so that the ends there are wrong."""
+        if self._state.next_expiry is None:
+            return False
+        now = Now.of(self._clock)
+        return abs(now.epoch - self._written_at.in_epoch(now.monotonic)) > _TOLERANCE_SECONDS
+
+    def _load(self) -> OperatorState:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            if document["version"] not in _READABLE_VERSIONS:
+                raise ValueError(f"version {document['version']}")
+            now, pause = self._written_at, document.get("pause")
+            overrides = tuple(decode_override(item, now) for item in document["overrides"])
+            return OperatorState(overrides, None if pause is None else Pause(decode_end(pause, now)))
+        except FileNotFoundError:
+            return OperatorState()
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            _log.error("%s: cannot be used (%s): there is no override and no pause", self._path, error)
+            return OperatorState()
+
+
+def _is_over(one: Override | Pause, now: float) -> bool:
+    return one.end is not None and one.end <= now

@@ -1,0 +1,65 @@
+"""The configuration in force: the last valid one; and why later ones were refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from mptcp_throttle.config.changes import Change, changes
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.rpc import Json
+from mptcp_throttled.reporting.instruments import count_errors
+
+_log = logging.getLogger("mptcp-throttled")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether loaded files become the configuration in force: yes, with `changes`; or no, because of `problems`.
+
+    `valid` is false if they are not a valid configuration at all.
+    """
+
+    changes: tuple[Change, ...] = ()
+    problems: tuple[str, ...] = ()
+    valid: bool = True
+
+
+def judge(present: Config, loaded: Config | ConfigError) -> Verdict:
+    """Whether `loaded` can replace `present` without a restart."""
+    if not isinstance(loaded, Config):
+        return Verdict(problems=tuple(loaded.problems), valid=False)
+    found = changes(present, loaded)
+    refused = tuple(str(change) for change in found if change.restart)
+    return Verdict(problems=refused) if refused else Verdict(found)
+
+
+class RunningConfig:
+    """The configuration in force. `take` is for one thread; times are in seconds since the epoch."""
+
+    def __init__(self, config: Config, now: float) -> None:
+        self.config = config
+        self._loaded_at = now
+        self._problems: tuple[str, ...] = ()
+
+    def take(self, loaded: Config | ConfigError, now: float) -> Verdict:
+        """Put a configuration in force if it can replace the present one."""
+        verdict = judge(self.config, loaded)
+        self._problems = verdict.problems
+        for problem in verdict.problems:
+            _log.error("reload refused: %s", problem)
+        if verdict.problems:
+            count_errors("reload")
+        if isinstance(loaded, Config) and not verdict.problems:
+            self.config = loaded
+            self._loaded_at = now
+            for change in verdict.changes:
+                _log.info("reloaded: %s", change)
+            if not verdict.changes:
+                _log.info("reloaded: nothing changed")
+        return verdict
+
+    def status(self) -> Json:
+        """`{loaded_at, problems}`: since when it is in force, and what was wrong with the last reload, line by line."""
+        return {"loaded_at": self._loaded_at, "problems": list(self._problems)}

@@ -1,1 +1,0 @@
-"""The kernel state that the policy's decisions ask for."""

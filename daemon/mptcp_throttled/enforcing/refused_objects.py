@@ -1,0 +1,71 @@
+"""The kernel objects that can be refused one by one, each for the subflows of one share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import NamedTuple
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.vocabulary import operations as op
+from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
+
+
+class ObjectKind(StrEnum):
+    """What an object is."""
+
+    CLASS = "class"
+    MARK = "mark"
+    PACE = "pace"
+
+
+class KernelObject(NamedTuple):
+    """A class, known by its minor, or the mark or the pace of a subflow."""
+
+    kind: ObjectKind
+    key: int | FourTuple
+
+
+def objects_of(operation: op.Operation) -> set[KernelObject]:
+    """The objects that are missing if an operation is refused; none if it adds nothing for a single share."""
+    match operation:
+        case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
+            return {KernelObject(ObjectKind.CLASS, minor)}
+        case op.MakeMarks(marks=add) | op.ChangeMarks(add=add):
+            return {KernelObject(ObjectKind.MARK, ends) for ends in add}
+        case op.ChangePaces(add=add):
+            return {KernelObject(ObjectKind.PACE, ends) for ends in add}
+        case _:
+            return set()
+
+
+def blocked_by(operation: op.Operation) -> set[KernelObject]:
+    """The classes that must not exist if an operation is refused: marks that should be gone still lead to them.
+
+    A mark without a class throttles nobody.
+    """
+    match operation:
+        case op.ChangeMarks(remove=remove):
+            return {KernelObject(ObjectKind.CLASS, minor) for minor in remove.values()}
+        case _:
+            return set()
+
+
+def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:
+    """The plan without these objects and what depends on them: a subflow without its class or its mark is free.
+
+    A class goes too if none of its marks is left.
+    """
+    if not refused:
+        return plan
+    gone = {one.key for one in refused if isinstance(one.key, int)}
+    lost = {one.key for one in refused if one.kind is ObjectKind.MARK and not isinstance(one.key, int)}
+    unpaced = {one.key for one in refused if one.kind is ObjectKind.PACE}
+    marks = plan.marks
+    if lost:
+        marks = {ends: minor for ends, minor in marks.items() if ends not in lost}
+        gone |= {plan.marks[ends] for ends in lost if ends in plan.marks} - set(marks.values())
+    marks = {ends: minor for ends, minor in marks.items() if minor not in gone}
+    paces = {ends: pace for ends, pace in plan.paces.items() if ends in marks and ends not in unpaced}
+    classes = {minor: rate for minor, rate in plan.classes.items() if minor not in gone}
+    return KernelPlan(plan.htb, plan.default_minor, classes, marks, paces)

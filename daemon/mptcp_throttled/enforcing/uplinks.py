@@ -1,0 +1,231 @@
+"""Makes the kernel throttle the uplinks that are to be throttled.
+
+Uplinks need neither classes nor marks, and no other program is expected to change our maps: what the kernel
+acknowledges is applied, and what it refuses is free and tried again with exponential back-off. The filters are checked
+once an interval, and put back.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from immutables import Map
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting.instruments import count_filter_repair
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttled.vocabulary.clock import Clock
+    from mptcp_throttled.vocabulary.counters import UplinkCounters
+    from mptcp_throttled.vocabulary.decision import Decision, Throttle
+
+_FIRST_DELAY_SECONDS: Final = 0.1
+_DETACH_SECONDS: Final = 0.25
+"""Between two looks whether the program can be detached."""
+
+
+class UplinkKernel(Protocol):
+    """The kernel as this reconciler sees it. All methods raise KernelError."""
+
+    linger: float
+    """Seconds for which a share without subflows keeps its debt."""
+
+    @property
+    def policed(self) -> frozenset[FourTuple]:
+        """The subflows whose clients keep sending in debt, so that what exceeds their rate is dropped."""
+
+    @property
+    def counters(self) -> UplinkCounters:
+        """What the program has counted."""
+
+    def attach(self) -> bool:
+        """Attach the filters that are missing, and refresh `policed` and `counters`.
+
+        True if another program had removed or displaced one, or an interface is a new one.
+        """
+
+    def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
+        """Throttle the uplinks of these subflows, and free those for which it is None."""
+
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients."""
+
+    def detach_if_told(self) -> bool:
+        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
+
+    def release(self) -> None:
+        """Free all uplinks, tell the clients, and detach the program."""
+
+
+class UplinkReconciler:
+    """The throttled uplinks; what is `applied`, and the `errors` of what is not. For one thread."""
+
+    def __init__(self, kernel: UplinkKernel, clock: Clock) -> None:
+        self._kernel = kernel
+        self._clock = clock
+        self._wanted: dict[FourTuple, Decision] = {}
+        self._is_attached = False
+        self._check_due = self._retry_due = math.inf
+        self._delay = 0.0
+        self.applied: Map[FourTuple, Throttle] = Map()
+        self.errors: tuple[str, ...] = ()
+
+    @property
+    def policed(self) -> frozenset[FourTuple]:
+        """The subflows whose clients keep sending in debt."""
+        return self._kernel.policed
+
+    @property
+    def counters(self) -> UplinkCounters:
+        """What the program has counted."""
+        return self._kernel.counters
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next `step` is due even if nothing changes, in monotonic seconds."""
+        return min(self._check_due, self._retry_due)
+
+    def note_kernel_change(self) -> None:
+        """Somebody else has changed something in the kernel: the next step checks whether it was the filter."""
+        if self._is_attached:
+            self._check_due = -math.inf
+
+    def step(
+        self, changes: Mapping[FourTuple, Decision | None], interval: float, *, may_live: bool = False
+    ) -> Mapping[FourTuple, Decision | None]:
+        """Take changed decisions, None for subflows that have ended, and do what is due; what it tried to apply.
+
+        `may_live`: those with None may live, since the sniffer's table was lost or replaced as a whole. `interval`, in
+        seconds, is between two checks, and the longest delay between two attempts.
+        """
+        for ends, decision in changes.items():
+            if decision is None or decision.uplink is None:
+                self._wanted.pop(ends, None)
+            else:
+                self._wanted[ends] = decision
+        began = self._clock.monotonic()
+        is_retry = began >= self._retry_due
+        is_first = self._wanted and not self._is_attached and self._retry_due == math.inf
+        if is_first or is_retry or began >= self._check_due:
+            self._check(interval)
+        if not self._is_attached:
+            return {}
+        due = self._missing() if is_retry else changes
+        if due:
+            untold = _not_to_be_told({} if is_retry else due, may_live=may_live)
+            throttles = {ends: None if d is None else d.uplink for ends, d in due.items() if ends not in untold}
+            self._apply(throttles, untold, interval)
+        elif is_retry:
+            self._succeeded()
+        return due
+
+    def release(self) -> tuple[str, ...]:
+        """Free all uplinks; what could not be restored."""
+        try:
+            self._kernel.release()
+        except KernelError as error:
+            return (str(error),)
+        finally:
+            self._wanted, self.applied, self._is_attached = {}, Map(), False
+            self._check_due = self._retry_due = math.inf
+        return ()
+
+    def _missing(self) -> dict[FourTuple, Decision | None]:
+        missing: dict[FourTuple, Decision | None] = {e: None for e in self.applied if e not in self._wanted}
+        missing.update((ends, d) for ends, d in self._wanted.items() if self.applied.get(ends) != d.uplink)
+        return missing
+
+    def _check(self, interval: float) -> None:
+        """Attach the program while any uplink is throttled, detach it when none is and no client has to be told."""
+        try:
+            if self._wanted or self.applied:
+                if self._kernel.attach():
+                    eventlog.log_repair(1)
+                    count_filter_repair()
+                self._is_attached = True
+            elif self._kernel.detach_if_told():
+                self._is_attached, self._check_due = False, math.inf
+                self._succeeded()
+                return
+            else:
+                interval = min(interval, _DETACH_SECONDS)
+        except KernelError as error:
+            self._fail(error, interval)
+            return
+        self._check_due = self._clock.monotonic() + interval
+
+    def _apply(
+        self, throttles: Mapping[FourTuple, Throttle | None], untold: Collection[FourTuple], interval: float
+    ) -> None:
+        refused: dict[str, None] = {}
+        try:
+            self._kernel.forget(untold)
+            self._note(dict.fromkeys(untold))
+        except KernelError as error:
+            refused[str(error)] = None
+        try:
+            self._kernel.throttle(throttles)
+            self._note(throttles)
+        except KernelError:
+            for ends, throttle in throttles.items():
+                failed = self._apply_one(ends, throttle)
+                if failed is not None:
+                    refused[str(failed)] = None
+        if refused:
+            self.errors = tuple(refused)
+            self._delay_retry(interval)
+        elif not self._missing():
+            self._succeeded()
+
+    def _apply_one(self, ends: FourTuple, throttle: Throttle | None) -> KernelError | None:
+        try:
+            self._kernel.throttle({ends: throttle})
+        except KernelError as error:
+            if throttle is not None:
+                with suppress(KernelError):
+                    self._kernel.throttle({ends: None})
+                    self._note({ends: None})
+            return error
+        self._note({ends: throttle})
+        return None
+
+    def _note(self, done: Mapping[FourTuple, Throttle | None]) -> None:
+        with self.applied.mutate() as applied:
+            for ends, throttle in done.items():
+                if throttle is None:
+                    applied.pop(ends, None)
+                else:
+                    applied[ends] = throttle
+            self.applied = applied.finish()
+
+    def _fail(self, error: KernelError, interval: float) -> None:
+        """The program may see nothing, or something else: free everybody."""
+        with suppress(KernelError):
+            self._kernel.throttle(dict.fromkeys(self.applied))
+            self.applied = Map()
+        self._is_attached = False
+        self.errors = (str(error),)
+        self._check_due = math.inf
+        self._delay_retry(interval)
+
+    def _delay_retry(self, interval: float) -> None:
+        self._delay = min(max(self._delay * 2, _FIRST_DELAY_SECONDS), interval)
+        self._retry_due = self._clock.monotonic() + self._delay
+
+    def _succeeded(self) -> None:
+        self.errors, self._delay, self._retry_due = (), 0.0, math.inf
+
+
+def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: bool) -> frozenset[FourTuple]:
+    """The subflows that have ended, and those that have become backups: to be told that they are regular ends that."""
+    return frozenset(
+        ends
+        for ends, decision in changes.items()
+        if (not may_live if decision is None else decision.uplink is None and decision.subflow.backup)
+    )

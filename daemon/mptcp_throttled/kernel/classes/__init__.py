@@ -1,0 +1,1 @@
+"""The classifiers, which lead subflows to their HTB classes."""

@@ -1,0 +1,102 @@
+"""The back end `rules`: one MARK rule per subflow in our chain, which matches address and port of both ends.
+
+Easy to read with iptables-save, but every packet is compared with every rule, and every change writes the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttled.kernel.classes.iptables import OwnChain, target_of
+from mptcp_throttled.kernel.classes.iptables_marking import IptablesMarking
+from mptcp_throttled.vocabulary.class_ids import mark_shift
+from mptcp_throttled.vocabulary.kernel_state import MarkState
+
+
+class RuleMarking(IptablesMarking):
+    """The back end `rules`. For one thread only; all methods raise KernelError."""
+
+    kind = "rules"
+
+    def read(self) -> dict[int, MarkState]:
+        """Our chains by IP version; a chain is altered if sets or a table of another back end are there."""
+        found = {}
+        with_others = {our_set.ip_version for our_set in self._sets.present()} | self._tables.present()
+        for version, chain in self._chains.items():
+            state = chain.read(self._parse)
+            if version in with_others:
+                found[version] = MarkState({} if state is None else state.marks, altered=True)
+            elif state is not None:
+                found[version] = state
+        return found
+
+    def count(self) -> dict[int, int | None]:
+        """The number of marks by IP version; None for an altered chain."""
+        return {version: None if state.altered else len(state.marks) for version, state in self.read().items()}
+
+    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+        """Make our chain with exactly these marks, in one commit."""
+        chain = self._chains[ip_version]
+        chain.make(lambda: [self._rule(chain, *mark) for mark in marks.items()])
+        self._sets.destroy_all(ip_version)
+        self._tables.remove(ip_version)
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add marks, in one commit."""
+        chain = self._chains[ip_version]
+        chain.change(
+            f"add {len(add)} marks, remove {len(remove)}",
+            lambda: (
+                [self._rule(chain, *mark) for mark in add.items()],
+                [self._rule(chain, *mark) for mark in remove.items()],
+            ),
+        )
+
+    def _parse(self, rules: Sequence[Any]) -> MarkState:
+        marks: dict[FourTuple, int] = {}
+        altered = False
+        for rule in rules:
+            ends = _ends_of(rule)
+            minor = self._minor_of(rule)
+            if ends is None or minor is None or ends in marks:
+                altered = True
+            else:
+                marks[ends] = minor
+        return MarkState(marks, altered)
+
+    def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
+        rule = chain.new_rule()
+        rule.src = str(ends.proxy.address)
+        rule.dst = str(ends.client.address)
+        match = rule.create_match("tcp")
+        match.sport = str(ends.proxy.port)
+        match.dport = str(ends.client.port)
+        rule.create_target("MARK").set_xmark = f"{minor << mark_shift(self._mask):#x}/{self._mask:#x}"
+        return rule
+
+    def _minor_of(self, rule: Any) -> int | None:
+        # Reading the parameters of a rule that is not ours can fail in many ways.
+        if target_of(rule) != "MARK":
+            return None
+        # iptables shows --set-mark as --set-xmark, and so does python-iptables.
+        value, _, mask = rule.target.parameters.get("set_xmark", "").partition("/")
+        try:
+            return int(value, 0) >> mark_shift(self._mask) if int(mask, 0) == self._mask else None
+        except ValueError:
+            return None
+
+
+def _ends_of(rule: Any) -> FourTuple | None:
+    if len(rule.matches) != 1 or rule.matches[0].name != "tcp":
+        return None
+    ports = rule.matches[0].parameters
+    try:
+        return FourTuple(
+            Endpoint(ip_address(rule.dst.partition("/")[0]), int(ports["dport"])),
+            Endpoint(ip_address(rule.src.partition("/")[0]), int(ports["sport"])),
+        )
+    except (KeyError, ValueError):
+        return None

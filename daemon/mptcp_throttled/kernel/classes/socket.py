@@ -1,0 +1,81 @@
+"""The back end `socket`: the class of a subflow is the SO_PRIORITY of its socket, which the kernel program sets.
+
+HTB looks at it before it asks a filter, so there is neither chain nor filter, and no mark of another program has an
+effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.kernel.classes.classifier import MarkingBackEnd
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.vocabulary.kernel_state import MarkState
+
+
+class SocketMarking:
+    """The back end `socket`. For one thread only; all methods raise KernelError.
+
+    `by_packet` removes what another back end has left.
+    """
+
+    kind = "socket"
+    needs_filter = False
+
+    def __init__(self, sockets: PacedSockets, by_packet: MarkingBackEnd) -> None:
+        self._sockets = sockets
+        self._by_packet = by_packet
+        self._made: set[int] = set()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the kernel program is attached."""
+        return self._sockets.deciding_problem is None
+
+    def close(self) -> None:
+        """Close the netlink sockets."""
+        self._by_packet.close()
+
+    def require(self) -> None:
+        """Raise KernelError if the kernel does not load the program."""
+        self._sockets.require_deciding()
+
+    def read(self) -> dict[int, MarkState]:
+        """The classes that the program has, by IP version; altered if another back end has left something."""
+        left = self._left()
+        return {v: MarkState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
+
+    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+        """Begin with the classes in which an earlier instance has put subflows: none leaves its class meanwhile."""
+        self._sockets.adopt_classes(marks)
+        self._made.update(ends.client.address.version for ends in marks)
+
+    def count(self) -> dict[int, int | None]:
+        """The number of classes by IP version, as far as the program has them."""
+        return {version: len(self._sockets.classes(version)) for version in self._made}
+
+    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+        """Give the program exactly these classes."""
+        if ip_version in self._left():
+            self._by_packet.remove(ip_version)
+        self._sockets.change_classes(ip_version, marks, self._sockets.classes(ip_version).keys() - marks.keys())
+        self._made.add(ip_version)
+
+    def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
+        """Remove and add classes."""
+        self._sockets.change_classes(ip_version, add, remove.keys() - add.keys())
+
+    def remove(self, ip_version: int) -> None:
+        """Remove all classes, and what another back end has left."""
+        if ip_version in self._left():
+            self._by_packet.remove(ip_version)
+        self._sockets.change_classes(ip_version, {}, tuple(self._sockets.classes(ip_version)))
+        self._made.discard(ip_version)
+
+    def _left(self) -> set[int]:
+        try:
+            return set(self._by_packet.read())
+        except KernelError:
+            return set()  # a kernel without them has no rule

@@ -1,0 +1,1 @@
+"""HTB with its classes, and the qdiscs that were there before it."""

@@ -1,0 +1,318 @@
+"""The root qdiscs of the proxy's interfaces: the saved ones, or our HTB with the same classes on each of them."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyroute2.netlink.rtnl import TC_H_ROOT
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.netlink_socket import Request
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.htb import htb, tc
+from mptcp_throttled.kernel.htb.restore import QdiscDump, QdiscRestore
+from mptcp_throttled.kernel.htb.saved import tree_of, why_not_restorable
+from mptcp_throttled.vocabulary import class_ids
+from mptcp_throttled.vocabulary.kernel_state import HtbState, QdiscState
+from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
+
+# LOOPBACK_IFINDEX in include/net/flow.h: every network namespace has it.
+_LOOPBACK: Final = tc.Interface(1, "lo")
+
+_RETRY_SECONDS: Final = 60.0
+"""After which HTB is tried again on an interface that refuses it while others have it."""
+
+
+class _Refusal(NamedTuple):
+    """Why an interface has refused HTB, and until when (monotonic seconds) it is left out."""
+
+    text: str
+    until: float
+
+
+class RootQdiscs:
+    """Replaces and restores the root qdiscs, and changes the classes of our HTB. All methods raise KernelError.
+
+    Each interface has a class of the whole rate of a share: a mark leads to the class on whichever interface the packet
+    leaves through, and the paces of the sockets keep the sum to the rate. The interfaces are looked up by name at each
+    use, because they appear, disappear and are renamed; those that do not exist are passed over. With `force`, a root
+    qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether marks lead to the classes.
+    """
+
+    def __init__(
+        self,
+        interfaces: tuple[str, ...],
+        marking: class_ids.MarkedTraffic,
+        run_directory: Path,
+        *,
+        needs_filter: Callable[[], bool] = lambda: True,
+        force: bool = False,
+    ) -> None:
+        self._names = interfaces
+        self._marking = marking
+        self._needs_filter = needs_filter
+        self._force = force
+        self._tc = tc.TrafficControl()
+        self._saved = QdiscRestore(self._tc, run_directory, force=force)
+        # The classes of each interface that has our HTB, by its index: as read last, and changed since then.
+        self._classes: dict[int, dict[int, Rate | None]] = {}
+        self._refusals: dict[int, _Refusal] = {}
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests."""
+        return self._tc.ports
+
+    def read(self) -> QdiscState:
+        """Our HTB, or why it cannot be installed; and the interfaces for which a restore is pending."""
+        dump = self._saved.dump()
+        own = [interface for interface in dump.interfaces if interface.name in self._names]
+        without = [interface for interface in own if not dump.has_htb(interface)]
+        obstacles = [found for one in without if (found := self._why_without(one, dump.of(one))) is not None]
+        states = {one.index: self._read_htb(one, dump.of(one)) for one in own if one not in without}
+        self._classes = {index: dict(state.classes) for index, state in states.items()}
+        is_usable = len(obstacles) < len(own)
+        return QdiscState(
+            _common(list(states.values()), complete=len(without) == len(obstacles)),
+            None if is_usable else next(iter(obstacles), tc.none_exists(self._names)),
+            any(self._saved.is_pending(dump, interface) for interface in without),
+            tuple(
+                interface.name
+                for interface in dump.interfaces
+                if interface not in own and (dump.has_htb(interface) or self._saved.is_pending(dump, interface))
+            ),
+            tuple(obstacles) if is_usable else (),
+        )
+
+    def forget_stale(self) -> None:
+        """Delete the records of interfaces whose root qdisc we have not replaced."""
+        self._saved.forget_stale()
+
+    def install(self, default_minor: int) -> None:
+        """Install HTB, with its filter if needed, on each interface that has neither our HTB nor an obstacle.
+
+        The root qdisc is saved first, and restored if the filter is refused. An interface that refuses HTB is left out
+        for a minute, if another one has it.
+        """
+        dump = self._saved.dump()
+        missing = [interface for interface in self._own_interfaces() if not dump.has_htb(interface)]
+        refusals = []
+        for interface in missing:
+            obstacle = self._why_without(interface, dump.of(interface))
+            if obstacle is not None:
+                refusals.append(KernelError(obstacle, errno.EEXIST))
+                continue
+            try:
+                self._install_on(interface, dump, default_minor)
+            except KernelError as error:
+                refusals.append(error)
+                self._refusals[interface.index] = _Refusal(str(error), time.monotonic() + _RETRY_SECONDS)
+        if refusals and not self._classes:
+            self._refusals.clear()  # nobody is throttled: all are tried again as often as any reconcile
+            raise refusals[0]
+
+    def _why_without(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
+        """Why HTB must not, or cannot, be installed on an interface; None if it may be tried."""
+        refusal = self._refusals.get(interface.index)
+        if refusal is not None and time.monotonic() < refusal.until:
+            return f"{interface.name}: {refusal.text}"
+        return self._obstacle(interface, qdiscs)
+
+    def _install_on(self, interface: tc.Interface, dump: QdiscDump, default_minor: int) -> None:
+        restore_pending = self._saved.is_pending(dump, interface)  # then the existing record stays valid
+        if not restore_pending:
+            self._saved.save(interface, dump)
+        try:
+            self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
+        except KernelError:
+            if not restore_pending:
+                self._saved.forget(interface)
+            raise
+        try:
+            if restore_pending:
+                self._saved.withdraw_restore(interface)
+            if self._needs_filter():
+                self._tc.add_filter(interface, class_ids.HANDLE, htb.mark_filter(self._marking))
+        except KernelError:
+            self._restore(interface)
+            raise
+        self._classes[interface.index] = {}
+        self._refusals.pop(interface.index, None)
+
+    def restore(self, name: str | None = None) -> None:
+        """Restore the saved qdisc of an interface, or the kernel's default if none is saved.
+
+        Without a name, of each interface of the proxy that has our HTB or a restore pending.
+        """
+        if name is not None:
+            self._restore(tc.find_interface(name))
+            return
+        dump = self._saved.dump()
+        own = self._own_interfaces()
+        self._restore_all([one for one in own if dump.has_htb(one) or self._saved.is_pending(dump, one)])
+
+    def fail_open(self) -> None:
+        """Restore every interface whose root is our HTB; if that fails, delete the filters that lead to the classes.
+
+        Deleting a filter takes one message and reads nothing first: no other program uses our handle.
+        """
+        try:
+            dump = self._saved.dump()
+            self._restore_all([interface for interface in dump.interfaces if dump.has_htb(interface)])
+        except KernelError:
+            with suppress(KernelError):
+                for interface in self._own_interfaces():
+                    with suppress(KernelError):
+                        self._tc.delete_filters(interface, class_ids.HANDLE)
+            raise
+
+    def _restore_all(self, interfaces: Iterable[tc.Interface]) -> None:
+        refusals = []
+        for interface in interfaces:
+            try:
+                self._restore(interface)
+            except KernelError as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    def _restore(self, interface: tc.Interface) -> None:
+        self._saved.restore(interface)
+        self._classes.pop(interface.index, None)
+
+    def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
+        """Add, change and delete classes, in order and in one batch; for each operation, why it was refused.
+
+        A class that one of the interfaces or its leaf qdisc refuses is deleted again on all of them. To repair a class
+        replaces its leaf. An interface that has come since the last reading gets its classes by a full reconcile.
+        """
+        try:
+            own = self._own_interfaces()
+        except KernelError as error:
+            return [error] * len(operations)
+        interfaces = [interface for interface in own if interface.index in self._classes] or own
+        requests = [[tuple(self._requests(operation, one)) for one in interfaces] for operation in operations]
+        answers = iter(self._tc.carry_out(list(chain.from_iterable(chain.from_iterable(requests)))))
+        refusals, partly_added = [], []
+        for operation, on_interfaces in zip(operations, requests, strict=True):
+            results = [[next(answers) for _ in on_one] for on_one in on_interfaces]
+            refusal = _refusal(results)
+            refusals.append(refusal)
+            if refusal is None:
+                self._note(operation, interfaces)
+            elif isinstance(operation, AddClass):
+                added = (one for one, result in zip(interfaces, results, strict=True) if result and result[0] is None)
+                partly_added += [tc.delete_class(one, class_ids.classid(operation.minor)) for one in added]
+        self._tc.carry_out(partly_added)
+        return refusals
+
+    def _requests(self, operation: ClassOperation, interface: tc.Interface) -> Iterator[Request]:
+        minor = operation.minor
+        classid, leaf = class_ids.classid(minor), htb.leaf_qdisc(minor)
+        classes = self._classes.get(interface.index, {})
+        is_only_elsewhere = minor not in classes and any(minor in others for others in self._classes.values())
+        match operation:
+            case ChangeClass(rate=rate) if not is_only_elsewhere:
+                yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
+                if operation.replace_leaf and classes.get(minor) is None:
+                    yield tc.add_qdisc(interface, leaf, replace=True)
+            case AddClass(rate=rate) | ChangeClass(rate=rate):
+                yield tc.add_class(interface, classid, htb.class_options(rate), rate)
+                yield tc.add_qdisc(interface, leaf)
+            case DeleteClass() if not is_only_elsewhere:
+                yield tc.delete_class(interface, classid)
+
+    def _note(self, operation: ClassOperation, interfaces: Iterable[tc.Interface]) -> None:
+        for interface in interfaces:
+            classes = self._classes.setdefault(interface.index, {})
+            match operation:
+                case AddClass(minor, rate) | ChangeClass(minor, rate):
+                    classes[minor] = rate
+                case DeleteClass(minor):
+                    classes.pop(minor, None)
+
+    def class_bytes(self) -> dict[int, int]:
+        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
+        found: dict[int, int] = {}
+        for interface in self._own_interfaces():
+            for id_, sent in tc.read_class_bytes(interface).items():
+                minor = class_ids.minor_of(id_)
+                if minor is not None:
+                    found[minor] = found.get(minor, 0) + sent
+        return found
+
+    def require_htb(self) -> None:
+        """Raise KernelError with ENOENT if the kernel has no HTB."""
+        # The proxy's interfaces may come later.
+        if not self._tc.knows_qdisc(_LOOPBACK, "htb"):
+            raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
+
+    def _own_interfaces(self) -> list[tc.Interface]:
+        """Those that exist. Raises KernelError with ENODEV if there is none."""
+        found = tc.find_interfaces(self._names)
+        if not found:
+            raise KernelError(tc.none_exists(self._names), errno.ENODEV)
+        return found
+
+    def _read_htb(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
+        root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
+        with_leaf = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
+        return HtbState(
+            htb.default_minor_of(root),
+            self._classifies(self._tc.filters(interface, class_ids.HANDLE)),
+            {
+                minor: htb.rate_of(c.options) if c.classid in with_leaf else None
+                for c in self._tc.htb_classes(interface)
+                if (minor := class_ids.minor_of(c.classid)) is not None
+            },
+        )
+
+    def _classifies(self, filters: Iterable[tc.Filter]) -> bool:
+        ours = (htb.is_mark_filter(found, self._marking) for found in filters)
+        return any(ours) == self._needs_filter()
+
+    def _obstacle(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
+        """Why the root qdisc must not be replaced; None if it may be."""
+        if self._force:
+            return None
+        tree = tree_of(qdiscs)
+        problem = why_not_restorable(tree)
+        filtered = next((q for q in tree if problem is None and self._tc.filters(interface, q.handle)), None)
+        if filtered is not None:
+            problem = f"qdisc {filtered.kind} {class_ids.format_handle(filtered.handle)} has filters"
+        if problem is None:
+            return None
+        return (
+            f"{interface.name}: root {problem} that cannot be restored exactly; remove it, replace it by fq_codel or"
+            " pfifo, or set daemon.replace_any_qdisc"
+        )
+
+
+def _refusal(results: Iterable[Sequence[KernelError | None]]) -> KernelError | None:
+    """The first refusal in the results of each interface; those that have gone count only if no other is there."""
+    found = [next(filter(None, on_one), None) for on_one in results if on_one]
+    present = [refusal for refusal in found if refusal is None or refusal.number != errno.ENODEV]
+    return next(filter(None, present or found), None)
+
+
+def _common(states: Sequence[HtbState], *, complete: bool) -> HtbState | None:
+    """What the HTBs of all interfaces have in common; None if there is none."""
+    if not states:
+        return None
+    first, *others = states
+    if complete and not others:
+        return first
+    classifies = all(one.classifies and one.default_minor == first.default_minor for one in states)
+    classes: Mapping[int, Rate | None] = {
+        minor: first.classes.get(minor)
+        if complete and all(one.classes.get(minor) == first.classes.get(minor) for one in others)
+        else None
+        for minor in {minor for one in states for minor in one.classes}
+    }
+    return HtbState(first.default_minor, classifies, classes, complete)

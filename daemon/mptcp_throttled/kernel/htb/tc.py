@@ -1,0 +1,295 @@
+"""tc messages: qdiscs, filters and HTB classes.
+
+What a JOIN, a full reconcile or a restart needs goes through our own netlink code: it adds a class in 0.04 ms
+(pyroute2: 0.43 ms), lists 2000 classes in 22 ms (559 ms), and replaces the root qdisc and adds its filter, which the
+first JOIN waits for, in 0.3 ms (1.6 ms). pyroute2 does what is rare: it deletes the root qdisc and its filters.
+
+Options travel as raw bytes: a qdisc that we replace must be restored exactly as it was, and pyroute2 decodes neither
+all kinds nor classic BPF.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import socket
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from socket import if_nameindex, if_nametoindex
+from struct import Struct
+from typing import Final, NamedTuple
+
+from pyroute2 import IPRoute
+from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
+from pyroute2.netlink.rtnl import TC_H_ROOT
+
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, os_errors
+from mptcp_throttle.linux.link_header import LinkHeader, link_header_of
+from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
+from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
+from mptcp_throttle.units import Rate
+from mptcp_throttled.vocabulary.class_ids import MAJOR, format_classid, format_handle
+
+_TCMSG: Final = Struct("=BxxxiIII")
+# include/uapi/linux/rtnetlink.h
+_TCA_KIND: Final = 1
+_TCA_OPTIONS: Final = 2
+_TCA_STAB: Final = 8
+_TCA_STATS2: Final = 7
+_STATISTICS: Final = frozenset({3, 4, _TCA_STATS2})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last
+_TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats_basic
+_TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
+_OF_CLASS: Final = frozenset({_TCA_STATS_BASIC, _TCA_STATS_QUEUE})
+_BYTES: Final = Struct("=Q")
+# include/uapi/linux/sockios.h, if.h (struct ifreq)
+_SIOCGIFHWADDR: Final = 0x8927
+_IFNAMSIZ, _IFREQ_BYTES = 16, 40
+_BACKLOG: Final = Struct("=4xI")
+
+
+class TcMessage(NamedTuple):
+    """A qdisc, class or filter of a dump, without its statistics; what `info` (tcm_info) means depends on the kind."""
+
+    interface: int
+    handle: int
+    parent: int
+    info: int
+    attributes: dict[int, bytes]
+
+
+class Qdisc(NamedTuple):
+    """A qdisc; its handle is 0 if the kernel attached it by default, `options` is the payload of TCA_OPTIONS.
+
+    `has_size_table`: it has a size table (tc-stab(8)), which is not part of the options.
+    """
+
+    kind: str
+    handle: int
+    parent: int
+    options: bytes | None
+    has_size_table: bool = False
+
+
+class Filter(NamedTuple):
+    """A tc filter: `info` is priority << 16 | protocol in network byte order."""
+
+    kind: str
+    handle: int
+    info: int
+    options: bytes | None
+
+
+class HtbClass(NamedTuple):
+    """An HTB class; `options` is the payload of TCA_OPTIONS."""
+
+    classid: int
+    options: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface: its index identifies it for as long as it exists, its name may change."""
+
+    index: int
+    name: str
+
+
+def find_interface(name: str) -> Interface:
+    """The interface with this name. Raises KernelError with ENODEV if there is none."""
+    try:
+        return Interface(if_nametoindex(name), name)
+    except OSError as error:
+        raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
+
+
+def find_interfaces(names: Collection[str]) -> list[Interface]:
+    """Those of the interfaces that exist, each once: one may have several names (ip link property, altname)."""
+    found: dict[int, Interface] = {}
+    for name in names:
+        with suppress(KernelError):
+            interface = find_interface(name)
+            found.setdefault(interface.index, interface)
+    return list(found.values())
+
+
+def none_exists(names: tuple[str, ...]) -> str:
+    """The error if no interface with one of these names exists."""
+    return f"interface {names[0]} does not exist" if len(names) == 1 else f"none of {', '.join(names)} exists"
+
+
+def read_link_header(interface: Interface) -> LinkHeader | None:
+    """The header with which its frames begin; None: not supported. Raises KernelError."""
+    request = interface.name.encode().ljust(_IFREQ_BYTES, b"\0")
+    with os_errors(f"ip link show {interface.name}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        answer = fcntl.ioctl(asking, _SIOCGIFHWADDR, request)
+    return link_header_of(int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder))
+
+
+class TrafficControl:
+    """tc of this network namespace. All methods raise KernelError."""
+
+    def __init__(self) -> None:
+        self._ip = IPRoute(ext_ack=True)
+        self._socket = NetlinkSocket(socket.NETLINK_ROUTE)
+
+    def close(self) -> None:
+        """Close the netlink sockets."""
+        self._ip.close()
+        self._socket.close()
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests: notifications of our own changes carry them."""
+        return frozenset({int(self._ip.status["epid"]), self._socket.port})
+
+    def interfaces(self) -> list[Interface]:
+        """All interfaces."""
+        with netlink_call("ip link show"):
+            return [Interface(index, name) for index, name in if_nameindex()]
+
+    def qdiscs(self) -> dict[int, list[Qdisc]]:
+        """The qdiscs of all interfaces, by interface index."""
+        found: dict[int, list[Qdisc]] = {}
+        for message in self._dump("tc qdisc show", rtnl.RTM_GETQDISC):
+            kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
+            qdisc = Qdisc(text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
+            found.setdefault(message.interface, []).append(qdisc)
+        return found
+
+    def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
+        """Add a qdisc, or `replace` the one at its parent."""
+        self._carry_out(add_qdisc(interface, qdisc, replace=replace))
+
+    def delete_qdisc(self, interface: Interface, qdisc: Qdisc) -> None:
+        """Delete a qdisc; the kernel attaches its default if it is the root."""
+        what = f"tc qdisc del dev {interface.name} {qdisc.kind}"
+        self._carry_out(tc_request(what, rtnl.RTM_DELQDISC, 0, interface.index, qdisc.handle, qdisc.parent))
+
+    def delete_root(self, interface: Interface) -> None:
+        """Delete the root qdisc; the kernel attaches its default there."""
+        with netlink_call(f"tc qdisc del dev {interface.name} root"):
+            self._ip.tc("del", index=interface.index, parent=TC_H_ROOT)
+
+    def filters(self, interface: Interface, parent: int) -> list[Filter]:
+        """The filters of a qdisc."""
+        what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
+        return [
+            Filter(text(found.attributes[_TCA_KIND]), found.handle, found.info, found.attributes.get(_TCA_OPTIONS))
+            for found in self._dump(what, rtnl.RTM_GETTFILTER, interface.index, parent)
+            # Every filter is dumped a second time, with handle 0, for its priority as a whole.
+            if found.handle
+        ]
+
+    def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
+        """Add a filter to a qdisc."""
+        what = f"tc filter add dev {interface.name} {filter_.kind}"
+        kind, handle, info, options = filter_
+        body = _kind_and_options(kind, options)
+        flags = NLM_F_CREATE | NLM_F_EXCL
+        self._carry_out(tc_request(what, rtnl.RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
+
+    def delete_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
+        """Delete one filter of a qdisc."""
+        what = f"tc filter del dev {interface.name} {filter_.kind}"
+        body = _kind_and_options(filter_.kind, None)
+        self._carry_out(
+            tc_request(what, rtnl.RTM_DELTFILTER, 0, interface.index, filter_.handle, parent, filter_.info, body)
+        )
+
+    def delete_filters(self, interface: Interface, parent: int) -> None:
+        """Delete all filters of a qdisc."""
+        with netlink_call(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
+            self._ip.tc("del-filter", index=interface.index, parent=parent)
+
+    def htb_classes(self, interface: Interface) -> list[HtbClass]:
+        """The HTB classes of an interface."""
+        return [
+            HtbClass(message.handle, message.attributes.get(_TCA_OPTIONS, b""))
+            for message in self._dump(f"tc class show dev {interface.name}", rtnl.RTM_GETTCLASS, interface.index)
+            if text(message.attributes[_TCA_KIND]) == "htb"
+        ]
+
+    def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
+        """Make the changes in order, also if some are refused; for each, the kernel's refusal."""
+        return self._socket.carry_out(requests)
+
+    def knows_qdisc(self, interface: Interface, kind: str) -> bool:
+        """Whether the kernel has this kind of qdisc; nothing is changed.
+
+        For a request without options qdisc_create (net/sched/sch_api.c) loads the module of the kind, then HTB refuses.
+        pyroute2's `tc()` always sends options.
+        """
+        flags = NLM_F_CREATE | NLM_F_REPLACE
+        body = _kind_and_options(kind, None)
+        what = f"look for qdisc {kind}"
+        request = tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)
+        (refusal,) = self._socket.carry_out([request])
+        return refusal is None or refusal.number != errno.ENOENT
+
+    def _carry_out(self, request: Request) -> None:
+        (refusal,) = self._socket.carry_out([request])
+        if refusal is not None:
+            raise refusal
+
+    def _dump(self, what: str, type_: int, index: int = 0, parent: int = 0) -> list[TcMessage]:
+        """All qdiscs, classes or filters: of the interface `index` or of all, of `parent`."""
+        return [parse_message(payload) for payload in self._socket.dump(tc_request(what, type_, 0, index, 0, parent))]
+
+
+def read_class_bytes(interface: Interface) -> dict[int, int]:
+    """The bytes that each class of an interface has sent, or has in its queue, by class id. Raises KernelError."""
+    request = tc_request(f"tc -s class show dev {interface.name}", rtnl.RTM_GETTCLASS, 0, interface.index, 0, 0)
+    with NetlinkSocket(socket.NETLINK_ROUTE) as one:
+        return dict(_class_bytes(payload) for payload in one.dump(request))
+
+
+def _class_bytes(payload: bytes) -> tuple[int, int]:
+    _, _, handle, _, _ = _TCMSG.unpack_from(payload)
+    statistics = attributes(payload, _TCMSG.size, only={_TCA_STATS2}).get(_TCA_STATS2, b"")
+    found = attributes(statistics, only=_OF_CLASS)
+    (sent,) = _BYTES.unpack_from(found.get(_TCA_STATS_BASIC, bytes(_BYTES.size)))
+    (queued,) = _BACKLOG.unpack_from(found.get(_TCA_STATS_QUEUE, bytes(_BACKLOG.size)))
+    return handle, sent + queued
+
+
+def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:
+    """Add or `change` an HTB class directly below the root."""
+    what = (
+        f"tc class {'change' if change else 'add'} dev {interface.name} classid {format_classid(classid)} rate {rate}"
+    )
+    flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
+    body = _kind_and_options("htb", options)
+    return tc_request(what, rtnl.RTM_NEWTCLASS, flags, interface.index, classid, classid & MAJOR, body=body)
+
+
+def delete_class(interface: Interface, classid: int) -> Request:
+    """Delete a class, its leaf qdisc and the packets queued there."""
+    what = f"tc class del dev {interface.name} classid {format_classid(classid)}"
+    return tc_request(what, rtnl.RTM_DELTCLASS, 0, interface.index, classid, 0)
+
+
+def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
+    """Add a qdisc, or `replace` the one at its parent."""
+    what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
+    flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
+    body = _kind_and_options(qdisc.kind, qdisc.options)
+    return tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
+
+
+def _kind_and_options(kind: str, options: bytes | None) -> bytes:
+    return attribute(_TCA_KIND, kind.encode() + b"\0") + (b"" if options is None else attribute(_TCA_OPTIONS, options))
+
+
+def tc_request(
+    what: str, type_: int, flags: int, interface: int, handle: int, parent: int, info: int = 0, body: bytes = b""
+) -> Request:
+    """A request about a qdisc, class or filter; `body` are its netlink attributes."""
+    return Request(what, type_, flags, _TCMSG.pack(0, interface, handle, parent, info) + body)
+
+
+def parse_message(payload: bytes) -> TcMessage:
+    """A message of a dump: struct tcmsg, and attributes."""
+    _, index, handle, parent, info = _TCMSG.unpack_from(payload)
+    return TcMessage(index, handle, parent, info, attributes(payload, _TCMSG.size, _STATISTICS))

@@ -1,0 +1,308 @@
+"""What throttled subflows have of their sockets: pace (SO_MAX_PACING_RATE) and class (SO_PRIORITY).
+
+MPTCP's scheduler (net/mptcp/protocol.c, mptcp_subflow_get_send) gives the next data to the subflow that would finish
+it first: bytes queued divided by the socket's pacing rate. It does not see qdiscs. A subflow that HTB limits to 1 Mb/s
+still appears to offer hundreds, is given hundreds of kilobytes, and the whole connection waits for them. With a pace
+equal to its part of the cap, the scheduler gives it only what it can deliver.
+
+The sockets belong to the proxy, so a program on the proxy's cgroup sets their pace (`socket_program`). The program
+`throttle` also decides which of them are capped, and sets their class; where it is not available, `pace` does what
+the daemon decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.linux.libbpf import LASTING_ERRORS
+from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttled.kernel.sockets.program import ProgramKind, SocketProgram
+from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
+from mptcp_throttled.vocabulary.counters import ProgramCounters
+from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, PacingState, of_version
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow
+
+_log = logging.getLogger("mptcp-throttled")
+
+# Finding the proxy's cgroup lists sockets and may list directories: too slow to do for every subflow.
+_FIND_SECONDS: Final = 1.0
+# Fraction of the time. Deciding for all sockets takes milliseconds. Only idle sockets need it, whose next ACK the
+# client may delay by 200 ms.
+_DECIDING_MAX_FRACTION: Final = 1 / 10
+_RETRY_SECONDS: Final = 30.0
+_RELEASE_SECONDS: Final = 1.0
+_RELEASE_POLL_SECONDS: Final = 0.02
+
+
+class PacedSockets:
+    """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
+
+    `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `decides`: the kernel program
+    is to decide, where it can. `keep` is called with each new file descriptor that keeps the program attached; with
+    None when there is none any more.
+    """
+
+    def __init__(
+        self,
+        ports: Sequence[int],
+        cgroup: Path | None = None,
+        *,
+        decides: bool = True,
+        keep: Callable[[int | None], None] = lambda _: None,
+    ) -> None:
+        self._ports = ports
+        self._keep = keep
+        self._configured = cgroup
+        self._proxy = ProxyCgroup(ports)
+        self._decides = decides
+        self._program: SocketProgram | None = None
+        self._attached_to: tuple[Path, tuple[int, int]] | None = None
+        self._networks: tuple[AccessNetwork, ...] = ()
+        self._paces: dict[FourTuple, int] = {}
+        self._classes = _by_version({})
+        self._snapshot: PacingState | None = None
+        self._find_at = -math.inf
+        self._decide_at = -math.inf
+        self._is_decision_due = False
+        self._retry_at = math.inf
+        self._problem = ""
+        self._deciding_problem = "" if decides else "daemon.kernel_decides is off"
+
+    def read(self) -> PacingState:
+        """The paces that are set; first attaches the program if it is not attached or if the proxy's cgroup is another.
+
+        While the proxy restarts, or its cgroup cannot be found, the program stays where it is, so that paces can
+        still be removed.
+        """
+        now = time.monotonic()
+        if now >= self._find_at:
+            self._find_at = now + _FIND_SECONDS
+            self._follow_proxy()
+        if self._program is None:
+            return PacingState(None, self._problem)
+        if self._is_decision_due:
+            self._decide_now()
+        if self._snapshot is None:
+            self._snapshot = PacingState(MappingProxyType(dict(self._paces)))
+        return self._snapshot
+
+    @property
+    def deciding_problem(self) -> str | None:
+        """Why no kernel program decides which subflows are capped; None if one does."""
+        if self._program is None:
+            return self._problem
+        return None if self._program.kind is ProgramKind.THROTTLE else self._deciding_problem
+
+    def _follow_proxy(self) -> None:
+        try:
+            cgroup = self._configured or self._proxy.find()
+            if self._is_detached(cgroup):
+                self._attach_again(cgroup)
+            elif self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
+                self._replace(self._attached_program(cgroup))
+                self._attached_to = cgroup, _identity(cgroup)
+        except KernelError as error:
+            self._problem = str(error)
+
+    def _is_detached(self, cgroup: Path) -> bool:
+        """Whether somebody has detached the program.
+
+        A restart of the proxy deletes its cgroup, which detaches what is attached there, too; that is no cgroup that
+        the program covers.
+        """
+        return self._program is not None and self._covers(cgroup) and not self._program.is_attached
+
+    def _attach_again(self, cgroup: Path) -> None:
+        try:
+            self._replace(self._attached_program(cgroup))
+        except KernelError:
+            _log.warning("somebody has detached the program from the proxy's cgroup")
+            self.close()
+            raise
+        _log.warning("somebody had detached the program from the proxy's cgroup; it is attached again")
+
+    def _replace(self, program: SocketProgram) -> None:
+        """Put an attached program in the place of the present one, which until then goes on."""
+        if program.kind is not ProgramKind.THROTTLE:
+            self._classes = _by_version({})
+        if self._program is not None:
+            self._program.detach()
+        self._program = program
+        self._keep(program.link)
+        self._snapshot = None
+
+    def _covers(self, cgroup: Path) -> bool:
+        """Whether the program is attached to this cgroup, or to one above it.
+
+        Anybody on this host may listen on a port of the proxy for a moment, in a cgroup of its own. The program is then
+        attached to one above both, and stays there.
+        """
+        if self._attached_to is None:
+            return False
+        path, identity = self._attached_to
+        with suppress(KernelError):
+            return cgroup.is_relative_to(path) and _identity(path) == identity
+        return False
+
+    def _attached_program(self, cgroup: Path) -> SocketProgram:
+        self._retry_at = math.inf
+        if self._decides:
+            try:
+                return self._attach(ProgramKind.THROTTLE, cgroup)
+            except KernelError as error:
+                self._deciding_problem = str(error)
+                if error.number not in LASTING_ERRORS:
+                    self._retry_at = time.monotonic() + _RETRY_SECONDS
+        return self._attach(ProgramKind.PACE, cgroup)
+
+    def _attach(self, kind: ProgramKind, cgroup: Path) -> SocketProgram:
+        """A program that has all that it acts by before it is attached, so that it frees no socket meanwhile."""
+        program = SocketProgram(kind, self._ports)
+        try:
+            program.set_paces(self._paces, present=True)
+            if kind is ProgramKind.THROTTLE:
+                for minors in self._classes.values():
+                    program.set_classes(minors)
+                program.set_networks(self._networks)
+            program.attach(cgroup)
+        except KernelError:
+            program.detach()
+            raise
+        return program
+
+    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Let the kernel program decide by these from now on; if it refuses, `read` soon attaches it again."""
+        if networks == self._networks:
+            return
+        self._networks = networks
+        if self._program is not None:
+            try:
+                self._program.set_networks(networks)
+                self._program.decide_now()
+            except KernelError as error:
+                self.close()
+                self._problem = str(error)
+
+    def change(self, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
+        """Remove and add paces, in bytes/s; a socket follows at its next RTT sample. Raises KernelError."""
+        program = self._attached("set the pace of sockets")
+        self._snapshot = None
+        _change(self._paces, program.set_paces, program.remove_paces, add, remove)
+        self._decide_now()
+
+    def classes(self, ip_version: int) -> Mapping[FourTuple, int]:
+        """The class minors that the program has now for the subflows of one IP version."""
+        return MappingProxyType(self._classes[ip_version])
+
+    def adopt_paces(self, paces: Mapping[FourTuple, int]) -> None:
+        """Before the program is attached: begin with these paces, in bytes/s, which an earlier instance has set."""
+        self._paces = dict(paces)
+
+    def adopt_classes(self, minors: Mapping[FourTuple, int]) -> None:
+        """Before the program is attached: begin with these classes, in which an earlier instance has put subflows."""
+        self._classes = _by_version(minors)
+
+    def change_classes(self, ip_version: int, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
+        """Take subflows of one IP version out of their classes, and put others into the classes with these minors.
+
+        Raises KernelError.
+        """
+        program = self._attached("set the class of sockets")
+        _change(self._classes[ip_version], program.set_classes, program.remove_classes, add, remove)
+        self._decide_now()
+
+    def require_deciding(self) -> None:
+        """Raise KernelError if the kernel does not load the program that decides."""
+        SocketProgram(ProgramKind.THROTTLE, self._ports).detach()
+
+    def _attached(self, purpose: str) -> SocketProgram:
+        if self._program is None:
+            raise KernelError(purpose, errno.ENODEV, "the program is not attached")
+        return self._program
+
+    def _decide_now(self) -> None:
+        """Let the program decide for idle sockets, too: now, or at a later `read` if that would take too much time."""
+        began = time.monotonic()
+        self._is_decision_due = began < self._decide_at
+        if self._program is not None and not self._is_decision_due:
+            with suppress(KernelError):
+                self._program.decide_now()
+            ended = time.monotonic()
+            self._decide_at = ended + (ended - began) / _DECIDING_MAX_FRACTION
+
+    def closed_subflows(self) -> Iterator[ClosedSubflow]:
+        """The subflows that have closed since the last call, as far as a kernel program has counted them.
+
+        Raises KernelError.
+        """
+        return iter(()) if self._program is None else self._program.closed_subflows()
+
+    def counters(self) -> ProgramCounters:
+        """What the kernel program has counted since it was attached. Raises KernelError."""
+        return ProgramCounters() if self._program is None else self._program.counters()
+
+    def release(self) -> int:
+        """Free all sockets, trying for up to a second; the number that still have a pace. Raises KernelError."""
+        self._networks = ()
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        if self._program is not None:
+            self._program.release()
+        while True:
+            if self._program is None:
+                # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
+                with suppress(KernelError):
+                    SocketProgram(ProgramKind.THROTTLE, self._ports).close()
+            paced = count_paced(self._ports)
+            if not paced or time.monotonic() > deadline:
+                return paced
+            time.sleep(_RELEASE_POLL_SECONDS)
+
+    def close(self) -> None:
+        """Detach the program and drop its maps."""
+        if self._program is not None:
+            self._program.close()
+            self._keep(None)
+        self._program = None
+        self._paces, self._classes = {}, _by_version({})
+        self._snapshot = None
+
+
+def _by_version(minors: Mapping[FourTuple, int]) -> dict[int, dict[FourTuple, int]]:
+    return {version: of_version(minors, version) for version in IP_VERSIONS}
+
+
+def _change(
+    known: dict[FourTuple, int],
+    set_: Callable[[Mapping[FourTuple, int]], None],
+    remove_: Callable[[Collection[FourTuple]], None],
+    add: Mapping[FourTuple, int],
+    remove: Collection[FourTuple],
+) -> None:
+    remove_(remove)
+    for ends in remove:
+        known.pop(ends, None)
+    try:
+        set_(add)
+    except KernelError:
+        for ends in add:
+            known.pop(ends, None)
+        with suppress(KernelError):
+            remove_(add)
+        raise
+    known.update(add)
+
+
+def _identity(cgroup: Path) -> tuple[int, int]:
+    """Device and inode number: they tell whether a path still leads to the same cgroup."""
+    with os_errors(f"cgroup {cgroup}"):
+        found = cgroup.stat()
+        return found.st_dev, found.st_ino

@@ -1,0 +1,1 @@
+"""The program that throttles what clients send, and its filters."""

@@ -1,0 +1,60 @@
+"""The windows that the proxy announces on subflows: their scale (RFC 7323, section 2), and the shortest round trips."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Collection
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, InetDiag
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.reporting.instruments import count_errors
+
+_log = logging.getLogger("mptcp-throttled")
+
+# struct tcp_info (include/uapi/linux/tcp.h): the bit fields tcpi_snd_wscale and tcpi_rcv_wscale; tcpi_min_rtt
+_TCP_INFO: Final = Struct("=6xB141xI")
+_NO_ROUND_TRIP: Final = 0xFFFF_FFFF  # tcpi_min_rtt before the first sample
+
+
+class AnnouncedWindow(NamedTuple):
+    """The scale of a subflow's window, and its shortest round-trip time in microseconds (0 before the first sample)."""
+
+    scale: int
+    round_trip_us: int
+
+
+def read_announced_windows(subflows: Collection[FourTuple]) -> dict[FourTuple, AnnouncedWindow]:
+    """The windows of those subflows that have a connected socket on this host.
+
+    After an error the remaining ones are missing; it is logged and counted, and not raised.
+    """
+    found: dict[FourTuple, AnnouncedWindow] = {}
+    if not subflows:
+        return found
+    try:
+        with InetDiag() as diag:
+            for ends in subflows:
+                window = _read(diag, ends)
+                if window is not None:
+                    found[ends] = window
+    except KernelError as error:
+        _log.debug("the windows of %d uplinks are not bounded: %s", len(subflows) - len(found), error)
+        count_errors("kernel")
+    return found
+
+
+def _read(diag: InetDiag, ends: FourTuple) -> AnnouncedWindow | None:
+    client, proxy = ends.client, ends.proxy
+    place = proxy.address.packed, proxy.port, client.address.packed, client.port
+    socket = diag.find(*place, wanted={INET_DIAG_INFO})
+    # A socket that is not established yet, or in TIME_WAIT, has no struct tcp_info.
+    info = b"" if socket is None else socket.attributes.get(INET_DIAG_INFO, b"")
+    if len(info) < _TCP_INFO.size:
+        return None
+    scales, round_trip = _TCP_INFO.unpack_from(info)
+    scale = scales >> 4 if sys.byteorder == "little" else scales & 0xF
+    return AnnouncedWindow(scale, 0 if round_trip == _NO_ROUND_TRIP else round_trip)

@@ -1,0 +1,172 @@
+"""Our filters at the egress and the ingress of an interface (clsact), beside those of others.
+
+clsact is there for whoever wants it: it is added if nobody has, and deleted again only if we have added it and nobody
+else uses it.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from socket import htons
+from struct import Struct
+from typing import Final
+
+from pyroute2.netlink.rtnl import TC_H_CLSACT
+
+from mptcp_throttle.durable_file import write_atomically
+from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
+from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
+from mptcp_throttled.kernel.htb.tc import Filter, Interface, Qdisc, TrafficControl
+
+_PRIORITY: Final = 77
+"""Of our filters, if those of others come later: the kernel itself chooses them from 49152 down."""
+
+_HANDLE: Final = 0x4D50
+"""Of our filters ("MP")."""
+
+_NAME: Final = "mptcp-throttle"
+_FILE_NAME: Final = re.compile(r"clsact-(\d+)")
+
+_CLSACT: Final = Qdisc("clsact", 0xFFFF_0000, TC_H_CLSACT, None)
+_ALL_PROTOCOLS: Final = htons(0x0003)  # ETH_P_ALL
+# include/uapi/linux/pkt_cls.h
+_TCA_BPF_FD, _TCA_BPF_NAME, _TCA_BPF_FLAGS = 6, 7, 8
+_TCA_BPF_FLAG_ACT_DIRECT: Final = 1
+_UINT32: Final = Struct("=I")
+
+
+class Direction(Enum):
+    """Which packets a filter sees: the parent of the filter (include/uapi/linux/pkt_sched.h)."""
+
+    INGRESS = 0xFFFF_FFF2
+    EGRESS = 0xFFFF_FFF3
+
+
+class ClsactFilters:
+    """Attaches programs to what arrives or leaves through an interface. All methods raise KernelError.
+
+    `directory` has a file for each interface to which we have added clsact; a reboot empties it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tc = TrafficControl()
+
+    def close(self) -> None:
+        """Close the sockets; the filters stay."""
+        self._tc.close()
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests."""
+        return self._tc.ports
+
+    def interfaces(self) -> list[Interface]:
+        """Those that have a filter of ours, or a clsact that we have added."""
+        return [one for one in self._tc.interfaces() if self._record(one).exists() or self._all_of_ours(one)]
+
+    def attached(self, interface: Interface) -> set[Direction]:
+        """Where our filter is there, and comes first."""
+        found = set()
+        for direction in Direction:
+            ours, others = self._filters(interface, direction)
+            if [_priority_of(filter_) for filter_ in ours] == [_priority_before(others)]:
+                found.add(direction)
+        return found
+
+    def attach(self, interface: Interface, programs: Mapping[Direction, int]) -> None:
+        """Attach the programs with these file descriptors, in place of those that are there."""
+        fault_point("tc filter add clsact")
+        self._add_clsact(interface)
+        for direction in Direction:
+            ours, others = self._filters(interface, direction)
+            for filter_ in ours:
+                self._tc.delete_filter(interface, direction.value, filter_)
+            if direction in programs:
+                self._add(interface, direction, programs[direction], _priority_before(others))
+
+    def _add(self, interface: Interface, direction: Direction, program: int, priority: int) -> None:
+        options = (
+            attribute(_TCA_BPF_FD, _UINT32.pack(program))
+            + attribute(_TCA_BPF_NAME, _NAME.encode() + b"\0")
+            + attribute(_TCA_BPF_FLAGS, _UINT32.pack(_TCA_BPF_FLAG_ACT_DIRECT))
+        )
+        filter_ = Filter("bpf", _HANDLE, priority << 16 | _ALL_PROTOCOLS, options)
+        self._tc.add_filter(interface, direction.value, filter_)
+
+    def detach(self, interface: Interface) -> None:
+        """Leave the interface as it was before `attach`."""
+        for direction, filter_ in self._all_of_ours(interface):
+            self._tc.delete_filter(interface, direction.value, filter_)
+        record = self._record(interface)
+        if not record.exists():
+            return
+        is_used = any(self._filters(interface, direction)[1] for direction in Direction)
+        if self._has_clsact(interface) and not is_used:
+            self._tc.delete_qdisc(interface, _CLSACT)
+        with os_errors(f"{record}"):
+            record.unlink(missing_ok=True)
+
+    def forget_stale(self) -> None:
+        """Delete the records of interfaces that have gone."""
+        present = {interface.index for interface in self._tc.interfaces()}
+        for entry in self._directory.glob("clsact-*"):
+            name = _FILE_NAME.fullmatch(entry.name)
+            if name is not None and int(name[1]) not in present:
+                with os_errors(f"{entry}"):
+                    entry.unlink(missing_ok=True)
+
+    def _add_clsact(self, interface: Interface) -> None:
+        if self._has_clsact(interface):
+            return
+        record = self._record(interface)
+        # First: a clsact without a record would be taken for another program's.
+        with os_errors(f"{record}"):
+            write_atomically(record, "")
+        try:
+            self._tc.add_qdisc(interface, _CLSACT)
+        except KernelError as error:
+            with os_errors(f"{record}"):
+                record.unlink(missing_ok=True)
+            if error.number != errno.EEXIST:
+                raise
+            if not self._has_clsact(interface):
+                # It has no egress: the kernel would attach a filter for that to its ingress.
+                raise KernelError(f"add clsact to {interface.name}, which has a qdisc ingress", errno.EEXIST) from error
+
+    def _has_clsact(self, interface: Interface) -> bool:
+        # A qdisc `ingress` has the same parent.
+        qdiscs = self._tc.qdiscs().get(interface.index, [])
+        return any(qdisc.kind == _CLSACT.kind and qdisc.parent == _CLSACT.parent for qdisc in qdiscs)
+
+    def _all_of_ours(self, interface: Interface) -> list[tuple[Direction, Filter]]:
+        return [(direction, one) for direction in Direction for one in self._filters(interface, direction)[0]]
+
+    def _filters(self, interface: Interface, direction: Direction) -> tuple[list[Filter], list[Filter]]:
+        """Ours and those of others."""
+        filters = self._tc.filters(interface, direction.value)
+        return [one for one in filters if _is_ours(one)], [one for one in filters if not _is_ours(one)]
+
+    def _record(self, interface: Interface) -> Path:
+        return self._directory / f"clsact-{interface.index}"
+
+
+def _is_ours(filter_: Filter) -> bool:
+    found = filter_.kind, filter_.handle, filter_.info & 0xFFFF
+    if found != ("bpf", _HANDLE, _ALL_PROTOCOLS) or filter_.options is None:
+        return False
+    return text(attributes(filter_.options, only={_TCA_BPF_NAME}).get(_TCA_BPF_NAME, b"\0")) == _NAME
+
+
+def _priority_of(filter_: Filter) -> int:
+    return filter_.info >> 16
+
+
+def _priority_before(others: Iterable[Filter]) -> int:
+    """One before all of these, if possible: a filter that decides hides the packet from those behind it."""
+    first = min(map(_priority_of, others), default=_PRIORITY + 1)
+    return min(_PRIORITY, first - 1) or _PRIORITY

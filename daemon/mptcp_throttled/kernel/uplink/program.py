@@ -1,0 +1,168 @@
+"""The program that throttles uplinks (`bpf/uplink.bpf.c`), and what it shares with the daemon (`bpf/uplink.h`)."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.libbpf import BpfObject
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
+from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
+from mptcp_throttled.vocabulary.counters import UplinkCounters
+from mptcp_throttled.vocabulary.kernel_plan import payload_pace
+
+FORGIVEN_SECONDS: Final = 1.0
+"""Seconds after an uplink is first throttled in which what the client sends costs nothing: it was queued there before.
+
+Meanwhile the subflow is a backup.
+"""
+
+_SHARE: Final = Struct("=QQ")
+_LAST_ACK_BYTES: Final = 132
+_UPLINK: Final = Struct(f"=QQIIQQQ13I{_LAST_ACK_BYTES}s")
+_FROM: Final = Struct("=Q")
+_MAX_ASSIGNMENTS: Final = 32
+_FORGOTTEN: Final = 0xFFFF_FFFF
+_WINDOW: Final = Struct("=II")
+_UNBOUNDED: Final = _WINDOW.pack(0xFFFF_FFFF, 0)
+_ETHERNET_BYTES: Final = 14
+_END_OF_RESULTS: Final = 1 << 32
+_IPV4_PACKET: Final = bytes(12) + b"\x08\x00" + bytes(46)
+
+
+class Told(IntEnum):
+    """What the client was told of a subflow last."""
+
+    NOTHING = 0
+    BACKUP = 1
+    REGULAR = 2
+
+
+class ThrottledUplink(NamedTuple):
+    """`acknowledged` bytes since it is throttled, `since_told` of them since the client was told what it was `told`.
+
+    `is_policed`: the client kept sending in debt, so what exceeds the rate is dropped.
+    """
+
+    told: Told
+    acknowledged: int
+    since_told: int
+    is_policed: bool = False
+
+
+class UplinkProgram:
+    """Throttles uplinks to the rates of their shares, where it sees what leaves the proxy. Raises KernelError."""
+
+    def __init__(self) -> None:
+        self._object = BpfObject(OBJECTS / "uplink.bpf.o")
+        self._shares = self._object.map("shares")
+        self._uplinks = self._object.map("uplinks")
+        self._counters = self._object.map("counters")
+        self._remind = self._object.prepared("remind", _IPV4_PACKET)
+        # `assign` and `remind` may not run at the same time.
+        self._lock = threading.Lock()
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor of the program that is to see what leaves the proxy. Raises KernelError."""
+        return self._object.program("throttle_uplinks")
+
+    @property
+    def policing_descriptor(self) -> int:
+        """The file descriptor of the program that is to see what arrives, while any is policed. Raises KernelError."""
+        return self._object.program("police_uplinks")
+
+    def set_shares(self, rates: Mapping[int, Rate]) -> None:
+        """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
+        self._shares.update({_key(share): _SHARE.pack(_ns_per_kib(rate), 0) for share, rate in rates.items()})
+
+    def remove_shares(self, shares: Collection[int]) -> None:
+        """Free their subflows: `remind` tells the clients, and forgets the subflows. Raises KernelError."""
+        self._shares.delete_all([_key(share) for share in shares])
+
+    def assign(
+        self,
+        shares: Mapping[FourTuple, int],
+        windows: Mapping[FourTuple, AnnouncedWindow] | None = None,
+        forgiven: float = FORGIVEN_SECONDS,
+    ) -> None:
+        """Throttle the uplinks of subflows to the rates of these shares; 0: free them, as `remove_shares` does.
+
+        New ones are backups for `forgiven` seconds, in which what they send costs nothing. What clients may have in
+        flight on subflows with `windows` is bounded, those seconds after that is first asked for. Raises KernelError;
+        then any part may have been done.
+        """
+        self._assign(shares, windows or {}, time.monotonic_ns() + round(forgiven * 1e9))
+
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients. Raises KernelError."""
+        self._assign(dict.fromkeys(untold, _FORGOTTEN), {}, 0)
+
+    def _assign(
+        self, shares: Mapping[FourTuple, int], windows: Mapping[FourTuple, AnnouncedWindow], begin: int
+    ) -> None:
+        packed = {ends: _WINDOW.pack(window.scale, window.round_trip_us) for ends, window in windows.items()}
+        records = [pack_ends(ends) + _key(share) + packed.get(ends, _UNBOUNDED) for ends, share in shares.items()]
+        for first in range(0, len(records), _MAX_ASSIGNMENTS):
+            batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
+            with self._lock:
+                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _FROM.pack(begin) + batch)
+            if result:
+                raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
+
+    def run(self, packet: bytes) -> tuple[int, bytes]:
+        """What the program does to a packet that leaves, with an Ethernet header: its verdict, and the packet then.
+
+        Raises KernelError.
+        """
+        return self._object.run("throttle_uplinks", packet)
+
+    def police(self, packet: bytes) -> int:
+        """The verdict about a packet that arrives, with an Ethernet header. Raises KernelError."""
+        return self._object.run("police_uplinks", packet)[0]
+
+    def remind(self) -> None:
+        """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled. Raises KernelError."""
+        with self._lock:
+            self._remind()
+
+    def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
+        """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""
+        found = {}
+        for key in self._uplinks.all_keys():
+            try:
+                values = _UPLINK.unpack(self._uplinks.get(key))
+            except KernelError as error:
+                if error.number != errno.ENOENT:
+                    raise
+                continue
+            _, _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _, _, _, _ = values
+            uplink = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told, bool(is_policed))
+            found[unpack_ends(key)] = uplink
+        return found
+
+    def counters(self) -> UplinkCounters:
+        """What the program has counted. Raises KernelError."""
+        return UplinkCounters(*read_counters(self._counters, len(fields(UplinkCounters))))
+
+    def close(self) -> None:
+        """Drop it and its maps; a filter that is attached keeps them."""
+        self._object.close()
+
+
+def _key(share: int) -> bytes:
+    return share.to_bytes(4, sys.byteorder)
+
+
+def _ns_per_kib(rate: Rate) -> int:
+    return 1024 * 10**9 // payload_pace(rate, 1)

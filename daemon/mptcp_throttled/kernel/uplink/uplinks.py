@@ -1,0 +1,225 @@
+"""The throttled uplinks of this host: program, filters and shares, and the thread that runs `remind`."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from itertools import count
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.htb.tc import Interface, find_interfaces, none_exists, read_link_header
+from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.uplink.program import UplinkProgram
+from mptcp_throttled.vocabulary.counters import UplinkCounters
+from mptcp_throttled.vocabulary.decision import RateKind, Share, Throttle
+
+_log = logging.getLogger("mptcp-throttled")
+
+_REMIND_SECONDS: Final = 0.04  # CREDIT_NS in bpf/uplink.bpf.c
+# MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
+_RELEASE_SECONDS: Final = 1.2
+_FREE: Final = 0
+
+
+class Uplinks:
+    """Throttles what the clients send. For one thread. All methods raise KernelError.
+
+    The program sees what leaves through the interfaces, and nothing while no uplink is throttled; it sees what arrives
+    while any is policed. `policed` are these subflows, and `counters` what was counted, when `attach` was called last.
+    For `linger` seconds a share without subflows keeps its debt: a client could open new ones to escape it.
+    """
+
+    def __init__(self, interfaces: tuple[str, ...], filters: ClsactFilters) -> None:
+        self.policed: frozenset[FourTuple] = frozenset()
+        self.counters = UplinkCounters()
+        self.linger = 0.0
+        self._names = interfaces
+        self._filters = filters
+        self._program: UplinkProgram | None = None
+        self._attached: dict[Interface, set[Direction]] = {}
+        self._reminder: _Reminder | None = None
+        self._numbers = count(_FREE + 1)
+        self._shares: dict[Share, int] = {}
+        self._rates: dict[Share, Rate] = {}
+        self._sharers: Counter[Share] = Counter()
+        self._unused_since: dict[Share, float] = {}
+        self._share_of: dict[FourTuple, Share] = {}
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests."""
+        return self._filters.ports
+
+    def attach(self) -> bool:
+        """Attach the filters that are missing, and refresh `policed` and `counters`.
+
+        True if another program had removed or displaced one, or an interface is a new one.
+        """
+        interfaces = find_interfaces(self._names)
+        if not interfaces:
+            raise KernelError(none_exists(self._names), errno.ENODEV)
+        for interface in interfaces:
+            if read_link_header(interface) is None:
+                what = f"throttle uplinks on {interface.name}, whose link type is not supported"
+                raise KernelError(what, errno.EOPNOTSUPP)
+        if self._program is None:
+            self._program = UplinkProgram()
+        self._look_for_policed(self._program)
+        programs = {Direction.EGRESS: self._program.descriptor}
+        if self.policed:
+            programs[Direction.INGRESS] = self._program.policing_descriptor
+        before = self._attached
+        changed = [one for one in interfaces if one not in before or self._filters.attached(one) != before[one]]
+        incomplete = [one for one in interfaces if one in changed or before[one] != programs.keys()]
+        renamed_or_gone = before.keys() - interfaces
+        if not incomplete and not renamed_or_gone:
+            return False
+        for other in self._filters.interfaces():
+            if other not in interfaces:
+                self._filters.detach(other)
+        self._attached = {interface: {*programs} for interface in interfaces}
+        for interface in incomplete:
+            self._filters.attach(interface, programs)
+        if self._reminder is None:
+            reminder = _Reminder(self._program)
+            reminder.start()
+            self._reminder = reminder
+        return bool(changed and before)
+
+    def _look_for_policed(self, program: UplinkProgram) -> None:
+        before, self.counters = self.counters.policed, program.counters()
+        if self.counters.policed != before or self.policed:
+            self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
+
+    def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
+        """Throttle the uplinks of these subflows, and free those for which it is None.
+
+        If this fails, any part of it may have been done.
+        """
+        program = self._program
+        if program is None:
+            return
+        throttles = {throttle.share: throttle.rate for throttle in uplinks.values() if throttle is not None}
+        rates = {share: rate for share, rate in throttles.items() if self._rates.get(share) != rate}
+        for share in rates:
+            if share not in self._shares:
+                self._shares[share] = next(self._numbers)
+                self._unused_since[share] = time.monotonic()
+        program.set_shares({self._shares[share]: rate for share, rate in rates.items()})
+        self._rates.update(rates)
+        numbers = {ends: _FREE if t is None else self._shares[t.share] for ends, t in uplinks.items()}
+        # A limited subflow may be all that its connection has: only a cap means that there is another one.
+        capped = [ends for ends, t in uplinks.items() if t is not None and t.share.kind is RateKind.UPLINK_CAP]
+        program.assign(numbers, read_announced_windows(capped))
+        for ends, throttle in uplinks.items():
+            self._note(ends, None if throttle is None else throttle.share)
+        self._remove_unused()
+
+    def _note(self, ends: FourTuple, share: Share | None) -> None:
+        before = self._share_of.pop(ends, None)
+        if share is not None:
+            self._share_of[ends] = share
+            self._sharers[share] += 1
+            self._unused_since.pop(share, None)
+        if before is not None:
+            self._sharers[before] -= 1
+            if not self._sharers[before]:
+                self._unused_since[before] = time.monotonic()
+
+    def _remove_unused(self) -> None:
+        now = time.monotonic()
+        unused = [share for share, since in self._unused_since.items() if now - since >= self.linger]
+        if unused and self._program is not None:
+            self._program.remove_shares([self._shares[share] for share in unused])
+        for share in unused:
+            del self._shares[share], self._unused_since[share], self._sharers[share]
+            self._rates.pop(share, None)
+
+    def forget(self, untold: Collection[FourTuple]) -> None:
+        """Free subflows without telling their clients."""
+        if self._program is None:
+            return
+        self._program.forget(untold)
+        for ends in untold:
+            self._note(ends, None)
+        self._remove_unused()
+
+    def detach_if_told(self) -> bool:
+        """Detach the program if no share is left, and all clients have been told.
+
+        Returns whether it is detached.
+        """
+        self._remove_unused()
+        if self._shares or (self._program is not None and self._program.uplinks()):
+            return False
+        self._detach()
+        return True
+
+    def release(self) -> None:
+        """Free all uplinks, tell the clients, and detach the program; takes up to 1.2 s while uplinks are throttled."""
+        program, end = self._program, time.monotonic() + _RELEASE_SECONDS
+        if program is None:
+            return
+        try:
+            self.throttle(dict.fromkeys(self._share_of))
+            program.remind()
+            while program.uplinks() and time.monotonic() < end:
+                time.sleep(_REMIND_SECONDS)
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        if self._attached:
+            for interface in self._filters.interfaces():  # as they are called now
+                self._filters.detach(interface)
+            self._attached = {}
+        if self._reminder is not None:
+            self._reminder.stop()
+            self._reminder = None
+        elif self._program is not None:
+            self._program.close()
+        self._program = None
+        self.policed, self.counters = frozenset(), UplinkCounters()
+        self._shares, self._rates, self._share_of, self._unused_since = {}, {}, {}, {}
+        self._sharers.clear()
+
+
+class _Reminder(threading.Thread):
+    """Lets the program tell clients whose debt is paid, until `stop()`; then closes it."""
+
+    def __init__(self, program: UplinkProgram) -> None:
+        super().__init__(name="reminder", daemon=True)
+        self._program = program
+        self._stopping = False
+
+    def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._program.close()
+
+    def _run(self) -> None:
+        failing = False
+        while True:
+            time.sleep(_REMIND_SECONDS)  # waiting for an event takes twice the processor time
+            if self._stopping:
+                return
+            try:
+                self._program.remind()
+                failing = False
+            except KernelError as error:
+                if not failing:
+                    _log.error("clients cannot be told that they may send again: %s", error)
+                failing = True
+
+    def stop(self) -> None:
+        """Let the thread end within `_REMIND_SECONDS`. It does not wait for that: the control loop calls it."""
+        self._stopping = True

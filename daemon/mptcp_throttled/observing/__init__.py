@@ -1,0 +1,1 @@
+"""What flows, compared with what is applied."""

@@ -1,0 +1,95 @@
+"""Observes what flows, in a thread of its own, and compares it with what is applied (`enforcement`)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.accounting.accounts import Accounts
+from mptcp_throttled.accounting.history import FLUSH_SECONDS
+from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting.instruments import count_errors
+from mptcp_throttled.vocabulary.observation import Observation
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+
+_log = logging.getLogger("mptcp-throttled")
+
+_INTERVAL_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 2.0
+# With many subflows an observation takes long: the pause is this many times its processor time, within these bounds.
+_PAUSE_FACTOR: Final = 100
+# The history is written by observations, and twice this time is the most that a killed daemon may lose of it.
+_MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS
+
+
+def pause_after(used: float) -> float:
+    """How many seconds to wait after an observation that took `used` seconds of processor time."""
+    return min(max(_INTERVAL_SECONDS, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
+
+
+class Observer(threading.Thread):
+    """Observes at once, then every 1 to 5 s, until `stop()`.
+
+    It keeps `accounts` up to date.
+
+    `snapshot` gives what is applied, `class_bytes` the bytes of each class by minor.
+    """
+
+    def __init__(
+        self,
+        ports: Sequence[int],
+        snapshot: Callable[[], Snapshot],
+        class_bytes: Callable[[], Mapping[int, int]],
+        accounts: Accounts,
+    ) -> None:
+        super().__init__(name="observer", daemon=True)
+        self._class_bytes = class_bytes
+        self._ports = frozenset(ports)
+        self._sockets = SocketReader(ports)
+        self._snapshot = snapshot
+        self._accounts = accounts
+        self._stopping = threading.Event()
+        self.enforcement = Enforcement()
+
+    def run(self) -> None:
+        """Observe until `stop()`."""
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            used = time.thread_time()
+            try:
+                self._observe()
+            except KernelError as error:
+                _log.debug("what flows cannot be observed: %s", error)
+                count_errors("observation")
+            pause = pause_after(time.thread_time() - used)
+        with suppress(KernelError):
+            self._observe()
+        self._accounts.close()
+
+    def stop(self) -> None:
+        """End the thread, and wait until what it has counted is written, unless that takes too long."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join(_STOP_SECONDS)
+
+    def _observe(self) -> None:
+        snapshot = self._snapshot()
+        classes: Mapping[int, int] = {}
+        if snapshot.applied.htb:
+            with suppress(KernelError):  # the interface may be gone, or HTB with it
+                classes = self._class_bytes()
+        before = self.enforcement
+        decisions = (decision for of in snapshot.decisions.values() for decision in of)
+        on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)
+        sockets = self._sockets.read(on_all_ports=on_all_ports)
+        after = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
+        eventlog.log_enforcement(before.not_enforced, after.not_enforced)
+        self.enforcement = after
+        self._accounts.look(sockets, snapshot)

@@ -1,0 +1,228 @@
+"""The plan, kept up to date: only the shares that a change concerns are planned again.
+
+At any time it equals `assign_classes` and `plan_for` of all decisions, and the spare classes. The first plan adopts the
+marks that an earlier instance has left in the kernel: marked subflows stay in their classes.
+
+The class of a share that has lingered is spare, if there are not too many: a later new share gets it. To add or delete
+a class, the kernel walks all classes (net/sched/sch_api.c, tc_bind_tclass); to change one, it does not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
+
+from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttled.plan.class_minors import ClassMinors
+from mptcp_throttled.plan.shares import PlanSettings, Slot, assign_classes, expiry, plan_for
+from mptcp_throttled.vocabulary.decision import Decision, Previous, Share
+from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MINOR, UNTOUCHED, KernelPlan
+
+_EXPIRY_BATCH_SECONDS: Final = 0.02
+_SHARES_PER_SPARE_CLASS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDelta:
+    """What an update has changed: the part of the plan that it concerns, before and after.
+
+    `htb_changes`: HTB itself comes, goes, or gets another default class, which the parts do not tell.
+    `decisions` are those for all subflows that the change concerns; None for a subflow that has gone.
+    """
+
+    before: KernelPlan
+    after: KernelPlan
+    htb_changes: bool
+    decisions: Mapping[FourTuple, Decision | None]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the plan has not changed."""
+        return not self.htb_changes and self.before == self.after
+
+
+class Planner:
+    """The shares and their classes, and `plan`, a value that never changes. For one thread."""
+
+    def __init__(self) -> None:
+        self.plan = UNTOUCHED
+        self.slots: dict[Share, Slot] = {}
+        self.without_class: dict[Share, None] = {}
+        self._exhausted: Counter[str] = Counter()
+        self._settings = PlanSettings(OTHER_TRAFFIC_MINOR, 0.0, None)
+        self._members: dict[Share, dict[FourTuple, Decision]] = {}
+        self._minors = ClassMinors(OTHER_TRAFFIC_MINOR + 1)
+        self._timers: list[tuple[float, int]] = []
+        self._shares: dict[int, Share] = {}
+        self._spare: dict[int, None] = {}
+        self._adopted: Mapping[FourTuple, int] = {}
+
+    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+        """In the next update, the first, give shares the classes that their subflows are marked for in the kernel.
+
+        No other share gets a class that any mark names.
+        """
+        self._adopted = marks
+
+    def update(
+        self,
+        previous: Previous,
+        present: Mapping[Token, Iterable[Decision]],
+        now: float,
+        settings: PlanSettings,
+        refused: Collection[int] = (),
+    ) -> PlanDelta:
+        """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds).
+
+        `refused` are the minors of classes that the kernel has refused: none of them is spare.
+        """
+        decisions: dict[FourTuple, Decision | None] = {d.subflow.ends: None for old in previous.values() for d in old}
+        new = [decision for token in previous for decision in present.get(token, ())]
+        self._minors.free_resting(settings.max_minor)
+        concerned = self._concerned(previous, new, now, settings)
+
+        root = self._root
+        slots_before = slots = {share: self.slots[share] for share in concerned if share in self.slots}
+        before = plan_for(self._decisions(concerned), slots, self._settings)
+        for old in previous.values():
+            for decision in old:
+                self._remove(decision)
+        for decision in new:
+            decisions[decision.subflow.ends] = decision
+            if decision.throttle is not None:
+                self._members.setdefault(decision.throttle.share, {})[decision.subflow.ends] = decision
+        wanted = [share for share in concerned if share in self._members]
+        if self._adopted:
+            slots = self._adopt(wanted, settings)
+        slots = assign_classes(wanted, slots, now, settings, self._minors)
+        no_longer_spare = self._take(concerned, slots, settings)
+        newly_spare = {old.minor for old in slots_before.values() if old.minor in self._spare}
+        no_longer_spare |= self._drop_spare(refused) - newly_spare
+        newly_spare &= self._spare.keys()
+        before = _with_spare(before, no_longer_spare)
+        after = _with_spare(plan_for(self._decisions(concerned), slots, settings), newly_spare)
+        for share in wanted:
+            decisions.update(self._members[share])
+        self._settings = settings
+        self.plan = self.plan.replaced(before, after) if self.slots else UNTOUCHED
+        return PlanDelta(before, after, root != self._root, MappingProxyType(decisions))
+
+    def part(self, minors: Collection[int]) -> KernelPlan:
+        """The part of the plan about these classes, their shares, and the class of other traffic."""
+        shares = self._shares_with(minors)
+        part = plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
+        return _with_spare(part, self._spare.keys() & minors)
+
+    def members(self, minors: Iterable[int]) -> dict[FourTuple, Decision]:
+        """The decisions for the subflows in these classes."""
+        return {decision.subflow.ends: decision for decision in self._decisions(self._shares_with(minors))}
+
+    @property
+    def exhausted_networks(self) -> tuple[str, ...]:
+        """The access networks that have shares for which no class is left."""
+        return tuple(self._exhausted)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """The monotonic time of the next change that comes by itself, with those that follow soon; None: never."""
+        return self._timers[0][0] + _EXPIRY_BATCH_SECONDS if self._timers else None
+
+    @property
+    def _root(self) -> tuple[bool, int]:
+        return bool(self.slots), OTHER_TRAFFIC_MINOR if self._settings.other_traffic is not None else 0
+
+    def _concerned(
+        self, previous: Previous, new: Iterable[Decision], now: float, settings: PlanSettings
+    ) -> dict[Share, None]:
+        """The shares to plan again: of these decisions, those that have expired, those for which a class is free."""
+        concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
+        concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
+        concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
+        waiting = (share for share in self.without_class if share not in concerned)
+        concerned.update(dict.fromkeys(islice(waiting, len(self._minors))))
+        return concerned
+
+    def _shares_with(self, minors: Iterable[int]) -> list[Share]:
+        return [self._shares[minor] for minor in minors if minor in self._shares]
+
+    def _adopt(self, shares: Iterable[Share], settings: PlanSettings) -> dict[Share, Slot]:
+        marks, self._adopted = self._adopted, {}
+        marked = set(marks.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, settings.max_minor + 1))
+        left = set(marked)
+        slots = {}
+        for share in shares:
+            minor = next((marks[ends] for ends in self._members[share] if marks.get(ends) in left), None)
+            if minor is not None:
+                slots[share] = Slot(minor)
+                left.remove(minor)
+        self._minors.adopt(marked, left)
+        return slots
+
+    def _decisions(self, shares: Iterable[Share]) -> Iterator[Decision]:
+        return (decision for share in shares for decision in self._members.get(share, {}).values())
+
+    def _remove(self, decision: Decision) -> None:
+        if decision.throttle is not None:
+            members = self._members[decision.throttle.share]
+            members.pop(decision.subflow.ends, None)
+            if not members:
+                del self._members[decision.throttle.share]
+
+    def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], settings: PlanSettings) -> set[int]:
+        """Give the shares concerned these slots; the classes that were spare and are used now."""
+        used = set()
+        for share in concerned:
+            old, new = self.slots.pop(share, None), slots.get(share)
+            self._count_without_class(share, without=new is None and share in self._members)
+            if new is not None:
+                self.slots[share] = new
+                self._shares[new.minor] = share
+                if new.minor in self._spare:
+                    del self._spare[new.minor]
+                    used.add(new.minor)
+                at = expiry(new, settings.linger)
+                if at is not None:
+                    heapq.heappush(self._timers, (at, new.minor))
+            if old is not None and new is None:
+                del self._shares[old.minor]
+                self._minors.release(old.minor)
+                self._spare[old.minor] = None
+        return used
+
+    def _drop_spare(self, refused: Collection[int]) -> set[int]:
+        """Keep no more spare classes than are allowed, and none that is refused; those that are dropped."""
+        dropped = self._spare.keys() & refused
+        surplus = len(self._spare) - len(dropped) - len(self.slots) // _SHARES_PER_SPARE_CLASS
+        dropped.update(islice((minor for minor in self._spare if minor not in dropped), max(surplus, 0)))
+        for minor in dropped:
+            del self._spare[minor]
+        return dropped
+
+    def _count_without_class(self, share: Share, *, without: bool) -> None:
+        if share in self.without_class:
+            del self.without_class[share]
+            self._exhausted[share.network] -= 1
+            if not self._exhausted[share.network]:
+                del self._exhausted[share.network]
+        if without:
+            self.without_class[share] = None
+            self._exhausted[share.network] += 1
+
+    def _expired(self, now: float) -> Iterator[Share]:
+        # A timer may be stale: its share has got another time since, or has gone. To plan it again changes nothing.
+        while self._timers and self._timers[0][0] <= now:
+            _, minor = heapq.heappop(self._timers)
+            if minor in self._shares:
+                yield self._shares[minor]
+
+
+def _with_spare(part: KernelPlan, minors: Collection[int]) -> KernelPlan:
+    """A part of the plan, with spare classes; nobody sends through these."""
+    if not minors:
+        return part
+    return replace(part, classes={**part.classes, **dict.fromkeys(minors, DRAIN_RATE)})

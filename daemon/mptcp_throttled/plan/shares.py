@@ -1,0 +1,106 @@
+"""The kernel state that the decisions ask for: HTB classes, marks and paces, as values.
+
+Without shares there is no HTB: the interface keeps its own root qdisc. A share whose last subflow has gone keeps its
+class for `linger` seconds at `DRAIN_RATE`: what is queued leaves at once, and a client that comes back finds its class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mptcp_throttle.units import Rate
+from mptcp_throttled.vocabulary.decision import Decision, RateKind, Share
+from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MINOR, KernelPlan, payload_pace
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A class minor that a share has; `idle_since` is the monotonic time at which its last subflow went.
+
+    Until the monotonic time `settling_until`, only the pace slows its subflows, so that what their sockets had queued
+    before still leaves at the old rate. A share that comes back after less time than that has no second one.
+    """
+
+    minor: int
+    idle_since: float | None = None
+    settling_until: float | None = None
+
+
+Slots = Mapping[Share, Slot]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What planning needs of the configuration. `max_minor` is the largest number that fits under the mark mask.
+
+    `settle` is how long only the pace slows the subflows of a new class, in seconds; 0 where sockets cannot be paced.
+    """
+
+    max_minor: int
+    linger: float
+    other_traffic: Rate | None
+    settle: float = 0.0
+
+
+def assign_classes(
+    shares: Iterable[Share], before: Slots, now: float, settings: PlanSettings, free: Iterator[int]
+) -> dict[Share, Slot]:
+    """Give every share a class minor. Shares keep those of `before`, also idle shares until they have lingered.
+
+    A share for which `free` has no minor left gets none. `now` is monotonic seconds.
+    """
+    wanted = dict.fromkeys(shares)
+    slots = {}
+    for share, slot in before.items():
+        idle_since = now if slot.idle_since is None else slot.idle_since
+        if share in wanted:
+            is_back = slot.idle_since is not None and now - slot.idle_since >= settings.settle
+            until = _settling_until(share, now, settings) if is_back else slot.settling_until
+            settling = until is not None and now < until and settings.settle > 0
+            slots[share] = Slot(slot.minor, None, until if settling else None)
+        elif now - idle_since < settings.linger:
+            slots[share] = Slot(slot.minor, idle_since, slot.settling_until)
+    for share in wanted:
+        if share not in slots and (minor := next(free, None)) is not None:
+            slots[share] = Slot(minor, None, _settling_until(share, now, settings))
+    return slots
+
+
+def _settling_until(share: Share, now: float, settings: PlanSettings) -> float | None:
+    # Only capped subflows are paced.
+    return now + settings.settle if settings.settle and share.kind is RateKind.CAP else None
+
+
+def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings) -> KernelPlan:
+    """The kernel state for these decisions, with HTB. Subflows whose share has no slot are free.
+
+    Shares are independent: the plan for some of them, with all their decisions, is that part of the whole plan.
+    """
+    rates: dict[int, Rate] = {}
+    capped = {slot.minor for share, slot in slots.items() if share.kind is RateKind.CAP}
+    marks = {}
+    sharers: Counter[int] = Counter()
+    for decision in decisions:
+        if decision.throttle is not None and (slot := slots.get(decision.throttle.share)) is not None:
+            rates[slot.minor] = decision.throttle.rate
+            marks[decision.subflow.ends] = slot.minor
+            # A stalled subflow sends next to nothing, perhaps for minutes.
+            sharers[slot.minor] += not decision.subflow.stalled
+    each = {minor: payload_pace(rates[minor], max(sharers[minor], 1)) for minor in capped & rates.keys()}
+    paces = {ends: each[minor] for ends, minor in marks.items() if minor in each}
+    classes = {
+        slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
+        for slot in slots.values()
+    }
+    default_minor = 0
+    if settings.other_traffic is not None:
+        default_minor = OTHER_TRAFFIC_MINOR
+        classes[default_minor] = settings.other_traffic
+    return KernelPlan(True, default_minor, classes, marks, paces)
+
+
+def expiry(slot: Slot, linger: float) -> float | None:
+    """The monotonic time at which a share has settled, or lingered long enough; None if it does neither."""
+    return slot.settling_until if slot.idle_since is None else slot.idle_since + linger

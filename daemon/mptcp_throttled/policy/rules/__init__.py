@@ -1,0 +1,1 @@
+"""What changes the configured rates: one module per rule."""

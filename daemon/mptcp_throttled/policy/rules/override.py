@@ -1,0 +1,128 @@
+"""Overrides: rates set by hand in place of the configured ones. Pure functions, and the JSON of an override.
+
+In JSON: `{"network", "rule", "rate_bps", "expires_at", "seconds_left"}`: `rule` is the rate kind, `rate_bps` null is
+unlimited, and the rest is as in `clock`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
+from mptcp_throttled.vocabulary.clock import decode_end, encode_end
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.operator import Override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mptcp_throttle.model import AccessNetwork
+    from mptcp_throttle.rpc import Json
+    from mptcp_throttled.vocabulary.clock import Now
+
+_CAPS: Final = frozenset({RateKind.CAP, RateKind.UPLINK_CAP})
+
+
+def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now: float) -> Override:
+    """The override that `set_rate` asks for, `now` being in monotonic seconds.
+
+    Raises UserError naming the argument, its value and what is allowed.
+    """
+    if not isinstance(network, str):
+        raise UserError(f"network: {shown(network)}: allowed: the name of an access network")
+    if rule not in list(RateKind):
+        raise UserError(f"rule: {shown(rule)}: allowed: {', '.join(RateKind)}")
+    if not isinstance(rate, str | None):
+        raise UserError(f"rate: {shown(rate)}: is not text; allowed: {RATE_SYNTAX}; or null, which is unlimited")
+    try:
+        parsed = None if rate is None else Rate.parse(rate)
+    except ValueError as error:
+        raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
+    return Override(network, RateKind(rule), parsed, requested_end(seconds, now))
+
+
+def requested_end(seconds: Json, now: float) -> float | None:
+    """The end of a request for `seconds`, in monotonic seconds as `now` is; None: it lasts until it is reset.
+
+    Raises UserError with what is allowed.
+    """
+    if seconds is None:
+        return None
+    # Written so that it refuses NaN too; a bool is an int to Python.
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until reset"
+        raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
+    return now + seconds
+
+
+def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) -> tuple[AccessNetwork, ...]:
+    """The access networks with the overrides' rates in place of their own."""
+    rates = {(override.network, override.kind): override.rate for override in overrides}
+    return tuple(
+        replace(
+            network,
+            cap=rates.get((network.name, RateKind.CAP), network.cap),
+            limit=rates.get((network.name, RateKind.LIMIT), network.limit),
+            uplink_cap=rates.get((network.name, RateKind.UPLINK_CAP), network.uplink_cap),
+            uplink_limit=rates.get((network.name, RateKind.UPLINK_LIMIT), network.uplink_limit),
+        )
+        for network in networks
+    )
+
+
+class EffectiveNetworks:
+    """The effective networks, as the same tuple until they change: to compare thousands of subnets takes long."""
+
+    def __init__(self) -> None:
+        self._configured: tuple[AccessNetwork, ...] = ()
+        self._overrides: tuple[Override, ...] = ()
+        self._networks: tuple[AccessNetwork, ...] = ()
+
+    def update(
+        self, configured: tuple[AccessNetwork, ...], overrides: tuple[Override, ...]
+    ) -> tuple[AccessNetwork, ...]:
+        """The access networks with these overrides."""
+        if configured is not self._configured or overrides != self._overrides:
+            self._configured, self._overrides = configured, overrides
+            networks = effective(configured, overrides)
+            if networks != self._networks:
+                self._networks = networks
+        return self._networks
+
+
+def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
+    """Why an override, one of `overrides`, does not fit these networks, in one line; None if it fits."""
+    network = next((network for network in networks if network.name == override.network), None)
+    if network is None:
+        return no_such_network(override.network, networks)
+    if override.kind in _CAPS and network.preference == min(n.preference for n in networks):
+        return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
+    then = effective([network], overrides)[0]
+    for name, cap, limit in (("", then.cap, then.limit), ("uplink ", then.uplink_cap, then.uplink_limit)):
+        if cap is not None and limit is not None and cap > limit:
+            return f"{network.name}: {name}cap {cap} would be more than {name}limit {limit}; allowed: up to it"
+    return None
+
+
+def no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:
+    """The error text for a name that no access network has."""
+    return f"{name}: no such access network; allowed: {', '.join(network.name for network in networks)}"
+
+
+def encode_override(override: Override, now: Now) -> Json:
+    """The JSON object of an override."""
+    return {
+        "network": override.network,
+        "rule": override.kind,
+        "rate_bps": None if override.rate is None else override.rate.bits_per_second,
+        **encode_end(override.end, now),
+    }
+
+
+def decode_override(data: Json, now: Now) -> Override:
+    """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
+    rate = data["rate_bps"]
+    parsed = None if rate is None else Rate(int(rate))
+    return Override(str(data["network"]), RateKind(data["rule"]), parsed, decode_end(data, now))

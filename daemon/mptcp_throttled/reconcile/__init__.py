@@ -1,1 +1,0 @@
-"""Bring the kernel from the state it is in to the desired one."""

@@ -1,0 +1,1 @@
+"""The one place that logs and counts what the loop has done."""

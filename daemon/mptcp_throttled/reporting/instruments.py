@@ -1,0 +1,109 @@
+"""What is counted where it happens, like the log: histograms and counters of this process.
+
+Each series exists from the start with the value 0, so that the first event shows as an increase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.operations import (
+    AddClass,
+    ChangeClass,
+    ChangeMarks,
+    ChangePaces,
+    DeleteClass,
+    InstallHtb,
+    MakeMarks,
+    Operation,
+    RemoveMarks,
+    RestoreQdisc,
+)
+from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
+
+NAMESPACE: Final = "mptcpthrottle"
+REGISTRY: Final = CollectorRegistry()
+
+# They would add a series to each of these.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_JOIN_TO_CAP: Final = Histogram(
+    "join_to_cap_seconds",
+    "Time from the SYN that made a subflow capped until the kernel had its mark.",
+    namespace=NAMESPACE,
+    registry=REGISTRY,
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
+RECONCILE_DURATION: Final = Histogram(
+    "reconcile_duration_seconds",
+    "Duration of the full and incremental reconciles.",
+    namespace=NAMESPACE,
+    registry=REGISTRY,
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5),
+)
+_KERNEL_REPAIRS: Final = Counter(
+    "kernel_repairs",
+    "Kernel objects that somebody else had changed and that were put right, by kind.",
+    ("object",),
+    namespace=NAMESPACE,
+    registry=REGISTRY,
+)
+_ERRORS: Final = Counter(
+    "errors",
+    "Errors, by the stage at which they occurred. An error that lasts counts once.",
+    ("stage",),
+    namespace=NAMESPACE,
+    registry=REGISTRY,
+)
+
+_KINDS: Final[dict[type[Operation], str]] = {
+    InstallHtb: "qdisc",
+    RestoreQdisc: "qdisc",
+    AddClass: "class",
+    ChangeClass: "class",
+    DeleteClass: "class",
+    MakeMarks: "mark",
+    ChangeMarks: "mark",
+    RemoveMarks: "mark",
+    ChangePaces: "pace",
+}
+_STAGES: Final = ("kernel", "sniffer", "reload", "history", "observation")
+
+for _kind in (*dict.fromkeys(_KINDS.values()), "filter"):
+    _KERNEL_REPAIRS.labels(_kind)
+for _stage in _STAGES:
+    _ERRORS.labels(_stage)
+
+
+def count_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
+    """Count what a step of the loop has changed."""
+    for transition in transitions:
+        capped = transition.after
+        if transition.before is None and capped is not None and capped.latency is not None:
+            throttle = capped.decision.throttle
+            if throttle is not None and throttle.share.kind is RateKind.CAP:
+                _JOIN_TO_CAP.observe(capped.latency)
+    if after.errors != before.errors:
+        count_errors("kernel", len(set(after.errors) - set(before.errors)))
+    if before.sniffer.problem is None and after.sniffer.problem is not None:
+        count_errors("sniffer")
+
+
+def count_repairs(done: Collection[Operation]) -> None:
+    """Count operations that have put right what somebody else had changed."""
+    for operation in done:
+        _KERNEL_REPAIRS.labels(_KINDS[type(operation)]).inc()
+
+
+def count_filter_repair() -> None:
+    """Count a filter for uplinks that somebody else had removed or displaced."""
+    _KERNEL_REPAIRS.labels("filter").inc()
+
+
+def count_errors(stage: str, number: int = 1) -> None:
+    """Count errors at one of the stages."""
+    _ERRORS.labels(stage).inc(number)

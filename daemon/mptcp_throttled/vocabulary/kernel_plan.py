@@ -1,0 +1,102 @@
+"""The kernel state that the decisions ask for: HTB classes, marks and paces, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from immutables import Map
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.units import Rate
+
+K = TypeVar("K")
+
+
+V = TypeVar("V")
+
+
+DRAIN_RATE: Final = Rate(10_000_000_000)
+"""Of a class without marks: faster than any interface that an MPTCP proxy has a FIFO on."""
+
+
+PAYLOAD_PART: Final = 0.94
+"""HTB counts bytes on the wire, the kernel paces TCP's payload: 1428 of the 1514 bytes of a full IPv4 frame with time
+stamps and a DSS option, 1408 with IPv6. A little less, so that no queue builds up in HTB."""
+
+
+OTHER_TRAFFIC_MINOR: Final = 1
+"""The class of all unmarked traffic, if `other_traffic` is configured. The classes of shares have higher numbers."""
+
+
+_NONE: Final[Map] = Map()  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """`classes` maps the minor of each HTB class to its rate, `marks` each subflow to the minor of its class.
+
+    `paces` are bytes/s of payload, by capped subflow: what the subflow's socket tells MPTCP's scheduler. A limited
+    subflow has none: it fills its congestion window, which tells its rate, and a pace would keep the connection's send
+    buffer from growing. With `default_minor` 0, HTB does not shape unmarked traffic (sch_htb.c, direct queue).
+
+    A whole plan that is kept consists of persistent maps, which share what does not change with the plan before; a part
+    of a plan, made and read once, of whatever is fastest.
+    """
+
+    htb: bool = False
+    default_minor: int = 0
+    classes: Mapping[int, Rate] = _NONE
+    marks: Mapping[FourTuple, int] = _NONE
+    paces: Mapping[FourTuple, int] = _NONE
+
+    def persistent(self) -> KernelPlan:
+        """The plan as persistent maps."""
+        return KernelPlan(self.htb, self.default_minor, Map(self.classes), Map(self.marks), Map(self.paces))
+
+    def part_of(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
+        """What this plan says about the classes and subflows of a part that changes."""
+        return KernelPlan(
+            self.htb,
+            self.default_minor,
+            _common(self.classes, before.classes, after.classes),
+            _common(self.marks, before.marks, after.marks),
+            _common(self.paces, before.marks, after.marks),
+        )
+
+    def replaced(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
+        """The plan with the part `after` in place of `before`, as persistent maps."""
+        return KernelPlan(
+            after.htb,
+            after.default_minor,
+            _replaced(self.classes, before.classes, after.classes),
+            _replaced(self.marks, before.marks, after.marks),
+            _replaced(self.paces, before.paces, after.paces),
+        )
+
+
+def _common(whole: Mapping[K, V], *keys: Iterable[K]) -> dict[K, V]:
+    return {key: whole[key] for some in keys for key in some if key in whole}
+
+
+def _replaced(whole: Mapping[K, V], before: Mapping[K, V], after: Mapping[K, V]) -> Map[K, V]:
+    if not whole:
+        return Map(after)
+    changed = Map(whole).mutate()
+    for key in before:
+        if key not in after:
+            changed.pop(key, None)
+    for key, value in after.items():
+        if before.get(key) != value or key not in whole:
+            changed[key] = value
+    return changed.finish()
+
+
+UNTOUCHED: Final = KernelPlan()
+"""The interface as we found it."""
+
+
+def payload_pace(rate: Rate, sharers: int) -> int:
+    """The pace in bytes/s of each of the subflows that share a rate."""
+    return max(int(rate.bytes_per_second * PAYLOAD_PART / sharers), 1)

@@ -1,0 +1,101 @@
+"""What of ours is in the kernel, as values: what the kernel layer reads, and what is compared with the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.units import Rate
+    from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
+
+IP_VERSIONS: Final = (4, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class HtbState:
+    """Our HTB, which is the same on each interface of the proxy.
+
+    `classifies`: the filter from mark to class is there exactly if the mark back end needs it. A class that is not as
+    we make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface lacks
+    HTB, but for those that do not exist or have an obstacle.
+    """
+
+    default_minor: int
+    classifies: bool
+    classes: Mapping[int, Rate | None]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MarkState:
+    """The marks of one IP version: in our iptables chain and sets, in our nftables table, or as priorities of sockets.
+
+    `altered`: chain, sets or table are not as we made them, not exactly one rule jumps to the chain, or another back
+    end has left something.
+    """
+
+    marks: Mapping[FourTuple, int]
+    altered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QdiscState:
+    """Our HTB, if it is the root qdisc of an interface of the proxy, else the `obstacle` to installing it, if any.
+
+    `restore_pending`: the saved qdisc is not back yet, because somebody has deleted our HTB or because restoring was
+    interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB (the
+    interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
+    `left_out` says why some interfaces of the proxy have no HTB, if others have it or can have it.
+    """
+
+    htb: HtbState | None = None
+    obstacle: str | None = None
+    restore_pending: bool = False
+    pending_elsewhere: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PacingState:
+    """The paces of sockets in bytes/s; None if sockets cannot be paced, and `problem` says why."""
+
+    paces: Mapping[FourTuple, int] | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuickCheck:
+    """How much of ours is in the kernel, tc excluded: the number of `marks` by IP version; None if they are altered."""
+
+    marks: Mapping[int, int | None]
+    pacing: PacingState
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """All of ours in the kernel; `marks` by IP version."""
+
+    qdisc: QdiscState = field(default_factory=QdiscState)
+    marks: Mapping[int, MarkState] = field(default_factory=dict)
+    pacing: PacingState = field(default_factory=PacingState)
+
+
+def of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:
+    """The marks of one IP version."""
+    return {ends: minor for ends, minor in marks.items() if ends.client.address.version == version}
+
+
+def state_of(plan: KernelPlan, pacing: PacingState, made: Collection[int]) -> KernelState:
+    """The kernel state in which `plan` is applied.
+
+    `pacing` says whether sockets can be paced; `made` are the IP versions whose marks have been made.
+    """
+    if pacing.paces is not None:
+        pacing = PacingState(plan.paces)
+    present = {version: MarkState(of_version(plan.marks, version)) for version in made}
+    return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), present, pacing)

@@ -1,0 +1,37 @@
+"""Looks up the access network of an address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from mptcp_throttle.model import AccessNetwork, Address
+from mptcp_throttle.subnet_table import network_table
+
+_CACHE_ENTRIES: Final = 65536
+
+
+class Locator:
+    """Looks up the access network of an address, by longest match, once per address."""
+
+    def __init__(self, networks: Iterable[AccessNetwork]) -> None:
+        self._table = network_table(networks)
+        self._known: dict[Address, AccessNetwork | None] = {}
+
+    def prefix(self, address: Address) -> Address:
+        """The first address of the prefix that its network gives to one client; in no network, the address itself."""
+        network = self(address)
+        if network is None:
+            return address
+        host_bits = address.max_prefixlen - network.client_prefix.bits(address)
+        return address if host_bits == 0 else type(address)(int(address) >> host_bits << host_bits)
+
+    def __call__(self, address: Address) -> AccessNetwork | None:
+        """The network; None if the address is in none."""
+        try:
+            return self._known[address]
+        except KeyError:
+            if len(self._known) >= _CACHE_ENTRIES:
+                self._known.clear()
+            found = self._known[address] = self._table.find(address)
+            return found

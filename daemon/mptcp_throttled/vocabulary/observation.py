@@ -1,0 +1,30 @@
+"""What the proxy's sockets have and send, and what the classes count, at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.vocabulary.traffic import SocketTotals
+
+
+@dataclass(frozen=True, slots=True)
+class SocketState:
+    """A socket of the proxy that can send: the minor of its class (0: none), its pace (bytes/s; None: not paced), what
+    it has carried, its smoothed RTT in seconds (None before the first sample), and its cookie (SO_COOKIE)."""
+
+    minor: int
+    pace: int | None
+    totals: SocketTotals
+    rtt: float | None = None
+    cookie: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Sockets, and bytes that classes were given by minor, headers included, at `at` (monotonic seconds)."""
+
+    at: float
+    sockets: Mapping[FourTuple, SocketState]
+    classes: Mapping[int, int]

@@ -1,0 +1,155 @@
+"""The daemon's state after a step of the loop, as a value that never changes: any thread may read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from immutables import Map
+
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
+from mptcp_throttled.vocabulary.decision import Decision, Throttle
+from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.operator import OperatorState
+
+KEEPS_SENDING: Final = "client keeps sending (does not heed MP_PRIO, or has no other path): the excess is dropped"
+_NOT_APPLIED: Final = "not applied; see status"
+
+MAX_ERRORS: Final = 20
+"""The errors of a snapshot; one more says how many others there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throttled:
+    """A subflow that is throttled in the kernel, by the class `minor`.
+
+    `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
+    the moment at which the kernel had its mark; None if no SYN did, but a start, a reload, the operator, or a sniffer
+    that answers again. `adopted`: its mark is that of an earlier instance.
+    """
+
+    decision: Decision
+    minor: int
+    latency: float | None
+    adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SnifferState:
+    """How far the daemon has followed the sniffer's table; `problem` says why it does not follow it."""
+
+    epoch: str = ""
+    revision: int = 0
+    problem: str | None = "not connected yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was known, decided, planned and applied after a step of the loop.
+
+    `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
+    sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
+    `discards_problem` is why discards are not prevented.
+    `mark_back_end` is the one in use. `uplinks` are those that are throttled in the kernel; of
+    `policed`, what exceeds the rate is dropped.
+    """
+
+    sniffer: SnifferState = field(default_factory=SnifferState)
+    configured: tuple[AccessNetwork, ...] = ()
+    networks: tuple[AccessNetwork, ...] = ()
+    operator: OperatorState = field(default_factory=OperatorState)
+    connections: Map[Token, Connection] = field(default_factory=Map)
+    decisions: Map[Token, tuple[Decision, ...]] = field(default_factory=Map)
+    plan: KernelPlan = UNTOUCHED
+    applied: KernelPlan = UNTOUCHED
+    throttled: Map[FourTuple, Throttled] = field(default_factory=Map)
+    errors: tuple[str, ...] = ()
+    pacing_problem: str | None = None
+    deciding_problem: str | None = None
+    mark_back_end: str = ""
+    counters: ProgramCounters = field(default_factory=ProgramCounters)
+    uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
+    policed: frozenset[FourTuple] = frozenset()
+    uplink_counters: UplinkCounters = field(default_factory=UplinkCounters)
+    discards_problem: str | None = None
+    discard_counters: DiscardCounters = field(default_factory=DiscardCounters)
+
+    def throttle_of(self, ends: FourTuple) -> Throttle | None:
+        """What is applied for a subflow; None: it is free."""
+        throttled = self.throttled.get(ends)
+        return None if throttled is None else throttled.decision.throttle
+
+    def state_of(self, decision: Decision) -> str:
+        """In a word what a subflow is: `cap`, `limit`, `backup` or `free`."""
+        throttle = self.throttle_of(decision.subflow.ends)
+        if throttle is not None:
+            return throttle.share.kind
+        return "backup" if decision.subflow.backup else "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A change for one subflow. `after` is None if it is free now, as `decision` says, or has ended (None)."""
+
+    before: Throttled | None
+    after: Throttled | None
+    decision: Decision | None
+
+
+def why_free(decision: Decision) -> str:
+    """Why a subflow is free: it has no rate, or the kernel does not have its rate."""
+    return decision.reason if decision.throttle is None else _NOT_APPLIED
+
+
+def why_uplink_free(decision: Decision) -> str:
+    """Why the uplink of a subflow is free, as `why_free`."""
+    return decision.uplink_reason if decision.uplink is None else _NOT_APPLIED
+
+
+def why_uplink_throttled(decision: Decision, *, is_policed: bool) -> str:
+    """Why the uplink of a subflow is throttled, and how, if not in the client."""
+    return f"{decision.uplink_reason}; {KEEPS_SENDING}" if is_policed else decision.uplink_reason
+
+
+def update_throttled(
+    throttled: Map[FourTuple, Throttled],
+    concerned: Mapping[FourTuple, Decision | None],
+    applied: KernelPlan,
+    decisions: Mapping[Token, Iterable[Decision]],
+    adopted: Mapping[FourTuple, int],
+    began: float,
+    now: float,
+) -> tuple[Map[FourTuple, Throttled], list[Transition]]:
+    """The throttled subflows, brought up to date for the subflows `concerned`, and what has changed for the operator.
+
+    `adopted` are the marks that were in the kernel before us. `now` is in monotonic seconds, and so is `began`: since
+    when networks, rates and pause are what they are, and the sniffer answers.
+    """
+    transitions: list[Transition] = []
+    changed = throttled.mutate()
+    is_changed = False
+    for ends, decision in concerned.items():
+        before, minor = throttled.get(ends), applied.marks.get(ends)
+        if decision is None or decision.throttle is None or minor is None:
+            if before is not None:
+                is_changed = True
+                del changed[ends]
+                transitions.append(Transition(before, None, decision))
+            continue
+        if before is None:
+            is_adopted = adopted.get(ends) == minor
+            since = now if is_adopted else max(d.subflow.opened_at for d in decisions[decision.token])
+            after = Throttled(decision, minor, None if is_adopted or since < began else now - since, is_adopted)
+            if not is_adopted:
+                transitions.append(Transition(None, after, decision))
+        else:
+            after = replace(before, decision=decision, minor=minor)
+            if before.decision.throttle != decision.throttle:
+                transitions.append(Transition(before, after, decision))
+        if after != before:
+            is_changed = True
+            changed[ends] = after
+    # The same object if nothing has changed: to compare all values would take readers long.
+    return changed.finish() if is_changed else throttled, transitions
