@@ -132,7 +132,7 @@ class BackEnd(StrEnum):
     OVS = "ovs"
 
 
-class MarkMethod(StrEnum):
+class ClassifierKind(StrEnum):
     """What leads the packets of throttled subflows to their classes: the priority of their sockets, their own priority
     by an nftables map, marks by ipset, or marks by one iptables rule per subflow; `auto`: the first of these that is
     possible."""

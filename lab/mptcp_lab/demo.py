@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.program import run_program
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import ClassifierKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +56,11 @@ def _options() -> argparse.Namespace:
         help="run only this situation; may be repeated; one of: %(choices)s",
     )
     parser.add_argument(
-        "--marks",
-        type=MarkMethod,
-        choices=list(MarkMethod),
-        default=MarkMethod.AUTO,
-        help="what leads subflows to their classes: daemon.marks; default: %(default)s",
+        "--classifier",
+        type=ClassifierKind,
+        choices=list(ClassifierKind),
+        default=ClassifierKind.AUTO,
+        help="what leads subflows to their classes: daemon.classifier; default: %(default)s",
     )
     parser.add_argument(
         "--output",
@@ -107,7 +107,7 @@ def run() -> int:
     console.print("kernel {release}, congestion control {congestion_control}".format(**environment()), highlight=False)
     variant = "quick" if options.quick else "full"
     situations = chosen(f"demo/{name}:{variant}" for name in SITUATIONS if name in (options.only or SITUATIONS))
-    experiments = [_marked(experiment, options.marks) for experiment in situations]
+    experiments = [_marked(experiment, options.classifier) for experiment in situations]
     display = Display(console, sum(expected_seconds(experiment.scenario) for experiment in experiments))
     with nullcontext() if options.watch is None else watching(options.output / "page", options.watch) as watch:
         if watch is not None:
@@ -133,12 +133,12 @@ def run() -> int:
     return 0
 
 
-def _marked(experiment: Experiment, marks: MarkMethod) -> Experiment:
-    """The experiment with this `daemon.marks`, if our services run in it."""
+def _marked(experiment: Experiment, marks: ClassifierKind) -> Experiment:
+    """The experiment with this `daemon.classifier`, if our services run in it."""
     scenario = experiment.scenario
     if scenario.throttle is None:
         return experiment
-    throttle = scenario.throttle.model_copy(update={"marks": marks})
+    throttle = scenario.throttle.model_copy(update={"classifier": marks})
     return replace(experiment, scenario=scenario.model_copy(update={"throttle": throttle}))
 
 

@@ -20,7 +20,7 @@ from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import Tracker
 from mptcp_throttled.control.source import TableSource, TableUpdate
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.vocabulary.operations import AddClass, ChangeMarks, ChangePaces, MakeMarks
+from mptcp_throttled.vocabulary.operations import AddClass, ChangeAssignments, ChangePaces, MakeAssignments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +102,7 @@ def _time_daemon() -> None:
         apply(kernel, operation)
         now = time.monotonic()
         match operation:
-            case MakeMarks(marks=add) | ChangeMarks(add=add):
+            case MakeAssignments(assignments=add) | ChangeAssignments(add=add):
                 _notes.extend(("marked", f"{ends} {minor}", now) for ends, minor in add.items())
             case ChangePaces(add=add):
                 _note("paced", add, now)

@@ -22,7 +22,7 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.backend",
         "daemon.openvswitch_directory",
         "daemon.mark_mask",
-        "daemon.marks",
+        "daemon.classifier",
         "daemon.replace_any_qdisc",
         "daemon.pacing",
         "daemon.kernel_decides",

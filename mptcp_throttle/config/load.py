@@ -24,7 +24,7 @@ from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork, BackEnd, ClientPrefix, KernelDecides, MarkMethod, Network
+from mptcp_throttle.model import AccessNetwork, BackEnd, ClassifierKind, ClientPrefix, KernelDecides, Network
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -124,15 +124,17 @@ def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
 
 def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
     daemon = service.daemon
-    if daemon.backend is BackEnd.OVS and daemon.marks is not MarkMethod.AUTO:
-        where = file.where(("daemon", "marks"))
-        return [f"{where}: daemon.marks: {daemon.marks}: is of no use with daemon.backend: ovs; allowed: auto"]
+    if daemon.backend is BackEnd.OVS and daemon.classifier is not ClassifierKind.AUTO:
+        where = file.where(("daemon", "classifier"))
+        return [
+            f"{where}: daemon.classifier: {daemon.classifier}: is of no use with daemon.backend: ovs; allowed: auto"
+        ]
     is_deciding = daemon.pacing and daemon.kernel_decides is KernelDecides.AUTO and service.sniffer.kernel_view
-    if daemon.marks is not MarkMethod.SOCKET or is_deciding:
+    if daemon.classifier is not ClassifierKind.SOCKET or is_deciding:
         return []
-    where = file.where(("daemon", "marks"))
+    where = file.where(("daemon", "classifier"))
     needs = "daemon.pacing: true, daemon.kernel_decides: auto and sniffer.kernel_view: true"
-    return [f"{where}: daemon.marks: socket: needs {needs}; allowed: auto, nft, ipset, rules, or these too"]
+    return [f"{where}: daemon.classifier: socket: needs {needs}; allowed: auto, nft, ipset, rules, or these too"]
 
 
 def _web(service: ServiceFile, file: YamlFile) -> list[str]:

@@ -33,10 +33,10 @@ from mptcp_throttle.model import (
     AccessNetwork,
     Address,
     BackEnd,
+    ClassifierKind,
     Endpoint,
     KernelDecides,
     LogLevel,
-    MarkMethod,
     Network,
     Per,
     Trust,
@@ -157,7 +157,7 @@ class DaemonSection(Section):
     backend: Annotated[BackEnd, one_of(BackEnd)] = BackEnd.TC
     openvswitch_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/run/openvswitch"
     mark_mask: Annotated[int, parsed_by(_mark_mask)] = 0xFFFF_0000
-    marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
+    classifier: Annotated[ClassifierKind, one_of(ClassifierKind)] = ClassifierKind.AUTO
     linger: DurationText = 5.0
     reconcile_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
     other_traffic: RateText | None = None

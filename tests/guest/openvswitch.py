@@ -44,7 +44,7 @@ def throttled(uplink: Uplink, rate: str = "1Mbit") -> bool:
 def test_capped_path_carries_its_cap(world: ProxyWorld, uplink: Uplink) -> None:
     world.wait_capped()
     eventually(lambda: throttled(uplink), "in its class")
-    assert world.services.status()["daemon"]["marks"] == "ovs"
+    assert world.services.status()["daemon"]["classifier"] == "ovs"
     eventually(lambda: receive_rates(world.lab.client, 2)["eth0"] < 1.3e6, "what was queued before has arrived", 30)
     rates = receive_rates(world.lab.client, 5)
     assert 0.3e6 < rates["eth0"] < 1.2e6

@@ -17,9 +17,9 @@ from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.reconciler import Reconciler
-from mptcp_throttled.kernel.classes.choice import MarkingChoice
+from mptcp_throttled.kernel.classes.choice import ClassifierChoice
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking
+from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
@@ -141,8 +141,8 @@ def test_queue_that_somebody_has_put_into_our_qos_is_replaced(queues: PortQueues
 @pytest.mark.parametrize("last", ["ovs-ofctl --bundle", "ovs-vsctl -- remove Port"])
 def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queues: PortQueues, last: str) -> None:
     """ovs-vswitchd stops before it has carried out the `last` request."""
-    marks = OpenFlowMarking("eth0", OpenVswitch(uplink.switch.directory))
-    reconciler = Reconciler(LinuxKernel(queues, MarkingChoice(marks)))
+    marks = OpenFlowClassifier("eth0", OpenVswitch(uplink.switch.directory))
+    reconciler = Reconciler(LinuxKernel(queues, ClassifierChoice(marks)))
     plan = KernelPlan(True, 0, Map({2: SLOW}), Map({SUBFLOW: 2}), Map())
     outcome = reconciler.full(plan)
     assert (outcome.applied, outcome.failures) == (plan, ())
@@ -161,7 +161,7 @@ def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queu
         set_faults(None)
         os.kill(uplink.switch.daemon.pid, signal.SIGCONT)
     switch = OpenVswitch(uplink.switch.directory)
-    next_one = LinuxKernel(PortQueues("eth0", switch), MarkingChoice(OpenFlowMarking("eth0", switch)))
+    next_one = LinuxKernel(PortQueues("eth0", switch), ClassifierChoice(OpenFlowClassifier("eth0", switch)))
     assert Reconciler(next_one).full(UNTOUCHED).failures == ()
 
 

@@ -18,9 +18,9 @@ OBSERVED = 625_000
 
 
 # A socket that has sent through fq is not paced by TCP any more (SK_PACING_FQ): the class alone holds it.
-@pytest.mark.parametrize(("qdisc", "marks"), [("fq_codel", "auto"), ("fq", "nft")])
+@pytest.mark.parametrize(("qdisc", "classifier"), [("fq_codel", "auto"), ("fq", "nft")])
 def test_capped_path_carries_its_cap_and_the_qdisc_is_restored(qdisc: str, marks: str) -> None:
-    with proxy_world(Topology(proxy_qdisc=qdisc), daemon={"marks": marks}) as work:
+    with proxy_world(Topology(proxy_qdisc=qdisc), daemon={"classifier": marks}) as work:
         before = kernel_state(work.lab.proxy)
         with PathMeter(work.lab.client, ("eth0", "wlan0")) as meter:
 

@@ -15,7 +15,7 @@ def hosts() -> Iterator[Hosts]:
 @pytest.fixture
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
     """The module's hosts, with services of the test's own; an indirect parameter is the back end that marks packets."""
-    with proxy_world.serving(hosts, daemon={"marks": getattr(request, "param", "auto")}) as running:
+    with proxy_world.serving(hosts, daemon={"classifier": getattr(request, "param", "auto")}) as running:
         yield running
 
 

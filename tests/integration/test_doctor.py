@@ -268,14 +268,14 @@ def test_doctor_heeds_chains_that_change_what_names_the_class(world: ProxyWorld)
     proxy = world.lab.proxy
     proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
     try:
-        assert world.services.status()["daemon"]["marks"] == "socket"
+        assert world.services.status()["daemon"]["classifier"] == "socket"
         assert problems(world.services) == (0, {})
         proxy.run("iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "CLASSIFY", "--set-class", "1:2")
         status, found = problems(world.services)
         assert (status, set(found)) == (0, {"marks of others"}), "it changes the priority that the socket has given"
         proxy.run("iptables-legacy", "-t", "mangle", "-F", "OUTPUT")
         world.daemon.stop()
-        world.services.configure_daemon(marks="ipset")
+        world.services.configure_daemon(classifier="ipset")
         world.start_daemon()
         status, found = problems(world.services)
         assert (status, set(found) - {"iptables"}) == (0, {"marks of others"})
@@ -287,7 +287,7 @@ def test_doctor_heeds_chains_that_change_what_names_the_class(world: ProxyWorld)
 def test_doctor_finds_chains_that_change_priorities_where_nftables_is_used(world: ProxyWorld) -> None:
     proxy = world.lab.proxy
     world.daemon.stop()
-    world.services.configure_daemon(marks="nft")
+    world.services.configure_daemon(classifier="nft")
     world.start_daemon()
     proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
     try:

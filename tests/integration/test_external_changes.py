@@ -121,7 +121,7 @@ def hosts() -> Iterator[Hosts]:
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
     """With an indirect parameter, that is the back end that marks packets."""
     hosts.lab.proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
-    daemon = {"reconcile_interval": "1s", "marks": getattr(request, "param", "auto")}
+    daemon = {"reconcile_interval": "1s", "classifier": getattr(request, "param", "auto")}
     with proxy_world.serving(hosts, daemon=daemon) as running:
         yield running
 

@@ -77,7 +77,7 @@ class FaultyWorld(ProxyWorld):
 
         Sockets get their class when their queue has drained, with such a client after 1.5 s: then it takes 3 s.
         """
-        seconds = 3 if self.services.status()["daemon"]["marks"] == "socket" else 1
+        seconds = 3 if self.services.status()["daemon"]["classifier"] == "socket" else 1
         return self.download(seconds * MEGABYTE, rate_limit=Rate(8 * MEGABYTE))
 
     def lose_wifi(self) -> None:
@@ -169,7 +169,7 @@ def clean_up(world: FaultyWorld, before: dict[str, str], transfer: Download) -> 
 def test_kernel_recovers_from_a_daemon_killed_at_any_call(
     world: FaultyWorld, back_end: str, recover: Callable[[FaultyWorld, dict[str, str], Download], None]
 ) -> None:
-    world.services.configure_daemon(marks=back_end, pacing=back_end == "socket")
+    world.services.configure_daemon(classifier=back_end, pacing=back_end == "socket")
     world.lab.proxy.tc(TREE)
     before = world.state()
     kills = boundaries(world, before)
@@ -189,7 +189,7 @@ def test_kernel_recovers_from_a_daemon_killed_at_any_call(
 
 
 def test_kernel_recovers_from_a_daemon_killed_at_a_class_deletion(world: FaultyWorld) -> None:
-    world.services.configure_daemon(marks="auto", pacing=False)
+    world.services.configure_daemon(classifier="auto", pacing=False)
     world.lab.proxy.tc(PLAIN)
     before = world.state()
     world.start_daemon()
@@ -255,7 +255,7 @@ class Toggled:
 
 @pytest.fixture(scope="module", params=BACK_ENDS)
 def toggled(request: pytest.FixtureRequest, world: FaultyWorld) -> Iterator[Toggled]:
-    world.services.configure_daemon(marks=request.param)
+    world.services.configure_daemon(classifier=request.param)
     world.lab.proxy.tc(TREE)
     before = world.state()
     world.start_daemon()

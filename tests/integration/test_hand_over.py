@@ -159,7 +159,7 @@ class Booted(Services):
 @pytest.fixture
 def services(request: pytest.FixtureRequest, hosts: Hosts) -> Booted:
     """An indirect parameter is the daemon's section of the configuration."""
-    return Booted(hosts.lab.proxy, f"booted-{next(SERIAL)}", getattr(request, "param", {"marks": "socket"}))
+    return Booted(hosts.lab.proxy, f"booted-{next(SERIAL)}", getattr(request, "param", {"classifier": "socket"}))
 
 
 @pytest.fixture
@@ -192,11 +192,11 @@ def kill_for_good(services: Booted) -> None:
 @pytest.mark.parametrize(
     ("services", "end"),
     [
-        ({"marks": "socket"}, restart),
-        ({"marks": "socket"}, restart_both),
-        ({"marks": "socket"}, kill),
-        ({"marks": "ipset", "kernel_decides": "off"}, restart),
-        ({"marks": "nft", "kernel_decides": "off"}, restart),
+        ({"classifier": "socket"}, restart),
+        ({"classifier": "socket"}, restart_both),
+        ({"classifier": "socket"}, kill),
+        ({"classifier": "ipset", "kernel_decides": "off"}, restart),
+        ({"classifier": "nft", "kernel_decides": "off"}, restart),
     ],
     indirect=["services"],
     ids=["daemon", "both", "kill -9", "daemon that decides itself", "the same with nftables"],
@@ -309,7 +309,9 @@ def test_everything_is_restored_if_no_start_succeeds(
 
 
 @pytest.mark.parametrize("end", [restart, kill])
-@pytest.mark.parametrize("settings", [{"marks": "rules", "kernel_decides": "off"}, {"marks": "ipset", "pacing": False}])
+@pytest.mark.parametrize(
+    "settings", [{"classifier": "rules", "kernel_decides": "off"}, {"classifier": "ipset", "pacing": False}]
+)
 def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]
 ) -> None:
@@ -322,7 +324,7 @@ def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
     world.wait_paced(0 if "pacing" in settings else 1)
     assert services.kept_links == (0 if "pacing" in settings else 1)
-    freed = "everybody is freed until the next start: daemon.marks"
+    freed = "everybody is freed until the next start: daemon.classifier"
     assert (freed in services.log_of(DAEMON)) == (end is restart)
 
 

@@ -212,7 +212,7 @@ def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
 def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
     wifi, ethernet = WIFI_FIRST
     networks = [wifi, replace(ethernet, limit=Rate(2_000_000))]
-    with proxy_world(networks=networks, daemon={"marks": "socket"}) as world:
+    with proxy_world(networks=networks, daemon={"classifier": "socket"}) as world:
         world.download()
         world.wait_settled()
         with world.daemon.suspended():

@@ -26,22 +26,22 @@ from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
-from mptcp_throttle.model import Endpoint, FourTuple, MarkMethod
-from mptcp_throttled.kernel.classes.choice import choose_marking
-from mptcp_throttled.kernel.classes.classifier import MarkingBackEnd
+from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
+from mptcp_throttled.kernel.classes.choice import choose_classifier
+from mptcp_throttled.kernel.classes.classifier import Classifier
 from mptcp_throttled.kernel.classes.ipset import MAX_MARKS
-from mptcp_throttled.kernel.classes.nft import NftMarking
-from mptcp_throttled.kernel.classes.rules import RuleMarking
-from mptcp_throttled.kernel.classes.sets import IpsetMarking
-from mptcp_throttled.kernel.classes.socket import SocketMarking
-from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking, leaves_no_room
+from mptcp_throttled.kernel.classes.nft import NftClassifier
+from mptcp_throttled.kernel.classes.rules import RulesClassifier
+from mptcp_throttled.kernel.classes.sets import IpsetClassifier
+from mptcp_throttled.kernel.classes.socket import SocketClassifier
+from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier, leaves_no_room
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch as Programs
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
-AnyMarks = TypeVar("AnyMarks", bound=MarkingBackEnd)
+AnyMarks = TypeVar("AnyMarks", bound=Classifier)
 
 MASK: Final = 0x00FF_0000
 MARKING: Final = MarkedTraffic(MASK, (8080, 3128))
@@ -93,10 +93,10 @@ def switch(host: Host) -> OpenVswitch:
 
 
 @pytest.fixture(params=(*ALL_BACK_ENDS, "ovs"))
-def any_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+def any_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
     if request.param == "ovs":
         switch: OpenVswitch = request.getfixturevalue("switch")
-        back_end = use(OpenFlowMarking("eth0", Programs(switch.directory)))
+        back_end = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
         yield back_end
         for version in (4, 6):
             back_end.remove(version)
@@ -106,13 +106,13 @@ def any_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackE
 
 
 @pytest.fixture(params=ALL_BACK_ENDS)
-def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
     yield from marks_of(request.param, request, use)
 
 
-def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
     if kind == "socket":
-        back_end: MarkingBackEnd = use(SocketMarking(request.getfixturevalue("sockets"), RuleMarking(MASK)))
+        back_end: Classifier = use(SocketClassifier(request.getfixturevalue("sockets"), RulesClassifier(MASK)))
     else:
         back_end = use(by_packet(kind))
     yield back_end
@@ -120,17 +120,17 @@ def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[Ma
         back_end.remove(version)
 
 
-def by_packet(kind: str) -> MarkingBackEnd:
+def by_packet(kind: str) -> Classifier:
     match kind:
         case "nft":
-            return NftMarking()
+            return NftClassifier()
         case "ipset":
-            return IpsetMarking(MARKING)
-    return RuleMarking(MASK)
+            return IpsetClassifier(MARKING)
+    return RulesClassifier(MASK)
 
 
 @pytest.fixture(params=IPTABLES_BACK_ENDS)
-def iptables_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[MarkingBackEnd]:
+def iptables_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
     back_end = use(by_packet(request.param))
     yield back_end
     for version in (4, 6):
@@ -142,7 +142,7 @@ def left(host: Host) -> str:
     return "\n".join(line for line in shown.splitlines() if re.search("mptcp-throttle", line, re.IGNORECASE))
 
 
-def is_in_kernel(marks: MarkingBackEnd, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
+def is_in_kernel(marks: Classifier, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
     """Whether iptables or nftables do exactly that, for the back ends that use them."""
     return in_kernel(host) == (wanted if marks.kind in BACK_ENDS else {})
 
@@ -170,30 +170,30 @@ def refused(*calls: str) -> Iterator[None]:
         set_faults(None)
 
 
-def test_back_end_reads_back_what_it_made_and_changed(any_marks: MarkingBackEnd, host: Host) -> None:
+def test_back_end_reads_back_what_it_made_and_changed(any_marks: Classifier, host: Host) -> None:
     marks = any_marks
     marks.require()
     assert marks.read() == {}
 
     marks.make(4, {ONE: 2, OTHER_PORT: 255})
     marks.make(6, {SIX: 3})
-    assert marks.read() == {4: MarkState({ONE: 2, OTHER_PORT: 255}), 6: MarkState({SIX: 3})}
+    assert marks.read() == {4: AssignmentState({ONE: 2, OTHER_PORT: 255}), 6: AssignmentState({SIX: 3})}
     assert marks.count() == {4: 2, 6: 1}
     assert is_in_kernel(marks, host, {ONE: 2, OTHER_PORT: 255, SIX: 3})
 
     marks.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
-    assert marks.read()[4] == MarkState({TWO: 4, ONE: 5})
+    assert marks.read()[4] == AssignmentState({TWO: 4, ONE: 5})
     assert is_in_kernel(marks, host, {TWO: 4, ONE: 5, SIX: 3})
 
     marks.change(4, {}, {TWO: 4, ONE: 5})
-    assert marks.read()[4] == MarkState({})
+    assert marks.read()[4] == AssignmentState({})
 
     marks.remove(4)
-    assert marks.read() == {6: MarkState({SIX: 3})}
+    assert marks.read() == {6: AssignmentState({SIX: 3})}
     assert marks.count() == {6: 1}
 
 
-def test_make_replaces_an_altered_chain_and_its_marks(iptables_marks: MarkingBackEnd, host: Host) -> None:
+def test_make_replaces_an_altered_chain_and_its_marks(iptables_marks: Classifier, host: Host) -> None:
     marks = iptables_marks
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
@@ -201,25 +201,25 @@ def test_make_replaces_an_altered_chain_and_its_marks(iptables_marks: MarkingBac
     assert marks.read()[4].altered
     assert marks.count() == {4: None}
     marks.make(4, {TWO: 4})
-    assert marks.read() == {4: MarkState({TWO: 4})}
+    assert marks.read() == {4: AssignmentState({TWO: 4})}
     assert in_kernel(host) == {TWO: 4}
 
 
-def test_back_end_changes_marks_by_the_thousand(any_marks: MarkingBackEnd) -> None:
+def test_back_end_changes_marks_by_the_thousand(any_marks: Classifier) -> None:
     marks = any_marks
     many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(1500)}
     some = dict(list(many.items())[:100])
     more = {end: minor for end, minor in many.items() if end not in some}
     marks.make(4, some)
     marks.change(4, more, {})
-    assert marks.read() == {4: MarkState(many)}
+    assert marks.read() == {4: AssignmentState(many)}
     assert marks.count() == {4: 1500}
     marks.change(4, {}, more)
-    assert marks.read() == {4: MarkState(some)}
+    assert marks.read() == {4: AssignmentState(some)}
 
 
 @pytest.mark.parametrize("left_by", BACK_ENDS)
-def test_back_end_removes_what_another_one_left(marks: MarkingBackEnd, host: Host, use: Use, left_by: str) -> None:
+def test_back_end_removes_what_another_one_left(marks: Classifier, host: Host, use: Use, left_by: str) -> None:
     if marks.kind == left_by:
         return
     other = use(by_packet(left_by))
@@ -228,7 +228,7 @@ def test_back_end_removes_what_another_one_left(marks: MarkingBackEnd, host: Hos
     assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
     marks.make(4, {TWO: 3})
     marks.remove(6)
-    assert marks.read() == {4: MarkState({TWO: 3})}
+    assert marks.read() == {4: AssignmentState({TWO: 3})}
     assert is_in_kernel(marks, host, {TWO: 3})
     assert ("create mptcp-throttle-4-8080 " in left(host)) == (marks.kind == "ipset")
     assert ("MPTCP-THROTTLE" in left(host)) == (marks.kind in IPTABLES_BACK_ENDS)
@@ -271,24 +271,24 @@ NEW_CHAIN: Final = "nft delete chain ip mptcp-throttle postrouting; nft add chai
     ],
 )
 def test_make_replaces_an_altered_table(host: Host, use: Use, by_hand: str) -> None:
-    marks = use(NftMarking())
+    marks = use(NftClassifier())
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     marks.make(6, {SIX: 3})
-    assert marks.read() == {4: MarkState({ONE: 2, OTHER_PORT: 3}), 6: MarkState({SIX: 3})}
+    assert marks.read() == {4: AssignmentState({ONE: 2, OTHER_PORT: 3}), 6: AssignmentState({SIX: 3})}
     host.run("sh", "-ec", by_hand)
     assert marks.count() == {4: None, 6: 1}
     assert marks.read()[4].altered
     marks.make(4, {TWO: 4})
-    assert marks.read() == {4: MarkState({TWO: 4}), 6: MarkState({SIX: 3})}
+    assert marks.read() == {4: AssignmentState({TWO: 4}), 6: AssignmentState({SIX: 3})}
     assert in_kernel(host) == {TWO: 4, SIX: 3}
     marks.remove(4)
     marks.remove(6)
 
 
 def test_flush_of_all_nftables_is_counted_and_read(host: Host, use: Use) -> None:
-    marks = use(NftMarking())
+    marks = use(NftClassifier())
     marks.make(4, {ONE: 2})
-    assert marks.read() == {4: MarkState({ONE: 2})}
+    assert marks.read() == {4: AssignmentState({ONE: 2})}
     host.run("nft", "flush", "ruleset")
     assert marks.count() == {}
     with pytest.raises(KernelError, match=r"^nft add element ip mptcp-throttle subflows: .*: ENOENT$"):
@@ -302,7 +302,7 @@ def test_flush_of_all_nftables_is_counted_and_read(host: Host, use: Use) -> None
 def test_nftables_of_others_stay_and_a_change_of_them_costs_one_reading(host: Host, use: Use) -> None:
     host.run("nft", "add table ip others; add chain ip others mptcp-throttle; add table inet mptcp-throttle")
     before = host.run("nft", "list", "ruleset").stdout
-    marks = use(NftMarking())
+    marks = use(NftClassifier())
     assert marks.read() == {}
     marks.make(4, {ONE: 2})
     host.run("nft", "add", "rule", "ip", "others", "mptcp-throttle", "counter")
@@ -321,14 +321,14 @@ CHANGING: Final = "while true; do nft add table ip others; nft add chain ip othe
 
 
 def test_tables_are_read_while_another_program_keeps_changing_its_own(host: Host, use: Use) -> None:
-    marks = use(NftMarking())
+    marks = use(NftClassifier())
     many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(9000)}
     marks.make(4, many)
-    assert marks.read() == {4: MarkState(many)}
+    assert marks.read() == {4: AssignmentState(many)}
     changing = host.start("changing", "sh", "-c", CHANGING)
     began = time.monotonic()
     while time.monotonic() < began + 3:
-        assert marks.read() == {4: MarkState(many)}
+        assert marks.read() == {4: AssignmentState(many)}
         assert marks.count() == {4: 9000}
     assert changing.exit_status is None
     changing.stop()
@@ -336,23 +336,23 @@ def test_tables_are_read_while_another_program_keeps_changing_its_own(host: Host
 
 
 def test_change_of_a_map_is_made_as_a_whole(use: Use) -> None:
-    marks = use(NftMarking())
+    marks = use(NftClassifier())
     marks.make(4, {ONE: 2, TWO: 3})
     with pytest.raises(KernelError, match="EEXIST"):
         marks.change(4, {TWO: 5, OTHER_PORT: 2}, {ONE: 2})
     assert marks.count() == {4: 2}
-    assert marks.read() == {4: MarkState({ONE: 2, TWO: 3})}
+    assert marks.read() == {4: AssignmentState({ONE: 2, TWO: 3})}
     marks.remove(4)
 
 
 def test_nft_makes_no_table_of_iptables() -> None:
     script = """
 from pathlib import Path
-from mptcp_throttled.kernel.marking.maps import NftMarking
-from mptcp_throttled.kernel.marking.rules import RuleMarking
-marks = NftMarking()
+from mptcp_throttled.kernel.marking.maps import NftClassifier
+from mptcp_throttled.kernel.marking.rules import RulesClassifier
+marks = NftClassifier()
 marks.make(4, {})
-assert RuleMarking(1).read()[4].altered
+assert RulesClassifier(1).read()[4].altered
 marks.remove(4)
 marks.remove(6)
 assert Path("/proc/net/ip_tables_names").read_text() == Path("/proc/net/ip6_tables_names").read_text() == ""
@@ -371,44 +371,44 @@ assert Path("/proc/net/ip_tables_names").read_text() == Path("/proc/net/ip6_tabl
 def test_ipset_of_another_configuration_is_replaced(
     host: Host, use: Use, marking: MarkedTraffic, max_marks: int
 ) -> None:
-    use(IpsetMarking(marking, max_marks)).make(4, {ONE: 2})
-    marks = use(IpsetMarking(MARKING))
+    use(IpsetClassifier(marking, max_marks)).make(4, {ONE: 2})
+    marks = use(IpsetClassifier(MARKING))
     assert marks.read()[4].altered
     marks.make(4, {ONE: 2})
-    assert marks.read() == {4: MarkState({ONE: 2})}
+    assert marks.read() == {4: AssignmentState({ONE: 2})}
     assert in_kernel(host) == {ONE: 2}
     marks.remove(4)
 
 
 def test_full_ipset_refuses_a_change_as_a_whole(use: Use) -> None:
-    marks = use(IpsetMarking(MARKING, max_marks=4))
+    marks = use(IpsetClassifier(MARKING, max_marks=4))
     marks.make(4, {ONE: 2, TWO: 3})
     many = {ends("10.1.0.9", port): 2 for port in range(1, 9)}
     with pytest.raises(KernelError, match=r"^ipset add mptcp-throttle-4-8080: 9 marks: ENOSPC \(a set holds at most "):
         marks.change(4, {ONE: 5, **many}, {ONE: 2, TWO: 3})
-    assert marks.read() == {4: MarkState({ONE: 2, TWO: 3})}
+    assert marks.read() == {4: AssignmentState({ONE: 2, TWO: 3})}
     with pytest.raises(KernelError, match="ENOSPC"):
         marks.make(4, many)
     marks.make(4, {ONE: 2})
-    assert marks.read() == {4: MarkState({ONE: 2})}
+    assert marks.read() == {4: AssignmentState({ONE: 2})}
     marks.remove(4)
 
 
 @pytest.mark.parametrize("call", ["ipset add", "iptables-legacy -t mangle -A"])
 def test_make_that_fails_leaves_nothing(use: Use, call: str) -> None:
-    marks = use(IpsetMarking(MARKING))
+    marks = use(IpsetClassifier(MARKING))
     with refused(call), pytest.raises(KernelError, match=call):
         marks.make(4, {ONE: 2})
     assert marks.read() == {}
 
 
 def test_remove_names_an_ipset_used_by_a_foreign_rule(host: Host, use: Use) -> None:
-    marks = use(IpsetMarking(MARKING))
+    marks = use(IpsetClassifier(MARKING))
     marks.make(4, {ONE: 2})
     rule = ("OUTPUT", "-m", "set", "--match-set", "mptcp-throttle-4-8080", "dst,dst,src")
     host.run("iptables-legacy", "-A", *rule)
     marks.make(4, {TWO: 2})
-    assert marks.read() == {4: MarkState({TWO: 2})}
+    assert marks.read() == {4: AssignmentState({TWO: 2})}
     with pytest.raises(KernelError, match=r"^ipset destroy mptcp-throttle-4-8080: EBUSY \(somebody else's rule"):
         marks.remove(4)
     assert in_kernel(host) == {}
@@ -417,18 +417,18 @@ def test_remove_names_an_ipset_used_by_a_foreign_rule(host: Host, use: Use) -> N
 
 
 def test_make_refuses_a_port_that_is_not_the_proxys(use: Use) -> None:
-    marks = use(IpsetMarking(MARKING))
+    marks = use(IpsetClassifier(MARKING))
     with pytest.raises(KernelError, match=r"^port 9999 is not among proxy\.ports: EINVAL$"):
         marks.make(4, {ends("10.1.0.2", proxy_port=9999): 2})
     assert marks.read() == {}
 
 
 def test_auto_means_nft_else_ipset(use: Use, caplog: pytest.LogCaptureFixture) -> None:
-    assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "nft"
+    assert use(choose_classifier(ClassifierKind.AUTO, MARKING, None).present).kind == "nft"
     with refused("look for maps of nftables"):
-        assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "ipset"
+        assert use(choose_classifier(ClassifierKind.AUTO, MARKING, None).present).kind == "ipset"
         with pytest.raises(KernelError, match=r"^look for maps of nftables: ENOENT"):
-            use(choose_marking(MarkMethod.NFT, MARKING, None).present).require()
+            use(choose_classifier(ClassifierKind.NFT, MARKING, None).present).require()
     assert caplog.messages == []  # no warning
 
 
@@ -437,15 +437,15 @@ def test_auto_means_rules_where_the_kernel_lacks_ipset_too(
     use: Use, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     with refused("look for maps of nftables", call):
-        assert use(choose_marking(MarkMethod.AUTO, MARKING, None).present).kind == "rules"
+        assert use(choose_classifier(ClassifierKind.AUTO, MARKING, None).present).kind == "rules"
         with pytest.raises(KernelError, match=call):
-            use(choose_marking(MarkMethod.IPSET, MARKING, None).present).require()
+            use(choose_classifier(ClassifierKind.IPSET, MARKING, None).present).require()
     (line,) = caplog.messages
     assert line.startswith("ipset is not available: where packets are marked, there is one iptables rule per subflow: ")
 
 
 def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: PacedSockets) -> None:
-    choice = choose_marking(MarkMethod.AUTO, MARKING, sockets)
+    choice = choose_classifier(ClassifierKind.AUTO, MARKING, sockets)
     use(choice.present)
     assert choice.present.kind == "socket"
     sockets.close()
@@ -462,13 +462,13 @@ def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: Pac
     ],
 )
 def test_altered_openflow_rule_is_replaced(switch: OpenVswitch, use: Use, rule: str) -> None:
-    marks = use(OpenFlowMarking("eth0", Programs(switch.directory)))
+    marks = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
     marks.make(4, {ONE: 2})
     switch.rules("add-flow", rule)
     assert marks.read()[4].altered
     assert marks.count() == {4: None}
     marks.make(4, {TWO: 3})
-    assert marks.read() == {4: MarkState({TWO: 3})}
+    assert marks.read() == {4: AssignmentState({TWO: 3})}
     marks.remove(4)
     assert not leaves_no_room(Programs(switch.directory), "br0")
 
@@ -485,11 +485,11 @@ def other_bridges(switch: OpenVswitch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("other_bridges")
 def test_openflow_rules_on_another_bridge_than_ours_are_removed(switch: OpenVswitch, use: Use) -> None:
-    use(OpenFlowMarking("eth0", Programs(switch.directory))).make(4, {ONE: 2})
-    marks = use(OpenFlowMarking("other0", Programs(switch.directory)))
+    use(OpenFlowClassifier("eth0", Programs(switch.directory))).make(4, {ONE: 2})
+    marks = use(OpenFlowClassifier("other0", Programs(switch.directory)))
     assert marks.read()[4].altered
     marks.make(4, {ONE: 2})
-    assert marks.read() == {4: MarkState({ONE: 2})}
+    assert marks.read() == {4: AssignmentState({ONE: 2})}
     assert "set_queue" not in switch.rules("dump-flows")
     marks.remove(4)
     assert marks.read() == {}
@@ -497,8 +497,8 @@ def test_openflow_rules_on_another_bridge_than_ours_are_removed(switch: OpenVswi
 
 @pytest.mark.usefixtures("other_bridges")
 def test_openflow_rules_are_removed_though_our_port_is_on_no_bridge(switch: OpenVswitch, use: Use) -> None:
-    use(OpenFlowMarking("eth0", Programs(switch.directory))).make(4, {ONE: 2})
-    marks = use(OpenFlowMarking("eth1", Programs(switch.directory)))
+    use(OpenFlowClassifier("eth0", Programs(switch.directory))).make(4, {ONE: 2})
+    marks = use(OpenFlowClassifier("eth1", Programs(switch.directory)))
     assert marks.read()[4].altered
     with pytest.raises(KernelError, match=r"^eth1 is not a port of an Open vSwitch bridge: ENODEV$"):
         marks.make(4, {ONE: 2})
@@ -508,7 +508,7 @@ def test_openflow_rules_are_removed_though_our_port_is_on_no_bridge(switch: Open
 
 @pytest.mark.parametrize("rule", ["priority=100,udp,actions=drop", "cookie=0x4d507468,udp,actions=drop"])
 def test_rule_of_somebody_else_leaves_no_room(switch: OpenVswitch, use: Use, rule: str) -> None:
-    marks = use(OpenFlowMarking("eth0", Programs(switch.directory)))
+    marks = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
     assert not leaves_no_room(Programs(switch.directory), "br0")
     switch.rules("add-flow", rule)
     assert leaves_no_room(Programs(switch.directory), "br0")
@@ -574,9 +574,9 @@ assert switch.may_be_there and not switch.is_accessible
 
 
 def test_classes_of_a_detached_program_are_gone(use: Use, sockets: PacedSockets) -> None:
-    marks = use(SocketMarking(sockets, RuleMarking(MASK)))
+    marks = use(SocketClassifier(sockets, RulesClassifier(MASK)))
     marks.make(4, {ONE: 2})
     sockets.close()
-    assert marks.read() == {4: MarkState({})}
+    assert marks.read() == {4: AssignmentState({})}
     with pytest.raises(KernelError, match="the program is not attached"):
         marks.make(4, {ONE: 2})

@@ -17,9 +17,9 @@ ANNOUNCED_PORT: Final = 9999
 
 
 @contextmanager
-def announcing(marks: str) -> Iterator[ProxyWorld]:
+def announcing(classifier: str) -> Iterator[ProxyWorld]:
     """A download that begins over Wi-Fi; the proxy has opened a subflow to the client's Ethernet address."""
-    with proxy_world(Topology((ClientSpec(wifi=None),)), daemon={"marks": marks}) as world:
+    with proxy_world(Topology((ClientSpec(wifi=None),)), daemon={"classifier": classifier}) as world:
         client = world.lab.client
         client.ip([f"route replace {world.lab.proxy_address(4)} via {WIFI.v4[1]} dev {WIFI.interface}"])
         world.download()
@@ -49,9 +49,9 @@ def opened(world: ProxyWorld) -> list[str]:
     return [line.split()[2].rpartition(":")[2] for line in sockets.splitlines()]
 
 
-@pytest.mark.parametrize("marks", ["socket", "nft"])
-def test_subflow_that_the_proxy_opens_has_the_cap(marks: str) -> None:
-    with announcing(marks) as world:
+@pytest.mark.parametrize("classifier", ["socket", "nft"])
+def test_subflow_that_the_proxy_opens_has_the_cap(classifier: str) -> None:
+    with announcing(classifier) as world:
         (port,) = opened(world)
         assert port != str(PORT)
         (capped,) = world.wait_settled()
@@ -75,7 +75,7 @@ def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> 
     with announcing("ipset") as world:
         eventually(lambda: len(world.services.subflows()) == 2, "known by its token")
         (free,) = (subflow for subflow in world.services.subflows() if subflow.network == "ethernet")
-        assert "throttled only with daemon.marks: socket or nft" in free.reason
+        assert "throttled only with daemon.classifier: socket or nft" in free.reason
         assert world.errors() == []
 
 

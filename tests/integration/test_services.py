@@ -175,7 +175,7 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
     plan = world.services.cli_json("plan")
     assert plan["in_force"]
     operations = [operation["operation"] for operation in plan["operations"]]
-    assert operations == ["ChangePaces", "InstallHtb", "AddClass", "MakeMarks"]
+    assert operations == ["ChangePaces", "InstallHtb", "AddClass", "MakeAssignments"]
     assert cli("plan").stdout.endswith("# applied\n")
     for arguments, line in (
         (("set-rate", "dsl", "1mbit"), "dsl: no such access network; allowed: wifi, ethernet"),

@@ -26,7 +26,7 @@ OUR_CLASS = 0x4D50_0002
 
 @pytest.fixture
 def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    with serving(hosts, daemon={"marks": "socket"}) as running:
+    with serving(hosts, daemon={"classifier": "socket"}) as running:
         yield running
 
 
@@ -65,7 +65,7 @@ def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorl
     assert (mark.client, mark.client_port, mark.minor, mark.mask) == (capped.client, capped.client_port, 2, 0)
     assert world.chain() == ""
     assert "filter" not in world.lab.proxy.run("tc", "filter", "show", "dev", "eth0", "parent", "4d50:").stdout
-    assert world.services.status()["daemon"]["marks"] == "socket"
+    assert world.services.status()["daemon"]["classifier"] == "socket"
     assert 0.7 * CAP < capped_rate(world) < 1.25 * CAP
     shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
     sent = re.search(r"class htb 4d50:2 .*\n Sent (\d+)", shown)
@@ -124,7 +124,7 @@ def test_class_survives_a_type_of_service_and_leaves_the_priority_of_that(world:
 def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
     wifi, ethernet = WIFI_FIRST
     networks = [wifi, replace(ethernet, cap=None, limit=Rate(2_000_000))]
-    with serving(hosts, networks, {"marks": "socket"}) as world:
+    with serving(hosts, networks, {"classifier": "socket"}) as world:
         world.download()
         wait_classed(world)
         assert world.paced() == 0
@@ -160,7 +160,7 @@ def test_daemon_with_another_back_end_takes_sockets_out_of_classes(world: ProxyW
     world.wait_settled()
     wait_classed(world)
     world.daemon.kill()
-    world.services.configure_daemon(marks=after)
+    world.services.configure_daemon(classifier=after)
     world.start_daemon()
     world.wait_capped()
     wanted = [0 if after == "nft" else 0xFFFF_0000]
@@ -173,7 +173,7 @@ def test_sockets_of_a_killed_daemon_leave_their_classes(world: ProxyWorld, decid
     world.wait_settled()
     wait_classed(world)
     world.daemon.kill()
-    world.services.configure_daemon(marks="auto", kernel_decides=decides)
+    world.services.configure_daemon(classifier="auto", kernel_decides=decides)
     wifi, ethernet = WIFI_FIRST
     world.services.configure([wifi, replace(ethernet, cap=None)])
     world.start_daemon()

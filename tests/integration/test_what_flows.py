@@ -47,7 +47,7 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
     world.download()
     world.wait_settled()
     assert ethernet_subflow(world)["not_enforced"] is None
-    overwrite, undo = OVERWRITING[world.services.status()["daemon"]["marks"] == "nft"]
+    overwrite, undo = OVERWRITING[world.services.status()["daemon"]["classifier"] == "nft"]
     world.lab.proxy.run("sh", "-ec", overwrite)
     try:
         eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
@@ -97,7 +97,7 @@ def second_interface(world: ProxyWorld) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("marks", "cap", "limit", "why"),
+    ("classifier", "cap", "limit", "why"),
     [
         ("socket", Rate.parse("1mbit"), None, "its packets do not reach its class, only its pace limits it"),
         ("socket", Rate.parse("100kbit"), None, "its packets do not reach its class, only its pace limits it"),
@@ -106,10 +106,10 @@ def second_interface(world: ProxyWorld) -> Iterator[None]:
     ],
 )
 def test_packets_that_leave_through_a_second_interface_are_reported(
-    hosts: Hosts, marks: str, cap: Rate | None, limit: Rate | None, why: str
+    hosts: Hosts, classifier: str, cap: Rate | None, limit: Rate | None, why: str
 ) -> None:
     wifi, ethernet = WIFI_FIRST
-    with serving(hosts, (wifi, replace(ethernet, cap=cap, limit=limit)), daemon={"marks": marks}) as world:
+    with serving(hosts, (wifi, replace(ethernet, cap=cap, limit=limit)), daemon={"classifier": classifier}) as world:
         world.download()
         eventually(lambda: any(subflow.rule for subflow in world.services.subflows()), "throttled")
         eventually(lambda: len(world.marks()) == 1, "one subflow in a class")

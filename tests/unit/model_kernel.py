@@ -13,8 +13,8 @@ from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters
 from mptcp_throttled.vocabulary.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
+    ChangeAssignments,
     ChangeClass,
-    ChangeMarks,
     ChangePaces,
     ClassOperation,
     DeleteClass,
@@ -53,9 +53,9 @@ def _problem(state: KernelState, operation: Operation) -> str | None:
             is_possible = qdisc.htb is not None and minor not in classes
         case ChangeClass(minor) | DeleteClass(minor):
             is_possible = minor in classes
-        case ChangeMarks(ip_version, _, remove):
-            made = state.marks.get(ip_version)
-            is_possible = made is not None and remove.keys() <= made.marks.keys()
+        case ChangeAssignments(ip_version, _, remove):
+            made = state.assignments.get(ip_version)
+            is_possible = made is not None and remove.keys() <= made.assignments.keys()
         case ChangePaces():
             is_possible = state.pacing.paces is not None
         case _:
@@ -78,7 +78,7 @@ def _classes(state: KernelState) -> Mapping[int, Rate | None]:
 
 
 def _marks(state: KernelState) -> Iterator[tuple[FourTuple, int]]:
-    return (mark for of in state.marks.values() for mark in of.marks.items())
+    return (mark for of in state.assignments.values() for mark in of.assignments.items())
 
 
 class ModelKernel:
@@ -102,13 +102,13 @@ class ModelKernel:
         self.discards_problem: str | None = None
         self.discard_counters = DiscardCounters()
         self.prevented: tuple[AccessNetwork, ...] = ()
-        self.mark_back_end = "rules"
+        self.classifier = "rules"
         self.numbered = False  # whether an error tells which operation was refused
 
     def read(self) -> KernelState:
         self._fail_read()
         self.reads += 1
-        return replace(self.state, marks=dict(sorted(self.state.marks.items())))
+        return replace(self.state, assignments=dict(sorted(self.state.assignments.items())))
 
     def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
         self.prevented = networks
@@ -126,8 +126,8 @@ class ModelKernel:
     def quick_check(self) -> QuickCheck:
         self._fail_read()
         self.quick_checks += 1
-        found = self.state.marks.items()
-        counts = {version: None if of.altered else len(of.marks) for version, of in found}
+        found = self.state.assignments.items()
+        counts = {version: None if of.altered else len(of.assignments) for version, of in found}
         return QuickCheck(counts, self.state.pacing)
 
     def fail_open(self) -> None:

@@ -11,13 +11,13 @@ from mptcp_throttled.kernel.htb import htb
 from mptcp_throttled.vocabulary import class_ids
 from mptcp_throttled.vocabulary.kernel_state import KernelState
 from mptcp_throttled.vocabulary.operations import (
+    ChangeAssignments,
     ChangeClass,
-    ChangeMarks,
     DeleteClass,
     InstallHtb,
-    MakeMarks,
+    MakeAssignments,
     Operation,
-    RemoveMarks,
+    RemoveAssignments,
     RestoreQdisc,
 )
 
@@ -49,9 +49,9 @@ def test_commands_that_cap_one_subflow() -> None:
 
 def test_commands_that_free_and_those_for_ipv6() -> None:
     operations: list[Operation] = [
-        ChangeMarks(6, {}, {ends("fd00:1::2"): 3}),
+        ChangeAssignments(6, {}, {ends("fd00:1::2"): 3}),
         DeleteClass(3),
-        RemoveMarks(6),
+        RemoveAssignments(6),
         RestoreQdisc(),
     ]
     commands = commands_of(operations, "rules")
@@ -68,9 +68,9 @@ def test_commands_that_free_and_those_for_ipv6() -> None:
 
 def test_commands_of_marks_in_sets() -> None:
     operations: list[Operation] = [
-        MakeMarks(4, {ends("10.1.0.2"): 2}),
-        ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
-        RemoveMarks(6),
+        MakeAssignments(4, {ends("10.1.0.2"): 2}),
+        ChangeAssignments(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
+        RemoveAssignments(6),
     ]
     assert commands_of(operations, "ipset") == [
         "iptables-legacy -t mangle -N MPTCP-THROTTLE  # or -F, if it exists",
@@ -91,9 +91,9 @@ def test_commands_of_marks_in_sets() -> None:
 def test_commands_of_marks_in_nftables_need_no_filter() -> None:
     operations: list[Operation] = [
         InstallHtb(0),
-        MakeMarks(4, {ends("10.1.0.2"): 2}),
-        ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
-        RemoveMarks(6),
+        MakeAssignments(4, {ends("10.1.0.2"): 2}),
+        ChangeAssignments(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
+        RemoveAssignments(6),
     ]
     assert commands_of(operations, "nft") == [
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
@@ -114,9 +114,9 @@ def test_commands_of_marks_in_nftables_need_no_filter() -> None:
 def test_commands_of_sockets_are_comments_and_need_no_filter() -> None:
     operations: list[Operation] = [
         InstallHtb(0),
-        MakeMarks(4, {ends("10.1.0.2"): 2}),
-        ChangeMarks(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
-        RemoveMarks(4),
+        MakeAssignments(4, {ends("10.1.0.2"): 2}),
+        ChangeAssignments(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
+        RemoveAssignments(4),
     ]
     assert commands_of(operations, "socket") == [
         "tc qdisc replace dev eth0 root handle 4d50: htb default 0",
@@ -155,10 +155,10 @@ def test_commands_of_open_vswitch() -> None:
         "END",
     ]
     free: list[Operation] = [
-        ChangeMarks(6, {}, {ends("fd00:1::2"): 3}),
+        ChangeAssignments(6, {}, {ends("fd00:1::2"): 3}),
         ChangeClass(2, Rate.parse("2mbit")),
         DeleteClass(3),
-        RemoveMarks(6),
+        RemoveAssignments(6),
         RestoreQdisc(),
     ]
     assert commands_of(free, "ovs") == [

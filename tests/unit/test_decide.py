@@ -165,7 +165,7 @@ def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None
     assert table.decisions[Token(1)][1].throttle is not None
     assert table.reconfigure((WIFI, ETHERNET), paused=False, ports=frozenset({8080})).keys() == {Token(1)}
     assert table.decisions[Token(1)][1].throttle is None
-    assert "marks: socket" in table.decisions[Token(1)][1].reason
+    assert "classifier: socket" in table.decisions[Token(1)][1].reason
     table.reconfigure((WIFI, ETHERNET), paused=False, ports=None)
     assert table.decisions[Token(1)][1].throttle is not None
 

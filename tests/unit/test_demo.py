@@ -15,15 +15,15 @@ from mptcp_lab.scenario.files import chosen
 from mptcp_lab.watched_page import watching
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import MarkMethod
+from mptcp_throttle.model import ClassifierKind
 
 
 @pytest.mark.parametrize("situation", demo.SITUATIONS)
 def test_chosen_marks_are_those_of_the_services(situation: str) -> None:
     (experiment,) = chosen([f"demo/{situation}:quick"])
-    throttle = demo._marked(experiment, MarkMethod.RULES).scenario.throttle
+    throttle = demo._marked(experiment, ClassifierKind.RULES).scenario.throttle
     assert (throttle is None) == (experiment.scenario.throttle is None)
-    assert throttle is None or throttle.marks is MarkMethod.RULES
+    assert throttle is None or throttle.classifier is ClassifierKind.RULES
 
 
 def test_watched_page_shows_the_daemon_that_runs(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def snapshot() -> Snapshot:
     table.reconfigure((WIFI, ETHERNET), paused=False)
     table.replace({Token(1): connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))})
     plan = kernel_plan({2: CAP}, {CAPPED: 2}, {CAPPED: PACE})
-    return Snapshot(decisions=table.decisions, applied=plan, mark_back_end="socket")
+    return Snapshot(decisions=table.decisions, applied=plan, classifier="socket")
 
 
 def state(minor: int, pace: int | None, sent: int) -> SocketState:

@@ -5,7 +5,7 @@ against a kernel in memory. The lines of a step:
 
     connection NUMBER CLIENT:PORT [(backup)|(stalled)] ...   all such lines are the sniffer's table
     network NAME SUBNET ... KEY=VALUE ...                    a network; before the first step, or changed in it
-    daemon KEY=VALUE ...                                     mark_mask, linger, other_traffic, marks; likewise
+    daemon KEY=VALUE ...                                     mark_mask, linger, other_traffic, classifier; likewise
     paused                                                   by the operator, for this step
     by hand COMMAND                                          what somebody else has done to the kernel before
     refused COMMAND                                          the kernel refuses the operation with this command
@@ -42,13 +42,13 @@ from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.kernel.htb.htb import filter_bytecode
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState, HtbState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import Operation
 from mptcp_throttled.vocabulary.operator import Pause
 
 FILES: Final = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 SUBFLOW: Final = re.compile(r"\[?([0-9a-f.:]+?)\]?:(\d+)(?:\((backup|stalled)\))?")
-UNPACED: Final = KernelState(pacing=PacingState(None, "stories are about tc and marks"))
+UNPACED: Final = KernelState(pacing=PacingState(None, "stories are about tc and assignments"))
 
 
 class Story:
@@ -56,7 +56,7 @@ class Story:
 
     def __init__(self, directory: Path) -> None:
         self.networks: dict[str, AccessNetwork] = {}
-        self.marks = "rules"
+        self.classifier = "rules"
         self.clock = ManualClock(0.0)
         self.source = ManualSource()
         self.kernel = ModelKernel(UNPACED)
@@ -72,7 +72,7 @@ class Story:
 
     def commands(self, operations: Sequence[Operation]) -> Iterator[str]:
         for operation in operations:
-            for command in as_commands(operation, ("eth0",), self.marking, self.marks):
+            for command in as_commands(operation, ("eth0",), self.marking, self.classifier):
                 yield command.replace(filter_bytecode(self.marking), "FILTER")
 
 
@@ -151,7 +151,7 @@ def _configure(story: Story, line: str) -> None:
             Per(values.get("per", Per.CLIENT)),
         )
     elif keyword == "daemon":
-        story.marks = values.get("marks", "rules")
+        story.classifier = values.get("classifier", "rules")
         changes = {
             "mark_mask": int(values.get("mark_mask", "0xffff0000"), 16),
             "linger": parse_duration(values.get("linger", "5s")),
@@ -190,10 +190,10 @@ def _htb(change: Callable[..., HtbState | None]) -> Callable[..., KernelState]:
     )
 
 
-def _chain(change: Callable[[MarkState], MarkState]) -> Callable[..., KernelState]:
+def _chain(change: Callable[[AssignmentState], AssignmentState]) -> Callable[..., KernelState]:
     def effect(kernel: KernelState, v6: str) -> KernelState:
         version = 6 if v6 else 4
-        return replace(kernel, marks={**kernel.marks, version: change(kernel.marks[version])})
+        return replace(kernel, assignments={**kernel.assignments, version: change(kernel.assignments[version])})
 
     return effect
 
@@ -223,8 +223,8 @@ BY_HAND: Final[dict[str, Callable[..., KernelState]]] = {
     ),
     r"tc qdisc replace dev eth0 root handle 9: (\w+)": _foreign,
     r"ip link set eth0 name (\w+); ip link add eth0 type dummy": _renamed,
-    r"ip(6?)tables-legacy -t mangle -F": _chain(lambda _: MarkState({}, altered=True)),
-    r"ip(6?)tables-legacy -t mangle -F MPTCP-THROTTLE": _chain(lambda _: MarkState({})),
+    r"ip(6?)tables-legacy -t mangle -F": _chain(lambda _: AssignmentState({}, altered=True)),
+    r"ip(6?)tables-legacy -t mangle -F MPTCP-THROTTLE": _chain(lambda _: AssignmentState({})),
     r"ip(6?)tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE": _chain(
         lambda chain: replace(chain, altered=True)
     ),

@@ -39,7 +39,7 @@ def test_throttled_subflow_has_a_mark_and_a_class() -> None:
     plan = plan_for(decisions, {decisions[0].throttle.share: Slot(2)}, RULES)
     assert (plan.htb, plan.default_minor) == (True, 0)
     assert dict(plan.classes) == {2: ONE_MBIT}
-    assert dict(plan.marks) == {ends("10.1.0.2"): 2}
+    assert dict(plan.assignments) == {ends("10.1.0.2"): 2}
 
 
 def test_subflows_of_a_share_divide_its_pace_in_bytes_of_payload() -> None:
@@ -67,7 +67,7 @@ def test_limited_subflow_is_not_paced_and_has_its_rate_at_once() -> None:
     plan = plan_for(
         decisions, assign_classes([t.throttle.share for t in decisions if t.throttle], {}, 0.0, rules), rules
     )
-    assert (len(plan.marks), dict(plan.classes), len(plan.paces)) == (1, {2: ONE_MBIT}, 0)
+    assert (len(plan.assignments), dict(plan.classes), len(plan.paces)) == (1, {2: ONE_MBIT}, 0)
 
 
 def test_class_that_settles_leaves_throttling_to_the_pace() -> None:

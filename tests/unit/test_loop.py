@@ -33,15 +33,15 @@ from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.decision import RateKind
-from mptcp_throttled.vocabulary.kernel_state import KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
+    ChangeAssignments,
     ChangeClass,
-    ChangeMarks,
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeMarks,
+    MakeAssignments,
     Operation,
     RestoreQdisc,
 )
@@ -136,7 +136,7 @@ def test_loop_touches_nothing_while_nobody_is_throttled(world: World) -> None:
 
 def test_loop_installs_htb_at_the_first_cap(world: World) -> None:
     tried = world.step(client(1))
-    assert [type(operation) for operation in tried] == [ChangePaces, InstallHtb, AddClass, MakeMarks]
+    assert [type(operation) for operation in tried] == [ChangePaces, InstallHtb, AddClass, MakeAssignments]
     assert world.throttled == {capped(1)}
     assert world.loop.snapshot.applied == world.loop.snapshot.plan
 
@@ -145,7 +145,7 @@ def test_loop_adds_a_further_cap_without_reading_the_kernel(world: World) -> Non
     world.step(client(1))
     reads = world.kernel.reads
     tried = world.step(client(2))
-    assert [type(operation) for operation in tried] == [ChangePaces, AddClass, ChangeMarks]
+    assert [type(operation) for operation in tried] == [ChangePaces, AddClass, ChangeAssignments]
     assert (world.kernel.reads, world.throttled) == (reads, {capped(1), capped(2)})
 
 
@@ -163,7 +163,7 @@ def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) 
     world.clock.now += 5.1
     world.wait_until_due()
     assert world.kernel.state.qdisc.htb is None
-    assert not world.kernel.state.marks
+    assert not world.kernel.state.assignments
 
 
 def test_loop_frees_everybody_without_the_sniffer(world: World) -> None:
@@ -203,10 +203,10 @@ def test_loop_adopts_the_classes_of_an_earlier_instance(tmp_path: Path) -> None:
     first.settle()
     second = World(tmp_path, kernel=first.kernel)
     second.loop.adopt({capped(2): 2, capped(1): 3})
-    second.kernel.state = replace(second.kernel.state, marks={4: MarkState({capped(2): 2, capped(1): 3})})
+    second.kernel.state = replace(second.kernel.state, assignments={4: AssignmentState({capped(2): 2, capped(1): 3})})
     second.step(client(1), client(2))
     assert {(one.latency, one.adopted) for one in second.loop.snapshot.throttled.values()} == {(None, True)}
-    assert dict(second.loop.snapshot.applied.marks) == {capped(2): 2, capped(1): 3}
+    assert dict(second.loop.snapshot.applied.assignments) == {capped(2): 2, capped(1): 3}
 
 
 # What the kernel refuses, and who waits for it
@@ -274,7 +274,7 @@ def test_refused_mark_frees_only_its_subflow_of_a_share(world: World) -> None:
     shared = replace(ETHERNET, per=Per.NETWORK)
     world.running.config = replace(world.running.config, networks=(WIFI, shared))
     world.step(client(1))
-    world.kernel.refuse = (ChangeMarks,)
+    world.kernel.refuse = (ChangeAssignments,)
     world.step(client(2))
     assert world.throttled == {capped(1)}
     assert world.kernel.throttled.keys() == {capped(1)}
@@ -311,7 +311,7 @@ class Removal:
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChangeMarks) and bool(other.remove)
+        return isinstance(other, ChangeAssignments) and bool(other.remove)
 
 
 def test_refusal_to_remove_a_mark_frees_its_subflow_and_no_other_client(world: World) -> None:
@@ -325,7 +325,7 @@ def test_refusal_to_remove_a_mark_frees_its_subflow_and_no_other_client(world: W
         assert freed not in world.kernel.throttled
         assert capped(9) in world.kernel.throttled
         assert freed not in world.throttled
-        assert world.errors == ["ChangeMarks: ENOMEM"]
+        assert world.errors == ["ChangeAssignments: ENOMEM"]
         world.step(after=0.1)
     world.kernel.refuse = ()
     world.settle()
@@ -349,7 +349,7 @@ def test_refusal_to_free_is_answered_by_a_full_reconcile_at_once(world: World) -
     world.step(client(1), client(2))
     world.settle()
     reads = world.kernel.reads
-    world.kernel.refuse = (ChangeMarks, DeleteClass)
+    world.kernel.refuse = (ChangeAssignments, DeleteClass)
     world.step(connection(1, subflow("10.1.0.1")))
     assert world.kernel.reads > reads
     assert capped(1) not in world.kernel.throttled
@@ -411,8 +411,8 @@ def test_quick_check_that_fails_is_followed_by_a_full_reconcile(world: World) ->
     world.step(client(1))
     world.settle()
     checks = world.kernel.quick_checks
-    world.kernel.state = replace(world.kernel.state, marks={})
-    assert MakeMarks in map(type, world.wait_until_due())
+    world.kernel.state = replace(world.kernel.state, assignments={})
+    assert MakeAssignments in map(type, world.wait_until_due())
     assert world.kernel.quick_checks > checks
     assert world.kernel.throttled == {capped(1): SLOW}
 
@@ -423,7 +423,7 @@ def test_quick_check_goes_on_beside_a_refused_class(world: World) -> None:
     world.kernel.refuse = (AddClass,)
     world.step(client(2))
     world.settle()
-    world.kernel.state = replace(world.kernel.state, marks={})
+    world.kernel.state = replace(world.kernel.state, assignments={})
     for _ in range(12):
         world.step(after=0.1)
     assert world.kernel.throttled.keys() == {capped(1)}
@@ -461,13 +461,13 @@ def test_loop_takes_a_renamed_client_in_portions_and_others_between_them(world: 
     world.step(one(3000, "10.1.1.8"))
     for _ in range(2):
         assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.02)
-        assert len(set(world.loop.snapshot.plan.marks.values())) == 2
+        assert len(set(world.loop.snapshot.plan.assignments.values())) == 2
         world.step(client(1), after=0.02)
         assert capped(1) in world.throttled
         world.step(ended=1)
     world.settle()
     assert world.loop.next_deadline > world.clock.now + 0.02
-    assert len(set(world.loop.snapshot.plan.marks.values())) == 1
+    assert len(set(world.loop.snapshot.plan.assignments.values())) == 1
     assert len(world.throttled) == 1202
 
 
@@ -554,13 +554,13 @@ def test_snapshot_has_the_same_networks_until_they_change(world: World) -> None:
 def test_snapshot_never_changes_afterwards(world: World) -> None:
     world.step(client(1))
     before = world.loop.snapshot
-    kept = (before.plan.marks, before.applied.marks, before.connections, before.decisions, before.throttled)
+    kept = (before.plan.assignments, before.applied.assignments, before.connections, before.decisions, before.throttled)
     sizes = [len(one) for one in kept]
     world.step(client(2))
     world.step(ended=1)
     assert [len(one) for one in kept] == sizes == [1] * 5
     assert all(isinstance(one, Map) for one in kept)
-    assert dict(before.plan.marks) == {capped(1): 2}
+    assert dict(before.plan.assignments) == {capped(1): 2}
 
 
 def test_pacing_that_becomes_unavailable_is_reported_once(world: World, caplog: pytest.LogCaptureFixture) -> None:

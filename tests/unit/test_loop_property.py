@@ -21,16 +21,16 @@ from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
-from mptcp_throttled.vocabulary.kernel_state import KernelState, MarkState, PacingState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
+    ChangeAssignments,
     ChangeClass,
-    ChangeMarks,
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeMarks,
-    RemoveMarks,
+    MakeAssignments,
+    RemoveAssignments,
     RestoreQdisc,
 )
 
@@ -38,7 +38,17 @@ NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))
 NUMBERS = st.integers(1, 4)
 REFUSALS = st.sets(
     st.sampled_from(
-        [AddClass, ChangeClass, DeleteClass, MakeMarks, ChangeMarks, RemoveMarks, ChangePaces, InstallHtb, RestoreQdisc]
+        [
+            AddClass,
+            ChangeClass,
+            DeleteClass,
+            MakeAssignments,
+            ChangeAssignments,
+            RemoveAssignments,
+            ChangePaces,
+            InstallHtb,
+            RestoreQdisc,
+        ]
     ),
     max_size=3,
 )
@@ -52,7 +62,7 @@ STEPS = st.lists(
         st.tuples(st.just("end"), NUMBERS, st.booleans()),
         st.tuples(st.just("refuse"), REFUSALS, st.booleans()),
         st.tuples(st.just("refuse uplinks"), UPLINK_REFUSALS, st.booleans()),
-        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "marks", "filter"]), st.booleans()),
+        st.tuples(st.just("undo"), st.sampled_from(["qdisc", "classifier", "filter"]), st.booleans()),
         st.tuples(st.just("wait"), st.sampled_from([0.01, 0.15, 1.1, 6.0]), st.booleans()),
     ),
     max_size=25,
@@ -92,7 +102,7 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
                     loop.note_kernel_change()
                 case "undo", _:
                     kernel.state = KernelState(
-                        kernel.state.qdisc, {4: MarkState({}, altered=True)}, kernel.state.pacing
+                        kernel.state.qdisc, {4: AssignmentState({}, altered=True)}, kernel.state.pacing
                     )
                 case "wait", float(seconds):
                     clock.now += seconds
@@ -122,7 +132,7 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
         assert loop.snapshot.applied == (plan if paced else replace(plan, paces=Map()))
         assert loop.release() == ()
         assert kernel.state.qdisc.htb is None
-        assert not kernel.state.marks
+        assert not kernel.state.assignments
         assert not kernel.state.pacing.paces
         assert not uplinks.throttled
         assert not uplinks.has_filter

@@ -14,13 +14,13 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, Endpoint, FourTuple
-from mptcp_throttled.kernel.classes.rules import RuleMarking
-from mptcp_throttled.kernel.classes.socket import SocketMarking
+from mptcp_throttled.kernel.classes.rules import RulesClassifier
+from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.sockets import pacing
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.program import ProgramKind
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
 ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)
@@ -28,10 +28,10 @@ TWO: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40001), PROXY)
 SIX: Final = FourTuple(Endpoint(ip_address("fd00:1::2"), 40000), Endpoint(ip_address("fd00:3::2"), 8080))
 
 
-class NothingLeft(RuleMarking):
+class NothingLeft(RulesClassifier):
     """An iptables back end of which the kernel has nothing."""
 
-    def read(self) -> dict[int, MarkState]:
+    def read(self) -> dict[int, AssignmentState]:
         return {}
 
 
@@ -146,7 +146,7 @@ class Watched(FourTuple):
 
 def test_classes_are_counted_without_looking_at_a_subflow(sockets: PacedSockets) -> None:
     sockets.read()
-    marking = SocketMarking(sockets, NothingLeft(0xFFFF_0000))
+    marking = SocketClassifier(sockets, NothingLeft(0xFFFF_0000))
     marking.make(4, {Watched(one.client, one.proxy): 2 for one in (ONE, TWO)})
     marking.make(6, {Watched(SIX.client, SIX.proxy): 3})
     Watched.looks = 0

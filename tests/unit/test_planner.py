@@ -20,7 +20,7 @@ from mptcp_throttled.plan.shares import PlanSettings, Slot, plan_for
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.decision import Share
 from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan
-from mptcp_throttled.vocabulary.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState, HtbState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import ChangeClass, ClassOperation
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
@@ -105,7 +105,7 @@ def without_ports_of_others(
 
 def in_kernel(plan: KernelPlan) -> KernelState:
     marks = {
-        version: MarkState({e: m for e, m in plan.marks.items() if e.client.address.version == version})
+        version: AssignmentState({e: m for e, m in plan.assignments.items() if e.client.address.version == version})
         for version in (4, 6)
     }
     htb = HtbState(plan.default_minor, True, dict(plan.classes)) if plan.htb else None
@@ -178,7 +178,7 @@ def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
     assert len(planner.without_class) == 2
     play(planner, decisions, 4.1, *map(client, range(2, 8)))
     assert [share.who for share in planner.without_class] == ["10.1.0.7"]
-    assert planner.plan.marks[client(6).subflows[0].ends] == 2
+    assert planner.plan.assignments[client(6).subflows[0].ends] == 2
 
 
 def test_class_goes_to_another_share_when_the_first_that_waits_goes() -> None:
@@ -201,7 +201,7 @@ def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
     delta = play(planner, decisions, 4.1, *map(client, (2, 3, 4)))
     for operations in (diff(before, planner.plan), diff(in_kernel(delta.before), delta.after)):
         classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
-        assert classes == [ChangeClass(planner.plan.marks[held_end(4)], Rate(1_000_000))]
+        assert classes == [ChangeClass(planner.plan.assignments[held_end(4)], Rate(1_000_000))]
 
 
 def test_at_most_half_as_many_classes_are_spare_as_there_are_shares() -> None:
@@ -245,7 +245,7 @@ def held_end(number: int) -> FourTuple:
 def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
     before = planned(*map(client, (3, 1, 4, 2)))
     kernel = in_kernel(before.plan)
-    after = planned(*map(client, (1, 2, 3, 4)), found=dict(before.plan.marks), settle=1.0)
+    after = planned(*map(client, (1, 2, 3, 4)), found=dict(before.plan.assignments), settle=1.0)
     assert diff(kernel, after.plan) == ()
     assert diff(kernel, planned(*map(client, (1, 2, 3, 4))).plan) != ()
 
@@ -255,10 +255,10 @@ def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
     planner = Planner()
     planner.adopt(gone)
     play(planner, decisions, 0.0, *map(client, (1, 2, 3, 4, 5)))
-    assert dict(planner.plan.marks) == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
+    assert dict(planner.plan.assignments) == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
     assert [share.who for share in planner.without_class] == ["10.1.0.5"]
     play(planner, decisions, 0.1, *map(client, (1, 2, 3, 4, 5)))
-    assert planner.plan.marks[held_end(5)] == 2
+    assert planner.plan.assignments[held_end(5)] == 2
 
 
 def test_adopted_marks_count_for_the_first_plan_only() -> None:
@@ -267,7 +267,7 @@ def test_adopted_marks_count_for_the_first_plan_only() -> None:
     play(planner, decisions, 0.0)
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.1, client(1))
-    assert dict(planner.plan.marks) == {held_end(1): 3}
+    assert dict(planner.plan.assignments) == {held_end(1): 3}
 
 
 @given(
@@ -289,4 +289,6 @@ def test_adopting_any_marks_gives_every_share_its_own_class(
         if now == 0:
             others = {minor for number, minor in found.items() if number not in table}
             new = {n for n in table if n not in found}
-            assert not others & {planner.plan.marks[held_end(n)] for n in new if held_end(n) in planner.plan.marks}
+            assert not others & {
+                planner.plan.assignments[held_end(n)] for n in new if held_end(n) in planner.plan.assignments
+            }

@@ -16,24 +16,24 @@ from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
-from mptcp_throttled.vocabulary.kernel_state import HtbState, KernelState, MarkState, PacingState, QdiscState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState, HtbState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
+    ChangeAssignments,
     ChangeClass,
-    ChangeMarks,
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeMarks,
+    MakeAssignments,
     Operation,
-    RemoveMarks,
+    RemoveAssignments,
     RestoreQdisc,
 )
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("5mbit")
 V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")
 ONE = kernel_plan({2: SLOW}, {V4: 2})
-ONE_MARK = {4: MarkState({V4: 2})}
+ONE_MARK = {4: AssignmentState({V4: 2})}
 ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
 
 
@@ -42,18 +42,18 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
     [
         (KernelState(), UNTOUCHED, ()),
         (ONE_IN_KERNEL, ONE, ()),
-        (KernelState(), ONE, (InstallHtb(0), AddClass(2, SLOW), MakeMarks(4, {V4: 2}))),
-        (ONE_IN_KERNEL, UNTOUCHED, (RemoveMarks(4), RestoreQdisc())),
+        (KernelState(), ONE, (InstallHtb(0), AddClass(2, SLOW), MakeAssignments(4, {V4: 2}))),
+        (ONE_IN_KERNEL, UNTOUCHED, (RemoveAssignments(4), RestoreQdisc())),
         (ONE_IN_KERNEL, kernel_plan({2: FAST}, {V4: 2}), (ChangeClass(2, FAST),)),
         (
             ONE_IN_KERNEL,
             kernel_plan({2: SLOW, 3: SLOW}, {V4: 2, V6: 3}),
-            (AddClass(3, SLOW), MakeMarks(6, {V6: 3})),
+            (AddClass(3, SLOW), MakeAssignments(6, {V6: 3})),
         ),
         (
             ONE_IN_KERNEL,
             kernel_plan({3: SLOW}, {V4: 3}),
-            (AddClass(3, SLOW), ChangeMarks(4, {V4: 3}, {V4: 2}), DeleteClass(2)),
+            (AddClass(3, SLOW), ChangeAssignments(4, {V4: 3}, {V4: 2}), DeleteClass(2)),
         ),
         (
             KernelState(QdiscState(), ONE_MARK),
@@ -71,16 +71,16 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
             (ChangeClass(2, SLOW, replace_leaf=True),),
         ),
         (
-            replace(ONE_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}),
+            replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}),
             ONE,
-            (MakeMarks(4, {V4: 2}),),
+            (MakeAssignments(4, {V4: 2}),),
         ),
         (
-            replace(ONE_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}),
+            replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}),
             kernel_plan({2: SLOW}),
-            (RemoveMarks(4),),
+            (RemoveAssignments(4),),
         ),
-        (ONE_IN_KERNEL, kernel_plan({2: SLOW}, {V4: 2, V4B: 2}), (ChangeMarks(4, {V4B: 2}, {}),)),
+        (ONE_IN_KERNEL, kernel_plan({2: SLOW}, {V4: 2, V4B: 2}), (ChangeAssignments(4, {V4B: 2}, {}),)),
     ],
 )
 def test_diff_gives_the_operations_from_one_state_to_another(
@@ -123,11 +123,11 @@ def test_diff_paces_before_capping_and_unpaces_after_freeing() -> None:
         ChangePaces({V4: 1000}, {}),
         InstallHtb(0),
         AddClass(2, SLOW),
-        MakeMarks(4, {V4: 2}),
+        MakeAssignments(4, {V4: 2}),
     )
     paced = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 1000}))
     assert diff(paced, PACED) == ()
-    assert diff(paced, UNTOUCHED) == (RemoveMarks(4), ChangePaces({}, {V4: 1000}), RestoreQdisc())
+    assert diff(paced, UNTOUCHED) == (RemoveAssignments(4), ChangePaces({}, {V4: 1000}), RestoreQdisc())
 
 
 def test_reconcile_throttles_by_htb_alone_if_pacing_is_unavailable() -> None:
@@ -142,18 +142,18 @@ def test_reconcile_reports_a_refused_pace_and_keeps_the_cap() -> None:
     assert (outcome.failures, outcome.applied) == (("ChangePaces: ENOMEM",), ONE)
 
 
-@pytest.mark.parametrize("refused", [InstallHtb, AddClass, MakeMarks])
+@pytest.mark.parametrize("refused", [InstallHtb, AddClass, MakeAssignments])
 def test_reconcile_frees_and_reports_what_the_kernel_refuses(refused: type[Operation]) -> None:
     kernel = ModelKernel(None, refused)
     outcome = Reconciler(kernel).full(kernel_plan({2: SLOW}, {V4: 2, V6: 2}))
     assert outcome.failures == (f"{refused.__name__}: ENOMEM",)
-    assert (dict(outcome.applied.marks), kernel.throttled) == ({}, {})
+    assert (dict(outcome.applied.assignments), kernel.throttled) == ({}, {})
     assert not kernel.dangling
     kernel.refuse = ()
     assert Reconciler(kernel).full(ONE).applied == ONE
 
 
-@pytest.mark.parametrize("refused", [ChangeClass, RemoveMarks, ChangeMarks, DeleteClass])
+@pytest.mark.parametrize("refused", [ChangeClass, RemoveAssignments, ChangeAssignments, DeleteClass])
 @pytest.mark.parametrize(
     "plan",
     [
@@ -169,52 +169,58 @@ def test_reconcile_leaves_nobody_at_an_old_rate_if_a_change_is_refused(
     kernel = ModelKernel(ONE_IN_KERNEL, refused)
     outcome = Reconciler(kernel).full(plan)
     assert kernel.throttled in ({}, {V4: FAST})
-    assert dict(outcome.applied.marks) == {ends: plan.marks[ends] for ends in kernel.throttled}
+    assert dict(outcome.applied.assignments) == {ends: plan.assignments[ends] for ends in kernel.throttled}
     kernel.refuse = ()
     assert Reconciler(kernel).full(plan).errors == ()
     assert diff(kernel.state, plan) == ()
 
 
 def test_reconcile_removes_the_qdisc_if_nothing_else_frees() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, ChangeMarks, DeleteClass)
+    kernel = ModelKernel(ONE_IN_KERNEL, ChangeAssignments, DeleteClass)
     outcome = Reconciler(kernel).full(kernel_plan({2: SLOW}, {}))
     assert kernel.state.qdisc.htb is None
-    assert set(outcome.failures) == {"ChangeMarks: ENOMEM", "DeleteClass: ENOMEM"}
+    assert set(outcome.failures) == {"ChangeAssignments: ENOMEM", "DeleteClass: ENOMEM"}
 
 
 def test_reconcile_adds_other_classes_beside_a_refused_one() -> None:
     kernel = ModelKernel(None, AddClass(2, SLOW))
     outcome = Reconciler(kernel).full(kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
     assert outcome.failures == ("AddClass: ENOMEM",)
-    assert dict(outcome.applied.marks) == {V4B: 3}
-    assert kernel.state.marks == {4: MarkState({V4B: 3})}
+    assert dict(outcome.applied.assignments) == {V4B: 3}
+    assert kernel.state.assignments == {4: AssignmentState({V4B: 3})}
 
 
 def test_reconcile_does_not_pace_a_subflow_without_mark() -> None:
-    kernel = ModelKernel(KernelState(pacing=PacingState({})), MakeMarks)
+    kernel = ModelKernel(KernelState(pacing=PacingState({})), MakeAssignments)
     outcome = Reconciler(kernel).full(PACED)
-    assert (dict(outcome.applied.marks), kernel.state.pacing.paces) == ({}, {})
+    assert (dict(outcome.applied.assignments), kernel.state.pacing.paces) == ({}, {})
 
 
 def test_reconcile_keeps_other_caps_beside_a_refused_mark() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, ChangeMarks(4, {V4B: 3}, {}))
+    kernel = ModelKernel(ONE_IN_KERNEL, ChangeAssignments(4, {V4B: 3}, {}))
     outcome = Reconciler(kernel).full(kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
     assert kernel.throttled == {V4: SLOW}
-    assert (outcome.failures, dict(outcome.applied.marks)) == (("ChangeMarks: ENOMEM",), {V4: 2})
+    assert (outcome.failures, dict(outcome.applied.assignments)) == (("ChangeAssignments: ENOMEM",), {V4: 2})
 
 
 def test_reconcile_removes_an_altered_chain_it_cannot_remake() -> None:
-    kernel = ModelKernel(replace(ONE_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}), MakeMarks)
+    kernel = ModelKernel(
+        replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}), MakeAssignments
+    )
     outcome = Reconciler(kernel).full(ONE)
-    assert kernel.state.marks == {}
-    assert (kernel.throttled, outcome.failures, dict(outcome.applied.marks)) == ({}, ("MakeMarks: ENOMEM",), {})
+    assert kernel.state.assignments == {}
+    assert (kernel.throttled, outcome.failures, dict(outcome.applied.assignments)) == (
+        {},
+        ("MakeAssignments: ENOMEM",),
+        {},
+    )
 
 
 def test_reconcile_tolerates_an_empty_class_it_cannot_delete() -> None:
     kernel = ModelKernel(ONE_IN_KERNEL, DeleteClass)
     outcome = Reconciler(kernel).full(kernel_plan({3: FAST}, {V4: 3}))
     assert kernel.throttled == {V4: FAST}
-    assert (outcome.failures, dict(outcome.applied.marks)) == (("DeleteClass: ENOMEM",), {V4: 3})
+    assert (outcome.failures, dict(outcome.applied.assignments)) == (("DeleteClass: ENOMEM",), {V4: 3})
 
 
 def test_reconcile_reports_an_operation_without_effect() -> None:
@@ -225,13 +231,13 @@ def test_reconcile_reports_an_operation_without_effect() -> None:
 
     outcome = Reconciler(Deaf()).full(ONE)
     assert "AddClass: acknowledged by the kernel, but not applied" in outcome.failures
-    assert dict(outcome.applied.marks) == {}
+    assert dict(outcome.applied.assignments) == {}
 
 
 def test_error_of_an_operation_without_effect_is_short() -> None:
     class Deaf(ModelKernel):
         def _apply(self, operation: Operation) -> None:
-            if not isinstance(operation, MakeMarks):
+            if not isinstance(operation, MakeAssignments):
                 super()._apply(operation)
 
     many = {ends(f"10.1.{number // 250}.{number % 250}"): 2 for number in range(1000)}
@@ -245,7 +251,7 @@ def test_obstacle_is_reported_whether_or_not_anybody_is_throttled() -> None:
     for plan in (ONE, UNTOUCHED):
         outcome = Reconciler(kernel).full(plan)
         assert (outcome.obstacle, outcome.failures, outcome.applied) == ("cake", (), UNTOUCHED)
-        assert kernel.state.marks == {}
+        assert kernel.state.assignments == {}
 
 
 @pytest.mark.parametrize("plan", [ONE, UNTOUCHED])
@@ -259,7 +265,7 @@ def test_restore_of_another_interface_comes_first(plan: KernelPlan) -> None:
 def test_htb_replaces_at_once_where_a_restore_is_pending() -> None:
     restore_pending = KernelState(QdiscState(restore_pending=True))
     assert diff(restore_pending, UNTOUCHED) == (RestoreQdisc(),)
-    assert diff(restore_pending, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeMarks(4, {V4: 2}))
+    assert diff(restore_pending, ONE) == (InstallHtb(0), AddClass(2, SLOW), MakeAssignments(4, {V4: 2}))
 
 
 def test_pending_restore_does_not_displace_a_foreign_qdisc() -> None:
@@ -299,7 +305,7 @@ def ready(kernel: ModelKernel, plan: KernelPlan = ONE) -> Reconciler:
 def test_incremental_changes_what_differs_and_reads_nothing() -> None:
     kernel = ModelKernel(ONE_IN_KERNEL)
     outcome = ready(kernel).incremental(NOTHING, SECOND)
-    assert outcome.done == (AddClass(3, FAST), ChangeMarks(4, {V4B: 3}, {}))
+    assert outcome.done == (AddClass(3, FAST), ChangeAssignments(4, {V4B: 3}, {}))
     assert (outcome.applied, outcome.failures, outcome.certain) == (SECOND, (), True)
     assert kernel.throttled == {V4: SLOW, V4B: FAST}
 
@@ -308,7 +314,7 @@ def test_incremental_changes_what_differs_and_reads_nothing() -> None:
     ("refused", "objects"),
     [
         (AddClass, {KernelObject(ObjectKind.CLASS, 3)}),
-        (ChangeMarks, {KernelObject(ObjectKind.MARK, V4B)}),
+        (ChangeAssignments, {KernelObject(ObjectKind.ASSIGNMENT, V4B)}),
     ],
 )
 def test_incremental_frees_wholly_what_is_refused_and_only_that(
@@ -319,8 +325,8 @@ def test_incremental_frees_wholly_what_is_refused_and_only_that(
     kernel.refuse = (refused,)
     outcome = reconciler.incremental(NOTHING, SECOND_PACED)
     assert (set(outcome.refused) == objects, outcome.errors, outcome.certain) == (True, (), True)
-    assert (dict(outcome.applied.marks), dict(outcome.applied.paces)) == ({}, {})
-    assert (kernel.state.marks, kernel.state.pacing) == (ONE_MARK, PacingState({}))
+    assert (dict(outcome.applied.assignments), dict(outcome.applied.paces)) == ({}, {})
+    assert (kernel.state.assignments, kernel.state.pacing) == (ONE_MARK, PacingState({}))
     assert kernel.state.qdisc.htb is not None
     assert dict(kernel.state.qdisc.htb.classes) == {2: SLOW}
     assert not kernel.dangling
@@ -343,7 +349,7 @@ def test_incremental_frees_a_subflow_whose_rate_cannot_be_changed() -> None:
 
 
 def test_incremental_is_uncertain_if_a_subflow_cannot_be_freed() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, ChangeMarks, DeleteClass)
+    kernel = ModelKernel(ONE_IN_KERNEL, ChangeAssignments, DeleteClass)
     outcome = ready(kernel).incremental(ONE, NOTHING)
     assert (outcome.certain, kernel.throttled) == (False, {V4: SLOW})
 
@@ -363,11 +369,11 @@ PACED_IN_KERNEL: Final = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 100}))
     ("after", "intact"),
     [
         (PACED_IN_KERNEL, True),
-        (replace(PACED_IN_KERNEL, marks={}), False),
-        (replace(PACED_IN_KERNEL, marks={4: MarkState({})}), False),
-        (replace(PACED_IN_KERNEL, marks={4: MarkState({V4: 2, V4B: 2})}), False),
-        (replace(PACED_IN_KERNEL, marks={4: MarkState({V4: 2}, altered=True)}), False),
-        (replace(PACED_IN_KERNEL, marks={**PACED_IN_KERNEL.marks, 6: MarkState({})}), False),
+        (replace(PACED_IN_KERNEL, assignments={}), False),
+        (replace(PACED_IN_KERNEL, assignments={4: AssignmentState({})}), False),
+        (replace(PACED_IN_KERNEL, assignments={4: AssignmentState({V4: 2, V4B: 2})}), False),
+        (replace(PACED_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}), False),
+        (replace(PACED_IN_KERNEL, assignments={**PACED_IN_KERNEL.assignments, 6: AssignmentState({})}), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState({})), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState(None, "nobody listens")), False),
     ],
@@ -394,7 +400,7 @@ def test_quick_check_expects_nothing_if_nothing_is_applied() -> None:
     reconciler = Reconciler(kernel)
     reconciler.full(UNTOUCHED)
     assert reconciler.quick_check(UNTOUCHED)
-    kernel.state = KernelState(marks={4: MarkState({})})
+    kernel.state = KernelState(assignments={4: AssignmentState({})})
     assert not reconciler.quick_check(UNTOUCHED)
 
 

@@ -250,17 +250,17 @@ def test_cap_that_can_never_apply_is_refused(tmp_path: Path, line: str, key: str
 
 @pytest.mark.parametrize("obstacle", ["pacing: false", "kernel_decides: off"])
 def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path, obstacle: str) -> None:
-    service = SERVICE + f"daemon:\n  marks: socket\n  {obstacle}\n"
+    service = SERVICE + f"daemon:\n  classifier: socket\n  {obstacle}\n"
     assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
-        "service.yaml:3: daemon.marks: socket: needs daemon.pacing: true, daemon.kernel_decides: auto and"
+        "service.yaml:3: daemon.classifier: socket: needs daemon.pacing: true, daemon.kernel_decides: auto and"
         " sniffer.kernel_view: true; allowed: auto, nft, ipset, rules, or these too"
     ]
 
 
 def test_marks_cannot_be_chosen_with_open_vswitch(tmp_path: Path) -> None:
-    service = SERVICE + "daemon:\n  backend: ovs\n  marks: rules\n"
+    service = SERVICE + "daemon:\n  backend: ovs\n  classifier: rules\n"
     assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
-        "service.yaml:4: daemon.marks: rules: is of no use with daemon.backend: ovs; allowed: auto"
+        "service.yaml:4: daemon.classifier: rules: is of no use with daemon.backend: ovs; allowed: auto"
     ]
 
 

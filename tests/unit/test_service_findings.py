@@ -84,7 +84,7 @@ def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("marks", "version", "is_found"),
+    ("classifier", "version", "is_found"),
     [
         ("ipset", "iptables v1.8.9 (nf_tables)", True),
         ("rules", "iptables v1.8.9 (nf_tables)", True),
@@ -93,15 +93,18 @@ def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:
     ],
 )
 def test_rules_that_iptables_does_not_show_are_a_note(
-    marks: str, version: str | None, is_found: bool, monkeypatch: pytest.MonkeyPatch
+    classifier: str, version: str | None, is_found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mark_checks, "output_of", lambda *_: version)
-    (finding,) = mark_checks.legacy_tables(replace(examined_host(), daemon=status(marks=marks)))
+    (finding,) = mark_checks.legacy_tables(replace(examined_host(), daemon=status(classifier=classifier)))
     assert (finding.problem is not None) is is_found
     assert not finding.problem or ("iptables-legacy -t mangle -S" in (finding.remedy or "") and not finding.harm)
 
 
-@pytest.mark.parametrize("marks", ["socket", "nft", "ovs"])
-def test_host_without_rules_has_no_note_of_iptables(marks: str) -> None:
-    found: list[Finding] = list(mark_checks.legacy_tables(replace(examined_host(), daemon=status(marks=marks))))
+@pytest.mark.parametrize("classifier", ["socket", "nft", "ovs"])
+def test_host_without_rules_has_no_note_of_iptables(classifier: str) -> None:
+    host = replace(examined_host(), daemon=status(classifier=classifier))
+    found: list[Finding] = list(mark_checks.legacy_tables(host))
+        mark_checks.legacy_tables(replace(examined_host(), daemon=status(classifier=classifier)))
+    )
     assert found == []

@@ -127,13 +127,13 @@ class Api:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
         snapshot, config = self._snapshot(), self._config.config
         marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
-        plan, applied, marks = snapshot.plan, snapshot.applied, snapshot.mark_back_end
+        plan, applied, assignments = snapshot.plan, snapshot.applied, snapshot.classifier
         paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, marks)),
+                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, assignments)),
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],

@@ -44,7 +44,7 @@ def status(
             "interfaces": list(interfaces),
             "config": config,
             "pause": pause_status(snapshot.operator.pause, now),
-            "marks": snapshot.mark_back_end,
+            "classifier": snapshot.classifier,
             "qdisc": "htb" if snapshot.applied.htb else "original",
             "classes": len(snapshot.applied.classes),
             "capped_subflows": kinds[RateKind.CAP],

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import BackEnd, MarkMethod
+from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttled.enforcing.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.enforcing.retries import Retries
@@ -75,8 +75,8 @@ class DecidingKernel(Kernel, Protocol):
         """What the programs that prevent them had counted within the last seconds."""
 
     @property
-    def mark_back_end(self) -> str:
-        """The mark back end in use: `socket`, `ipset` or `rules`."""
+    def classifier(self) -> str:
+        """The assignment back end in use: `socket`, `ipset` or `rules`."""
 
     def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Decide by these from now on; by none, nobody is capped."""
@@ -153,10 +153,10 @@ class Loop:
         self.snapshot = Snapshot()
         self.recent_decisions = RecentDecisions()
 
-    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+    def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
         """Before the first step: keep subflows in the classes for which an earlier instance has marked them."""
-        self._adopted = marks
-        self._planner.adopt(marks)
+        self._adopted = assignments
+        self._planner.adopt(assignments)
 
     def note_kernel_change(self) -> None:
         """Somebody else has changed something in the kernel: the next step reconciles fully, or soon after."""
@@ -259,7 +259,7 @@ class Loop:
             _bounded((*exhausted, *dict.fromkeys(self._all_errors()))),
             work.pacing_problem,
             self._kernel.deciding_problem,
-            self._kernel.mark_back_end,
+            self._kernel.classifier,
             self._counters(before),
             self._uplinks.applied,
             self._uplinks.policed,
@@ -285,7 +285,7 @@ class Loop:
         table = self._decisions
         # iptables rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its
         # connection, an nftables map and an OpenFlow rule both of its ends.
-        on_any_port = self._kernel.mark_back_end in {MarkMethod.SOCKET, MarkMethod.NFT, BackEnd.OVS}
+        on_any_port = self._kernel.classifier in {ClassifierKind.SOCKET, ClassifierKind.NFT, BackEnd.OVS}
         ports = None if on_any_port else frozenset(self._config.config.proxy.ports)
         previous = table.reconfigure(networks, paused=paused, ports=ports)
         if update is not None and update.whole:
@@ -326,8 +326,8 @@ class Loop:
         return outcome.certain
 
     def _retry(self, step: _Step, due: frozenset[KernelObject]) -> bool:
-        marks = self._planner.plan.marks
-        minors = {one.key if isinstance(one.key, int) else marks.get(one.key, _NO_MINOR) for one in due}
+        assignments = self._planner.plan.assignments
+        minors = {one.key if isinstance(one.key, int) else assignments.get(one.key, _NO_MINOR) for one in due}
         step.concerned.update(self._planner.members(minors))
         part = self._planner.part(minors)
         return self._increment(step, part, part, due)
@@ -388,8 +388,10 @@ class Loop:
             return
         before, after = delta.before, delta.after
         self._retries.forget(KernelObject(ObjectKind.CLASS, m) for m in before.classes if m not in after.classes)
-        for kind in (ObjectKind.MARK, ObjectKind.PACE):
-            self._retries.forget(KernelObject(kind, ends) for ends in before.marks if ends not in after.marks)
+        for kind in (ObjectKind.ASSIGNMENT, ObjectKind.PACE):
+            self._retries.forget(
+                KernelObject(kind, ends) for ends in before.assignments if ends not in after.assignments
+            )
 
     def _all_errors(self) -> tuple[str, ...]:
         return *self._errors, *self._left_out, *self._retries.errors, *self._uplinks.errors
@@ -408,7 +410,7 @@ def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:
 
 def _settle_seconds(before: Snapshot) -> float:
     # A socket whose class the kernel program sets is put into it when its queue has drained.
-    if before.pacing_problem is not None or before.mark_back_end == MarkMethod.SOCKET:
+    if before.pacing_problem is not None or before.classifier == ClassifierKind.SOCKET:
         return 0.0
     return _DRAIN_SECONDS if before.deciding_problem is None else _RAMP_SECONDS
 

@@ -11,7 +11,7 @@ from immutables import Map
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary import operations as op
 from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
-from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, HtbState, KernelState, MarkState, of_version
+from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, AssignmentState, HtbState, KernelState, of_version
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -21,8 +21,8 @@ W = TypeVar("W")
 def diff(observed: KernelState, plan: KernelPlan) -> tuple[op.Operation, ...]:
     """The operations that lead from `observed` to `plan`, in an order in which they may be interrupted anywhere.
 
-    Throttling: pace before qdisc before class before mark. Freeing: mark before pace before class before qdisc. So a
-    mark never names a missing class, and no socket feeds a class faster than the class drains.
+    Throttling: pace, qdisc, class, assignment, in this order. Freeing: assignment, pace, class, qdisc.
+    So an assignment never names a missing class, and no socket feeds a class faster than the class drains.
     """
     return tuple(_diff(observed, plan))
 
@@ -33,8 +33,8 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
     htb, paces = observed.qdisc.htb, observed.pacing.paces or {}
     unwanted_paces = {ends: pace for ends, pace in paces.items() if ends not in plan.paces}
     if not plan.htb:
-        for version in observed.marks:
-            yield op.RemoveMarks(version)
+        for version in observed.assignments:
+            yield op.RemoveAssignments(version)
         if unwanted_paces:
             yield op.ChangePaces({}, unwanted_paces)
         if htb is not None or observed.qdisc.restore_pending:
@@ -43,11 +43,11 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
     missing_paces = _missing(plan.paces, paces)
     if missing_paces and observed.pacing.paces is not None:
         yield op.ChangePaces(missing_paces, {})
-    marks = {version: of_version(plan.marks, version) for version in IP_VERSIONS}
-    for version, state in observed.marks.items():
-        if state.altered and not marks[version]:
-            yield op.RemoveMarks(version)
-    intact = {version: state.marks for version, state in observed.marks.items() if not state.altered}
+    assignments = {version: of_version(plan.assignments, version) for version in IP_VERSIONS}
+    for version, state in observed.assignments.items():
+        if state.altered and not assignments[version]:
+            yield op.RemoveAssignments(version)
+    intact = {version: state.assignments for version, state in observed.assignments.items() if not state.altered}
     if htb is not None and (htb.default_minor != plan.default_minor or not htb.classifies):
         yield op.RestoreQdisc()
         htb = None
@@ -59,15 +59,15 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
             yield op.ChangeClass(minor, rate, replace_leaf=classes[minor] is None)
         else:
             yield op.AddClass(minor, rate)
-    for version, wanted in marks.items():
+    for version, wanted in assignments.items():
         if version not in intact:
             if wanted:
-                yield op.MakeMarks(version, wanted)
+                yield op.MakeAssignments(version, wanted)
             continue
         present = intact[version]
         add, remove = _missing(wanted, present), _missing(present, wanted)
         if add or remove:
-            yield op.ChangeMarks(version, add, remove)
+            yield op.ChangeAssignments(version, add, remove)
     if unwanted_paces:
         yield op.ChangePaces({}, unwanted_paces)
     for minor in sorted(minor for minor in classes if minor not in plan.classes):
@@ -76,8 +76,8 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
 
 def _missing(wanted: Mapping[K, V], present: Mapping[K, W]) -> dict[K, V]:
     """What of `wanted` is not in `present`, or has another value there."""
-    # Nearly always nothing. Two dictionaries (marks, and parts of a plan) are compared ten times as fast as key by key;
-    # a persistent map never equals a dictionary, so a whole plan's classes and paces are looked up one by one.
+    # Nearly always nothing. Two dictionaries (assignments, parts of a plan) are compared ten times as fast as key by
+    # key; a persistent map never equals a dictionary, so a whole plan's classes and paces are looked up one by one.
     if wanted == present:
         return {}
     return {key: value for key, value in wanted.items() if present.get(key) != value}
@@ -99,15 +99,15 @@ def after(state: KernelState, operation: op.Operation) -> KernelState:
             return _with_classes(state, _classes(state).set(minor, rate))
         case op.DeleteClass(minor):
             return _with_classes(state, _classes(state).delete(minor))
-        case op.MakeMarks(ip_version, marks):
-            return replace(state, marks={**state.marks, ip_version: MarkState(marks)})
-        case op.ChangeMarks(ip_version, add, remove):
-            marks = _changed(state.marks[ip_version].marks, add, remove)
-            return replace(state, marks={**state.marks, ip_version: MarkState(marks)})
+        case op.MakeAssignments(ip_version, assignments):
+            return replace(state, assignments={**state.assignments, ip_version: AssignmentState(assignments)})
+        case op.ChangeAssignments(ip_version, add, remove):
+            assignments = _changed(state.assignments[ip_version].assignments, add, remove)
+            return replace(state, assignments={**state.assignments, ip_version: AssignmentState(assignments)})
         case op.ChangePaces(add, remove):
             return replace(state, pacing=replace(state.pacing, paces=_changed(state.pacing.paces or {}, add, remove)))
-        case op.RemoveMarks(ip_version):
-            return replace(state, marks={v: of for v, of in state.marks.items() if v != ip_version})
+        case op.RemoveAssignments(ip_version):
+            return replace(state, assignments={v: of for v, of in state.assignments.items() if v != ip_version})
 
 
 def _classes(state: KernelState) -> Map[int, Rate | None]:

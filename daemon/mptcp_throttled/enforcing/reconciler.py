@@ -40,7 +40,7 @@ class Kernel(Protocol):
         """Apply each of these, in order, wholly or not at all; for each, why it was refused."""
 
     def fail_open(self) -> None:
-        """Free everybody without reading marks: restore the root qdisc if it is ours."""
+        """Free everybody without reading assignments: restore the root qdisc if it is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Outcome:
     """What a reconcile did, and the part of the plan that the kernel has now.
 
     `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
-    share. `blocked` are the classes that must stay away until a full reconcile has removed the marks that lead to them.
+    share. `blocked` are the classes that must stay away until a full reconcile has removed their assignments.
     `obstacle` is why HTB cannot be installed, `left_out` why some interfaces have none, `pacing_problem` why sockets
     cannot be paced, whatever the plan.
     `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
@@ -127,7 +127,7 @@ class Reconciler:
         except KernelError as error:
             progress.errors.update({str(error): None, **self._fail_open()})
             return Outcome(tuple(progress.done), UNTOUCHED, Map(progress.refused), tuple(progress.errors))
-        self._pacing, self._made = state.pacing, frozenset(state.marks)
+        self._pacing, self._made = state.pacing, frozenset(state.assignments)
         applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
         outcome = _outcome(progress, applied, state.pacing.problem)
         return replace(outcome, obstacle=obstacle, left_out=left_out)
@@ -144,7 +144,7 @@ class Reconciler:
         if progress.failed:
             # Remove what was applied for a subflow before one of its operations was refused.
             state, reachable = self._apply_diff(state, reachable, progress)
-        self._made = frozenset(state.marks)
+        self._made = frozenset(state.assignments)
         return replace(
             _outcome(progress, wanted if not progress.failed else _applied(state, wanted), self._pacing.problem),
             certain=not _wrongly_throttled(state, reachable),
@@ -154,8 +154,8 @@ class Reconciler:
         """Whether what was applied seems to be there still.
 
         The time does not grow with the number of subflows, except with the back end `rules`, which reads every rule.
-        tc is left out: the kernel notifies us of its changes (kernel/watch.py). A mark that was changed in place does
-        not change the count; a full reconcile finds it.
+        tc is left out: the kernel notifies us of its changes (kernel/watch.py). An assignment that was changed in
+        place does not change the count; a full reconcile finds it.
         """
         try:
             seen = self._kernel.quick_check()
@@ -163,11 +163,11 @@ class Reconciler:
             return False
         paced = None if seen.pacing.paces is None else len(seen.pacing.paces)
         expected = None if self._pacing.paces is None else len(applied.paces)
-        counts = seen.marks.values()
+        counts = seen.assignments.values()
         return (
-            seen.marks.keys() == self._made
+            seen.assignments.keys() == self._made
             and None not in counts
-            and sum(filter(None, counts)) == len(applied.marks)
+            and sum(filter(None, counts)) == len(applied.assignments)
             and (paced, seen.pacing.problem) == (expected, self._pacing.problem)
         )
 
@@ -273,27 +273,27 @@ def _groups(operations: Sequence[op.Operation]) -> Iterator[tuple[op.Operation, 
 
 
 def _reachable(operation: op.Operation, plan: KernelPlan) -> op.Operation | None:
-    """The operation without the marks that are not in the plan any more; None if nothing is left of it."""
+    """The operation without the assignments that are not in the plan any more; None if nothing is left of it."""
     match operation:
-        case op.MakeMarks(marks=marks):
-            kept = {ends: minor for ends, minor in marks.items() if ends in plan.marks}
-            return replace(operation, marks=kept) if kept else None
-        case op.ChangeMarks(add=add, remove=remove):
-            kept = {ends: minor for ends, minor in add.items() if ends in plan.marks}
+        case op.MakeAssignments(assignments=assignments):
+            kept = {ends: minor for ends, minor in assignments.items() if ends in plan.assignments}
+            return replace(operation, assignments=kept) if kept else None
+        case op.ChangeAssignments(add=add, remove=remove):
+            kept = {ends: minor for ends, minor in add.items() if ends in plan.assignments}
             return replace(operation, add=kept) if kept or remove else None
         case _:
             return operation
 
 
 def _wrongly_throttled(state: KernelState, wanted: KernelPlan) -> bool:
-    """Whether a mark leads to a class that is not the planned one, or has not the planned rate."""
+    """Whether an assignment leads to a class that is not the planned one, or has not the planned rate."""
     if state.qdisc.htb is None or not state.qdisc.htb.classifies:
         return False
     classes = state.qdisc.htb.classes
-    marks = (mark for of in state.marks.values() for mark in of.marks.items())
+    assignments = (assignment for of in state.assignments.values() for assignment in of.assignments.items())
     return any(
-        minor in classes and (wanted.marks.get(ends) != minor or classes[minor] != wanted.classes.get(minor))
-        for ends, minor in marks
+        minor in classes and (wanted.assignments.get(ends) != minor or classes[minor] != wanted.classes.get(minor))
+        for ends, minor in assignments
     )
 
 
@@ -303,8 +303,8 @@ def _applied(state: KernelState, plan: KernelPlan) -> KernelPlan:
     if htb is None or not htb.classifies or not plan.htb:
         return UNTOUCHED
     classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
-    present = {ends: m for of in state.marks.values() if not of.altered for ends, m in of.marks.items()}
-    marks = {ends: m for ends, m in plan.marks.items() if m in classes and present.get(ends) == m}
+    present = {ends: m for of in state.assignments.values() if not of.altered for ends, m in of.assignments.items()}
+    assignments = {ends: m for ends, m in plan.assignments.items() if m in classes and present.get(ends) == m}
     known = state.pacing.paces or {}
-    paces = {ends: pace for ends, pace in plan.paces.items() if ends in marks and known.get(ends) == pace}
-    return replace(plan, classes=Map(classes), marks=Map(marks), paces=Map(paces))
+    paces = {ends: pace for ends, pace in plan.paces.items() if ends in assignments and known.get(ends) == pace}
+    return replace(plan, classes=Map(classes), assignments=Map(assignments), paces=Map(paces))

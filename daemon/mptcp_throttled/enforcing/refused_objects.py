@@ -15,12 +15,12 @@ class ObjectKind(StrEnum):
     """What an object is."""
 
     CLASS = "class"
-    MARK = "mark"
+    ASSIGNMENT = "assignment"
     PACE = "pace"
 
 
 class KernelObject(NamedTuple):
-    """A class, known by its minor, or the mark or the pace of a subflow."""
+    """A class, known by its minor, or the assignment or the pace of a subflow."""
 
     kind: ObjectKind
     key: int | FourTuple
@@ -31,8 +31,8 @@ def objects_of(operation: op.Operation) -> set[KernelObject]:
     match operation:
         case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
             return {KernelObject(ObjectKind.CLASS, minor)}
-        case op.MakeMarks(marks=add) | op.ChangeMarks(add=add):
-            return {KernelObject(ObjectKind.MARK, ends) for ends in add}
+        case op.MakeAssignments(assignments=add) | op.ChangeAssignments(add=add):
+            return {KernelObject(ObjectKind.ASSIGNMENT, ends) for ends in add}
         case op.ChangePaces(add=add):
             return {KernelObject(ObjectKind.PACE, ends) for ends in add}
         case _:
@@ -40,32 +40,32 @@ def objects_of(operation: op.Operation) -> set[KernelObject]:
 
 
 def blocked_by(operation: op.Operation) -> set[KernelObject]:
-    """The classes that must not exist if an operation is refused: marks that should be gone still lead to them.
+    """The classes that must not exist if an operation is refused: assignments that should be gone still lead to them.
 
-    A mark without a class throttles nobody.
+    A assignment without a class throttles nobody.
     """
     match operation:
-        case op.ChangeMarks(remove=remove):
+        case op.ChangeAssignments(remove=remove):
             return {KernelObject(ObjectKind.CLASS, minor) for minor in remove.values()}
         case _:
             return set()
 
 
 def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:
-    """The plan without these objects and what depends on them: a subflow without its class or its mark is free.
+    """The plan without these objects and what depends on them: a subflow without its class or its assignment is free.
 
-    A class goes too if none of its marks is left.
+    A class goes too if none of its assignments is left.
     """
     if not refused:
         return plan
     gone = {one.key for one in refused if isinstance(one.key, int)}
-    lost = {one.key for one in refused if one.kind is ObjectKind.MARK and not isinstance(one.key, int)}
+    lost = {one.key for one in refused if one.kind is ObjectKind.ASSIGNMENT and not isinstance(one.key, int)}
     unpaced = {one.key for one in refused if one.kind is ObjectKind.PACE}
-    marks = plan.marks
+    assignments = plan.assignments
     if lost:
-        marks = {ends: minor for ends, minor in marks.items() if ends not in lost}
-        gone |= {plan.marks[ends] for ends in lost if ends in plan.marks} - set(marks.values())
-    marks = {ends: minor for ends, minor in marks.items() if minor not in gone}
-    paces = {ends: pace for ends, pace in plan.paces.items() if ends in marks and ends not in unpaced}
+        assignments = {ends: minor for ends, minor in assignments.items() if ends not in lost}
+        gone |= {plan.assignments[ends] for ends in lost if ends in plan.assignments} - set(assignments.values())
+    assignments = {ends: minor for ends, minor in assignments.items() if minor not in gone}
+    paces = {ends: pace for ends, pace in plan.paces.items() if ends in assignments and ends not in unpaced}
     classes = {minor: rate for minor, rate in plan.classes.items() if minor not in gone}
-    return KernelPlan(plan.htb, plan.default_minor, classes, marks, paces)
+    return KernelPlan(plan.htb, plan.default_minor, classes, assignments, paces)

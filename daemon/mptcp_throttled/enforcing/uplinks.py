@@ -1,6 +1,6 @@
 """Makes the kernel throttle the uplinks that are to be throttled.
 
-Uplinks need neither classes nor marks, and no other program is expected to change our maps: what the kernel
+Uplinks need neither classes nor assignments, and no other program is expected to change our maps: what the kernel
 acknowledges is applied, and what it refuses is free and tried again with exponential back-off. The filters are checked
 once an interval, and put back.
 """

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
-from mptcp_throttled.kernel.classes.choice import MarkingChoice
+from mptcp_throttled.kernel.classes.choice import ClassifierChoice
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
@@ -53,7 +53,7 @@ class Htb(Protocol):
 
 
 class LinuxKernel:
-    """HTB, marks and socket paces of this host, and the discard-prevention programs.
+    """HTB, assignments and socket paces of this host, and the discard-prevention programs.
 
     For one thread only, but for `class_bytes`: pyroute2 sockets and libiptc handles must not be shared between threads.
     """
@@ -61,18 +61,18 @@ class LinuxKernel:
     def __init__(
         self,
         htb: Htb,
-        marks: MarkingChoice,
+        assignments: ClassifierChoice,
         sockets: PacedSockets | None = None,
         discards: DiscardPrevention | None = None,
     ) -> None:
         self._htb = htb
-        self._marks = marks
+        self._marks = assignments
         self._sockets = sockets
         self._discards = discards
 
     @property
-    def mark_back_end(self) -> str:
-        """The mark back end in use: `socket`, `nft`, `ipset`, `rules` or `ovs`."""
+    def classifier(self) -> str:
+        """The assignment back end in use: `socket`, `nft`, `ipset`, `rules` or `ovs`."""
         return self._marks.present.kind
 
     @property
@@ -81,17 +81,17 @@ class LinuxKernel:
         return self._htb.ports
 
     def check(self) -> None:
-        """Raise KernelError if HTB or what the mark back ends need is missing."""
+        """Raise KernelError if HTB or what the assignment back ends need is missing."""
         self._htb.require_htb()
         self._marks.require()
 
     def read(self) -> KernelState:
         """The observed state. Raises KernelError."""
-        pacing = self._pacing()  # first: it may attach the program, and so change the mark back end
+        pacing = self._pacing()  # first: it may attach the program, and so change the assignment back end
         return KernelState(self._htb.read(), self._marks.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
-        """Count what the kernel does not notify us of: marks and paces. Raises KernelError."""
+        """Count what the kernel does not notify us of: assignments and paces. Raises KernelError."""
         pacing = self._pacing()
         return QuickCheck(self._marks.present.count(), pacing)
 
@@ -138,24 +138,26 @@ class LinuxKernel:
         return ProgramCounters() if self._sockets is None else self._sockets.counters()
 
     def adopt(self) -> dict[FourTuple, int]:
-        """Adopt what an earlier instance has left in the kernel; returns its marks, as minors. Raises KernelError."""
+        """Adopt what an earlier instance has left in the kernel; returns its class assignments. Raises KernelError."""
         sockets = SocketReader((ANY_PORT,)).read()  # the proxy may have opened subflows itself
         classes = {ends: state.minor for ends, state in sockets.items() if state.minor}
         found = self._marks.present.read().values()
-        marks = {**classes, **{ends: minor for of in found for ends, minor in of.marks.items()}}
+        assignments = {**classes, **{ends: minor for of in found for ends, minor in of.assignments.items()}}
         self._marks.adopt(classes)
         if self._sockets is not None:
             # The proxy may pace its sockets, too: only those that are marked have their pace from us.
-            paces = {ends: state.pace for ends, state in sockets.items() if ends in marks and state.pace is not None}
+            paces = {
+                ends: state.pace for ends, state in sockets.items() if ends in assignments and state.pace is not None
+            }
             self._sockets.adopt_paces(paces)
-        return marks
+        return assignments
 
     def release_sockets(self) -> int:
         """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""
         return 0 if self._sockets is None else self._sockets.release()
 
     def fail_open(self) -> None:
-        """Restore the saved qdisc wherever our HTB is the root, whatever marks remain. Raises KernelError."""
+        """Restore the saved qdisc wherever our HTB is the root, whatever assignments remain. Raises KernelError."""
         if self._sockets is not None:
             self._sockets.close()
         self._htb.fail_open()
@@ -177,13 +179,13 @@ class LinuxKernel:
         match operation:
             case op.InstallHtb(default_minor):
                 self._htb.install(default_minor)
-            case op.MakeMarks(ip_version, marks):
-                self._marks.present.make(ip_version, marks)
-            case op.ChangeMarks(ip_version, add, remove):
+            case op.MakeAssignments(ip_version, assignments):
+                self._marks.present.make(ip_version, assignments)
+            case op.ChangeAssignments(ip_version, add, remove):
                 self._marks.present.change(ip_version, add, remove)
             case op.ChangePaces(add, remove) if self._sockets is not None:
                 self._sockets.change(add, remove)
-            case op.RemoveMarks(ip_version):
+            case op.RemoveAssignments(ip_version):
                 self._marks.present.remove(ip_version)
             case op.RestoreQdisc(interface):
                 self._htb.restore(interface)

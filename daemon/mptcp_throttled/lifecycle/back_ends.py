@@ -8,12 +8,12 @@ from pathlib import Path
 
 from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.model import BackEnd, KernelDecides
-from mptcp_throttled.kernel.classes.choice import MarkingChoice, choose_marking
-from mptcp_throttled.kernel.classes.rules import RuleMarking
+from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
+from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowMarking
+from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
@@ -28,8 +28,8 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel
     if config.daemon.backend is BackEnd.OVS:
         return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets, discards)
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
-    marks = choose_marking(config.daemon.marks, _marking(config), sockets if is_deciding else None)
-    return LinuxKernel(_root_qdiscs(config, marks), marks, sockets, discards)
+    assignments = choose_classifier(config.daemon.classifier, _marking(config), sockets if is_deciding else None)
+    return LinuxKernel(_root_qdiscs(config, assignments), assignments, sockets, discards)
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
@@ -37,15 +37,15 @@ def kernel_to_clean(config: Config) -> LinuxKernel:
     sockets = _paced_sockets(config)
     if config.daemon.backend is BackEnd.OVS:
         return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets)
-    marks = _removing_marks()
-    return LinuxKernel(_root_qdiscs(config, marks), marks, sockets)
+    assignments = _removing_classifier()
+    return LinuxKernel(_root_qdiscs(config, assignments), assignments, sockets)
 
 
 def other_kernel(config: Config) -> LinuxKernel | None:
     """The kernel layer of the back end that is not configured; None if nothing of that one can be found."""
     if config.daemon.backend is BackEnd.OVS:
-        marks = _removing_marks()
-        return LinuxKernel(_root_qdiscs(config, marks), marks)
+        assignments = _removing_classifier()
+        return LinuxKernel(_root_qdiscs(config, assignments), assignments)
     return _openvswitch_to_clean(config.proxy.interfaces[0], _switch(config))
 
 
@@ -55,7 +55,7 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
     `directory` has the saved qdiscs; Open vSwitch is looked for in the default directory.
     """
     switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
-    kernel = LinuxKernel(RootQdiscs((), MarkedTraffic(1, ()), directory), _removing_marks())
+    kernel = LinuxKernel(RootQdiscs((), MarkedTraffic(1, ()), directory), _removing_classifier())
     return kernel, _openvswitch_to_clean("", switch)
 
 
@@ -67,26 +67,26 @@ def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | 
     return None
 
 
-def _root_qdiscs(config: Config, marks: MarkingChoice) -> RootQdiscs:
+def _root_qdiscs(config: Config, assignments: ClassifierChoice) -> RootQdiscs:
     return RootQdiscs(
         config.proxy.interfaces,
         _marking(config),
         config.sockets.daemon.parent,
-        needs_filter=lambda: marks.present.needs_filter,
+        needs_filter=lambda: assignments.present.needs_filter,
         force=config.daemon.replace_any_qdisc,
     )
 
 
-def _of_switch(interface: str, switch: OpenVswitch) -> tuple[PortQueues, MarkingChoice]:
-    return PortQueues(interface, switch), MarkingChoice(OpenFlowMarking(interface, switch))
+def _of_switch(interface: str, switch: OpenVswitch) -> tuple[PortQueues, ClassifierChoice]:
+    return PortQueues(interface, switch), ClassifierChoice(OpenFlowClassifier(interface, switch))
 
 
 def _switch(config: Config) -> OpenVswitch:
     return OpenVswitch(Path(config.daemon.openvswitch_directory))
 
 
-def _removing_marks() -> MarkingChoice:
-    return MarkingChoice(RuleMarking(1))  # removes sets and tables, too, and needs no kernel that has them
+def _removing_classifier() -> ClassifierChoice:
+    return ClassifierChoice(RulesClassifier(1))  # removes sets and tables, too, and needs no kernel that has them
 
 
 def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:

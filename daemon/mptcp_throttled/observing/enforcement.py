@@ -15,7 +15,7 @@ from typing import Final
 
 from immutables import Map
 
-from mptcp_throttle.model import FourTuple, MarkMethod
+from mptcp_throttle.model import ClassifierKind, FourTuple
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -110,13 +110,13 @@ def _differences(
 ) -> Iterator[tuple[FourTuple, str]]:
     """For subflows that have sent something since the observation before."""
     applied = snapshot.applied
-    starved = set(_classes_without_traffic(before, now, applied.marks))
-    by_socket = snapshot.mark_back_end == MarkMethod.SOCKET
+    starved = set(_classes_without_traffic(before, now, applied.assignments))
+    by_socket = snapshot.classifier == ClassifierKind.SOCKET
     for ends, state in now.sockets.items():
         earlier = before.sockets.get(ends)
         if earlier is None or state.totals.sent == earlier.totals.sent or ends not in subflows:
             continue
-        minor = applied.marks.get(ends, 0)
+        minor = applied.assignments.get(ends, 0)
         if minor in starved:
             yield ends, _STARVED if state.pace is None else _STARVED_BUT_PACED
         elif by_socket and state.minor != minor:
@@ -125,10 +125,12 @@ def _differences(
             yield ends, _NOT_PACED if ends in applied.paces else _PACED
 
 
-def _classes_without_traffic(before: Observation, now: Observation, marks: Mapping[FourTuple, int]) -> Iterator[int]:
+def _classes_without_traffic(
+    before: Observation, now: Observation, assignments: Mapping[FourTuple, int]
+) -> Iterator[int]:
     """The classes that have counted less than half of what their subflows have sent."""
     sent: Counter[int] = Counter()
-    for ends, minor in marks.items():
+    for ends, minor in assignments.items():
         if ends in now.sockets and ends in before.sockets:
             sent[minor] += now.sockets[ends].totals.sent - before.sockets[ends].totals.sent
     for minor, total in sent.items():

@@ -32,7 +32,7 @@ class ClassMinors(Iterator[int]):
         self._resting = sorted(unused, reverse=True)
 
     def release(self, minor: int) -> None:
-        """Give a minor back. It rests for one update, since its marks may still be in the kernel."""
+        """Give a minor back. It rests for one update, since its assignments may still be in the kernel."""
         self._resting.append(minor)
 
     def free_resting(self, last: int) -> None:

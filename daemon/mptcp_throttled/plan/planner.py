@@ -1,7 +1,7 @@
 """The plan, kept up to date: only the shares that a change concerns are planned again.
 
 At any time it equals `assign_classes` and `plan_for` of all decisions, and the spare classes. The first plan adopts the
-marks that an earlier instance has left in the kernel: marked subflows stay in their classes.
+assignments that an earlier instance has left in the kernel: assigned subflows stay in their classes.
 
 The class of a share that has lingered is spare, if there are not too many: a later new share gets it. To add or delete
 a class, the kernel walks all classes (net/sched/sch_api.c, tc_bind_tclass); to change one, it does not.
@@ -62,12 +62,12 @@ class Planner:
         self._spare: dict[int, None] = {}
         self._adopted: Mapping[FourTuple, int] = {}
 
-    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+    def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
         """In the next update, the first, give shares the classes that their subflows are marked for in the kernel.
 
-        No other share gets a class that any mark names.
+        No other share gets a class that any assignment names.
         """
-        self._adopted = marks
+        self._adopted = assignments
 
     def update(
         self,
@@ -151,12 +151,12 @@ class Planner:
         return [self._shares[minor] for minor in minors if minor in self._shares]
 
     def _adopt(self, shares: Iterable[Share], settings: PlanSettings) -> dict[Share, Slot]:
-        marks, self._adopted = self._adopted, {}
-        marked = set(marks.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, settings.max_minor + 1))
+        assignments, self._adopted = self._adopted, {}
+        marked = set(assignments.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, settings.max_minor + 1))
         left = set(marked)
         slots = {}
         for share in shares:
-            minor = next((marks[ends] for ends in self._members[share] if marks.get(ends) in left), None)
+            minor = next((assignments[ends] for ends in self._members[share] if assignments.get(ends) in left), None)
             if minor is not None:
                 slots[share] = Slot(minor)
                 left.remove(minor)

@@ -1,4 +1,4 @@
-"""The kernel state that the decisions ask for: HTB classes, marks and paces, as values.
+"""The kernel state that the decisions ask for: HTB classes, assignments and paces, as values.
 
 Without shares there is no HTB: the interface keeps its own root qdisc. A share whose last subflow has gone keeps its
 class for `linger` seconds at `DRAIN_RATE`: what is queued leaves at once, and a client that comes back finds its class.
@@ -80,16 +80,16 @@ def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings
     """
     rates: dict[int, Rate] = {}
     capped = {slot.minor for share, slot in slots.items() if share.kind is RateKind.CAP}
-    marks = {}
+    assignments = {}
     sharers: Counter[int] = Counter()
     for decision in decisions:
         if decision.throttle is not None and (slot := slots.get(decision.throttle.share)) is not None:
             rates[slot.minor] = decision.throttle.rate
-            marks[decision.subflow.ends] = slot.minor
+            assignments[decision.subflow.ends] = slot.minor
             # A stalled subflow sends next to nothing, perhaps for minutes.
             sharers[slot.minor] += not decision.subflow.stalled
     each = {minor: payload_pace(rates[minor], max(sharers[minor], 1)) for minor in capped & rates.keys()}
-    paces = {ends: each[minor] for ends, minor in marks.items() if minor in each}
+    paces = {ends: each[minor] for ends, minor in assignments.items() if minor in each}
     classes = {
         slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
         for slot in slots.values()
@@ -98,7 +98,7 @@ def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings
     if settings.other_traffic is not None:
         default_minor = OTHER_TRAFFIC_MINOR
         classes[default_minor] = settings.other_traffic
-    return KernelPlan(True, default_minor, classes, marks, paces)
+    return KernelPlan(True, default_minor, classes, assignments, paces)
 
 
 def expiry(slot: Slot, linger: float) -> float | None:

@@ -20,7 +20,7 @@ from mptcp_throttled.vocabulary.decision import Decision, Previous
 from mptcp_throttled.vocabulary.locator import Locator
 
 _PORTION: Final = 256
-"""Connections: to decide, plan and mark them takes some milliseconds, for which everybody else waits."""
+"""Connections: to decide, plan and assignment them takes some milliseconds, for which everybody else waits."""
 
 
 class DecisionTable:

@@ -35,8 +35,8 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log_deciding(after.deciding_problem)
     if after.discards_problem != before.discards_problem and after.operator.pause is None:
         _log_discards(after.discards_problem)
-    if after.mark_back_end != before.mark_back_end:
-        _log.info("subflows are led to their classes by: %s", after.mark_back_end)
+    if after.classifier != before.classifier:
+        _log.info("subflows are led to their classes by: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
         _log_sniffer(after)
     # The one behind them says how many others there are: each new number would be a line.
@@ -72,7 +72,7 @@ def log_uplinks(before: Snapshot, after: Snapshot, changed: Mapping[FourTuple, D
 
 
 def log_adopted(throttled: Iterable[Throttled]) -> None:
-    """Log how many subflows kept the marks of an earlier instance."""
+    """Log how many subflows kept the assignments of an earlier instance."""
     adopted = [one.adopted for one in throttled]
     if adopted:
         _log.info("%d throttled subflows adopted, %d added", sum(adopted), len(adopted) - sum(adopted))

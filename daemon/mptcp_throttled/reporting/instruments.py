@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
+    ChangeAssignments,
     ChangeClass,
-    ChangeMarks,
     ChangePaces,
     DeleteClass,
     InstallHtb,
-    MakeMarks,
+    MakeAssignments,
     Operation,
-    RemoveMarks,
+    RemoveAssignments,
     RestoreQdisc,
 )
 from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
@@ -33,7 +33,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _JOIN_TO_CAP: Final = Histogram(
     "join_to_cap_seconds",
-    "Time from the SYN that made a subflow capped until the kernel had its mark.",
+    "Time from the SYN that made a subflow capped until the kernel had its assignment.",
     namespace=NAMESPACE,
     registry=REGISTRY,
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
@@ -66,9 +66,9 @@ _KINDS: Final[dict[type[Operation], str]] = {
     AddClass: "class",
     ChangeClass: "class",
     DeleteClass: "class",
-    MakeMarks: "mark",
-    ChangeMarks: "mark",
-    RemoveMarks: "mark",
+    MakeAssignments: "assignment",
+    ChangeAssignments: "assignment",
+    RemoveAssignments: "assignment",
     ChangePaces: "pace",
 }
 _STAGES: Final = ("kernel", "sniffer", "reload", "history", "observation")

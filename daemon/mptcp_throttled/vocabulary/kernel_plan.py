@@ -1,4 +1,4 @@
-"""The kernel state that the decisions ask for: HTB classes, marks and paces, as a value."""
+"""The kernel state that the decisions ask for: HTB classes, assignments and paces, as a value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 DRAIN_RATE: Final = Rate(10_000_000_000)
-"""Of a class without marks: faster than any interface that an MPTCP proxy has a FIFO on."""
+"""Of a class without assignments: faster than any interface that an MPTCP proxy has a FIFO on."""
 
 
 PAYLOAD_PART: Final = 0.94
@@ -35,7 +35,7 @@ _NONE: Final[Map] = Map()  # type: ignore[type-arg]
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """`classes` maps the minor of each HTB class to its rate, `marks` each subflow to the minor of its class.
+    """`classes` maps the minor of each HTB class to its rate, `assignments` each subflow to the minor of its class.
 
     `paces` are bytes/s of payload, by capped subflow: what the subflow's socket tells MPTCP's scheduler. A limited
     subflow has none: it fills its congestion window, which tells its rate, and a pace would keep the connection's send
@@ -48,12 +48,12 @@ class KernelPlan:
     htb: bool = False
     default_minor: int = 0
     classes: Mapping[int, Rate] = _NONE
-    marks: Mapping[FourTuple, int] = _NONE
+    assignments: Mapping[FourTuple, int] = _NONE
     paces: Mapping[FourTuple, int] = _NONE
 
     def persistent(self) -> KernelPlan:
         """The plan as persistent maps."""
-        return KernelPlan(self.htb, self.default_minor, Map(self.classes), Map(self.marks), Map(self.paces))
+        return KernelPlan(self.htb, self.default_minor, Map(self.classes), Map(self.assignments), Map(self.paces))
 
     def part_of(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
         """What this plan says about the classes and subflows of a part that changes."""
@@ -61,8 +61,8 @@ class KernelPlan:
             self.htb,
             self.default_minor,
             _common(self.classes, before.classes, after.classes),
-            _common(self.marks, before.marks, after.marks),
-            _common(self.paces, before.marks, after.marks),
+            _common(self.assignments, before.assignments, after.assignments),
+            _common(self.paces, before.assignments, after.assignments),
         )
 
     def replaced(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
@@ -71,7 +71,7 @@ class KernelPlan:
             after.htb,
             after.default_minor,
             _replaced(self.classes, before.classes, after.classes),
-            _replaced(self.marks, before.marks, after.marks),
+            _replaced(self.assignments, before.assignments, after.assignments),
             _replaced(self.paces, before.paces, after.paces),
         )
 

@@ -20,8 +20,8 @@ IP_VERSIONS: Final = (4, 6)
 class HtbState:
     """Our HTB, which is the same on each interface of the proxy.
 
-    `classifies`: the filter from mark to class is there exactly if the mark back end needs it. A class that is not as
-    we make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface lacks
+    `classifies`: the filter from mark to class is there exactly if the classifier needs it. A class that is not as we
+    make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface lacks
     HTB, but for those that do not exist or have an obstacle.
     """
 
@@ -32,14 +32,14 @@ class HtbState:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkState:
-    """The marks of one IP version: in our iptables chain and sets, in our nftables table, or as priorities of sockets.
+class AssignmentState:
+    """The class assignments of one IP version, whichever classifier has made them.
 
     `altered`: chain, sets or table are not as we made them, not exactly one rule jumps to the chain, or another back
     end has left something.
     """
 
-    marks: Mapping[FourTuple, int]
+    assignments: Mapping[FourTuple, int]
     altered: bool = False
 
 
@@ -70,32 +70,32 @@ class PacingState:
 
 @dataclass(frozen=True, slots=True)
 class QuickCheck:
-    """How much of ours is in the kernel, tc excluded: the number of `marks` by IP version; None if they are altered."""
+    """How much of ours is in the kernel without tc: the number of `assignments` by IP version; None if altered."""
 
-    marks: Mapping[int, int | None]
+    assignments: Mapping[int, int | None]
     pacing: PacingState
 
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """All of ours in the kernel; `marks` by IP version."""
+    """All of ours in the kernel; `assignments` by IP version."""
 
     qdisc: QdiscState = field(default_factory=QdiscState)
-    marks: Mapping[int, MarkState] = field(default_factory=dict)
+    assignments: Mapping[int, AssignmentState] = field(default_factory=dict)
     pacing: PacingState = field(default_factory=PacingState)
 
 
-def of_version(marks: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:
-    """The marks of one IP version."""
-    return {ends: minor for ends, minor in marks.items() if ends.client.address.version == version}
+def of_version(assignments: Mapping[FourTuple, int], version: int) -> dict[FourTuple, int]:
+    """The assignments of one IP version."""
+    return {ends: minor for ends, minor in assignments.items() if ends.client.address.version == version}
 
 
 def state_of(plan: KernelPlan, pacing: PacingState, made: Collection[int]) -> KernelState:
     """The kernel state in which `plan` is applied.
 
-    `pacing` says whether sockets can be paced; `made` are the IP versions whose marks have been made.
+    `pacing` says whether sockets can be paced; `made` are the IP versions whose assignments have been made.
     """
     if pacing.paces is not None:
         pacing = PacingState(plan.paces)
-    present = {version: MarkState(of_version(plan.marks, version)) for version in made}
+    present = {version: AssignmentState(of_version(plan.assignments, version)) for version in made}
     return KernelState(QdiscState(HtbState(plan.default_minor, True, plan.classes)), present, pacing)

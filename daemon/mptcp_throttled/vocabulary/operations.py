@@ -16,7 +16,7 @@ from mptcp_throttle.units import Rate
 class InstallHtb:
     """Save the root qdisc of each interface that has not our HTB, and replace it by HTB.
 
-    HTB gets its filter from mark to class if the mark back end needs one.
+    HTB gets its filter from assignment to class if the assignment back end needs one.
     """
 
     default_minor: int
@@ -41,22 +41,22 @@ class ChangeClass:
 
 @dataclass(frozen=True, slots=True)
 class DeleteClass:
-    """Delete a class that no mark names."""
+    """Delete a class that no assignment names."""
 
     minor: int
 
 
 @dataclass(frozen=True, slots=True)
-class MakeMarks:
-    """Make exactly these marks of one IP version, with our chain, sets or table if needed, whatever is there."""
+class MakeAssignments:
+    """Make exactly these assignments of one IP version, with our chain, sets or table if needed, whatever is there."""
 
     ip_version: int
-    marks: Mapping[FourTuple, int]
+    assignments: Mapping[FourTuple, int]
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeMarks:
-    """Remove and add marks of one IP version, which have been made."""
+class ChangeAssignments:
+    """Remove and add assignments of one IP version, which have been made."""
 
     ip_version: int
     add: Mapping[FourTuple, int]
@@ -72,8 +72,8 @@ class ChangePaces:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveMarks:
-    """Remove all marks of one IP version, with our chain, the jumps to it, our sets and our table."""
+class RemoveAssignments:
+    """Remove all assignments of one IP version, with our chain, the jumps to it, our sets and our table."""
 
     ip_version: int
 
@@ -88,5 +88,5 @@ class RestoreQdisc:
 ClassOperation = AddClass | ChangeClass | DeleteClass
 """Those that are applied many at a time."""
 
-OtherOperation = InstallHtb | MakeMarks | ChangeMarks | ChangePaces | RemoveMarks | RestoreQdisc
+OtherOperation = InstallHtb | MakeAssignments | ChangeAssignments | ChangePaces | RemoveAssignments | RestoreQdisc
 Operation = ClassOperation | OtherOperation

@@ -26,8 +26,8 @@ class Throttled:
     """A subflow that is throttled in the kernel, by the class `minor`.
 
     `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
-    the moment at which the kernel had its mark; None if no SYN did, but a start, a reload, the operator, or a sniffer
-    that answers again. `adopted`: its mark is that of an earlier instance.
+    the moment at which it was assigned to its class; None if no SYN did, but a start, a reload, the operator, or a
+    sniffer that answers again. `adopted`: its assignment is that of an earlier instance.
     """
 
     decision: Decision
@@ -52,7 +52,7 @@ class Snapshot:
     `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
     sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
     `discards_problem` is why discards are not prevented.
-    `mark_back_end` is the one in use. `uplinks` are those that are throttled in the kernel; of
+    `classifier` is the one in use. `uplinks` are those that are throttled in the kernel; of
     `policed`, what exceeds the rate is dropped.
     """
 
@@ -68,7 +68,7 @@ class Snapshot:
     errors: tuple[str, ...] = ()
     pacing_problem: str | None = None
     deciding_problem: str | None = None
-    mark_back_end: str = ""
+    classifier: str = ""
     counters: ProgramCounters = field(default_factory=ProgramCounters)
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()
@@ -124,14 +124,14 @@ def update_throttled(
 ) -> tuple[Map[FourTuple, Throttled], list[Transition]]:
     """The throttled subflows, brought up to date for the subflows `concerned`, and what has changed for the operator.
 
-    `adopted` are the marks that were in the kernel before us. `now` is in monotonic seconds, and so is `began`: since
-    when networks, rates and pause are what they are, and the sniffer answers.
+    `adopted` are the assignments that were in the kernel before us. `now` is in monotonic seconds, and so is `began`:
+    since when networks, rates and pause are what they are, and the sniffer answers.
     """
     transitions: list[Transition] = []
     changed = throttled.mutate()
     is_changed = False
     for ends, decision in concerned.items():
-        before, minor = throttled.get(ends), applied.marks.get(ends)
+        before, minor = throttled.get(ends), applied.assignments.get(ends)
         if decision is None or decision.throttle is None or minor is None:
             if before is not None:
                 is_changed = True

@@ -22,10 +22,10 @@ from pyroute2 import IPRoute
 
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.answers.plan_commands.tc import as_commands
-from mptcp_throttled.kernel.classes.nft import NftMarking
-from mptcp_throttled.kernel.classes.sets import IpsetMarking
+from mptcp_throttled.kernel.classes.nft import NftClassifier
+from mptcp_throttled.kernel.classes.sets import IpsetClassifier
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.operations import MakeMarks
+from mptcp_throttled.vocabulary.operations import MakeAssignments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,12 +138,12 @@ def _headers(ends: FourTuple, size: int) -> bytes:
 def _mark(variant: str, subflows: Sequence[FourTuple]) -> None:
     marks = {ends: 2 + number % 60_000 for number, ends in enumerate(subflows)}
     if variant == "ipset":
-        IpsetMarking(_MARKING).make(4, marks)
+        IpsetClassifier(_MARKING).make(4, marks)
     elif variant == "nft":
-        NftMarking().make(4, marks)
+        NftClassifier().make(4, marks)
     elif variant == "rules":
         # The rules of our back end, made faster.
-        commands = as_commands(MakeMarks(4, marks), ("eth0",), _MARKING, "rules")
+        commands = as_commands(MakeAssignments(4, marks), ("eth0",), _MARKING, "rules")
         rules = [command.partition(" -t mangle ")[2] for command in commands if " -N " not in command]
         _restore([":MPTCP-THROTTLE -", *rules])
     elif variant == "seed":

@@ -30,7 +30,7 @@ from mptcp_lab.throttled import Client, may_be_throttled, paced, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.errors import EX_INTERRUPTED
-from mptcp_throttle.model import KernelDecides, MarkMethod
+from mptcp_throttle.model import ClassifierKind, KernelDecides
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
@@ -144,7 +144,7 @@ class Scenario:
     A daemon that has ended is followed by `--cleanup` (as the clean-up unit does it), by a restart, or by both.
     """
 
-    marks: MarkMethod
+    marks: ClassifierKind
     family: Family
     original: str
     faults: tuple[Fault, ...]
@@ -174,7 +174,12 @@ def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
     is_deciding = kernel_decides is KernelDecides.AUTO
     return Scenario(
         marks=chance.choice(
-            (*((MarkMethod.SOCKET,) if is_deciding else ()), MarkMethod.NFT, MarkMethod.IPSET, MarkMethod.RULES)
+            (
+                *((ClassifierKind.SOCKET,) if is_deciding else ()),
+                ClassifierKind.NFT,
+                ClassifierKind.IPSET,
+                ClassifierKind.RULES,
+            )
         ),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
@@ -228,7 +233,7 @@ class _Run:
         self._recovered = 0.0
         self._may_end = any(fault.kind in (KILL, KILL_AFTER) for fault in plan.faults)
         _wipe(lab, services, _ORIGINALS[plan.original])
-        services.configure_daemon(marks=str(plan.marks))
+        services.configure_daemon(classifier=str(plan.marks))
         self._original = kernel_state(self._proxy)
 
     def carry_out(self, seed: int) -> Result:

@@ -241,10 +241,10 @@ def main() -> None:
     parser.add_argument("--capped", nargs="+", choices=_CAPPED, default=_CAPPED, help="the seed's way: sibling only")
     parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
-    parser.add_argument("--marks", help="daemon.marks; default: as configured")
+    parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
     parser.add_argument("--kernel-decides", help="daemon.kernel_decides; default: as configured")
     options = parser.parse_args()
-    settings = {"marks": options.marks, "kernel_decides": options.kernel_decides}
+    settings = {"classifier": options.classifier, "kernel_decides": options.kernel_decides}
     daemon = {key: value for key, value in settings.items() if value is not None}
     rows = []
     headings = "".join(f" {name:>8}" for name in _PERCENTILES)

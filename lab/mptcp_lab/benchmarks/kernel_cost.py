@@ -225,7 +225,7 @@ def main() -> None:
     parser = command_line("kernel-cost", __doc__)
     parser.add_argument("--rates", type=float, nargs="*", default=[50, 200, 1000], help="JOINs per second")
     parser.add_argument("--kernel-decides", nargs="+", default=["auto", "off"], help="default: auto off")
-    parser.add_argument("--marks", nargs="+", default=["auto"], help="daemon.marks; default: auto")
+    parser.add_argument("--classifier", nargs="+", default=["auto"], help="daemon.classifier; default: auto")
     parser.add_argument("--uploads", type=int, nargs="*", default=[1, 100], help="at once; default: 1 100")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
     options = parser.parse_args()
@@ -233,8 +233,8 @@ def main() -> None:
     for uploads in options.uploads:
         rows["uploads"].append(measure_uploads(uploads, options.seconds))
         _print(rows["uploads"][-1])
-    for decides, marks in product(options.kernel_decides, options.marks):
-        settings = {"kernel_decides": decides, "marks": marks}
+    for decides, marks in product(options.kernel_decides, options.classifier):
+        settings = {"kernel_decides": decides, "classifier": marks}
         for rate in options.rates:
             rows["joins"].append(measure_joins(rate, options.seconds, settings))
             _print(rows["joins"][-1])

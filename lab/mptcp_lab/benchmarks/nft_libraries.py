@@ -22,7 +22,7 @@ from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import OWN_TABLE, Endpoint, FourTuple
-from mptcp_throttled.kernel.classes.nft import NftMarking
+from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.nft_messages import MAP
 from mptcp_throttled.vocabulary.class_ids import classid
 
@@ -88,7 +88,7 @@ class _Pyroute2:
 
 def measure(subflows: int, prefixes: int, repeats: int) -> Iterator[Figures]:
     """Add subflows to a map that has so many, beside a set of somebody else with so many prefixes."""
-    marking, library, theirs = NftMarking(), _Libnftables(), _Pyroute2()
+    marking, library, theirs = NftClassifier(), _Libnftables(), _Pyroute2()
     library.run("flush ruleset")
     if prefixes:
         library.run(_firewall(prefixes))
@@ -107,7 +107,7 @@ def measure(subflows: int, prefixes: int, repeats: int) -> Iterator[Figures]:
             began = time.process_time()
             add(ends)
             times[way].append((time.process_time() - began) * 1e3)
-    added = len(marking.read()[4].marks) - subflows
+    added = len(marking.read()[4].assignments) - subflows
     if added != repeats * len(ways):
         raise OSError(f"{added} subflows added instead of {repeats * len(ways)}")
     for way, taken in times.items():

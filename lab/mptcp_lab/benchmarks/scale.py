@@ -63,7 +63,7 @@ def measure(
             lab.proxy,
             _networks(Rate(1_000_000) if throttled else None),
             sniffer={"kernel_view": False},
-            daemon={} if marks is None else {"marks": marks},
+            daemon={} if marks is None else {"classifier": marks},
         )
         sniffer, daemon = services.start_sniffer(), services.start_daemon()
         services.wait_ready()
@@ -251,13 +251,15 @@ def main() -> None:
     parser.add_argument("--per-client", type=int, default=5, help="connections of a client; default: %(default)s")
     parser.add_argument("--rate", type=int, default=6000, help="frames per second; default: %(default)s")
     parser.add_argument("--free", action="store_true", help="throttle nobody: the cost of following connections alone")
-    parser.add_argument("--marks", help="daemon.marks; default: as configured")
+    parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
     parser.add_argument("--real", action="store_true", help="real connections, `rate` of them per second")
     options = parser.parse_args()
     columns = [
         measure_real(connections, options.per_client, options.rate)
         if options.real
-        else measure(connections, options.per_client, options.rate, throttled=not options.free, marks=options.marks)
+        else measure(
+            connections, options.per_client, options.rate, throttled=not options.free, marks=options.classifier
+        )
         for connections in options.connections
     ]
     for name in columns[0]:

@@ -27,7 +27,7 @@ from mptcp_throttle.config.validation import (
     text_that,
     whole,
 )
-from mptcp_throttle.model import MarkMethod, Per
+from mptcp_throttle.model import ClassifierKind, Per
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,7 +225,7 @@ class ThrottleSection(Section):
 
     networks: dict[Name, ThrottledNetwork]
     linger: Text = "2s"
-    marks: Annotated[MarkMethod, one_of(MarkMethod)] = MarkMethod.AUTO
+    classifier: Annotated[ClassifierKind, one_of(ClassifierKind)] = ClassifierKind.AUTO
 
 
 class ControllerSection(Section):

@@ -295,7 +295,7 @@ class _Running:
             self._networks(),
             interfaces=[interface],
             linger=section.linger,
-            daemon={"marks": section.marks.value},
+            daemon={"classifier": section.classifier.value},
             log_level=LogLevel.DEBUG,
         )
         with services:

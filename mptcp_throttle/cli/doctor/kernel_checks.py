@@ -74,7 +74,9 @@ def judge_limits(limits: Limits, networks: int) -> Iterator[Finding]:
         problem = (
             f"are opened by the proxy itself, to up to {limits.add_addr_accepted} addresses that a client announces"
         )
-        remedy = "`ip mptcp limits set add_addr_accepted 0`; only with daemon.marks: socket or nft are these throttled"
+        remedy = (
+            "`ip mptcp limits set add_addr_accepted 0`; only with daemon.classifier: socket or nft are these throttled"
+        )
         yield Finding("JOINs", problem, remedy, harm=False)
 
 

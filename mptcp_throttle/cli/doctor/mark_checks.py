@@ -10,7 +10,7 @@ from typing import Final
 from mptcp_throttle.cli.doctor.finding import Host, or_ok
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.findings import Finding
-from mptcp_throttle.model import BackEnd, MarkMethod
+from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.programs import ProgramFailed, output_of
 
 _SUBJECT: Final = "marks of others"
@@ -26,14 +26,14 @@ def foreign_marks(host: Host) -> list[Finding]:
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
-    by_priority = marks in (MarkMethod.NFT, MarkMethod.SOCKET)
+    by_priority = marks in (ClassifierKind.NFT, ClassifierKind.SOCKET)
     mask = None if by_priority else host.config.daemon.mark_mask
-    return or_ok(_SUBJECT, _found(mask, all_hooks=marks == MarkMethod.SOCKET))
+    return or_ok(_SUBJECT, _found(mask, all_hooks=marks == ClassifierKind.SOCKET))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
     """Whether `iptables` shows the rules that mark packets, which are in the tables of iptables-legacy(8)."""
-    if _marks_in_use(host) not in (MarkMethod.IPSET, MarkMethod.RULES):
+    if _marks_in_use(host) not in (ClassifierKind.IPSET, ClassifierKind.RULES):
         return
     subject = "iptables"
     try:
@@ -48,16 +48,16 @@ def legacy_tables(host: Host) -> Iterator[Finding]:
         "is that of nftables: it shows none of our rules, and warns of legacy tables; what iptables-legacy-save writes"
         " while subflows are throttled cannot be restored"
     )
-    remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.marks: socket or nft there are none"
+    remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.classifier: socket or nft there are none"
     yield Finding(subject, problem, remedy, harm=False)
 
 
 def _marks_in_use(host: Host) -> str:
     """What the daemon uses now; of one that does not answer, what it is configured to use."""
     if not isinstance(host.daemon, str):
-        return str(host.daemon["daemon"]["marks"])
+        return str(host.daemon["daemon"]["classifier"])
     configured = host.config.daemon
-    return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.marks
+    return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.classifier
 
 
 def _found(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
@@ -78,7 +78,7 @@ def _found(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
 def _changes(chain: str, mask: int | None) -> Finding:
     changed = "priorities" if mask is None else f"marks under {mask:#x}"
     problem = f"chain {chain} changes {changed} after us: where its rules match, no class limits the packets"
-    remedy = "let it change other bits, or set daemon.mark_mask to others, or daemon.marks to socket"
+    remedy = "let it change other bits, or set daemon.mark_mask to others, or daemon.classifier to socket"
     if mask is None:
-        remedy = "let it match other packets, or set daemon.marks to ipset"
+        remedy = "let it match other packets, or set daemon.classifier to ipset"
     return Finding(_SUBJECT, problem, remedy, harm=False)

@@ -14,12 +14,12 @@ from mptcp_throttled.vocabulary.class_ids import format_classid
 _ADDRESSES: Final = {4: "ipv4_addr", 6: "ipv6_addr"}
 
 
-def nft_commands(operation: op.MakeMarks | op.ChangeMarks | op.RemoveMarks) -> Iterator[str]:
+def nft_commands(operation: op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments) -> Iterator[str]:
     """The commands of one operation, in order."""
     family = FAMILIES[operation.ip_version]
     table = f"{family} {OWN_TABLE}"
     match operation:
-        case op.MakeMarks(ip_version, made):
+        case op.MakeAssignments(ip_version, made):
             address = _ADDRESSES[ip_version]
             fields = f"{family} daddr . tcp dport . {family} saddr . tcp sport"
             key = f"{address} . inet_service . {address} . inet_service"
@@ -28,14 +28,14 @@ def nft_commands(operation: op.MakeMarks | op.ChangeMarks | op.RemoveMarks) -> I
             yield f"nft add map {table} {MAP} '{{ type {key} : classid; }}'"
             yield f"nft add chain {table} {CHAIN} '{{ type filter hook postrouting priority mangle; }}'"
             yield f"nft add rule {table} {CHAIN} meta priority set {fields} map @{MAP}"
-            for mark in _by_client(made):
-                yield _element("add", table, *mark)
-        case op.ChangeMarks(_, add, remove):
-            for mark in _by_client(remove):
-                yield _element("delete", table, *mark)
-            for mark in _by_client(add):
-                yield _element("add", table, *mark)
-        case op.RemoveMarks():
+            for assignment in _by_client(made):
+                yield _element("add", table, *assignment)
+        case op.ChangeAssignments(_, add, remove):
+            for assignment in _by_client(remove):
+                yield _element("delete", table, *assignment)
+            for assignment in _by_client(add):
+                yield _element("add", table, *assignment)
+        case op.RemoveAssignments():
             yield f"nft delete table {table}"
 
 
@@ -45,5 +45,7 @@ def _element(verb: str, table: str, ends: FourTuple, minor: int) -> str:
     return f"nft {verb} element {table} {MAP} '{{ {key} : {format_classid(class_ids.classid(minor))} }}'"
 
 
-def _by_client(marks: Mapping[FourTuple, int]) -> list[tuple[FourTuple, int]]:
-    return sorted(marks.items(), key=lambda mark: (int(mark[0].client.address), mark[0].client.port))
+def _by_client(assignments: Mapping[FourTuple, int]) -> list[tuple[FourTuple, int]]:
+    return sorted(
+        assignments.items(), key=lambda assignment: (int(assignment[0].client.address), assignment[0].client.port)
+    )

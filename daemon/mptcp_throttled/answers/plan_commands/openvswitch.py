@@ -24,12 +24,14 @@ def openvswitch_commands(operation: op.Operation, port: str) -> Iterator[str]:
             yield _transaction([set_queue(_queue(port, minor), rate)])
         case op.DeleteClass(minor):
             yield _transaction(delete_queue(port, minor, _queue(port, minor)))
-        case op.MakeMarks(ip_version, marks):
-            yield from _bundle(port, [delete_all_line(ip_version), *(add_line(*mark) for mark in _by_client(marks))])
-        case op.ChangeMarks(_, add, remove):
+        case op.MakeAssignments(ip_version, assignments):
+            yield from _bundle(
+                port, [delete_all_line(ip_version), *(add_line(*assignment) for assignment in _by_client(assignments))]
+            )
+        case op.ChangeAssignments(_, add, remove):
             removed = [delete_line(ends) for ends, _ in _by_client(remove) if ends not in add]
-            yield from _bundle(port, [*removed, *(add_line(*mark) for mark in _by_client(add))])
-        case op.RemoveMarks(ip_version):
+            yield from _bundle(port, [*removed, *(add_line(*assignment) for assignment in _by_client(add))])
+        case op.RemoveAssignments(ip_version):
             yield from _bundle(port, [delete_all_line(ip_version)])
         case op.RestoreQdisc(other):
             yield f"ovs-vsctl clear Port {other or port} qos  # then destroy the records of QoS and Queue"
@@ -49,5 +51,7 @@ def _queue(port: str, minor: int) -> str:
     return f"$(ovs-vsctl get QoS {port} queues:{queue_of(minor)})"
 
 
-def _by_client(marks: Mapping[FourTuple, int]) -> list[tuple[FourTuple, int]]:
-    return sorted(marks.items(), key=lambda mark: (int(mark[0].client.address), mark[0].client.port))
+def _by_client(assignments: Mapping[FourTuple, int]) -> list[tuple[FourTuple, int]]:
+    return sorted(
+        assignments.items(), key=lambda assignment: (int(assignment[0].client.address), assignment[0].client.port)
+    )

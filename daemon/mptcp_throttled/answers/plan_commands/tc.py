@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mptcp_throttle.model import OWN_CHAIN, BackEnd, FourTuple, MarkMethod
+from mptcp_throttle.model import OWN_CHAIN, BackEnd, ClassifierKind, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.plan_commands.nft import nft_commands
 from mptcp_throttled.answers.plan_commands.openvswitch import openvswitch_commands
@@ -23,62 +23,61 @@ _ROOT = format_handle(class_ids.HANDLE)
 
 
 def as_commands(
-    operation: op.Operation, interfaces: tuple[str, ...], marking: MarkedTraffic, marks: str
+    operation: op.Operation, interfaces: tuple[str, ...], marking: MarkedTraffic, classifier: str
 ) -> Iterator[str]:
-    """The commands of one operation, in order; `marks` is the mark back end: `socket`, `nft`, `ipset`, `rules` or
-    `ovs`.
+    """The commands of one operation, in order; `classifier` is `socket`, `nft`, `ipset`, `rules` or `ovs`.
 
     What no command can do is a comment.
     """
-    if marks == BackEnd.OVS and not isinstance(operation, op.ChangePaces):
+    if classifier == BackEnd.OVS and not isinstance(operation, op.ChangePaces):
         yield from openvswitch_commands(operation, interfaces[0])
         return
     match operation:
         case op.InstallHtb() | op.AddClass() | op.ChangeClass() | op.DeleteClass() | op.RestoreQdisc(None):
             for interface in interfaces:
-                yield from _tc_commands(operation, interface, marking, marks)
+                yield from _tc_commands(operation, interface, marking, classifier)
         case op.RestoreQdisc(interface) if interface is not None:
-            yield from _tc_commands(operation, interface, marking, marks)
-        case op.MakeMarks(_, add) if marks == MarkMethod.SOCKET:
+            yield from _tc_commands(operation, interface, marking, classifier)
+        case op.MakeAssignments(_, add) if classifier == ClassifierKind.SOCKET:
             yield from _socket_comments(add, {})
-        case op.ChangeMarks(_, add, remove) if marks == MarkMethod.SOCKET:
+        case op.ChangeAssignments(_, add, remove) if classifier == ClassifierKind.SOCKET:
             yield from _socket_comments(add, remove)
-        case op.RemoveMarks() if marks == MarkMethod.SOCKET:
+        case op.RemoveAssignments() if classifier == ClassifierKind.SOCKET:
             yield "# SO_PRIORITY of all sockets: as before"
-        case op.MakeMarks() | op.ChangeMarks() | op.RemoveMarks() if marks == MarkMethod.NFT:
+        case op.MakeAssignments() | op.ChangeAssignments() | op.RemoveAssignments() if classifier == ClassifierKind.NFT:
             yield from nft_commands(operation)
-        case op.MakeMarks(ip_version, made):
+        case op.MakeAssignments(ip_version, made):
             yield f"{TOOLS[ip_version]} -t mangle -N {OWN_CHAIN}  # or -F, if it exists"
             yield f"{TOOLS[ip_version]} -t mangle -I POSTROUTING -p tcp -j {OWN_CHAIN}  # unless it exists"
-            if marks == MarkMethod.IPSET:
+            if classifier == ClassifierKind.IPSET:
                 for port in marking.ports:
                     yield from _set_commands(OwnSet(ip_version, port))
             for ends, minor in sorted(made.items(), key=_by_client):
-                yield _mark_command(marks, ends, minor, marking.mask, add=True)
-        case op.ChangeMarks(ip_version, add, remove):
+                yield _mark_command(classifier, ends, minor, marking.mask, add=True)
+        case op.ChangeAssignments(ip_version, add, remove):
             for ends, minor in sorted(remove.items(), key=_by_client):
-                yield _mark_command(marks, ends, minor, marking.mask, add=False)
+                yield _mark_command(classifier, ends, minor, marking.mask, add=False)
             for ends, minor in sorted(add.items(), key=_by_client):
-                yield _mark_command(marks, ends, minor, marking.mask, add=True)
+                yield _mark_command(classifier, ends, minor, marking.mask, add=True)
         case op.ChangePaces(add, remove):
             for ends, pace in sorted(add.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
             for ends, _ in sorted(remove.items(), key=_by_client):
                 yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
-        case op.RemoveMarks(ip_version):
+        case op.RemoveAssignments(ip_version):
             yield f"{TOOLS[ip_version]} -t mangle -D POSTROUTING -p tcp -j {OWN_CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -F {OWN_CHAIN}"
             yield f"{TOOLS[ip_version]} -t mangle -X {OWN_CHAIN}"
-            if marks == MarkMethod.IPSET:
+            if classifier == ClassifierKind.IPSET:
                 for port in marking.ports:
                     yield f"ipset destroy {OwnSet(ip_version, port).name}"
 
 
-def _tc_commands(operation: op.Operation, interface: str, marking: MarkedTraffic, marks: str) -> Iterator[str]:
+def _tc_commands(operation: op.Operation, interface: str, marking: MarkedTraffic, classifier: str) -> Iterator[str]:
     match operation:
         case op.InstallHtb(default_minor):
             yield f"tc qdisc replace dev {interface} root handle {_ROOT} htb default {default_minor:x}"
-            if marks not in (MarkMethod.SOCKET, MarkMethod.NFT):
+            if classifier not in (ClassifierKind.SOCKET, ClassifierKind.NFT):
                 yield (
                     f"tc filter add dev {interface} parent {_ROOT} protocol all prio 1 handle 1"
                     f" bpf bytecode '{htb.filter_bytecode(marking)}'"
@@ -124,15 +123,15 @@ def _set_commands(own: OwnSet) -> Iterator[str]:
     )
 
 
-def _mark_command(marks: str, ends: FourTuple, minor: int, mask: int, *, add: bool) -> str:
-    mark = f"{minor << class_ids.mark_shift(mask):#x}/{mask:#x}"
+def _mark_command(classifier: str, ends: FourTuple, minor: int, mask: int, *, add: bool) -> str:
+    assignment = f"{minor << class_ids.mark_shift(mask):#x}/{mask:#x}"
     version = ends.client.address.version
-    if marks == MarkMethod.IPSET:
+    if classifier == ClassifierKind.IPSET:
         subflow = f"{ends.client.address},{ends.client.port},{ends.proxy.address}"
         element = f"{OwnSet(version, ends.proxy.port).name} {subflow}"
-        return f"ipset add {element} skbmark {mark}" if add else f"ipset del {element}"
+        return f"ipset add {element} skbmark {assignment}" if add else f"ipset del {element}"
     return (
         f"{TOOLS[version]} -t mangle {'-A' if add else '-D'} {OWN_CHAIN} -s {ends.proxy.address}"
         f" -d {ends.client.address} -p tcp -m tcp --sport {ends.proxy.port} --dport {ends.client.port}"
-        f" -j MARK --set-xmark {mark}"
+        f" -j MARK --set-xmark {assignment}"
     )

@@ -1,4 +1,4 @@
-"""The choice between the mark back ends."""
+"""The choice between the assignment back ends."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import FourTuple, MarkMethod
-from mptcp_throttled.kernel.classes.classifier import MarkingBackEnd
-from mptcp_throttled.kernel.classes.nft import NftMarking
-from mptcp_throttled.kernel.classes.rules import RuleMarking
-from mptcp_throttled.kernel.classes.sets import IpsetMarking
-from mptcp_throttled.kernel.classes.socket import SocketMarking
+from mptcp_throttle.model import ClassifierKind, FourTuple
+from mptcp_throttled.kernel.classes.classifier import Classifier
+from mptcp_throttled.kernel.classes.nft import NftClassifier
+from mptcp_throttled.kernel.classes.rules import RulesClassifier
+from mptcp_throttled.kernel.classes.sets import IpsetClassifier
+from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 
 _log = logging.getLogger("mptcp-throttled")
 
 
-class MarkingChoice:
+class ClassifierChoice:
     """`by_socket` while its kernel program is attached, else `otherwise`."""
 
-    def __init__(self, otherwise: MarkingBackEnd, by_socket: SocketMarking | None = None) -> None:
+    def __init__(self, otherwise: Classifier, by_socket: SocketClassifier | None = None) -> None:
         self._otherwise = otherwise
         self._by_socket = by_socket
 
     @property
-    def present(self) -> MarkingBackEnd:
+    def present(self) -> Classifier:
         """The back end to be used now: it changes when the program is attached or detached."""
         if self._by_socket is not None and self._by_socket.usable:
             return self._by_socket
@@ -46,7 +46,7 @@ class MarkingChoice:
         return self._otherwise.require()
 
 
-def choose_marking(wanted: MarkMethod, marking: MarkedTraffic, sockets: PacedSockets | None) -> MarkingChoice:
+def choose_classifier(wanted: ClassifierKind, marking: MarkedTraffic, sockets: PacedSockets | None) -> ClassifierChoice:
     """The back end that is `wanted`; for `auto`: sockets while the kernel program is attached, else nft, ipset, rules.
 
     The first of these that the kernel has: what other programs use may change at any time, and does not matter.
@@ -54,35 +54,35 @@ def choose_marking(wanted: MarkMethod, marking: MarkedTraffic, sockets: PacedSoc
     `sockets` is None if no subflow ends at a socket of this host, or the program is not to decide.
     """
     match wanted:
-        case MarkMethod.RULES:
-            return MarkingChoice(RuleMarking(marking.mask))
-        case MarkMethod.IPSET:
-            return MarkingChoice(IpsetMarking(marking))
-        case MarkMethod.NFT:
-            return MarkingChoice(NftMarking())
-        case MarkMethod.SOCKET if sockets is not None:
-            return MarkingChoice(SocketMarking(sockets, RuleMarking(marking.mask)))
+        case ClassifierKind.RULES:
+            return ClassifierChoice(RulesClassifier(marking.mask))
+        case ClassifierKind.IPSET:
+            return ClassifierChoice(IpsetClassifier(marking))
+        case ClassifierKind.NFT:
+            return ClassifierChoice(NftClassifier())
+        case ClassifierKind.SOCKET if sockets is not None:
+            return ClassifierChoice(SocketClassifier(sockets, RulesClassifier(marking.mask)))
     by_packet = _by_packet(marking)
-    return MarkingChoice(by_packet, None if sockets is None else SocketMarking(sockets, by_packet))
+    return ClassifierChoice(by_packet, None if sockets is None else SocketClassifier(sockets, by_packet))
 
 
-def _by_packet(marking: MarkedTraffic) -> MarkingBackEnd:
-    by_map = NftMarking()
+def _by_packet(marking: MarkedTraffic) -> Classifier:
+    by_map = NftClassifier()
     problem = _problem(by_map)
     if problem is None:
         return by_map
     _log.info("nftables is not available: where packets are marked, iptables marks them: %s", problem)
-    by_set = IpsetMarking(marking)
+    by_set = IpsetClassifier(marking)
     problem = _problem(by_set)
     if problem is None:
         return by_set
     _log.warning(
         "ipset is not available: where packets are marked, there is one iptables rule per subflow: %s", problem
     )
-    return RuleMarking(marking.mask)
+    return RulesClassifier(marking.mask)
 
 
-def _problem(back_end: MarkingBackEnd) -> KernelError | None:
+def _problem(back_end: Classifier) -> KernelError | None:
     """Why it cannot be used; it is closed then."""
     try:
         back_end.require()

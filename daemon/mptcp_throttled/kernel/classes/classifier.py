@@ -1,4 +1,4 @@
-"""The contract of a mark back end."""
+"""The contract of an assignment back end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 
-class MarkingBackEnd(Protocol):
-    """Leads subflows to HTB classes, by IP version: by packet marks, or by the priority of packets or sockets.
+class Classifier(Protocol):
+    """Leads subflows to HTB classes, by IP version: by packet assignments, or by the priority of packets or sockets.
 
     For one thread only; all methods raise KernelError. Marks are altered if another back end has left its objects;
     `make` and `remove` remove those too.
@@ -22,7 +22,7 @@ class MarkingBackEnd(Protocol):
 
     @property
     def needs_filter(self) -> bool:
-        """Whether HTB needs the filter that leads from marks to classes."""
+        """Whether HTB needs the filter that leads from assignments to classes."""
 
     def close(self) -> None:
         """Close the netlink socket."""
@@ -30,17 +30,17 @@ class MarkingBackEnd(Protocol):
     def require(self) -> None:
         """Raise KernelError if the kernel lacks what this back end needs."""
 
-    def read(self) -> dict[int, MarkState]:
-        """Our marks by IP version, without those IP versions that have nothing of ours."""
+    def read(self) -> dict[int, AssignmentState]:
+        """Our assignments by IP version, without those IP versions that have nothing of ours."""
 
     def count(self) -> dict[int, int | None]:
-        """The number of marks by IP version; None if they are altered."""
+        """The number of assignments by IP version; None if they are altered."""
 
-    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
-        """Make exactly these marks; what exists is replaced."""
+    def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
+        """Make exactly these assignments; what exists is replaced."""
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add marks, which have been made and are not altered."""
+        """Remove and add assignments, which have been made and are not altered."""
 
     def remove(self, ip_version: int) -> None:
         """Remove everything of ours."""

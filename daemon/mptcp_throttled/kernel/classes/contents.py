@@ -7,19 +7,19 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 
 class Contents(NamedTuple):
-    """Raw elements, how many of them are `foreign` (not as we add them), the marks of the others.
+    """Raw elements, how many of them are `foreign` (not as we add them), the assignments of the others.
 
-    `state` shows `marks` through a proxy, which readers cannot change; a dict is copied without hashing its keys again.
+    `state` shows `assignments` through a proxy, which readers cannot change. Copying a dict hashes no key again.
     """
 
     elements: frozenset[bytes]
     foreign: int
-    marks: dict[FourTuple, int]
-    state: MarkState
+    assignments: dict[FourTuple, int]
+    state: AssignmentState
 
 
 def read_contents(
@@ -35,18 +35,18 @@ def read_contents(
     raw = frozenset(row[begin : begin + size] for row in rows for begin in range(0, len(row), size))
     if last is not None and raw == last.elements:
         return last
-    marks = {} if last is None else last.marks.copy()
+    assignments = {} if last is None else last.assignments.copy()
     foreign, before = (0, frozenset()) if last is None else (last.foreign, last.elements)
     for removed in before - raw:
-        mark = decode(removed)
-        if mark is None:
+        assignment = decode(removed)
+        if assignment is None:
             foreign -= 1
         else:
-            del marks[mark[0]]
+            del assignments[assignment[0]]
     for added in raw - before:
-        mark = decode(added)
-        if mark is None:
+        assignment = decode(added)
+        if assignment is None:
             foreign += 1
         else:
-            marks[mark[0]] = mark[1]
-    return Contents(raw, foreign, marks, MarkState(MappingProxyType(marks), altered=foreign > 0))
+            assignments[assignment[0]] = assignment[1]
+    return Contents(raw, foreign, assignments, AssignmentState(MappingProxyType(assignments), altered=foreign > 0))

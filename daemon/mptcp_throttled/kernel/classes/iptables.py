@@ -19,7 +19,7 @@ import iptc
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
 from mptcp_throttle.model import OWN_CHAIN
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 
@@ -83,7 +83,7 @@ class OwnChain:
         rule.protocol = "tcp"
         return rule
 
-    def read(self, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState | None:
+    def read(self, parse: Callable[[Sequence[Any]], AssignmentState]) -> AssignmentState | None:
         """What `parse` returns for our chain's rules; None if there is neither chain nor jump to it, or no table.
 
         Makes no table: one that is there makes iptables-nft(8) warn of it.
@@ -142,7 +142,7 @@ class OwnChain:
                 table.delete_chain(OWN_CHAIN)
 
         # Reading needs no lock, which we may lack the permission to take.
-        if self.read(lambda _: MarkState({})) is None:
+        if self.read(lambda _: AssignmentState({})) is None:
             return
         self._commit(f"{self._tool} -t mangle -F {OWN_CHAIN}", empty)
         self._commit(f"{self._tool} -t mangle -X {OWN_CHAIN}", delete)
@@ -185,14 +185,14 @@ def _may_have_table(ip_version: int) -> bool:
         return of_this_table.exists() or not of_all_tables.exists()
 
 
-def _read_chain(table: Any, parse: Callable[[Sequence[Any]], MarkState]) -> MarkState:
+def _read_chain(table: Any, parse: Callable[[Sequence[Any]], AssignmentState]) -> AssignmentState:
     try:
         if not table.is_chain(OWN_CHAIN):
-            return MarkState({}, altered=True)
+            return AssignmentState({}, altered=True)
         found = parse(iptc.Chain(table, OWN_CHAIN).rules)
-        return found if _is_reached(table) else MarkState(found.marks, altered=True)
+        return found if _is_reached(table) else AssignmentState(found.assignments, altered=True)
     except _NOT_UNDERSTOOD:
-        return MarkState({}, altered=True)
+        return AssignmentState({}, altered=True)
 
 
 def _append(table: Any, rules: Iterable[Any]) -> None:

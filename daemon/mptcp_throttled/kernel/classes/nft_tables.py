@@ -84,13 +84,13 @@ class OwnTables:
 
     def make(self, ip_version: int, elements: Sequence[bytes]) -> None:
         """Make our table with exactly these encoded elements; one that exists is replaced."""
-        what = f"nft add table {_name(ip_version)}: {len(elements)} marks"
+        what = f"nft add table {_name(ip_version)}: {len(elements)} assignments"
         requests = *nft_messages.delete_requests(ip_version), *nft_messages.make_requests(ip_version, elements)
         self._commit(what, requests)
 
     def change(self, ip_version: int, add: Sequence[bytes], delete: Sequence[bytes]) -> None:
         """Delete and add encoded elements. Those to be deleted must be in the map, those to be added not."""
-        what = f"nft add element {_name(ip_version)} {MAP}: {len(add)} marks, and delete {len(delete)}"
+        what = f"nft add element {_name(ip_version)} {MAP}: {len(add)} assignments, and delete {len(delete)}"
         self._commit(what, tuple(nft_messages.change_requests(ip_version, add, delete)))
 
     def remove(self, ip_version: int) -> None:

@@ -11,31 +11,31 @@ from typing import Any
 
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.iptables import OwnChain, target_of
-from mptcp_throttled.kernel.classes.iptables_marking import IptablesMarking
+from mptcp_throttled.kernel.classes.iptables_classifier import IptablesClassifier
 from mptcp_throttled.vocabulary.class_ids import mark_shift
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 
-class RuleMarking(IptablesMarking):
+class RulesClassifier(IptablesClassifier):
     """The back end `rules`. For one thread only; all methods raise KernelError."""
 
     kind = "rules"
 
-    def read(self) -> dict[int, MarkState]:
+    def read(self) -> dict[int, AssignmentState]:
         """Our chains by IP version; a chain is altered if sets or a table of another back end are there."""
         found = {}
         with_others = {our_set.ip_version for our_set in self._sets.present()} | self._tables.present()
         for version, chain in self._chains.items():
             state = chain.read(self._parse)
             if version in with_others:
-                found[version] = MarkState({} if state is None else state.marks, altered=True)
+                found[version] = AssignmentState({} if state is None else state.assignments, altered=True)
             elif state is not None:
                 found[version] = state
         return found
 
     def count(self) -> dict[int, int | None]:
         """The number of marks by IP version; None for an altered chain."""
-        return {version: None if state.altered else len(state.marks) for version, state in self.read().items()}
+        return {version: None if state.altered else len(state.assignments) for version, state in self.read().items()}
 
     def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
         """Make our chain with exactly these marks, in one commit."""
@@ -55,7 +55,7 @@ class RuleMarking(IptablesMarking):
             ),
         )
 
-    def _parse(self, rules: Sequence[Any]) -> MarkState:
+    def _parse(self, rules: Sequence[Any]) -> AssignmentState:
         marks: dict[FourTuple, int] = {}
         altered = False
         for rule in rules:
@@ -65,7 +65,7 @@ class RuleMarking(IptablesMarking):
                 altered = True
             else:
                 marks[ends] = minor
-        return MarkState(marks, altered)
+        return AssignmentState(marks, altered)
 
     def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
         rule = chain.new_rule()

@@ -18,15 +18,15 @@ from mptcp_throttled.kernel.classes.contents import Contents, read_contents
 from mptcp_throttled.kernel.classes.elements import ELEMENT_BYTES, Element, decode_element, encode_element
 from mptcp_throttled.kernel.classes.ipset import MAX_MARKS, OwnSet, SetHeader
 from mptcp_throttled.kernel.classes.iptables import OwnChain
-from mptcp_throttled.kernel.classes.iptables_marking import IptablesMarking
+from mptcp_throttled.kernel.classes.iptables_classifier import IptablesClassifier
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic, mark_shift
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 LOOKED_UP = "dst,dst,src"
 """The packet fields that the SET target looks up: client address, client port, proxy address."""
 
 
-class IpsetMarking(IptablesMarking):
+class IpsetClassifier(IptablesClassifier):
     """The back end `ipset`. For one thread only; all methods raise KernelError."""
 
     kind = "ipset"
@@ -42,7 +42,7 @@ class IpsetMarking(IptablesMarking):
         self._sets.require()
         self._chains[4].require_target("SET")
 
-    def read(self) -> dict[int, MarkState]:
+    def read(self) -> dict[int, AssignmentState]:
         """Our chains by IP version, with the marks of their sets; altered if a table of another back end is there."""
         found = {}
         for version, present in self._present().items():
@@ -50,7 +50,7 @@ class IpsetMarking(IptablesMarking):
             if state is not None:
                 found[version] = state if state.altered else self._with_marks(present)
         for version in self._tables.present():
-            found[version] = MarkState(found[version].marks if version in found else {}, altered=True)
+            found[version] = AssignmentState(found[version].assignments if version in found else {}, altered=True)
         return found
 
     def count(self) -> dict[int, int | None]:
@@ -127,21 +127,21 @@ class IpsetMarking(IptablesMarking):
             for version in self._chains
         }
 
-    def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> MarkState | None:
+    def _read_chain(self, ip_version: int, present: Mapping[OwnSet, SetHeader]) -> AssignmentState | None:
         """Our chain without its marks; None if there is neither chain nor set."""
         chain = self._chains[ip_version]
-        state = chain.read(lambda rules: MarkState({}, not self._are_ours(ip_version, rules, present)))
+        state = chain.read(lambda rules: AssignmentState({}, not self._are_ours(ip_version, rules, present)))
         if state is None:
-            return MarkState({}, altered=True) if present else None
+            return AssignmentState({}, altered=True) if present else None
         is_as_made = all(header.is_as_made for header in present.values())
-        return MarkState({}, state.altered or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
+        return AssignmentState({}, state.altered or not is_as_made or present.keys() != set(self._own_sets(ip_version)))
 
-    def _with_marks(self, present: Iterable[OwnSet]) -> MarkState:
+    def _with_marks(self, present: Iterable[OwnSet]) -> AssignmentState:
         contents = [self._contents(own) for own in present]
         if len(contents) == 1:
             return contents[0].state
-        marks = {ends: minor for one in contents for ends, minor in one.state.marks.items()}
-        return MarkState(marks, any(one.state.altered for one in contents))
+        marks = {ends: minor for one in contents for ends, minor in one.state.assignments.items()}
+        return AssignmentState(marks, any(one.state.altered for one in contents))
 
     def _contents(self, own: OwnSet) -> Contents:
         self._last[own] = contents = read_contents(

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.kernel.classes.classifier import MarkingBackEnd
+from mptcp_throttled.kernel.classes.classifier import Classifier
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 
-class SocketMarking:
+class SocketClassifier:
     """The back end `socket`. For one thread only; all methods raise KernelError.
 
     `by_packet` removes what another back end has left.
@@ -24,7 +24,7 @@ class SocketMarking:
     kind = "socket"
     needs_filter = False
 
-    def __init__(self, sockets: PacedSockets, by_packet: MarkingBackEnd) -> None:
+    def __init__(self, sockets: PacedSockets, by_packet: Classifier) -> None:
         self._sockets = sockets
         self._by_packet = by_packet
         self._made: set[int] = set()
@@ -42,25 +42,27 @@ class SocketMarking:
         """Raise KernelError if the kernel does not load the program."""
         self._sockets.require_deciding()
 
-    def read(self) -> dict[int, MarkState]:
+    def read(self) -> dict[int, AssignmentState]:
         """The classes that the program has, by IP version; altered if another back end has left something."""
         left = self._left()
-        return {v: MarkState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
+        return {v: AssignmentState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
-    def adopt(self, marks: Mapping[FourTuple, int]) -> None:
+    def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
         """Begin with the classes in which an earlier instance has put subflows: none leaves its class meanwhile."""
-        self._sockets.adopt_classes(marks)
-        self._made.update(ends.client.address.version for ends in marks)
+        self._sockets.adopt_classes(assignments)
+        self._made.update(ends.client.address.version for ends in assignments)
 
     def count(self) -> dict[int, int | None]:
         """The number of classes by IP version, as far as the program has them."""
         return {version: len(self._sockets.classes(version)) for version in self._made}
 
-    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
+    def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
         """Give the program exactly these classes."""
         if ip_version in self._left():
             self._by_packet.remove(ip_version)
-        self._sockets.change_classes(ip_version, marks, self._sockets.classes(ip_version).keys() - marks.keys())
+        self._sockets.change_classes(
+            ip_version, assignments, self._sockets.classes(ip_version).keys() - assignments.keys()
+        )
         self._made.add(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import BackEnd, Endpoint, FourTuple
 from mptcp_throttled.kernel.openvswitch.switch import Bridge, OpenVswitch
-from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, MarkState
+from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, AssignmentState
 
 COOKIE: Final = 0x4D50_7468
 """Of our rules ("MPth"): unlikely to be chosen by others."""
@@ -72,9 +72,9 @@ def _version_of(rule: str) -> int | None:
     return None if found is None else _VERSION_OF[found[1]]
 
 
-class OpenFlowMarking:
-    """The marks of the back end `ovs`, on the bridge that has the port `interface`. For one thread only; all methods
-    raise KernelError."""
+class OpenFlowClassifier:
+    """The classifier `ovs`, on the bridge that has the port `interface`. For one thread only; all methods raise
+    KernelError."""
 
     kind = BackEnd.OVS
     needs_filter = False
@@ -92,43 +92,45 @@ class OpenFlowMarking:
         """Raise KernelError if Open vSwitch does not answer."""
         self._switch.bridges()
 
-    def read(self) -> dict[int, MarkState]:
+    def read(self) -> dict[int, AssignmentState]:
         """Our rules by IP version; altered if one is not as we make them, or is on another bridge than ours."""
         bridges = self._find_bridge()
-        marks: dict[int, dict[FourTuple, int]] = {version: {} for version in self._made}
+        assignments: dict[int, dict[FourTuple, int]] = {version: {} for version in self._made}
         altered: set[int] = set()
         for bridge in bridges:
             for rule in self._rules(bridge):
                 version = _version_of(rule)
                 if version is None:
                     continue
-                found = marks.setdefault(version, {})
-                mark = parse_rule(rule)
-                if mark is None or bridge.name != self._bridge:
+                found = assignments.setdefault(version, {})
+                assignment = parse_rule(rule)
+                if assignment is None or bridge.name != self._bridge:
                     altered.add(version)
                 else:
-                    found[mark[0]] = mark[1]
-        return {version: MarkState(of, version in altered) for version, of in marks.items()}
+                    found[assignment[0]] = assignment[1]
+        return {version: AssignmentState(of, version in altered) for version, of in assignments.items()}
 
     def count(self) -> dict[int, int | None]:
-        """The number of marks by IP version; None if they are altered."""
-        return {version: None if state.altered else len(state.marks) for version, state in self.read().items()}
+        """The number of assignments by IP version; None if they are altered."""
+        return {version: None if state.altered else len(state.assignments) for version, state in self.read().items()}
 
-    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
-        """Make exactly these marks, in one bundle."""
+    def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
+        """Make exactly these assignments, in one bundle."""
         self._remove_elsewhere(ip_version)
-        lines = [delete_all_line(ip_version), *(add_line(*mark) for mark in marks.items())]
+        lines = [delete_all_line(ip_version), *(add_line(*assignment) for assignment in assignments.items())]
         self._switch.change_rules(self._own_bridge(), lines)
         self._made.add(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add marks, in one bundle; a mark in both is changed in place."""
+        """Remove and add assignments, in one bundle; an assignment in both is changed in place."""
         removed = [delete_line(ends) for ends in remove if ends not in add]
-        self._switch.change_rules(self._own_bridge(), [*removed, *(add_line(*mark) for mark in add.items())])
+        self._switch.change_rules(
+            self._own_bridge(), [*removed, *(add_line(*assignment) for assignment in add.items())]
+        )
         self._made.add(ip_version)
 
     def remove(self, ip_version: int) -> None:
-        """Remove all marks."""
+        """Remove all assignments."""
         self._remove_elsewhere(ip_version)
         if self._bridge is not None:
             self._switch.change_rules(self._bridge, [delete_all_line(ip_version)])

@@ -8,7 +8,7 @@ from mptcp_throttled.kernel.classes.nft_tables import OwnTables
 from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS
 
 
-class PacketMarking:
+class PacketClassifier:
     """Base of these back ends. For one thread only; all methods raise KernelError."""
 
     def __init__(self, max_marks: int = MAX_MARKS) -> None:

@@ -1,4 +1,4 @@
-"""The marks that `IpsetMarking` reports are values: neither readers nor later reads change them."""
+"""The marks that `IpsetClassifier` reports are values: neither readers nor later reads change them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.ipset import OwnSet, OwnSets, SetHeader
 from mptcp_throttled.kernel.classes.iptables import OwnChain
 from mptcp_throttled.kernel.classes.nft_tables import OwnTables
-from mptcp_throttled.kernel.classes.sets import IpsetMarking
+from mptcp_throttled.kernel.classes.sets import IpsetClassifier
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.kernel_state import MarkState
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 SET: Final = OwnSet(4, 8080)
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
@@ -33,20 +33,20 @@ def elements(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     monkeypatch.setattr(OwnSets, "present", lambda _: {SET: SetHeader(True, len(present))})
     monkeypatch.setattr(OwnSets, "elements", lambda _sets, _own: iter(present))
     monkeypatch.setattr(OwnTables, "present", lambda _: set())
-    monkeypatch.setattr(OwnChain, "read", lambda chain, _: MarkState({}) if chain._ip_version == 4 else None)
+    monkeypatch.setattr(OwnChain, "read", lambda chain, _: AssignmentState({}) if chain._ip_version == 4 else None)
     return present
 
 
 def test_ipset_marks_that_were_read_stay_when_the_set_changes(elements: list[bytes]) -> None:
-    marking = IpsetMarking(MarkedTraffic(0xFFFF_0000, (8080,)))
+    marking = IpsetClassifier(MarkedTraffic(0xFFFF_0000, (8080,)))
     before = marking.read()[4]
     elements[:] = [RAW_TWO]
-    assert (before, marking.read()[4]) == (MarkState({ONE: 0xD32}), MarkState({TWO: 0xD32}))
+    assert (before, marking.read()[4]) == (AssignmentState({ONE: 0xD32}), AssignmentState({TWO: 0xD32}))
 
 
 @pytest.mark.usefixtures("elements")
 def test_ipset_marks_cannot_be_changed_by_their_reader() -> None:
-    marking = IpsetMarking(MarkedTraffic(0xFFFF_0000, (8080,)))
+    marking = IpsetClassifier(MarkedTraffic(0xFFFF_0000, (8080,)))
     with pytest.raises(TypeError):
-        cast("dict[Any, int]", marking.read()[4].marks)[TWO] = 9
-    assert marking.read() == {4: MarkState({ONE: 0xD32})}
+        cast("dict[Any, int]", marking.read()[4].assignments)[TWO] = 9
+    assert marking.read() == {4: AssignmentState({ONE: 0xD32})}

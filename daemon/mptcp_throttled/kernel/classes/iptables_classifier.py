@@ -1,12 +1,12 @@
-"""What the iptables back ends share, besides what `packet_marking` has."""
+"""What the iptables back ends share, besides what `packet_classifier` has."""
 
 from __future__ import annotations
 
 from mptcp_throttled.kernel.classes.ipset import MAX_MARKS
-from mptcp_throttled.kernel.classes.packet_marking import PacketMarking
+from mptcp_throttled.kernel.classes.packet_classifier import PacketClassifier
 
 
-class IptablesMarking(PacketMarking):
+class IptablesClassifier(PacketClassifier):
     """Base of the iptables back ends. For one thread only; all methods raise KernelError."""
 
     needs_filter = True
