@@ -105,6 +105,4 @@ def test_rules_that_iptables_does_not_show_are_a_note(
 def test_host_without_rules_has_no_note_of_iptables(classifier: str) -> None:
     host = replace(examined_host(), daemon=status(classifier=classifier))
     found: list[Finding] = list(mark_checks.legacy_tables(host))
-        mark_checks.legacy_tables(replace(examined_host(), daemon=status(classifier=classifier)))
-    )
     assert found == []
