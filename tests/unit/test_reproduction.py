@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
+from mptcp_lab.scenario.kept import read_all
 from mptcp_lab.scenario.lab_cli import report_of
 from mptcp_lab.scenario.report import as_markdown
-from mptcp_lab.scenario.results import read_results
 
 REPOSITORY: Final = Path(__file__).parents[2]
 MEASURED, DOCUMENT = Path("lab/measured"), Path("docs/reproduction.md")
@@ -26,5 +26,5 @@ def test_document_is_the_report_of_the_kept_results() -> None:
 
 
 def test_kept_results_were_measured_at_commits_without_changes() -> None:
-    commits = {result.name: result.commit for result in read_results(MEASURED)}
+    commits = {result.name: result.commit for result in read_all(MEASURED)}
     assert {name: commit for name, commit in commits.items() if not commit or commit.endswith("-dirty")} == {}

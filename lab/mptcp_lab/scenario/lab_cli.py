@@ -1,4 +1,4 @@
-"""Command line of the scenarios: run, list, show, compare, report."""
+"""Command line of the scenarios: run, list, show, compare, keep, report."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mptcp_lab.argument_types import checked
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import DIRECTORY, Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.kept import read_all, write_kept
 from mptcp_lab.scenario.kernel_choice import choose
 from mptcp_lab.scenario.plan import event_commands, reshape
 from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
@@ -28,12 +29,13 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.version import add_version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mptcp_lab.scenario.report import Block
 
 _WIDTH: Final = 120
 _OUT: Final = Path("lab-results")
+_KEPT: Final = Path("lab/measured")
 _STATUSES: Final = (
     "exit status: 0 done, and every expectation held; 1 one did not, or a run failed; 2 wrong command line;"
     " 78 a scenario file is not valid; 77 not root; 130 interrupted"
@@ -79,8 +81,14 @@ def _parser(program: str) -> argparse.ArgumentParser:
     show.add_argument("scenarios", nargs="+", metavar="SCENARIO")
 
     compare = commands.add_parser("compare", help="two directories of results side by side")
-    compare.add_argument("one", type=Path, metavar="A")
-    compare.add_argument("other", type=Path, metavar="B")
+    compare.add_argument("left", type=Path, metavar="A")
+    compare.add_argument("right", type=Path, metavar="B")
+
+    keep = commands.add_parser("keep", help="put the results in a directory in the repository's tables")
+    keep.add_argument("directory", type=Path, metavar="DIR")
+    keep.add_argument(
+        "--tables", type=Path, default=_KEPT, metavar="DIR", help="where the tables are; default: %(default)s"
+    )
 
     report = commands.add_parser("report", help="a document of all results in a directory")
     report.add_argument("directory", type=Path, metavar="DIR")
@@ -102,7 +110,9 @@ def run(program: str) -> int:
         case "show":
             return _show(options.scenarios)
         case "compare":
-            return _compare(options.one, options.other, console)
+            return _compare(options.left, options.right, console)
+        case "keep":
+            return _keep(options.directory, options.tables, console)
         case _:
             return _report(options.directory, options.output, console)
 
@@ -189,23 +199,26 @@ def _show(names: Sequence[str]) -> int:
     return 0
 
 
-def _found(directory: Path) -> list[tuple[Experiment, Result]]:
-    """The results below a directory with the experiments they are of, as the files have them now."""
+def _paired(results: Iterable[Result]) -> list[tuple[Experiment, Result]]:
+    """The results with the experiments they are of, as the files have them now and in their order."""
     pairs = []
     loaded: dict[str, dict[str, Experiment]] = {}
-    for result in read_results(directory):
+    for result in results:
         if result.file not in loaded:
             loaded[result.file] = {e.name: e for e in load(result.name.split(":")[0], DIRECTORY / result.file)}
         experiment = loaded[result.file].get(result.name)
         if experiment is None:
             raise LabError(f"{result.directory}: {result.file} has no {result.name} any more")
         pairs.append((experiment, result))
-    order = {name: number for number, name in enumerate(e for found in loaded.values() for e in found)}
+    order = {name: number for number, name in enumerate(e for names in loaded.values() for e in names)}
     return sorted(pairs, key=lambda pair: (pair[0].family, order[pair[0].name], pair[1].kernel != Kernel.NATIVE))
 
 
-def _compare(one: Path, other: Path, console: Console) -> int:
-    left, right = ({(e.name, r.kernel): (e, r) for e, r in _found(directory)} for directory in (one, other))
+def _compare(left_directory: Path, right_directory: Path, console: Console) -> int:
+    left, right = (
+        {(e.name, r.kernel): (e, r) for e, r in _paired(read_all(directory))}
+        for directory in (left_directory, right_directory)
+    )
     by_kernel = set(left) & set(right)
     if not by_kernel:
         # Then the kernel may be what is to be compared.
@@ -223,15 +236,32 @@ def _compare(one: Path, other: Path, console: Console) -> int:
         for figure, section in experiment.scenario.report.items()
     ]
     if not rows:
-        raise LabError(f"{one} and {other}: have no scenario in common")
-    console.print(compare_table((str(one), str(other)), rows))
+        raise LabError(f"{left_directory} and {right_directory}: have no scenario in common")
+    console.print(compare_table((str(left_directory), str(right_directory)), rows))
+    return 0
+
+
+def _keep(directory: Path, tables: Path, console: Console) -> int:
+    measured = read_results(directory)
+    for result in measured:
+        if Path(result.file).is_absolute():
+            raise LabError(f"{result.directory}: {result.file} is not a scenario of the project")
+        if not result.commit or result.commit.endswith("-dirty"):
+            raise LabError(f"{result.directory}: was not measured at a commit; allowed: a checkout without changes")
+    kept = read_all(tables) if any(tables.glob("*.csv")) else []
+    results = {(result.name, result.kernel): result for result in (*kept, *measured)}
+    try:
+        written = write_kept(tables, [result for _, result in _paired(results.values())])
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     return 0
 
 
 def report_of(directory: Path, output: Path | None) -> list[Block]:
     """What `report DIRECTORY [--output OUTPUT]` writes. Raises LabError, and ConfigError for a scenario of a result."""
     command = f"lab/mptcp-lab report {directory}" + ("" if output is None else f" --output {output}")
-    return make_report(_found(directory), command, pictures=output is None)
+    return make_report(_paired(read_all(directory)), command, pictures=output is None)
 
 
 def _report(directory: Path, output: Path | None, console: Console) -> int:

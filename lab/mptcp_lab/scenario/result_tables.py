@@ -69,8 +69,8 @@ def compare_table(
     for heading in ("scenario", "figure", *names, "unit", "ratio"):
         table.add_column(heading, justify="right" if heading in (*names, "ratio") else "left")
     last = ""
-    for scenario, figure, unit, one, other in rows:
-        ratio = "-" if one is None or other is None or not one.median else f"{other.median / one.median:.2f}"
-        table.add_row("" if scenario == last else scenario, figure, spread(one), spread(other), unit, ratio)
+    for scenario, figure, unit, left, right in rows:
+        ratio = "-" if left is None or right is None or not left.median else f"{right.median / left.median:.2f}"
+        table.add_row("" if scenario == last else scenario, figure, spread(left), spread(right), unit, ratio)
         last = scenario
     return table

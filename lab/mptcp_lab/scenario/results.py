@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.recording import Recording
     from mptcp_lab.scenario.scenario_schema import Scenario
 
-_FILE: Final = "result.json"
+FILE: Final = "result.json"
 _SUBFLOW_COLUMNS: Final = (
     *("at_s", "host", "link", "local", "remote", "acked_bytes", "received_bytes", "cwnd_segments", "rtt_ms"),
     *("pacing_bps", "retransmits", "out_of_order"),
@@ -173,12 +173,12 @@ def write_result(result: Result) -> None:
         }
         for run in result.runs
     ]
-    (result.directory / _FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    (result.directory / FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def read_results(directory: Path) -> list[Result]:
     """All results below a directory, sorted by kernel and name. Raises LabError if there is none or one is unusable."""
-    paths = sorted(directory.rglob(_FILE))
+    paths = sorted(directory.rglob(FILE))
     if not paths:
         raise LabError(f"{directory}: has no results; allowed: a directory that `mptcp-lab run --out` has written")
     return [_read(path) for path in paths]
