@@ -64,8 +64,7 @@ class SubflowStatus:
 class Services:
     """`mptcp-sniffer`, `mptcp-throttled` and `mptcp-throttle` on the host `proxy`, with a configuration of their own.
 
-    As a context manager: both services run and are connected inside the block, and have ended after it. `tuning` gives
-    constants of the daemon other values (`mptcp_lab.tuned_daemon`).
+    As a context manager: both services run and are connected inside the block, and have ended after it.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class Services:
         ports: Sequence[int] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
-        tuning: Mapping[str, float] | None = None,
         log_level: LogLevel = LogLevel.INFO,
         name: str = "throttle",
     ) -> None:
@@ -88,7 +86,6 @@ class Services:
         self.sniffer: Process | None = None
         self.daemon: Process | None = None
         self.web: Process | None = None
-        self._tuning = tuning
         self._executables = Path(sys.executable).parent
         (self.directory / "networks.d").mkdir(parents=True)
         self._write(
@@ -192,9 +189,6 @@ class Services:
         if faults is not None:
             faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
             self.daemon = self._run("mptcp-throttled", *faulty)
-        elif self._tuning is not None:
-            tuned = (sys.executable, "-m", "mptcp_lab.tuned_daemon", json.dumps(self._tuning))
-            self.daemon = self._run("mptcp-throttled", *tuned)
         else:
             self.daemon = self._start("mptcp-throttled")
         return self.daemon

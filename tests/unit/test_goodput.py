@@ -1,12 +1,8 @@
-"""What `benchmarks/goodput` makes of its runs, and what `benchmarks/htb-parameters` changes."""
-
-import importlib
+"""What `benchmarks/goodput` makes of its runs."""
 
 import pytest
 
-from mptcp_lab import tuned_daemon
 from mptcp_lab.benchmarks.goodput import Cell, Figures, number_pair, summary
-from mptcp_lab.benchmarks.htb_parameters import CHOICES
 
 CELL = Cell("native", "bbr", (0, 0), (1.0, 40.0), "ours")
 
@@ -37,9 +33,3 @@ def test_cells_that_differ_in_when_the_rates_begin_have_rows_of_their_own() -> N
 @pytest.mark.parametrize(("text", "pair"), [("1+40", (1, 40)), ("0.25+10", (0.25, 10))])
 def test_number_pair(text: str, pair: tuple[float, float]) -> None:
     assert number_pair(text) == pair
-
-
-@pytest.mark.parametrize("constant", sorted({name for tuning in CHOICES.values() for name in tuning}))
-def test_constants_that_are_tuned_exist(constant: str) -> None:
-    module, _, name = constant.partition(":")
-    tuned_daemon.tune(constant, getattr(importlib.import_module(module), name))

@@ -126,10 +126,10 @@ class Bench:
         self._documents: dict[int, Document] = {}
         self._names = (f"throttle-{number}" for number in count())
 
-    def services(self, variant: str, tuning: Mapping[str, float] | None = None) -> Services:
-        """Services for transfers of that variant, not started yet; `tuning` changes constants of the daemon."""
+    def services(self, variant: str) -> Services:
+        """Services for transfers of that variant, not started yet."""
         settings = {"pacing": variant == "ours"}
-        return Services(self._lab.proxy, name=next(self._names), linger="300ms", daemon=settings, tuning=tuning)
+        return Services(self._lab.proxy, name=next(self._names), linger="300ms", daemon=settings)
 
     def transfer(self, services: Services, cell: Cell, seconds: float) -> Figures:
         """One download or upload, on which the rates are for `seconds`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -42,7 +41,6 @@ _TRANSFER_PORT: Final = 8081
 _CAP: Final = Rate(8_000_000_000)
 _STAGES: Final = ("proved", "published", "delivered", "paced", "classed", "marked")
 _JOINED: Final = "MPTcpExtMPJoinAckRx"
-_WAYS: Final = ("ours", "seed")
 _LOADS: Final = ("idle", "transfer")
 _CAPPED: Final = ("joiner", "sibling")
 _PERCENTILES: Final = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
@@ -55,7 +53,6 @@ Times = list[dict[str, float]]
 class Case:
     """What is measured: `rate` JOINs per second for `seconds`, `capped` in each; with `busy` beside a transfer."""
 
-    way: str
     capped: str
     rate: float
     seconds: float
@@ -83,17 +80,13 @@ def measure(case: Case) -> dict[str, Json]:
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
         start_server(lab.proxy, PORT)
         before = _joins(lab)
-        with (
-            _ours(lab, case, found) if case.way == "ours" else _seeds(lab, found),
-            _transfer(lab, case.seconds, busy=case.busy),
-        ):
+        with _observed(lab, case, found), _transfer(lab, case.seconds, busy=case.busy):
             arguments = ("join", PORT, case.rate, case.seconds, lab.proxy_address(4))
             lab.client.run(*program(*arguments), timeout=case.seconds + 60)
             joins = _joins(lab) - before - case.busy  # the transfer joins too
     times = found.times
     marked = _percentiles(joins, [of["marked"] for of in times if "marked" in of])
     return {
-        "way": case.way,
         "capped": case.capped,
         "joins_per_second": case.rate,
         "beside_transfer": case.busy,
@@ -106,7 +99,7 @@ def measure(case: Case) -> dict[str, Json]:
         "missed_stages": [
             {stage: round(1000 * at, 2) for stage, at in of.items()} for of in times if "marked" not in of
         ],
-        "missed_unseen": min(max(joins - len(times), 0), marked["missed"]) if case.way == "ours" else None,
+        "missed_unseen": min(max(joins - len(times), 0), marked["missed"]),
         "sniffer": {name: found.sniffer.get(name) for name in ("dropped", "counters")},
     }
 
@@ -146,7 +139,7 @@ def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _ours(lab: Lab, case: Case, found: _Found) -> Iterator[None]:
+def _observed(lab: Lab, case: Case, found: _Found) -> Iterator[None]:
     services = Services(lab.proxy, networks(joiner=case.joiner), ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
     files = services.start_timed()
     services.wait_ready()
@@ -216,29 +209,13 @@ def _is_wifi(ends: str) -> bool:
     return ip_address(ends.split(":")[0]) in WIFI.v4
 
 
-@contextmanager
-def _seeds(lab: Lab, found: _Found) -> Iterator[None]:
-    program = (sys.executable, "-m", "mptcp_lab.benchmarks.seed_throttle")
-    ends = (str(lab.proxy_address(4)), str(PORT), str(_TRANSFER_PORT))
-    sniffer = lab.proxy.start("seed-sniff", *program, "sniff", *ends)
-    steer = lab.proxy.start("seed-steer", *program, "steer", *ends)
-    sniffer.wait_until(lambda: "capturing" in sniffer.log_text(), "capturing")
-    yield
-    sniffer.stop()
-    steer.stop()
-    for line in steer.log_text().splitlines():
-        at, done = map(float, line.split())
-        found.times.append({"marked": done - at})
-
-
 def main() -> None:
-    """Print two lines per way, capped subflow, rate and load."""
+    """Print two lines per capped subflow, rate and load."""
     parser = command_line("join-latency", __doc__)
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[1, 50, 200, 1000], help="JOINs per second; default: 1 50 200 1000"
     )
-    parser.add_argument("--ways", nargs="+", choices=_WAYS, default=_WAYS)
-    parser.add_argument("--capped", nargs="+", choices=_CAPPED, default=_CAPPED, help="the seed's way: sibling only")
+    parser.add_argument("--capped", nargs="+", choices=_CAPPED, default=_CAPPED)
     parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
     parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
@@ -248,26 +225,22 @@ def main() -> None:
     daemon = {key: value for key, value in settings.items() if value is not None}
     rows = []
     headings = "".join(f" {name:>8}" for name in _PERCENTILES)
-    print(f"{'way':5} {'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")
-    for load, rate, capped, way in product(options.loads, options.rates, options.capped, options.ways):
-        if way == "seed" and capped == "joiner":
-            continue
-        row = measure(Case(way, capped, rate, options.seconds, load == "transfer", daemon))
+    print(f"{'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")
+    for load, rate, capped in product(options.loads, options.rates, options.capped):
+        row = measure(Case(capped, rate, options.seconds, load == "transfer", daemon))
         rows.append(row)
         _print(row, load)
     write_json(options.json, rows)
 
 
 def _print(row: Mapping[str, Any], load: str) -> None:
-    for figure in ("paced", "marked") if row["way"] == "ours" else ("marked",):
+    for figure in ("paced", "marked"):
         percentiles = " ".join(f"{'-' if (at := row[figure][name]) is None else at:>8}" for name in _PERCENTILES)
         print(
-            f"{row['way']:5} {row['capped']:8} {row['joins_per_second']:6g} {load:8} {row['joins']:6}"
+            f"{row['capped']:8} {row['joins_per_second']:6g} {load:8} {row['joins']:6}"
             f" {figure:7} {row[figure]['missed']:6} {percentiles}",
             flush=True,
         )
-    if row["way"] == "seed":
-        return
     for percent in ("p50", "p99"):
         stages = (f"{stage} {at}" for stage, at in row[f"stages_{percent}"].items())
         print(f"      {percent} of the stages:", ", ".join(stages), flush=True)

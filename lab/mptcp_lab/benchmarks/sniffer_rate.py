@@ -1,4 +1,4 @@
-"""How many SYNs per second the sniffer processes without losing one. `capture-cost` measures bulk data."""
+"""How many SYNs per second the sniffer processes without losing one."""
 
 from __future__ import annotations
 
