@@ -22,7 +22,7 @@ from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import endless, start_origin
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.sampler import PathMeter
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from mptcp_lab.host import Host
+from mptcp_lab.port import Port
 from mptcp_lab.scenario import plan, world
-from mptcp_lab.scenario.scenario_schema import EndpointFlag, HostSection, Limits, LinkSection, Port
+from mptcp_lab.scenario.scenario_schema import EndpointFlag, HostSection, Limits, LinkSection
 from mptcp_lab.scenario.scenario_schema import Network as Description
 from mptcp_throttle.units import Rate
 

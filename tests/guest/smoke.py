@@ -7,7 +7,7 @@ from proxy_world import proxy_world
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.sampler import PathMeter
 from mptcp_lab.topology import Topology
 
 ROUTER_QUEUE = 62_500

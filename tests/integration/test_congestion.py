@@ -14,9 +14,10 @@ import pytest
 from polling import eventually
 
 from mptcp_lab.congestion.coupled import COUPLED, registered
+from mptcp_lab.port import Port
 from mptcp_lab.scenario.plan import make_plan
 from mptcp_lab.scenario.quantities import Queue
-from mptcp_lab.scenario.scenario_schema import EndpointFlag, HostSection, LinkSection, Network, Port
+from mptcp_lab.scenario.scenario_schema import EndpointFlag, HostSection, LinkSection, Network
 from mptcp_lab.scenario.world import build
 from mptcp_lab.traffic import program, start_pour
 from mptcp_throttle.units import Rate

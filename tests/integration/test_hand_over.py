@@ -20,7 +20,7 @@ from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import run
-from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.sampler import PathMeter
 from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 from polling import eventually
 
 from mptcp_lab import oracle
+from mptcp_lab.curve import MEGA, Curve
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, TABLE, Mark, parse_marks
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, endless, start_origin
-from mptcp_lab.scenario.recording import MEGA, Curve
-from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
 from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import Client, Family, Lab, Topology, build

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from mptcp_lab.curve import Curve
 from mptcp_lab.disorder.summary import Disorder
+from mptcp_lab.port import Port
+from mptcp_lab.sampler import InterfaceSample, SocketInfo, SubflowSample
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import Experiment, load
 from mptcp_lab.scenario.judge import Statistic, compare, judge, summarise
-from mptcp_lab.scenario.recording import Curve, Event, FlowResult, InterfaceSample, Recording, SubflowSample
+from mptcp_lab.scenario.recording import Event, FlowResult, Recording
 from mptcp_lab.scenario.results import Result, Run, read_results, write_result
-from mptcp_lab.scenario.sampler import SocketInfo
-from mptcp_lab.scenario.scenario_schema import Port
 
 HEAD = """\
 title: two links

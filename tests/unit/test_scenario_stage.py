@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.port import Port
+from mptcp_lab.sampler import InterfaceSample
 from mptcp_lab.scenario import stage
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import load
 from mptcp_lab.scenario.flows import compare
-from mptcp_lab.scenario.recording import CapChange, Event, InterfaceSample, Recording
-from mptcp_lab.scenario.scenario_schema import Port
+from mptcp_lab.scenario.recording import CapChange, Event, Recording
 
 if TYPE_CHECKING:
     from pathlib import Path

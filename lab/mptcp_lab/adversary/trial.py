@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.adversary.attack import Adversary
+from mptcp_lab.curve import MEGA
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.recording import MEGA
-from mptcp_lab.scenario.sampler import PathMeter
+from mptcp_lab.sampler import PathMeter
 from mptcp_lab.topology import ETHERNET
 
 if TYPE_CHECKING:

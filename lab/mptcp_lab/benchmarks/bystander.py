@@ -17,7 +17,7 @@ from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
 from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.sampler import Sampler
+from mptcp_lab.sampler import Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build

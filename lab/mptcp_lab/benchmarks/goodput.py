@@ -30,6 +30,7 @@ from mptcp_lab.benchmarks.stock_kernels import (
     results_of_guest,
     set_up_guest,
 )
+from mptcp_lab.curve import MEGA, Curve
 from mptcp_lab.download import Download
 from mptcp_lab.guest import kernels
 from mptcp_lab.guest_client import GuestClient
@@ -38,8 +39,7 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.percentiles import percentile
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.recording import MEGA, Curve
-from mptcp_lab.scenario.sampler import PathMeter, Sampler
+from mptcp_lab.sampler import PathMeter, Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, Client, ClientSpec, Lab, Topology, build

@@ -27,7 +27,7 @@ from mptcp_lab.benchmarks.join_latency import networks
 from mptcp_lab.benchmarks.measure import PORT, command_line, cpu_seconds, unshaped, write_json
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.process import wait_until
-from mptcp_lab.scenario.sampler import Sampler
+from mptcp_lab.sampler import Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import ClientSpec, Topology, build
 from mptcp_lab.traffic import drain, program, start_pour, start_server

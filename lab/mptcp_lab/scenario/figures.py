@@ -6,15 +6,19 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab import origin
+from mptcp_lab.curve import MEGA
 from mptcp_lab.percentiles import percentile
+from mptcp_lab.sampler import interface_curves, received_curve
 from mptcp_lab.scenario.plan import Addresses, server_port
-from mptcp_lab.scenario.recording import MEGA, interface_curves, moments, received_curve
+from mptcp_lab.scenario.recording import moments
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mptcp_lab.scenario.recording import CapChange, Curve, InterfaceSample, Recording, SubflowSample
+    from mptcp_lab.curve import Curve
+    from mptcp_lab.sampler import InterfaceSample, SubflowSample
+    from mptcp_lab.scenario.recording import CapChange, Recording
     from mptcp_lab.scenario.scenario_schema import FigureSection, Scenario, WindowSection
 
 _SLOW: Final = 0.1

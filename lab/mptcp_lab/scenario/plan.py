@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from mptcp_lab.port import Port
     from mptcp_lab.proxy_server import ProxyServer
-    from mptcp_lab.scenario.scenario_schema import EventSection, FlowSection, LinkSection, Network, Port, Scenario
+    from mptcp_lab.scenario.scenario_schema import EventSection, FlowSection, LinkSection, Network, Scenario
     from mptcp_throttle.units import Rate
 
 Tool = Literal["ip", "ip -4", "ip -6", "tc"]

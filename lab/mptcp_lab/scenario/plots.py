@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
+from mptcp_lab.curve import Curve
 from mptcp_lab.scenario.figures import busiest
 from mptcp_lab.scenario.judge import compare
-from mptcp_lab.scenario.recording import Curve
 from mptcp_lab.scenario.results import read_interfaces
 
 if TYPE_CHECKING:

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from mptcp_lab.curve import MEGA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mptcp_lab.disorder.summary import Disorder
-    from mptcp_lab.scenario.sampler import SocketInfo
-    from mptcp_lab.scenario.scenario_schema import Port
-
-MEGA = 1e6
-
-
-class InterfaceSample(NamedTuple):
-    """The byte counters of an interface at a time."""
-
-    at: float
-    port: Port
-    received: int
-    sent: int
-
-
-class SubflowSample(NamedTuple):
-    """A TCP socket or MPTCP subflow of a host at a time."""
-
-    at: float
-    host: str
-    socket: SocketInfo
+    from mptcp_lab.sampler import InterfaceSample, SubflowSample
 
 
 class Event(NamedTuple):
@@ -102,42 +82,3 @@ class Recording:
     disorder: Mapping[str, Disorder] = field(default_factory=dict)
     outages: Mapping[str, float] = field(default_factory=dict)
     setups: Sequence[float] = ()
-
-
-class Curve:
-    """A counter over time; between its points it grows evenly."""
-
-    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        self.points = sorted(points)
-        self._times = [at for at, _ in self.points]
-
-    def at(self, time: float) -> float:
-        """Its value at a time."""
-        after = bisect_right(self._times, time)
-        if after == 0 or after == len(self.points):
-            return self.points[max(after - 1, 0)][1] if self.points else 0.0
-        (start, low), (end, high) = self.points[after - 1], self.points[after]
-        return low + (high - low) * (time - start) / (end - start)
-
-    def mbps(self, start: float, end: float) -> float:
-        """A counter of bytes as a mean rate in Mb/s."""
-        return (self.at(end) - self.at(start)) * 8 / (end - start) / MEGA if end > start else 0.0
-
-
-def interface_curves(samples: Iterable[InterfaceSample]) -> dict[Port, tuple[Curve, Curve]]:
-    """Bytes received and bytes sent, per interface."""
-    received, sent = defaultdict(list), defaultdict(list)
-    for sample in samples:
-        received[sample.port].append((sample.at, sample.received))
-        sent[sample.port].append((sample.at, sample.sent))
-    return {port: (Curve(received[port]), Curve(sent[port])) for port in received}
-
-
-def received_curve(samples: Iterable[SubflowSample]) -> Curve:
-    """Payload bytes that these sockets have received together. What a socket had when it was last seen stays."""
-    last: dict[int, int] = {}
-    points: dict[float, float] = {}
-    for sample in sorted(samples, key=lambda sample: sample.at):
-        last[sample.socket.cookie] = sample.socket.received
-        points[sample.at] = sum(last.values())
-    return Curve(points.items())

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, Field, PlainValidator
 
+from mptcp_lab.port import Port
 from mptcp_lab.proxy_server import Access
 from mptcp_lab.scenario.quantities import Amount, Moment, MomentText, Percent, Queue, QueueText, number
 from mptcp_lab.servers import ServerKind
@@ -86,16 +87,6 @@ class EndpointFlag(StrEnum):
     SIGNAL = "signal"
     BACKUP = "backup"
     FULLMESH = "fullmesh"
-
-
-class Port(NamedTuple):
-    """An end of a link: an interface of a host."""
-
-    host: str
-    interface: str
-
-    def __str__(self) -> str:
-        return f"{self.host}.{self.interface}"
 
 
 # IFNAMSIZ is 16 with the terminating zero; the ports of a switch are called "<host>-<interface>".

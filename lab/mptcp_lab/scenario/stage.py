@@ -11,19 +11,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.congestion.coupled import registered
+from mptcp_lab.curve import MEGA
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, start_origin
 from mptcp_lab.proxy_server import PORT
+from mptcp_lab.sampler import Sampler, processor_times
 from mptcp_lab.scenario.capturing import captured
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
 from mptcp_lab.scenario.kernel_choice import coupled_controls
 from mptcp_lab.scenario.plan import Addresses, endpoint, event_commands, reshape
 from mptcp_lab.scenario.quantities import Moment
-from mptcp_lab.scenario.recording import MEGA, CapChange, Event, Recording, moments
-from mptcp_lab.scenario.sampler import Sampler, processor_times
+from mptcp_lab.scenario.recording import CapChange, Event, Recording, moments
 from mptcp_lab.scenario.scenario_schema import CAP, Program
 from mptcp_lab.scenario.world import World, build, execute
 from mptcp_lab.sdn.switch_plan import whole_plan

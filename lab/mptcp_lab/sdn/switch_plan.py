@@ -16,8 +16,9 @@ from mptcp_lab.sdn.fabric import End, Fabric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mptcp_lab.port import Port
     from mptcp_lab.scenario.plan import Plan
-    from mptcp_lab.scenario.scenario_schema import Network, Port
+    from mptcp_lab.scenario.scenario_schema import Network
 
 CONTROLLER: Final = "controller"
 """The controller's host; scenarios have shorter names for theirs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -12,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from mptcp_lab.background import Background
+from mptcp_lab.curve import Curve
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.namespaces import enter
-from mptcp_lab.scenario.recording import Curve, InterfaceSample, SubflowSample, interface_curves
-from mptcp_lab.scenario.scenario_schema import Port
+from mptcp_lab.port import Port
 from mptcp_throttle.linux.inet_diag import ESTABLISHED, INET_DIAG_INFO, InetDiag, TcpSocket
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -53,6 +54,23 @@ class SocketInfo:
     pacing: int
     retransmits: int
     out_of_order: int
+
+
+class InterfaceSample(NamedTuple):
+    """The byte counters of an interface at a time."""
+
+    at: float
+    port: Port
+    received: int
+    sent: int
+
+
+class SubflowSample(NamedTuple):
+    """A TCP socket or MPTCP subflow of a host at a time."""
+
+    at: float
+    host: str
+    socket: SocketInfo
 
 
 class _Probe(NamedTuple):
@@ -154,7 +172,7 @@ class Sampler(Background):
                 )
         if probe.sockets is not None:
             at = time.monotonic() - self._began
-            self.subflows += [SubflowSample(at, probe.host, found) for found in _established(probe.sockets)]
+            self.subflows += [SubflowSample(at, probe.host, socket) for socket in _established(probe.sockets)]
 
 
 class PathMeter(Sampler):
@@ -177,20 +195,39 @@ class PathMeter(Sampler):
         return interface_curves(self.interfaces.copy())[Port(self._host, interface)]
 
 
+def interface_curves(samples: Iterable[InterfaceSample]) -> dict[Port, tuple[Curve, Curve]]:
+    """Bytes received and bytes sent, per interface."""
+    received, sent = defaultdict(list), defaultdict(list)
+    for sample in samples:
+        received[sample.port].append((sample.at, sample.received))
+        sent[sample.port].append((sample.at, sample.sent))
+    return {port: (Curve(received[port]), Curve(sent[port])) for port in received}
+
+
+def received_curve(samples: Iterable[SubflowSample]) -> Curve:
+    """Payload bytes that these sockets have received together. What a socket had when it was last seen stays."""
+    last: dict[int, int] = {}
+    points: dict[float, float] = {}
+    for sample in sorted(samples, key=lambda sample: sample.at):
+        last[sample.socket.cookie] = sample.socket.received
+        points[sample.at] = sum(last.values())
+    return Curve(points.items())
+
+
 def _established(diag: InetDiag) -> list[SocketInfo]:
-    return read_consistently(lambda: [_socket_info(found) for found in diag.sockets(ESTABLISHED, {INET_DIAG_INFO})])
+    return read_consistently(lambda: [_socket_info(socket) for socket in diag.sockets(ESTABLISHED, {INET_DIAG_INFO})])
 
 
-def _socket_info(found: TcpSocket) -> SocketInfo:
-    info = found.attributes.get(INET_DIAG_INFO, b"")
+def _socket_info(socket: TcpSocket) -> SocketInfo:
+    info = socket.attributes.get(INET_DIAG_INFO, b"")
     words = {name: _field(info, offset, 4) for name, offset in _U32.items()}
     longs = {name: _field(info, offset, 8) for name, offset in _U64.items()}
     return SocketInfo(
-        cookie=int.from_bytes(found.cookie, sys.byteorder),
-        local=str(ip_address(found.local)),
-        local_port=found.local_port,
-        remote=str(ip_address(found.remote)),
-        remote_port=found.remote_port,
+        cookie=int.from_bytes(socket.cookie, sys.byteorder),
+        local=str(ip_address(socket.local)),
+        local_port=socket.local_port,
+        remote=str(ip_address(socket.remote)),
+        remote_port=socket.remote_port,
         acked=longs["acked"],
         received=longs["received"],
         cwnd=words["cwnd"],
