@@ -24,15 +24,15 @@ class Ends(NamedTuple):
 def listed(proxy: Host, port: int) -> dict[Ends, tuple[int, bool]]:
     """The address id and backup flag of every established MPTCP subflow of `proxy`, as ss(8) shows it."""
     lines = proxy.run("ss", "-tinH", "state", "established", "sport", "=", f":{port}").stdout.splitlines()
-    found = {}
+    subflows = {}
     for ends, info in zip(lines[::2], lines[1::2], strict=True):
         mptcp = re.search(r"flags:(\w+) token:\w+\(id:(\d+)\)/(\w+)\(id:\d+\)", info)
         if mptcp is None:
             continue
         address, client_port = ends.split()[3].rsplit(":", 1)
         key = Ends(mptcp[3].rjust(8, "0"), plain(address.strip("[]")), int(client_port))
-        found[key] = (int(mptcp[2]), bool({"b", "B"} & set(mptcp[1])))
-    return found
+        subflows[key] = (int(mptcp[2]), bool({"b", "B"} & set(mptcp[1])))
+    return subflows
 
 
 def published(connections: Iterable[Json]) -> dict[Ends, tuple[int, bool]]:

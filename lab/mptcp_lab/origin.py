@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 ENDLESS: Final = 10**11
-"""Bytes of a document that nobody receives to its end: 3 hours at the rate of both access links."""
+"""Bytes of a document that no client receives to its end: 3 hours at the rate of both access links."""
 
 PORT: Final = 80
 _CHUNK: Final = 2**20
@@ -102,7 +102,7 @@ def write_random(path: Path, size: int) -> str:
 
 
 def endless(origin: Origin) -> Document:
-    """A new document that nobody receives to its end; its digest is not known."""
+    """A new document that no client receives to its end; its digest is not known."""
     return Document(origin.add_zeros(ENDLESS), ENDLESS, "")
 
 

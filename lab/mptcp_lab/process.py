@@ -70,7 +70,7 @@ class Process:
         return self._popen.pid
 
     def prefer(self, nice: int) -> None:
-        """Give the program and all that it starts more processor time than others, by the nice value of its session.
+        """Prefer the program and all that it starts to other programs, by the nice value of its session.
 
         The kernel divides processor time among sessions first (sched(7), autogroup), as systemd does with CPUWeight=
         among services. Without autogroup nothing happens. Raises LabError.

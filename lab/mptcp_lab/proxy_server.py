@@ -52,7 +52,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class ProxyServer:
-    """A program that listens on a port, v4 and v6, and connects to others.
+    """A program that listens on a port, v4 and v6, and connects to origin servers.
 
     `programs` are what has to be installed, by name or path. `client`, with `Access.SOCKS`, is the
     program that runs on each client; its upstream is the server.

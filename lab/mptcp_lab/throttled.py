@@ -1,4 +1,4 @@
-"""Which subflows the proxy's kernel throttles, and which it may: read with programs of others, not our code."""
+"""Which subflows the proxy's kernel throttles, and which it may, as iproute2 and the firewall tools show it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def throttled(proxy: Host) -> dict[Client, int]:
     """
     shown, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
     rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
-    found = {
+    rates_of_clients = {
         Client(m.client, m.client_port): rates.get(m.minor, _UNLIMITED)
         for m in parse_marks(shown)
         if not m.mask or " bpf " in qdisc
     }
-    return {client: rate for client, rate in found.items() if rate < _UNLIMITED}
+    return {client: rate for client, rate in rates_of_clients.items() if rate < _UNLIMITED}
 
 
 def paced(proxy: Host) -> set[Client]:

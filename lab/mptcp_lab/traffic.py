@@ -114,12 +114,12 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
     """Open `count` connections, `parallel` at a time (with `hold`: all at once), each to one of `addresses`."""
     room = asyncio.Semaphore(count if hold else parallel)
 
-    async def one(number: int) -> None:
+    async def connect(number: int) -> None:
         async with room:
             with suppress(TimeoutError):
                 await _connection(addresses, port, seed * 10_000 + number, hold=hold)
 
-    await asyncio.gather(*(one(number) for number in range(count)))
+    await asyncio.gather(*(connect(number) for number in range(count)))
 
 
 async def join(port: int, rate: float, seconds: float, address: str) -> None:

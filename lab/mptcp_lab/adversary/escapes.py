@@ -124,7 +124,7 @@ def _crowding(site: Site) -> Iterator[Act]:
 def _from_six_addresses(site: Site) -> Iterator[Act]:
     lab, client = site.lab, site.lab.clients["victim"]
     first = client.address(ETHERNET, 6)
-    others = [str(first + 256 * number) for number in range(1, 6)]
+    further = [str(first + 256 * number) for number in range(1, 6)]
     url = f"http://{in_url(lab.origin_address(6))}/{endless(site.origin).name}"
 
     def fetch(address: str) -> Process:
@@ -132,20 +132,20 @@ def _from_six_addresses(site: Site) -> Iterator[Act]:
         return client.start(f"fetch-{next(_serial)}", sys.executable, "-m", *program)
 
     def capped() -> bool:
-        return sum(subflow.rule is not None for subflow in site.services.subflows()) == len(others) + 1
+        return sum(subflow.rule is not None for subflow in site.services.subflows()) == len(further) + 1
 
     @contextmanager
     def act() -> Iterator[None]:
-        client.ip(f"address add {address}/64 dev {ETHERNET.interface} nodad" for address in others)
-        fetching = [fetch(address) for address in others]
+        client.ip(f"address add {address}/64 dev {ETHERNET.interface} nodad" for address in further)
+        fetching = [fetch(address) for address in further]
         try:
             wait_until(capped, "all connections capped", 30)
             yield
         finally:
-            for address, process in zip(others, fetching, strict=True):
+            for address, process in zip(further, fetching, strict=True):
                 client.run("ss", "-K", "-t", "src", f"[{address}]")
                 process.stop()
-            client.ip(f"address delete {address}/64 dev {ETHERNET.interface}" for address in others)
+            client.ip(f"address delete {address}/64 dev {ETHERNET.interface}" for address in further)
 
     with downloading(site, "victim", family=6):
         yield act
@@ -154,19 +154,19 @@ def _from_six_addresses(site: Site) -> Iterator[Act]:
 @contextmanager
 def _announcing(site: Site) -> Iterator[Act]:
     client = site.lab.clients["victim"]
-    other = f"{client.address(ETHERNET, 4) + 100}"
+    announced = f"{client.address(ETHERNET, 4) + 100}"
 
     @contextmanager
     def act() -> Iterator[None]:
-        client.ip([f"address add {other}/24 dev {ETHERNET.interface}"])
+        client.ip([f"address add {announced}/24 dev {ETHERNET.interface}"])
         signal = f"dev {ETHERNET.interface} signal port {_ANNOUNCED_PORT}"
-        client.ip([f"mptcp endpoint add {other} id {_ENDPOINT_ID} {signal}"])
+        client.ip([f"mptcp endpoint add {announced} id {_ENDPOINT_ID} {signal}"])
         try:
             wait_until(lambda: len(site.services.subflows()) == 3, "the proxy has opened a subflow", 30)
             yield
         finally:
             client.ip([f"mptcp endpoint delete id {_ENDPOINT_ID}"])
-            client.ip([f"address delete {other}/24 dev {ETHERNET.interface}"])
+            client.ip([f"address delete {announced}/24 dev {ETHERNET.interface}"])
 
     with downloading(site, "victim"):
         yield act

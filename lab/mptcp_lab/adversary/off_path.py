@@ -43,10 +43,10 @@ def start_forger(site: Site, kind: str, *arguments: object) -> Process:
 
 
 def _subflow(site: Site, network: str) -> SubflowStatus:
-    found = [subflow for subflow in site.services.subflows() if subflow.network == network]
-    if len(found) != 1:
-        raise LabError(f"{len(found)} subflows over {network}, not one")
-    return found[0]
+    subflows = [subflow for subflow in site.services.subflows() if subflow.network == network]
+    if len(subflows) != 1:
+        raise LabError(f"{len(subflows)} subflows over {network} instead of 1")
+    return subflows[0]
 
 
 def _signals(client: str, network: str, name: str, per_second: float = _PER_SECOND) -> Begin:

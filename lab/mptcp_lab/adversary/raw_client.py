@@ -1,12 +1,12 @@
 """An MPTCP client with a TCP of its own, on raw sockets: it can send what no kernel would.
 
 `python -m mptcp_lab.adversary.raw_client ATTACK PROXY PORT ADDRESS...` opens a connection from the first address, joins
-it from the others, and receives what the proxy sends. It begins the ATTACK at SIGUSR1:
+it from each further address, and receives what the proxy sends. It begins the ATTACK at SIGUSR1:
 
     half-close   DATA_FIN, and FIN on the first subflow; it goes on receiving
     fast-close   ten MP_FASTCLOSE per second with the proxy's key, far outside the window
     rejoin       it joins from the first address again and again, and has each subflow closed (FIN) half a second later
-    crowd        it joins ten times more from the first address, and then from the others, which it does not do before
+    crowd        it joins ten times more from the first address, and then from each further address, not earlier
 
 IPv4 only. The kernel there must not reset what it knows nothing of: see `attack.prepare`.
 """
@@ -110,9 +110,9 @@ class _Subflow:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, flags: int, *bodies: bytes, others: bytes = b"", sequence: int | None = None) -> None:
-        """A segment without payload; `others` are encoded options, `bodies` those of MPTCP options."""
-        options = others + b"".join(bytes((30, len(body) + 2)) + body for body in bodies)
+    def send(self, flags: int, *bodies: bytes, plain: bytes = b"", sequence: int | None = None) -> None:
+        """A segment without payload; `plain` are encoded options, `bodies` those of MPTCP options."""
+        options = plain + b"".join(bytes((30, len(body) + 2)) + body for body in bodies)
         options += bytes([1]) * (-len(options) % 4)
         expected = self._proxys_first + 1 + self._arrived.next  # of a SYN, without ACK, it does not count
         words = ((_TCP.size + len(options)) // 4) << 4
@@ -179,15 +179,15 @@ class RawClient:
         nonce = random.randbytes(4)  # noqa: S311
         token = token_of(1, self._proxys_key)
         answer = self._exchange(subflow, bytes((_JOIN, address_id)) + token.to_bytes(4) + nonce)
-        (theirs,) = (body[10:14] for body in answer.bodies if body[0] >> 4 == _JOIN >> 4)
-        proof = hmac.digest(self._key + self._proxys_key, nonce + theirs, "sha256")[:20]
+        (proxys_nonce,) = (body[10:14] for body in answer.bodies if body[0] >> 4 == _JOIN >> 4)
+        proof = hmac.digest(self._key + self._proxys_key, nonce + proxys_nonce, "sha256")[:20]
         subflow.send(Flag.ACK, bytes((_JOIN, 0)) + proof)
         self._subflows.append(subflow)
 
     def _exchange(self, subflow: _Subflow, body: bytes) -> _Received:
         """Send a SYN until it is answered."""
         while True:
-            subflow.send(Flag.SYN, body, others=_MSS + _SCALE)
+            subflow.send(Flag.SYN, body, plain=_MSS + _SCALE)
             until = time.monotonic() + _RETRY_SECONDS
             while time.monotonic() < until:
                 answer = subflow.receive()
@@ -245,7 +245,7 @@ class RawClient:
         self.join(self._subflows[0].address)
         self.receive_for(_REJOIN_SECONDS)
         self._close(self._subflows[-1])
-        # What the oldest still receives is of no use: the proxy has sent it on others, too.
+        # What the oldest still receives is of no use: the proxy has sent it on other subflows, too.
         self._subflows[1:-_MOST_SUBFLOWS] = []
 
     def fast_close(self) -> None:
@@ -284,9 +284,9 @@ def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
     """Receive until the end; attack from SIGUSR1 on."""
     begin: list[bool] = []
     signal.signal(signal.SIGUSR1, lambda *_: begin.append(True))
-    first, *others = addresses
+    first, *further = addresses
     client = RawClient(proxy, port, first)
-    for address in others if attack != "crowd" else ():
+    for address in further if attack != "crowd" else ():
         client.join(address)
     print("receiving", flush=True)
     while not begin:
@@ -294,7 +294,7 @@ def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
     if attack == "half-close":
         client.close_half()
     if attack == "crowd":
-        for address in (*[first] * _CROWD, *others):
+        for address in (*[first] * _CROWD, *further):
             client.join(address)
             client.receive_for(_SIGNAL_SECONDS)
     print("attacking", flush=True)

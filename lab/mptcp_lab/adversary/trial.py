@@ -130,7 +130,7 @@ class _Trial:
         def settled() -> bool:
             now, curve = self._meter.interfaces[-1].at, self._meter.received(ETHERNET.interface)
             seconds = (curve.mbps(now - ago - 1, now - ago) for ago in range(_SETTLED_SECONDS))
-            return all(math.isclose(found, rate, rel_tol=_SETTLED) for found in seconds)
+            return all(math.isclose(mbps, rate, rel_tol=_SETTLED) for mbps in seconds)
 
         wait_until(settled, f"{rate:g} Mb/s over Ethernet before the attack", _PATIENCE_SECONDS)
 

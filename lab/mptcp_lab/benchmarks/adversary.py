@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'':32}{'Mb/s over Ethernet':>24}{'any 5 s':>8}{'shown':>9}")
     print(f"{'attack':32}{'before':>8}{'during':>8}{'after':>8}{'at most':>8}{'throttled':>9}  held off")
-    found = []
+    rows = []
     with build(CLIENTS) as lab:
         start_squid(lab.proxy)
         prepare(lab)
@@ -73,8 +73,8 @@ def main() -> None:
         for number, attack in enumerate(_chosen(options.attacks)):
             outcome = measure(attack, lab, origin, options.seconds, f"throttle-{number}")
             print(_row(outcome), flush=True)
-            found.append(_json(outcome))
-    write_json(options.json, found)
+            rows.append(_json(outcome))
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

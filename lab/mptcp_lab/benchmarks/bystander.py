@@ -65,8 +65,8 @@ def _run(
             stack.enter_context(services)
         stack.callback(Download(lab, bystander, document, mptcp=False).stop)
         is_up = direction == "up"
-        other = Upload(lab, capped, origin, document.size) if is_up else Download(lab, capped, document)
-        stack.callback(other.stop)
+        transfer = Upload(lab, capped, origin, document.size) if is_up else Download(lab, capped, document)
+        stack.callback(transfer.stop)
         if services is not None:
             wait_until(lambda: any(s.rule or s.uplink_rule for s in services.subflows()), "capped")
         time.sleep(_SETTLE_SECONDS)
@@ -98,7 +98,7 @@ def main() -> None:
         print(f"{way:8} {throughput / 1e6:7.3f} {rtt * 1e3:7.2f}")
     ratios = {name: _ratio(results, name) for name in ("throughput", "rtt")}
     print(f"{'ratio':8} {ratios['throughput']:7.3f} {ratios['rtt']:7.3f}")
-    runs_by_way = {way: [asdict(run) for run in found] for way, found in results.items()}
+    runs_by_way = {way: [asdict(run) for run in runs] for way, runs in results.items()}
     write_json(options.json, {"runs": runs_by_way, "ratios": ratios})
 
 

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=30, help="of each; default: %(default)s")
     options = parser.parse_args()
     print(f"{'decided':10}{'end of the preferred path':30}{'median':>8}{'p90':>8}{'worst':>8}  ms")
-    found = []
+    rows = []
     with build(Topology()) as lab:
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
@@ -85,8 +85,8 @@ def main() -> None:
                     times = [1000 * measure(lab, origin, end) for _ in range(options.runs)]
                     figures = {"median": median(times), "p90": percentile(times, 90), "worst": max(times)}
                     print(f"{decides:10}{name:30}" + "".join(f"{value:8.0f}" for value in figures.values()), flush=True)
-                    found.append({"kernel_decides": decides, "end": name, "milliseconds": times, **figures})
-    write_json(options.json, found)
+                    rows.append({"kernel_decides": decides, "end": name, "milliseconds": times, **figures})
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

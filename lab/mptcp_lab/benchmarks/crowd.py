@@ -22,14 +22,14 @@ from mptcp_lab.benchmarks.frames import ACK, SYN, End, Hop, ipv4_frame
 NETWORKS: Final = {"wifi": "10.2.0.0/16", "ethernet": "10.1.0.0/16"}
 """Room for 65 534 clients."""
 
-_NOBODY: Final = bytes.fromhex("020000000001")
+_ABSENT: Final = bytes.fromhex("020000000001")
 _FIRST_PORT: Final = 20000
 _BATCH: Final = 25
 
 
 def handshakes(proxy: End, clients: int, per_client: int) -> Iterator[bytes]:
     """The frames of all connections, in order."""
-    hop = Hop(_NOBODY, _NOBODY)
+    hop = Hop(_ABSENT, _ABSENT)
     for number in range(per_client):
         for client in range(clients):
             keys = random.Random(client * per_client + number)  # noqa: S311

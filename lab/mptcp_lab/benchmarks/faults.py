@@ -1,4 +1,4 @@
-"""Random faults during transfers: services are killed, the kernel refuses calls, others delete our kernel objects.
+"""Random faults during transfers: services are killed, calls are refused, other programs delete our kernel objects.
 
 A run follows from its seed alone. After the faults the services are recovered as systemd or an operator would do it.
 Within 2 s the kernel state must be the planned or the original one, and no subflow a backup at the client without a
@@ -431,13 +431,13 @@ def measure(
 
 
 def _report(result: Result, plan: Scenario, kernel_decides: KernelDecides) -> None:
-    found = [
+    problems = [
         *(f"leftover: {line}" for line in result.leftovers),
         *(f"stranded: {line}" for line in result.stranded),
     ]
-    print(f"seed {result.seed} {'FAILED' if found else 'ok'} {result.seconds:.1f} s: {plan}", flush=True)
-    if found:
-        print(*found, *result.log.splitlines()[-_LOG_LINES:], sep="\n  ")
+    print(f"seed {result.seed} {'FAILED' if problems else 'ok'} {result.seconds:.1f} s: {plan}", flush=True)
+    if problems:
+        print(*problems, *result.log.splitlines()[-_LOG_LINES:], sep="\n  ")
         print(f"benchmarks/faults --runs 1 --seed {result.seed} --kernel-decides {kernel_decides}", flush=True)
 
 

@@ -308,7 +308,7 @@ def main() -> None:
             "kernel      world         cc     delay   size variant     runs"
             "   median      p90      p99      max   ratio    p90    p99    max discarded"
         )
-    found: list[dict[str, Any]] = []
+    printed: list[dict[str, Any]] = []
     for cell in (Cell(*each) for each in product(options.kernels, options.worlds, options.cc, options.delays)):
         if lacking := missing(cell.kernel, cell.delay, cell.cc, *WORLDS[cell.world].needs):
             names = f"{cell.kernel} {cell.world} {cell.cc} {pair_text(cell.delay)}"
@@ -324,8 +324,8 @@ def main() -> None:
             return
         for row in rows(cell, times):
             _print(row)
-            found.append(row)
-    write_json(options.json, {"rows": found})
+            printed.append(row)
+    write_json(options.json, {"rows": printed})
 
 
 def _measured_in_guest(cell: Cell) -> Times:

@@ -66,7 +66,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Noted:
     """`times` is what the services note, `delays` the kernel's account."""
 
     times: Times = field(default_factory=list)
@@ -76,23 +76,23 @@ class _Found:
 
 def measure(case: Case) -> dict[str, Json]:
     """The figures of one case, in milliseconds."""
-    found = _Found()
+    noted = _Noted()
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
         start_server(lab.proxy, PORT)
         before = _joins(lab)
-        with _observed(lab, case, found), _transfer(lab, case.seconds, busy=case.busy):
+        with _observed(lab, case, noted), _transfer(lab, case.seconds, busy=case.busy):
             arguments = ("join", PORT, case.rate, case.seconds, lab.proxy_address(4))
             lab.client.run(*program(*arguments), timeout=case.seconds + 60)
             joins = _joins(lab) - before - case.busy  # the transfer joins too
-    times = found.times
+    times = noted.times
     marked = _percentiles(joins, [of["marked"] for of in times if "marked" in of])
     return {
         "capped": case.capped,
         "joins_per_second": case.rate,
         "beside_transfer": case.busy,
         "joins": joins,
-        "established": _percentiles(joins, [delays.established for delays in found.delays]),
-        "paced": _percentiles(joins, [delays.paced for delays in found.delays]),
+        "established": _percentiles(joins, [delays.established for delays in noted.delays]),
+        "paced": _percentiles(joins, [delays.paced for delays in noted.delays]),
         "marked": marked,
         "stages_p50": _stages(times, 50),
         "stages_p99": _stages(times, 99),
@@ -100,12 +100,12 @@ def measure(case: Case) -> dict[str, Json]:
             {stage: round(1000 * at, 2) for stage, at in of.items()} for of in times if "marked" not in of
         ],
         "missed_unseen": min(max(joins - len(times), 0), marked["missed"]),
-        "sniffer": {name: found.sniffer.get(name) for name in ("dropped", "counters")},
+        "sniffer": {name: noted.sniffer.get(name) for name in ("dropped", "counters")},
     }
 
 
 def _percentiles(joins: int, done: Sequence[float]) -> dict[str, Any]:
-    """How many of the JOINs are missed, and the percentiles of the others in ms."""
+    """How many of the JOINs are missed, and the percentiles of the rest in ms."""
     missed = {"missed": max(joins - len(done), 0)}
     return missed | {name: _milliseconds(done, percent) for name, percent in _PERCENTILES.items()}
 
@@ -139,7 +139,7 @@ def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _observed(lab: Lab, case: Case, found: _Found) -> Iterator[None]:
+def _observed(lab: Lab, case: Case, noted: _Noted) -> Iterator[None]:
     services = Services(lab.proxy, networks(joiner=case.joiner), ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
     files = services.start_timed()
     services.wait_ready()
@@ -149,10 +149,10 @@ def _observed(lab: Lab, case: Case, found: _Found) -> Iterator[None]:
     namespace = namespaces.path(lab.proxy.namespace)
     with JoinObserver(namespace, PORT, services.daemon.pid, joiner=case.joiner) as observer:
         yield
-        found.delays = observer.paced()
-    found.sniffer = services.ask_sniffer("status")
+        noted.delays = observer.paced()
+    noted.sniffer = services.ask_sniffer("status")
     services.stop()
-    found.times = list(paired(*(_notes(file) for file in files), joiner=case.joiner))
+    noted.times = list(paired(*(_notes(file) for file in files), joiner=case.joiner))
 
 
 def networks(*, joiner: bool) -> tuple[AccessNetwork, AccessNetwork]:
@@ -167,7 +167,7 @@ def networks(*, joiner: bool) -> tuple[AccessNetwork, AccessNetwork]:
 
 def _notes(file: Path) -> dict[str, dict[str, float]]:
     """The first time of every key, by stage; the key of a class is the subflow that is marked for it."""
-    found: dict[str, dict[str, float]] = {}
+    notes: dict[str, dict[str, float]] = {}
     classed: dict[str, float] = {}
     for line in file.read_text(encoding="ascii").splitlines():
         stage, key, at = json.loads(line)
@@ -176,9 +176,9 @@ def _notes(file: Path) -> dict[str, dict[str, float]]:
             continue
         if stage == "marked":
             key, minor = key.split()
-            found.setdefault("classed", {}).setdefault(key, classed.get(minor, math.nan))
-        found.setdefault(stage, {}).setdefault(key, at)
-    return found
+            notes.setdefault("classed", {}).setdefault(key, classed.get(minor, math.nan))
+        notes.setdefault(stage, {}).setdefault(key, at)
+    return notes
 
 
 def paired(

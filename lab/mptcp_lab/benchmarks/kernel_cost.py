@@ -53,13 +53,13 @@ Used = Counter[str]
 
 def program_runs(descriptors: Iterable[str]) -> Used:
     """The calls of a process's programs and the time that they took, from the texts in its /proc/PID/fdinfo."""
-    found = {}
+    programs = {}
     for text in descriptors:
         fields = dict(_FIELD.findall(text))
         if "run_cnt" in fields and fields["prog_type"] in _PROGRAM_TYPES:
-            found[fields["prog_id"]] = fields  # a program may have several descriptors
+            programs[fields["prog_id"]] = fields  # a program may have several descriptors
     used = Used()
-    for fields in found.values():
+    for fields in programs.values():
         kind = _PROGRAM_TYPES[fields["prog_type"]]
         used.update({kind: int(fields["run_cnt"]), f"{kind}_ns": int(fields["run_time_ns"])})
     return used

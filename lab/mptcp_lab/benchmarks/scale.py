@@ -112,7 +112,7 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             figures: dict[str, Json] = {"real_connections": connections, **_cost_of_looking(services, daemon)}
             figures |= _cost_of_page(services, daemon)
             # Once more: for a while after the connections were opened, the daemon has more to do.
-            figures["nobody_looks_later_cpu_percent"] = _cpu_percent_while(daemon, lambda: None)[0]
+            figures["unwatched_later_cpu_percent"] = _cpu_percent_while(daemon, lambda: None)[0]
             epoch = services.status()["sniffer"]["epoch"]
             sniffer.kill()
             sniffer = services.start_sniffer()
@@ -129,7 +129,7 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
 
 
 def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
-    """Percent of a core that the daemon uses while nobody looks, and while Prometheus or `top` does so each second; the
+    """Percent of a core that the daemon uses without viewers, and while Prometheus or `top` asks each second; the
     median and the longest milliseconds until the answer."""
 
     def scrape() -> None:
@@ -140,7 +140,7 @@ def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
             while connection.recv(65536):
                 pass
 
-    figures: dict[str, Json] = {"nobody_looks_cpu_percent": _cpu_percent_while(daemon, lambda: None)[0]}
+    figures: dict[str, Json] = {"unwatched_cpu_percent": _cpu_percent_while(daemon, lambda: None)[0]}
     viewers: dict[str, Callable[[], object]] = {
         "prometheus": scrape,
         "top": lambda: services.ask("top", 10, "sent", ""),
@@ -153,7 +153,7 @@ def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
 
 
 def _cpu_percent_while(daemon: Process, look: Callable[[], object]) -> tuple[float, list[float]]:
-    """Percent of a core that the daemon uses while somebody looks each second, and the milliseconds of each look."""
+    """Percent of a core that the daemon uses while it is asked each second, and the milliseconds of each answer."""
     durations, began, used = [], time.monotonic(), cpu_seconds(daemon.pid)
     for second in range(_LOOKS):
         time.sleep(max(0.0, began + second - time.monotonic()))
@@ -250,7 +250,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=[10_000, 50_000], help="default: 10000 50000")
     parser.add_argument("--per-client", type=int, default=5, help="connections of a client; default: %(default)s")
     parser.add_argument("--rate", type=int, default=6000, help="frames per second; default: %(default)s")
-    parser.add_argument("--free", action="store_true", help="throttle nobody: the cost of following connections alone")
+    parser.add_argument(
+        "--free", action="store_true", help="throttle no client: the cost of following connections alone"
+    )
     parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
     parser.add_argument("--real", action="store_true", help="real connections, `rate` of them per second")
     options = parser.parse_args()

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 # No host has this address: the proxy's kernel ignores the frames, but the capture sees them.
-_NOBODY: Final = "02:00:00:00:00:01"
+_ABSENT: Final = "02:00:00:00:00:01"
 
 
 def measure(lab: Lab, rate: int, seconds: float) -> dict[str, Json]:
     """Send `rate` SYNs per second, half MP_CAPABLE and half MP_JOIN, to a new sniffer."""
     services = Services(lab.proxy, name=f"throttle-{rate}")
     sniffer = start_sniffer(services)
-    flood = start_syn_flood(lab.router, "proxy", _NOBODY, lab.proxy_address(4), rate, seconds)
+    flood = start_syn_flood(lab.router, "proxy", _ABSENT, lab.proxy_address(4), rate, seconds)
     share = CpuShare(sniffer.pid)
     flood.wait(seconds + 30)
     cpu = share.percent()

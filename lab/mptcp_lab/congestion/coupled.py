@@ -36,7 +36,7 @@ def kernel_takes_programs() -> bool:
 
 @contextmanager
 def registered(names: Iterable[str]) -> Iterator[None]:
-    """While the block runs, the kernel has these of `COUPLED`; waits while another lab has one. Raises LabError."""
+    """While the block runs, the kernel has these of `COUPLED`; waits while another lab has them. Raises LabError."""
     with ExitStack() as controls:
         try:
             for name in sorted(names):
@@ -49,7 +49,7 @@ def registered(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """No other lab has the control while the block runs: it would vanish for both at the end of the one."""
+    """No other lab has the control while the block runs: it would vanish for both when either ends."""
     with _LOCKS.joinpath(f"mptcp-lab-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -58,7 +58,7 @@ def _alone(name: str) -> Iterator[None]:
 class _Control(BpfObject):
     """A congestion control of the kernel until `close`. If this process is killed, Linux 6.4 and later remove it.
 
-    Raises KernelError; before Linux 6.4 also if a killed lab has left one, perhaps of an older build.
+    Raises KernelError; before Linux 6.4 also if a killed lab has left a control, perhaps of an older build.
     """
 
     def __init__(self, name: str) -> None:

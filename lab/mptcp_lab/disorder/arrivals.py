@@ -123,11 +123,11 @@ def find_arrivals(frames: Iterable[FileFrame], port: int) -> Mapping[int, Sequen
         if frame.link_type != _LINK_TYPE or frame.at is None:
             raise ValueError(f"link type {frame.link_type}; allowed: {_LINK_TYPE} ({LINK_TYPE}), with times")
         try:
-            found = _segment(frame.data[_LINK_HEADER_BYTES:])
+            segment = _segment(frame.data[_LINK_HEADER_BYTES:])
         except Malformed:
             continue
-        if found is not None and found[0].destination.port == port:
-            connections.add(frame.at, *found)
+        if segment is not None and segment[0].destination.port == port:
+            connections.add(frame.at, *segment)
     return connections.arrivals
 
 

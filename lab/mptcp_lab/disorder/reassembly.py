@@ -27,7 +27,7 @@ class Reassembly:
         start = max(start, self.expected)
         if end <= start:
             return Added(0, in_order)
-        first = bisect_left(self._ranges, start, key=lambda found: found[1])
+        first = bisect_left(self._ranges, start, key=lambda range_: range_[1])
         last, new, merged = first, end - start, (start, end)
         while last < len(self._ranges) and self._ranges[last][0] <= end:
             low, high = self._ranges[last]

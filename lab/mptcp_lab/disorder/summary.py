@@ -64,7 +64,7 @@ class _Subflow:
 def summarise(arrivals: Iterable[Arrival]) -> Disorder:
     """The disorder of a connection; `arrivals` in the order in which they came.
 
-    Raises ValueError if a packet is missing: if others of its subflow still wait for it five seconds later.
+    Raises ValueError if a packet is missing: if later packets of its subflow still wait for it five seconds later.
     """
     at = 0.0
     subflows = defaultdict[object, _Subflow](_Subflow)

@@ -51,7 +51,7 @@ class Display:
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody sees the bar."""
+        """Whether the bar is shown, on a terminal."""
         return self._console.is_terminal
 
     def progress(self, seconds: float, rates: Mapping[str, float]) -> None:

@@ -52,8 +52,8 @@ def present_rates(scenario: Scenario, samples: Sequence[InterfaceSample], now: f
     last = list(takewhile(lambda sample: sample.at > now - 1, reversed(samples)))
     curves = [(str(port), received) for port, (received, _) in interface_curves(last).items()]
     links = [name for name, link in scenario.links.items() if link.rate is not None]
-    found = {link: busiest(scenario, curves, link) for link in links}
-    return {link: curve.mbps(curve.points[0][0], curve.points[-1][0]) for link, curve in found.items() if curve}
+    by_link = {link: busiest(scenario, curves, link) for link in links}
+    return {link: curve.mbps(curve.points[0][0], curve.points[-1][0]) for link, curve in by_link.items() if curve}
 
 
 def busiest(scenario: Scenario, curves: Iterable[tuple[str, Curve]], link: str) -> Curve | None:
@@ -65,8 +65,8 @@ def busiest(scenario: Scenario, curves: Iterable[tuple[str, Curve]], link: str) 
 
 def _link_curves(scenario: Scenario, recording: Recording, links: Iterable[str]) -> list[Curve]:
     curves = [(str(port), received) for port, (received, _) in interface_curves(recording.interfaces).items()]
-    found = (busiest(scenario, curves, link) for link in links)
-    return [curve for curve in found if curve is not None]
+    of_links = (busiest(scenario, curves, link) for link in links)
+    return [curve for curve in of_links if curve is not None]
 
 
 def _rate(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:

@@ -128,7 +128,7 @@ def load(name: str, path: Path) -> tuple[Experiment, ...]:
     variants = _variants(files)
     if variants is None:
         return (Experiment(name, None, _scenario(layers), path.resolve(), title),)
-    found: list[str] = []
+    refused: list[str] = []
     experiments: list[tuple[Experiment, _Layers]] = []
     for variant, changes in variants.items():
         changed = layers
@@ -137,10 +137,10 @@ def load(name: str, path: Path) -> tuple[Experiment, ...]:
         try:
             experiments.append((Experiment(name, variant, _scenario(changed), path.resolve(), title), changed))
         except ConfigError as error:
-            found += [problem for problem in error.problems if problem not in found]
-    found += _reference_problems(experiments)
-    if found:
-        raise ConfigError(found)
+            refused += [problem for problem in error.problems if problem not in refused]
+    refused += _reference_problems(experiments)
+    if refused:
+        raise ConfigError(refused)
     return tuple(experiment for experiment, _ in experiments)
 
 
@@ -207,12 +207,12 @@ def _choices(file: YamlFile, keys: KeyPath) -> list[_Change]:
 
 def _scenario(layers: _Layers) -> Scenario:
     scenario = validate(Scenario, layers)
-    found = []
+    texts = []
     for keys, text in problems(scenario):
         value = f"{shown(layers.scalars[keys])}: " if keys in layers.scalars else ""
-        found.append(f"{layers.where(keys)}: {dotted(keys)}: {value}{text}")
-    if found:
-        raise ConfigError(found)
+        texts.append(f"{layers.where(keys)}: {dotted(keys)}: {value}{text}")
+    if texts:
+        raise ConfigError(texts)
     return scenario
 
 
@@ -237,7 +237,7 @@ def chosen(names: Iterable[str], directory: Path = DIRECTORY) -> tuple[Experimen
     """
     known = available(directory)
     experiments: dict[str, Experiment] = {}
-    found: list[str] = []
+    refused: list[str] = []
     for name in names:
         family, _, variant = name.partition(":")  # so no path may contain a colon
         if family.endswith(".yaml"):
@@ -247,22 +247,22 @@ def chosen(names: Iterable[str], directory: Path = DIRECTORY) -> tuple[Experimen
             files = {known_: path for known_, path in known.items() if family in (known_, known_.split("/")[0])}
         if not files:
             sets = ", ".join(sorted({known_.split("/")[0] for known_ in known}))
-            found.append(
+            refused.append(
                 f"{name}: no such scenario; allowed: a set ({sets}), one of `list`, or the path of a .yaml file"
             )
         for known_, path in files.items():
             try:
                 loaded = load(known_, path)
             except ConfigError as error:
-                found += error.problems
+                refused += error.problems
                 continue
             wanted = [e for e in loaded if variant in ("", e.variant)]
             if not wanted:
                 allowed = ", ".join(str(e.variant) for e in loaded if e.variant) or "no variant, it has none"
-                found.append(f"{name}: no such variant; allowed: {allowed}")
+                refused.append(f"{name}: no such variant; allowed: {allowed}")
             experiments |= {e.name: e for e in wanted}
-    if found:
-        raise ConfigError(found)
+    if refused:
+        raise ConfigError(refused)
     return tuple(experiments.values())
 
 

@@ -22,7 +22,7 @@ _ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 def needs(scenario: Scenario) -> tuple[str, ...]:
     """What not every kernel has: `netem`, and congestion controls."""
     sysctls = [host.sysctls for host in scenario.hosts.values()]
-    controls = [found[CONGESTION_CONTROL] for found in sysctls if CONGESTION_CONTROL in found]
+    controls = [parameters[CONGESTION_CONTROL] for parameters in sysctls if CONGESTION_CONTROL in parameters]
     return tuple(dict.fromkeys([*(["netem"] if scenario.emulated else []), *controls]))
 
 

@@ -616,7 +616,7 @@ def _flow_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             if scenario.hosts[flow.via].server is None:
                 yield (*keys, "via"), "this host has no server"
             if Program.ORIGIN not in scenario.hosts[flow.sender].run + scenario.hosts[flow.receiver].run:
-                yield (*keys, "from"), "neither this host nor the other one runs origin"
+                yield (*keys, "from"), "neither this host nor the other host runs origin"
             rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
             if flow.size is None and None in rates:
                 yield (*keys, "size"), "is required where a link of the receiver has no rate"
@@ -643,7 +643,7 @@ def _socks_problems(scenario: Scenario, name: str, via: str) -> Iterator[tuple[K
     if kind is None or kind.program.access is not Access.SOCKS:
         return
     client = scenario.client_of(name)
-    if any(other.via not in {None, via} and scenario.client_of(n) == client for n, other in scenario.flows.items()):
+    if any(f.via not in {None, via} and scenario.client_of(n) == client for n, f in scenario.flows.items()):
         yield ("flows", name, "via"), f"allowed where a flow goes through {kind}: all flows of the client through it"
     first = next((link for _, link in scenario.ports(client)), None)
     if flow.protocol is not Protocol.MPTCP or flow.family != 4 or flow.over not in {None, first}:

@@ -134,17 +134,17 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
     def _packet_came(self, event: Any) -> None:  # noqa: ANN401
         came, message = time.monotonic(), event.msg
         try:
-            found = _flow_of(message.data[_ETHERNET_BYTES:])
+            first_packet = _flow_of(message.data[_ETHERNET_BYTES:])
         except Malformed:
             return
         with self._lock:
-            if found is None:
+            if first_packet is None:
                 return
-            is_first = found[0] not in self._steering.paths
-            path = self._steering.path_of_first_packet(*found)
+            is_first = first_packet[0] not in self._steering.paths
+            path = self._steering.path_of_first_packet(*first_packet)
             if path is None:
                 return
-            self._install(found[0], path)
+            self._install(first_packet[0], path)
 
         def go_on() -> None:
             datapath, parser = message.datapath, message.datapath.ofproto_parser
@@ -259,12 +259,12 @@ def _flow_of(packet: bytes) -> tuple[Flow, int, bytes] | None:
     if header is None or header[0] not in (TCP, UDP):
         return None
     protocol, start, source, destination = header
-    one, other = str(ip_address(source)), str(ip_address(destination))
+    sender, receiver = str(ip_address(source)), str(ip_address(destination))
     if protocol == UDP:
         ports = (int.from_bytes(packet[start + at : start + at + 2]) for at in (0, 2))
-        return Flow(UDP, one, next(ports), other, next(ports)), 0, b""
+        return Flow(UDP, sender, next(ports), receiver, next(ports)), 0, b""
     segment = parse_tcp(packet, start, source, destination)
-    flow = Flow(TCP, one, segment.source.port, other, segment.destination.port)
+    flow = Flow(TCP, sender, segment.source.port, receiver, segment.destination.port)
     return flow, segment.flags, segment.options
 
 

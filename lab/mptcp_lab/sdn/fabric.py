@@ -46,7 +46,7 @@ class Fabric:
         """What `to_json` has made."""
         return cls(
             tuple(data["switches"]),
-            {name: (End(*one), End(*other)) for name, (one, other) in data["links"].items()},
+            {name: (End(*near), End(*far)) for name, (near, far) in data["links"].items()},
             {address: End(*end) for address, end in data["hosts"].items()},
         )
 
@@ -57,14 +57,14 @@ class Fabric:
     def paths(self, source: str, destination: str) -> list[Path]:
         """Paths between two addresses, the shortest first, no two of which have a link in common."""
         begin, end = self.hosts[source], self.hosts[destination]
-        found: list[Path] = []
+        paths: list[Path] = []
         used: set[str] = set()
         while (path := self._shortest(begin, end, used)) is not None:
-            found.append(path)
+            paths.append(path)
             if begin.switch == end.switch:
                 break
             used |= self.links_of(path)
-        return found
+        return paths
 
     def links_of(self, path: Path) -> set[str]:
         """The names of the links between the switches of a path."""

@@ -20,7 +20,7 @@ _BRIDGE: Final = "br0"
 
 @dataclass(frozen=True, slots=True)
 class OpenVswitch:
-    """A running one; `directory` has its sockets and its database, `daemon` is ovs-vswitchd."""
+    """A running Open vSwitch; `directory` has its sockets and its database, `daemon` is ovs-vswitchd."""
 
     host: Host
     directory: Path
@@ -76,9 +76,9 @@ def put_bridge_before(host: Host, interface: str) -> OpenVswitch:
     host.run("ip", "address", "flush", "dev", interface, "scope", "global")
     host.run("ip", "link", "set", _BRIDGE, "up")
     # With a scope asked for, ip(8) shows addresses of other scopes as empty objects.
-    for one in filter(None, shown["addr_info"]):
-        flags = ["nodad"] if one["family"] == "inet6" else []
-        host.run("ip", "address", "add", f"{one['local']}/{one['prefixlen']}", "dev", _BRIDGE, *flags)
+    for address in filter(None, shown["addr_info"]):
+        flags = ["nodad"] if address["family"] == "inet6" else []
+        host.run("ip", "address", "add", f"{address['local']}/{address['prefixlen']}", "dev", _BRIDGE, *flags)
     for family, route in routes:
         host.run("ip", family, "route", "replace", route["dst"], "via", route["gateway"], "dev", _BRIDGE)
     return switch

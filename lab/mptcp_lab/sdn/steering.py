@@ -60,11 +60,11 @@ class Steering:
     def _choose(self, flow: Flow, flags: int, options: bytes) -> Path | None:
         if not {flow.source, flow.destination} <= self.fabric.hosts.keys():
             return None
-        found = decode(options, flags).options
+        decoded = decode(options, flags).options
         if flags & Flag.SYN and flags & Flag.ACK and flow.back() in self.paths:
-            self._learn(flow.back(), found)
+            self._learn(flow.back(), decoded)
             return reverse(self.paths[flow.back()])
-        for option in found:
+        for option in decoded:
             if isinstance(option, MpJoinSyn) and option.token in self.subflows:
                 return self._apart_from(flow, self.subflows[option.token])
         known = self._usable(flow)
@@ -77,15 +77,15 @@ class Steering:
                 self.subflows[int(token_of(option.version, option.sender_key))] = [flow]
 
     def _apart_from(self, flow: Flow, subflows: list[Flow]) -> Path | None:
-        others = [self.paths[other] for other in subflows if other != flow]
-        taken = set[str]().union(*map(self.fabric.links_of, others))
+        siblings = [self.paths[sibling] for sibling in subflows if sibling != flow]
+        taken = set[str]().union(*map(self.fabric.links_of, siblings))
         known = self._usable(flow)
         if flow not in subflows:
             subflows.append(flow)
         return next((path for path in known if not taken & self.fabric.links_of(path)), known[0] if known else None)
 
     def _usable(self, flow: Flow) -> list[Path]:
-        """The paths of a flow, without those over failed links if there are others."""
+        """The paths of a flow, without the paths over failed links if there are working paths."""
         paths = self.fabric.paths(flow.source, flow.destination)
         return [path for path in paths if self._works(path)] or paths
 
@@ -97,10 +97,10 @@ class Steering:
         self._failed.add(link)
         moved = {}
         for flow, path in self.paths.items():
-            others = self.fabric.paths(flow.source, flow.destination)
-            other = next((one for one in others if self._works(one)), None)
-            if not self._works(path) and other is not None:
-                moved[flow] = other
+            working = filter(self._works, self.fabric.paths(flow.source, flow.destination))
+            detour = next(working, None)
+            if not self._works(path) and detour is not None:
+                moved[flow] = detour
         self.paths |= moved
         return moved
 

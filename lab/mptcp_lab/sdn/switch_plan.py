@@ -1,7 +1,7 @@
 """What a network with switches has beside its hosts and links: its fabric, and commands. Nothing here runs anything.
 
 The switches reach their controller over a network of their own. The hosts are all on one link layer: each has a route
-and neighbour entries for all others, so that nobody asks for an address and the controller chooses every path.
+and neighbour entries for all other hosts, so that no host asks for an address and the controller chooses every path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.scenario_schema import Network
 
 CONTROLLER: Final = "controller"
-"""The controller's host; scenarios have shorter names for theirs."""
+"""The controller's host; scenarios have shorter names for their hosts."""
 
 CONTROLLER_ADDRESS: Final = "192.0.2.1"
 
@@ -43,12 +43,12 @@ def fabric_of(network: Network) -> Fabric:
     links: dict[str, tuple[End, End]] = {}
     hosts: dict[str, End] = {}
     for name, link in network.links.items():
-        one, other = (End(port.host, port_number(network, port)) for port in link.ends)
+        near, far = (End(port.host, port_number(network, port)) for port in link.ends)
         at_switch = [network.hosts[port.host].node is Node.OVS for port in link.ends]
         if all(at_switch):
-            links[name] = (one, other)
+            links[name] = (near, far)
         elif any(at_switch):
-            port, end = (link.ends[1], one) if at_switch[0] else (link.ends[0], other)
+            port, end = (link.ends[1], near) if at_switch[0] else (link.ends[0], far)
             hosts |= dict.fromkeys(Addresses(network).all_of(port, 4), end)
     return Fabric(tuple(network.switches), links, hosts)
 
@@ -84,9 +84,9 @@ def _neighbours(network: Network) -> Iterator[Command]:
         device = f"dev {port.interface}"
         yield Command(port.host, "ip", f"link set {port.interface} address {_hardware_address(network, port)}")
         yield Command(port.host, "ip", f"route replace {_ALL_HOSTS} {device} src {addresses.of(port, 4)}")
-        for other in ports:
-            entries = addresses.all_of(other, 4) if other != port else []
-            hardware = _hardware_address(network, other)
+        for neighbour in ports:
+            entries = addresses.all_of(neighbour, 4) if neighbour != port else []
+            hardware = _hardware_address(network, neighbour)
             for address in entries:
                 yield Command(port.host, "ip", f"neighbour replace {address} lladdr {hardware} {device} nud permanent")
 
