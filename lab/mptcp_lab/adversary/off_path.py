@@ -34,6 +34,15 @@ _ENDING: Final = frozenset({"fin", "rst", "backup", "remove-address-0", "remove-
 _serial: Final = itertools.count(1)
 
 
+@contextmanager
+def _forging(site: Site, kind: str, *arguments: object) -> Iterator[None]:
+    forger = start_forger(site, kind, *arguments)
+    try:
+        yield
+    finally:
+        forger.stop()
+
+
 def start_forger(site: Site, kind: str, *arguments: object) -> Process:
     """Start `forger`, which sends to the proxy until it is stopped; returns once it does."""
     program = (sys.executable, "-m", "mptcp_lab.adversary.forger", kind, str(site.lab.proxy_address(4)), str(PORT))
@@ -57,11 +66,8 @@ def _signals(client: str, network: str, name: str, per_second: float = _PER_SECO
         @contextmanager
         def act() -> Iterator[None]:
             target = _subflow(site, network)
-            forger = start_forger(site, "signals", target.client, target.client_port, name, per_second)
-            try:
+            with _forging(site, "signals", target.client, target.client_port, name, per_second):
                 yield
-            finally:
-                forger.stop()
 
         with downloading(site, client):
             yield act
@@ -71,16 +77,8 @@ def _signals(client: str, network: str, name: str, per_second: float = _PER_SECO
 
 @contextmanager
 def _fabricating(site: Site) -> Iterator[Act]:
-    @contextmanager
-    def act() -> Iterator[None]:
-        forger = start_forger(site, "connection", _PER_SECOND)
-        try:
-            yield
-        finally:
-            forger.stop()
-
     with downloading(site, "reserve"):
-        yield act
+        yield lambda: _forging(site, "connection", _PER_SECOND)
 
 
 IMPOSED: Final = Attack(

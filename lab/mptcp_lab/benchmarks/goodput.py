@@ -35,7 +35,6 @@ from mptcp_lab.download import Download
 from mptcp_lab.guest import kernels
 from mptcp_lab.guest_client import GuestClient
 from mptcp_lab.host import Host
-from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Document, Origin, start_origin
 from mptcp_lab.percentiles import percentile
 from mptcp_lab.process import wait_until
@@ -426,10 +425,7 @@ def main() -> None:
 
 def _measure_in_guest(kernel: str, cc: str, delay: tuple[int, int]) -> list[tuple[Cell, Figures]]:
     """In a guest of their own, so that no more is lost when its kernel dies."""
-    try:
-        results = results_of_guest("goodput", kernel, "--cc", cc, "--delays", pair_text(delay))
-    except LabError:
-        return []
+    results = results_of_guest("goodput", kernel, "--cc", cc, "--delays", pair_text(delay))
     return [
         (Cell(kernel, cc, delay, tuple(caps), variant, begin, direction), Figures(*figures))
         for (_, _, _, caps, variant, begin, direction, _), figures in results

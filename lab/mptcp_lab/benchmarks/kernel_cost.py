@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 # enum bpf_prog_type (include/uapi/linux/bpf.h)
 _PROGRAM_TYPES: Final = {"3": "packet_programs", "13": "callbacks", "26": "iterators"}
+_SERVICES: Final = ("sniffer", "daemon")
 _UPLINK_CAP: Final = Rate(100_000)
 _STATS_RUN_TIME: Final = 0  # enum bpf_stats_type (include/uapi/linux/bpf.h)
 _FIELD: Final = re.compile(r"^(\w+):\s*(\w+)$", re.MULTILINE)
@@ -173,8 +174,7 @@ def costs_of_transfer(used: Used, received: float) -> dict[str, float]:
         "packet_program_ns": _per_call(used, "packet_programs"),
         "packet_programs_ns_per_packet": round(used["packet_programs_ns"] / used["packets"], 1),
         "packet_programs_ms_per_gigabyte": round(used["packet_programs_ns"] / 1e6 / (received / 1e9), 1),
-        "sniffer_percent_of_core": round(100 * used["sniffer_ns"] / used["elapsed_ns"], 2),
-        "daemon_percent_of_core": round(100 * used["daemon_ns"] / used["elapsed_ns"], 2),
+        **_services_percent_of_core(used),
     }
 
 
@@ -207,9 +207,12 @@ def costs_of_uploads(used: Used) -> dict[str, float]:
         "program_calls_per_packet": round(used["packet_programs"] / used["packets"], 3),
         "ns_per_call": _per_call(used, "packet_programs"),
         "ns_per_packet": round(used["packet_programs_ns"] / used["packets"], 1),
-        "sniffer_percent_of_core": round(100 * used["sniffer_ns"] / used["elapsed_ns"], 2),
-        "daemon_percent_of_core": round(100 * used["daemon_ns"] / used["elapsed_ns"], 2),
+        **_services_percent_of_core(used),
     }
+
+
+def _services_percent_of_core(used: Used) -> dict[str, float]:
+    return {f"{name}_percent_of_core": round(100 * used[f"{name}_ns"] / used["elapsed_ns"], 2) for name in _SERVICES}
 
 
 def _per_call(used: Used, kind: str) -> int:

@@ -30,7 +30,7 @@ from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
@@ -70,20 +70,16 @@ def measure(
         with ExitStack() as stack:
             stack.callback(services.stop)
             figures = _fill(lab, services, (sniffer, daemon), (connections, per_client), rate, throttled=throttled)
-            daemon.kill()
-            daemon = services.start_daemon()
-            figures["daemon_resync_seconds"] = _until(services, daemon, connections, throttled=throttled)
-            figures["daemon_mib"] = max(figures["daemon_mib"], resident_mib(daemon.pid))
-            began = time.monotonic()
-            daemon.stop(_PATIENCE_SECONDS)
-            figures["stop_seconds"] = time.monotonic() - began
+            filled_mib = figures["daemon_mib"]
+            figures |= _killed_and_stopped(services, daemon, connections, throttled=throttled)
+            figures["daemon_mib"] = max(filled_mib, figures["daemon_mib"])
             figures["left_behind"] = sum(before[what] != now for what, now in kernel_state(lab.proxy).items())
             daemon = services.start_daemon()
             _until(services, daemon, connections, throttled=throttled)
             sniffer.kill()
             figures["sniffer_gone_lifted_seconds"] = _until(services, daemon, 0, throttled=throttled)
     figures["together_mib"] = figures["sniffer_mib"] + figures["daemon_mib"]
-    return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
+    return _rounded(figures)
 
 
 def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json]:
@@ -117,14 +113,22 @@ def measure_real(connections: int, per_client: int, rate: int) -> dict[str, Json
             sniffer.kill()
             sniffer = services.start_sniffer()
             figures["sniffer_resync_seconds"] = _until(services, daemon, connections, throttled=True, after=epoch)
-            daemon.kill()
-            daemon = services.start_daemon()
-            figures["daemon_resync_seconds"] = _until(services, daemon, connections, throttled=True)
+            figures |= _killed_and_stopped(services, daemon, connections, throttled=True)
             figures["sniffer_mib"] = resident_mib(sniffer.pid)
-            figures["daemon_mib"] = resident_mib(daemon.pid)
-            began = time.monotonic()
-            daemon.stop(_PATIENCE_SECONDS)
-            figures["stop_seconds"] = time.monotonic() - began
+    return _rounded(figures)
+
+
+def _killed_and_stopped(services: Services, daemon: Process, connections: int, *, throttled: bool) -> dict[str, float]:
+    """What a daemon that follows a killed daemon takes until it knows all connections, and to stop then."""
+    daemon.kill()
+    daemon = services.start_daemon()
+    resync = _until(services, daemon, connections, throttled=throttled)
+    mib, began = resident_mib(daemon.pid), time.monotonic()
+    daemon.stop(_PATIENCE_SECONDS)
+    return {"daemon_resync_seconds": resync, "daemon_mib": mib, "stop_seconds": time.monotonic() - began}
+
+
+def _rounded(figures: Mapping[str, Json]) -> dict[str, Json]:
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,13 +33,7 @@ class _Place(NamedTuple):
     seed: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The values of all runs; an empty one where a run did not have the figure."""
-
-    place: _Place
-    figure: str
-    values: Sequence[str]
+_COLUMNS: Final = (*_Place._fields, "figure")
 
 
 def write_kept(directory: Path, results: Iterable[Result]) -> list[Path]:
@@ -48,17 +41,18 @@ def write_kept(directory: Path, results: Iterable[Result]) -> list[Path]:
     paths = []
     for name, members in groupby(results, key=lambda result: result.name.partition("/")[0]):
         rows = [row for result in members for row in _rows(result)]
-        runs = max(len(row.values) for row in rows)
+        columns = max(map(len, rows))
+        runs = columns - len(_COLUMNS)
         path = directory / f"{name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*_Place._fields, "figure", *(f"run_{number}" for number in range(1, runs + 1))])
-            writer.writerows([*row.place, row.figure, *row.values, *[""] * (runs - len(row.values))] for row in rows)
+            writer.writerow([*_COLUMNS, *(f"run_{number}" for number in range(1, runs + 1))])
+            writer.writerows([*row, *[""] * (columns - len(row))] for row in rows)
         paths.append(path)
     return paths
 
 
-def _rows(result: Result) -> Iterator[_Row]:
+def _rows(result: Result) -> Iterator[list[str]]:
     scenario, _, variant = result.name.partition(":")
     place = _Place(
         scenario,
@@ -72,11 +66,11 @@ def _rows(result: Result) -> Iterator[_Row]:
         str(result.seed),
     )
     for figure in result.statistics:
-        yield _Row(place, figure, [_text(run.figures.get(figure)) for run in result.runs])
-    yield _Row(place, _DURATION, [_text(run.seconds) for run in result.runs])
-    yield _Row(place, _IDLE, [_text(run.idle) for run in result.runs])
+        yield [*place, figure, *(_text(run.figures.get(figure)) for run in result.runs)]
+    yield [*place, _DURATION, *(_text(run.seconds) for run in result.runs)]
+    yield [*place, _IDLE, *(_text(run.idle) for run in result.runs)]
     if result.errors:
-        yield _Row(place, _ERROR, [run.error or "" for run in result.runs])
+        yield [*place, _ERROR, *(run.error or "" for run in result.runs)]
 
 
 def _text(value: float | None) -> str:
@@ -96,17 +90,16 @@ def _read_kept(path: Path) -> list[Result]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file)
-        after = len(_Place._fields)
-        if tuple(header[:after]) != _Place._fields:
-            raise ValueError(f"its columns are not {', '.join(_Place._fields)}")
-        rows = [_Row(_Place(*line[:after]), line[after], line[after + 1 :]) for line in lines]
-        return [_result(place, list(members), path) for place, members in groupby(rows, key=lambda row: row.place)]
+        if tuple(header[: len(_COLUMNS)]) != _COLUMNS:
+            raise ValueError(f"its columns are not {', '.join(_COLUMNS)}")
+        places = groupby(lines, key=lambda line: _Place(*line[: len(_Place._fields)]))
+        return [_result(place, [line[len(_Place._fields) :] for line in rows], path) for place, rows in places]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise LabError(f"{path}: is not a table of kept results: {error}") from error
 
 
-def _result(place: _Place, rows: Sequence[_Row], path: Path) -> Result:
-    values = {row.figure: row.values for row in rows}
+def _result(place: _Place, rows: Iterable[Sequence[str]], path: Path) -> Result:
+    values = {figure: texts for figure, *texts in rows}
     durations, idle = values.pop(_DURATION), values.pop(_IDLE)
     errors = values.pop(_ERROR, [""] * len(durations))
     runs = [
