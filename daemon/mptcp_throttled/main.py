@@ -28,7 +28,7 @@ from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
 from mptcp_throttled.answers.status import Observed
-from mptcp_throttled.control.inbox import Inbox, Request
+from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
@@ -86,7 +86,6 @@ class Daemon:
         self._metrics = MetricsServer()
         self.api = Api(
             running,
-            operator,
             self._inbox,
             lambda: self._loop.snapshot,
             self._observed,
@@ -182,7 +181,7 @@ class Daemon:
         release_sockets(self._kernel.release_sockets)
         return errors
 
-    def _wait_for_table(self) -> list[Request[Any]]:
+    def _wait_for_table(self) -> list[Message[Any]]:
         """Wait for the sniffer's table, or for a second without a part of it; the requests that came meanwhile.
 
         Without a sniffer, the source says so at once. The wait is bounded: a table may change faster than it is read.

@@ -1,12 +1,14 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttled.control import inbox
 from mptcp_throttled.control.inbox import Inbox
+from mptcp_throttled.control.requests import Request, Resume
 
 
 @pytest.fixture
@@ -15,26 +17,26 @@ def askers() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def refuse() -> None:
+def refuse(_: Request[Any]) -> None:
     raise UserError("no")
 
 
 def test_request_is_answered_only_after_its_step(askers: ThreadPoolExecutor) -> None:
     box, done = Inbox(), []
-    asked = askers.submit(box.ask, lambda: done.append("change") or "result")  # type: ignore[func-returns-value]
-    (request,) = box.wait(5)
-    request.carry_out()
-    assert (done, asked.done()) == (["change"], False)
-    request.answer()
-    assert asked.result(5) == "result"
+    asked = askers.submit(box.ask, Resume())
+    (message,) = box.wait(5)
+    message.carry_out(lambda request: done.append(request) or True)  # type: ignore[func-returns-value]
+    assert (done, asked.done()) == ([Resume()], False)
+    message.answer()
+    assert asked.result(5) is True
 
 
 def test_request_refusal_goes_to_the_caller(askers: ThreadPoolExecutor) -> None:
     box = Inbox()
-    asked = askers.submit(box.ask, refuse)
-    (request,) = box.wait(5)
-    request.carry_out()
-    request.answer()
+    asked = askers.submit(box.ask, Resume())
+    (message,) = box.wait(5)
+    message.carry_out(refuse)
+    message.answer()
     with pytest.raises(UserError, match="no"):
         asked.result(5)
 
@@ -43,10 +45,10 @@ def test_request_given_up_by_its_caller_is_not_carried_out(monkeypatch: pytest.M
     monkeypatch.setattr(inbox, "_ANSWER_SECONDS", 0.01)
     box, done = Inbox(), threading.Event()
     with pytest.raises(UserError, match=r"not accepted in 0\.01 s: busy; see status"):
-        box.ask(done.set)
-    (request,) = box.wait(5)
-    request.carry_out()
-    request.answer()
+        box.ask(Resume())
+    (message,) = box.wait(5)
+    message.carry_out(lambda _: done.set())
+    message.answer()
     assert not done.is_set()
 
 
@@ -55,12 +57,12 @@ def test_request_accepted_but_not_applied_has_its_own_error(
 ) -> None:
     monkeypatch.setattr(inbox, "_ANSWER_SECONDS", 0.2)
     box, done = Inbox(), threading.Event()
-    asked = askers.submit(box.ask, done.set)
-    (request,) = box.wait(5)
-    request.carry_out()
-    with pytest.raises(UserError, match=r"accepted, but not applied after 0\.2 s; see status"):
+    asked = askers.submit(box.ask, Resume())
+    (message,) = box.wait(5)
+    message.carry_out(lambda _: done.set())
+    with pytest.raises(UserError, match=r"saved, but not applied after 0\.2 s; see status"):
         asked.result(5)
-    request.answer()
+    message.answer()
     assert done.is_set()
 
 

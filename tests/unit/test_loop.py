@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,6 +27,7 @@ from mptcp_throttled.answers.status import connections
 from mptcp_throttled.control.inbox import Inbox
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.requests import SetRate
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.observing.enforcement import Enforcement
@@ -519,12 +519,12 @@ def test_request_is_answered_when_its_change_is_applied(world: World) -> None:
     world.settle()
     override = Override("ethernet", RateKind.CAP, Rate.parse("3mbit"), None)
 
-    def ask(change: Callable[[], None]) -> None:
-        world.inbox.ask(change)
+    def ask() -> None:
+        world.inbox.ask(SetRate(override))
         assert world.kernel.throttled == {capped(1): Rate.parse("3mbit")}
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, lambda: world.operator.set(override))
+        asked = pool.submit(ask)
         world.loop.step(world.inbox.wait(10))
         asked.result(10)
 
@@ -532,7 +532,7 @@ def test_request_is_answered_when_its_change_is_applied(world: World) -> None:
 def test_request_that_is_refused_changes_nothing(world: World) -> None:
     override = Override("nowhere", RateKind.CAP, SLOW, None)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(world.inbox.ask, lambda: world.operator.set(override))
+        asked = pool.submit(world.inbox.ask, SetRate(override))
         world.loop.step(world.inbox.wait(10))
         with pytest.raises(UserError, match="no such access network"):
             asked.result(10)
@@ -708,12 +708,15 @@ def test_refused_uplink_is_reported_and_tried_again(
     assert "uplink_cap token=" in caplog.text
 
 
-def test_loop_puts_a_deleted_uplink_filter_back(world: World, uplinks: ModelUplinks) -> None:
+def test_loop_puts_a_deleted_uplink_filter_back_and_says_so(
+    world: World, uplinks: ModelUplinks, caplog: pytest.LogCaptureFixture
+) -> None:
     world.step(client(1))
     uplinks.has_filter = False
     world.loop.note_kernel_change()
     world.step()
     assert uplinks.has_filter
+    assert "the kernel had been changed; repaired by 1 operations" in caplog.text
 
 
 def test_loop_release_frees_uplinks(world: World, uplinks: ModelUplinks) -> None:

@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
-from mptcp_throttle import logs
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.model import FourTuple
@@ -22,7 +20,7 @@ from mptcp_throttled.answers.plan_commands.tc import as_commands
 from mptcp_throttled.answers.status import Observed
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.control.inbox import Inbox
-from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.requests import Reload, Request, ResetRates, Resume, SetPause, SetRate, T
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.policy.rules.override import requested_end, requested_override
@@ -32,8 +30,6 @@ from mptcp_throttled.vocabulary.clock import Now, SystemClock
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -48,7 +44,6 @@ class Api:
     def __init__(
         self,
         config: RunningConfig,
-        operator: OperatorStore,
         inbox: Inbox,
         snapshot: Callable[[], Snapshot],
         observed: Callable[[], Observed],
@@ -57,7 +52,6 @@ class Api:
         load: Callable[[], Config],
     ) -> None:
         self._config = config
-        self._operator = operator
         self._inbox = inbox
         self._snapshot = snapshot
         self._observed = observed
@@ -146,23 +140,23 @@ class Api:
         Answers with the network's status once the rate is applied.
         """
         override = requested_override(network, rule, rate, seconds, time.monotonic())
-        self._change(lambda: self._operator.set(override))
+        self._change(SetRate(override))
         return self._network(network)
 
     def reset_rate(self, network: str) -> Json:
         """Return to the configured rates of a network; answers as `set_rate`."""
-        self._change(lambda: self._operator.reset(network))
+        self._change(ResetRates(network))
         return self._network(network)
 
     def pause(self, seconds: float | None) -> Json:
         """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""
         pause = Pause(requested_end(seconds, time.monotonic()))
-        self._change(lambda: self._operator.pause(pause))
+        self._change(SetPause(pause))
         return {"pause": status.pause_status(pause, Now.of(SystemClock()))}
 
     def resume(self) -> Json:
         """End a pause; answers as `pause`, and `was_paused`: whether there was one."""
-        return {"was_paused": self._change(self._operator.resume), "pause": None}
+        return {"was_paused": self._change(Resume()), "pause": None}
 
     def reload(self) -> Json:
         """Load the configuration files again; answers once the changes are applied.
@@ -173,10 +167,15 @@ class Api:
         with self._reloading:  # two reloads take effect in the order in which they read the files
             loaded = self._loaded()
             before = self._snapshot().errors
-            answer = self._inbox.ask(lambda: self._take(loaded))
-        if not answer["problems"]:
+            reloaded = self._inbox.ask(Reload(loaded))
+        if not reloaded.problems:
             self._raise_new_errors(before)
-        return answer
+        return {
+            "changes": [str(change) for change in reloaded.changes],
+            "dropped_overrides": list(reloaded.dropped_overrides),
+            "problems": list(reloaded.problems),
+            "valid": reloaded.valid,
+        }
 
     def reload_on_signal(self) -> None:
         """Reload after SIGHUP: the result is in the log."""
@@ -191,27 +190,16 @@ class Api:
         except ConfigError as error:
             return error
 
-    def _take(self, loaded: Config | ConfigError) -> Json:
-        verdict = self._config.take(loaded, time.time())
-        dropped = () if verdict.problems else self._operator.adopt(self._config.config.networks)
-        logs.set_level(self._config.config.log_level)
-        return {
-            "changes": [str(change) for change in verdict.changes],
-            "dropped_overrides": list(dropped),
-            "problems": list(verdict.problems),
-            "valid": verdict.valid,
-        }
-
-    def _change(self, change: Callable[[], _T]) -> _T:
+    def _change(self, request: Request[T]) -> T:
         before = self._snapshot().errors
-        result = self._inbox.ask(change)
+        result = self._inbox.ask(request)
         self._raise_new_errors(before)
         return result
 
     def _raise_new_errors(self, before: tuple[str, ...]) -> None:
         errors = [error for error in self._snapshot().errors if error not in before]
         if errors:
-            raise UserError(f"accepted, but: {'; '.join(errors)}")
+            raise UserError(f"saved, but not fully applied: {'; '.join(errors)}")
 
     def _network(self, name: str) -> Json:
         return next(network for network in self.status()["networks"] if network["name"] == name)

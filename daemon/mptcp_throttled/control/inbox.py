@@ -5,28 +5,27 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic
 
 from mptcp_throttle.errors import UserError
-
-T = TypeVar("T")
+from mptcp_throttled.control.requests import Request, T
 
 _ANSWER_SECONDS: Final = 5.0
 
 
-class Request(Generic[T]):
-    """A change that a caller waits for: the loop calls `carry_out` before a step and `answer` after it."""
+class Message(Generic[T]):
+    """A request that a caller waits for: the loop calls `carry_out` before a step and `answer` after it."""
 
-    def __init__(self, change: Callable[[], T]) -> None:
-        self._change = change
+    def __init__(self, request: Request[T]) -> None:
+        self._request = request
         self._result: T
         self.answered: Future[T] = Future()
 
-    def carry_out(self) -> None:
-        """Make the change, unless the caller has given up; a UserError goes to the caller."""
+    def carry_out(self, carry_out: Callable[[Request[T]], T]) -> None:
+        """Let `carry_out` make the change, unless the caller has given up; a UserError goes to the caller."""
         if self.answered.set_running_or_notify_cancel():
             try:
-                self._result = self._change()
+                self._result = carry_out(self._request)
             except UserError as refusal:
                 self.answered.set_exception(refusal)
 
@@ -41,27 +40,27 @@ class Inbox:
 
     def __init__(self) -> None:
         # Of Python's queues the only one that a signal handler may use, whatever it interrupts.
-        self._queue: queue.SimpleQueue[Request[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message[Any] | None] = queue.SimpleQueue()
 
     def wake(self) -> None:
         """End the present or the next `wait`."""
         self._queue.put(None)
 
-    def ask(self, change: Callable[[], T]) -> T:
-        """The result of `change`, which the loop calls, after the step that applies it.
+    def ask(self, request: Request[T]) -> T:
+        """The answer to a request, after the step that applies it.
 
-        Raises what `change` raises, and UserError if the answer does not come in time.
+        Raises UserError if the request is refused, or if the answer does not come in time.
         """
-        request = Request(change)
-        self._queue.put(request)
+        message = Message(request)
+        self._queue.put(message)
         try:
-            return request.answered.result(_ANSWER_SECONDS)
+            return message.answered.result(_ANSWER_SECONDS)
         except TimeoutError as error:
-            if request.answered.cancel():
+            if message.answered.cancel():
                 raise UserError(f"not accepted in {_ANSWER_SECONDS:g} s: busy; see status") from error
-            raise UserError(f"accepted, but not applied after {_ANSWER_SECONDS:g} s; see status") from error
+            raise UserError(f"saved, but not applied after {_ANSWER_SECONDS:g} s; see status") from error
 
-    def wait(self, seconds: float) -> list[Request[Any]]:
+    def wait(self, seconds: float) -> list[Message[Any]]:
         """All requests so far, in order; waits up to `seconds` for the first message."""
         messages = []
         try:

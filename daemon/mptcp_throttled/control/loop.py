@@ -1,13 +1,7 @@
-"""The control loop: take what has come, decide, plan, reconcile, publish a snapshot.
+"""The control loop: take what has come, decide, plan, apply, publish a snapshot.
 
 One step does all of that once, in the one thread that writes to the kernel. Clock, kernel, table source and inputs of
-the operator are handed in, so the rules of the loop are tested without root and without sleeping:
-
-* A change of the table or of the rates is reconciled at once, incrementally: only its own shares are touched.
-* HTB is installed and removed by a full reconcile, at once.
-* What the kernel refuses for one share is retried with a back-off of its own and delays no other share.
-* If HTB itself is refused, every change waits for its back-off; nobody is throttled then, so nobody waits to be freed.
-* A full reconcile follows the kernel's notifications, quick checks that fail and refusals; and comes periodically.
+the operator are handed in, so the loop is tested without root and without sleeping.
 """
 
 from __future__ import annotations
@@ -15,15 +9,13 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import BackEnd, ClassifierKind
-from mptcp_throttled.enforcing.reconciler import Kernel, Outcome, Reconciler
-from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind, without
-from mptcp_throttled.enforcing.retries import Retries
-from mptcp_throttled.enforcing.schedule import Schedule
+from mptcp_throttled.control.requests import carry_out
+from mptcp_throttled.enforcing.keeper import Applied, Keeper
+from mptcp_throttled.enforcing.reconciler import Kernel
 from mptcp_throttled.enforcing.uplink_changes import uplink_changes
 from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
@@ -33,7 +25,7 @@ from mptcp_throttled.policy.rules.override import EffectiveNetworks
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import max_minor
-from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.features import Situation
 from mptcp_throttled.vocabulary.snapshot import MAX_ERRORS, Snapshot, SnifferState, update_throttled
 
 if TYPE_CHECKING:
@@ -41,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mptcp_throttle.model import AccessNetwork, FourTuple
-    from mptcp_throttled.control.inbox import Request
+    from mptcp_throttled.control.inbox import Message
     from mptcp_throttled.control.operator_state import OperatorStore
     from mptcp_throttled.control.running_config import RunningConfig
     from mptcp_throttled.control.source import TableUpdate
@@ -101,16 +93,6 @@ class Source(Protocol):
         """What is new since the last call; None if nothing."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step in progress: what is applied so far, and the decisions for subflows whose rate may have changed."""
-
-    delta: PlanDelta
-    applied: KernelPlan
-    pacing_problem: str | None
-    concerned: dict[FourTuple, Decision | None]
-
-
 class Loop:
     """The control loop without its thread: `step` is called from outside.
 
@@ -137,29 +119,22 @@ class Loop:
         self._networks = EffectiveNetworks()
         self._decisions = DecisionTable()
         self._planner = Planner()
-        self._reconciler = Reconciler(kernel)
+        self._keeper = Keeper(kernel, self._planner, clock)
         self._uplink_kernel = uplinks
         self._uplinks = UplinkReconciler(uplinks, clock)
-        self._retries = Retries()
-        self._unverified: set[KernelObject] = set()
-        self._blocked: frozenset[KernelObject] = frozenset()
-        self._schedule = Schedule(clock.monotonic())
         self._adopted: Mapping[FourTuple, int] = {}
-        self._errors: tuple[str, ...] = ()
-        self._left_out: tuple[str, ...] = ()
         self._began = -math.inf
-        self._htb_refused = False
         self._kernel_changed = threading.Event()
         self.snapshot = Snapshot()
         self.recent_decisions = RecentDecisions()
 
     def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
-        """Before the first step: keep subflows in the classes for which an earlier instance has marked them."""
+        """Before the first step: keep subflows in the classes to which an earlier instance has assigned them."""
         self._adopted = assignments
         self._planner.adopt(assignments)
 
     def note_kernel_change(self) -> None:
-        """Somebody else has changed something in the kernel: the next step reconciles fully, or soon after."""
+        """Another program has changed something in the kernel: the next step reconciles fully, or soon after."""
         self._kernel_changed.set()
 
     @property
@@ -170,34 +145,32 @@ class Loop:
         portion_due = math.inf if self._decisions.complete else self._clock.monotonic() + _PORTION_SECONDS
         return min(
             portion_due,
-            self._schedule.due,
-            self._schedule.quick_check_due,
-            self._retries.next_due,
+            self._keeper.next_deadline,
             self._uplinks.next_deadline,
             math.inf if operator_expiry is None else operator_expiry,
             math.inf if linger_expiry is None else linger_expiry,
         )
 
-    def step(self, requests: Sequence[Request[Any]] = ()) -> None:
-        """Do everything that is due. `requests` are carried out first and answered when they are applied."""
-        for request in requests:
-            request.carry_out()
+    def step(self, messages: Sequence[Message[Any]] = ()) -> None:
+        """Do everything that is due. Requests are carried out first and answered when they are applied."""
+        for message in messages:
+            message.carry_out(lambda request: carry_out(request, self._operator, self._config))
         if self._kernel_changed.is_set():
             self._kernel_changed.clear()
-            self._schedule.changed()
+            self._keeper.note_kernel_change()
             self._uplinks.note_kernel_change()
         self._step()
-        for request in requests:
-            request.answer()
+        for message in messages:
+            message.answer()
 
     def release(self) -> tuple[str, ...]:
         """Leave the kernel as it was found; what could not be restored."""
         self._kernel.set_networks(())
         self._kernel.prevent_discards(())
-        return (*self._uplinks.release(), *self._reconciler.full(UNTOUCHED).failures)
+        return (*self._uplinks.release(), *self._keeper.release())
 
     def _step(self) -> None:
-        before, config = self.snapshot, self._config.config
+        before, config, now = self.snapshot, self._config.config, self._clock.monotonic()
         operator = self._operator.current()
         networks = self._networks.update(config.networks, operator.overrides)
         settings = PlanSettings(
@@ -208,35 +181,28 @@ class Loop:
         )
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
-        was_active, is_active = _is_active(before.operator, before.sniffer), _is_active(operator, sniffer)
-        if networks is not before.networks or is_active != was_active:
-            self._began = self._clock.monotonic()
-        # The kernel program must not pace whom the daemon cannot throttle.
-        is_deciding = is_active and not self._htb_refused
-        self._kernel.set_networks(networks if is_deciding else ())
+        is_active = _is_active(operator, sniffer)
+        if networks is not before.networks or is_active != _is_active(before.operator, before.sniffer):
+            self._began = now
+        # The kernel program must not pace what the daemon cannot throttle.
+        self._kernel.set_networks(networks if is_active and not self._keeper.htb_refused else ())
         if self._adopted:
-            # This attaches the kernel program. The plan, and so what is adopted, depends on the back end.
+            # This attaches the kernel program. The plan, and so what is adopted, depends on the classifier.
             with suppress(KernelError):
                 self._kernel.quick_check()
         previous = self._decide(update, networks, paused=operator.pause is not None)
-        delta = self._planner.update(
-            previous, self._decisions.decisions, self._clock.monotonic(), settings, self._retries.refused_minors
-        )
-        work = _Step(delta, before.applied, before.pacing_problem, dict(delta.decisions))
-        self._reconcile(work)
-        self._uplink_kernel.linger = config.daemon.linger
-        changed_uplinks = self._uplinks.step(
-            uplink_changes(previous, self._decisions.decisions),
-            config.daemon.reconcile_interval,
-            may_live=update is not None and update.whole,
-        )
+        decisions = self._decisions.decisions
+        delta = self._planner.update(previous, decisions, now, settings, self._keeper.refused_minors)
+        applied = self._keeper.step(delta, config.daemon.reconcile_interval)
+        self._uplinks.follow(Situation(linger=config.daemon.linger, interval=config.daemon.reconcile_interval))
+        uplinks = self._uplinks.step(uplink_changes(previous, decisions), may_live=update is not None and update.whole)
         # Last: to load the programs takes 20 ms.
         self._kernel.prevent_discards(() if operator.pause is not None else networks)
         throttled, transitions = update_throttled(
             before.throttled,
-            work.concerned,
-            work.applied,
-            self._decisions.decisions,
+            self._concerned(delta, applied),
+            applied.plan,
+            decisions,
             self._adopted,
             self._began,
             self._clock.monotonic(),
@@ -252,25 +218,35 @@ class Loop:
             networks,
             operator,
             self._decisions.connections,
-            self._decisions.decisions,
+            decisions,
             self._planner.plan,
-            work.applied,
+            applied.plan,
             throttled,
-            _bounded((*exhausted, *dict.fromkeys(self._all_errors()))),
-            work.pacing_problem,
+            _bounded((*exhausted, *dict.fromkeys((*applied.errors, *self._uplinks.errors)))),
+            applied.pacing_problem,
             self._kernel.deciding_problem,
             self._kernel.classifier,
             self._counters(before),
             self._uplinks.applied,
             self._uplinks.policed,
-            self._uplinks.counters,
+            self._uplink_kernel.counters,
             self._kernel.discards_problem,
             self._kernel.discard_counters,
         )
         eventlog.log_step(before, self.snapshot, transitions)
-        eventlog.log_uplinks(before, self.snapshot, changed_uplinks)
-        self.recent_decisions.note(self._clock.time(), transitions, changed_uplinks, before, self.snapshot)
+        eventlog.log_uplinks(before, self.snapshot, uplinks.tried)
+        eventlog.log_repairs(len(applied.repairs) + uplinks.repairs)
+        self.recent_decisions.note(self._clock.time(), transitions, uplinks.tried, before, self.snapshot)
         instruments.count_step(before, self.snapshot, transitions)
+        instruments.count_reconciles(applied.durations, applied.repairs, uplinks.repairs)
+
+    def _concerned(self, delta: PlanDelta, applied: Applied) -> Mapping[FourTuple, Decision | None]:
+        """The decisions for the subflows whose rate may have changed; None for one that is not known any more."""
+        if not applied.is_full:
+            return {**delta.decisions, **self._planner.members(applied.retried)}
+        decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
+        decisions.update((d.subflow.ends, d) for each in self._decisions.decisions.values() for d in each)
+        return decisions
 
     def _counters(self, before: Snapshot) -> ProgramCounters:
         """What the kernel program has counted; what it reports of closed subflows is passed on."""
@@ -291,116 +267,6 @@ class Loop:
         if update is not None and update.whole:
             return {**table.replace(update.connections), **previous}
         return {**table.update({} if update is None else update.connections), **previous}
-
-    def _reconcile(self, step: _Step) -> None:
-        """Bring the kernel to the plan, by the delta alone where that is enough; nothing is read without a reason."""
-        self._forget_unplanned(step.delta)
-        is_due = self._clock.monotonic() >= self._schedule.due
-        certain = True
-        if step.delta.htb_changes or self._planner.plan.htb != step.applied.htb:
-            # To free somebody never waits; to throttle somebody waits if HTB itself has been refused.
-            is_due = is_due or step.applied.htb or not self._htb_refused
-        elif step.applied.htb:
-            if not step.delta.empty:
-                certain = self._increment(step, step.delta.before, step.delta.after, frozenset())
-            if not is_due and (due := self._retries.take_due(self._clock.monotonic())):
-                certain &= self._retry(step, due)
-        if is_due or not certain or not self._seems_intact(step.applied):
-            self._reconcile_fully(step, is_expected=not certain)
-
-    def _increment(self, step: _Step, before: KernelPlan, after: KernelPlan, due: frozenset[KernelObject]) -> bool:
-        """Reconcile a part of the plan, without refused objects that are not `due`; whether the outcome is certain."""
-        began = self._clock.monotonic()
-        present = step.applied.part_of(before, after)
-        outcome = self._reconciler.incremental(present, without(after, {*self._retries.waiting(due), *self._blocked}))
-        step.applied = step.applied.replaced(present, outcome.applied)
-        step.pacing_problem = outcome.pacing_problem
-        self._note_refused(outcome, due, began)
-        instruments.RECONCILE_DURATION.observe(self._clock.monotonic() - began)
-        if outcome.errors or (outcome.refused and not due):
-            # Perhaps refused only because the kernel is not in the state that we believe: a full reconcile will tell.
-            self._unverified.update(outcome.refused)
-            self._blocked |= outcome.blocked
-            self._errors = tuple(dict.fromkeys((*self._errors, *outcome.errors)))
-            self._schedule.changed()
-        return outcome.certain
-
-    def _retry(self, step: _Step, due: frozenset[KernelObject]) -> bool:
-        assignments = self._planner.plan.assignments
-        minors = {one.key if isinstance(one.key, int) else assignments.get(one.key, _NO_MINOR) for one in due}
-        step.concerned.update(self._planner.members(minors))
-        part = self._planner.part(minors)
-        return self._increment(step, part, part, due)
-
-    def _reconcile_fully(self, step: _Step, *, is_expected: bool) -> None:
-        """`is_expected`: operations are needed for a reason that this step knows; otherwise they repair something."""
-        plan, interval = self._planner.plan, self._config.config.daemon.reconcile_interval
-        began, used = self._clock.monotonic(), self._clock.processor_time()
-        due = self._retries.take_due(began) | self._unverified
-        self._unverified.clear()
-        is_expected |= bool(due or self._errors or self._htb_refused or not step.delta.empty)
-        outcome = self._reconciler.full(without(plan, {*self._retries.waiting(due), *self._blocked}))
-        is_unblocked = bool(self._blocked) and not outcome.blocked
-        self._blocked = outcome.blocked
-        step.applied, step.pacing_problem = outcome.applied.persistent(), outcome.pacing_problem
-        self._left_out = outcome.left_out
-        obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
-        self._htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
-        if outcome.applied.htb:
-            self._errors = (*obstacle, *outcome.errors)
-            self._note_refused(outcome, due, began)
-        else:
-            # Nothing is applied that could be retried by itself: what was refused is part of why HTB is not there.
-            self._errors = (*obstacle, *outcome.failures)
-            self._retries, self._blocked = Retries(), frozenset()
-        is_repair = bool(outcome.done) and not is_expected
-        if is_repair:
-            eventlog.log_repair(len(outcome.done))
-            instruments.count_repairs(outcome.done)
-        if outcome.done or outcome.refused or outcome.errors or is_expected:
-            step.concerned = self._everybody()
-        # Only processor time counts: on a busy machine the full reconciles need not become rarer.
-        ended, used = self._clock.monotonic(), self._clock.processor_time() - used
-        instruments.RECONCILE_DURATION.observe(ended - began)
-        trouble = is_repair or bool(self._errors) or self._htb_refused
-        self._schedule.reconciled(ended - used, ended, interval, trouble=trouble)
-        if is_unblocked:
-            self._schedule.changed()
-
-    def _seems_intact(self, applied: KernelPlan) -> bool:
-        """Whether a quick check, if one is due, finds nothing, or its finding has to wait for a back-off."""
-        began = self._clock.monotonic()
-        if began < self._schedule.quick_check_due:
-            return True
-        is_intact = self._reconciler.quick_check(applied)
-        interval = self._config.config.daemon.reconcile_interval
-        self._schedule.quick_checked(began, self._clock.monotonic(), interval)
-        if not is_intact:
-            self._schedule.changed()
-        return is_intact or began < self._schedule.due
-
-    def _note_refused(self, outcome: Outcome, due: Iterable[KernelObject], began: float) -> None:
-        longest = self._config.config.daemon.reconcile_interval
-        self._retries.attempted(due, outcome.refused, began, self._clock.monotonic(), longest)
-
-    def _forget_unplanned(self, delta: PlanDelta) -> None:
-        if not self._retries:
-            return
-        before, after = delta.before, delta.after
-        self._retries.forget(KernelObject(ObjectKind.CLASS, m) for m in before.classes if m not in after.classes)
-        for kind in (ObjectKind.ASSIGNMENT, ObjectKind.PACE):
-            self._retries.forget(
-                KernelObject(kind, ends) for ends in before.assignments if ends not in after.assignments
-            )
-
-    def _all_errors(self) -> tuple[str, ...]:
-        return *self._errors, *self._left_out, *self._retries.errors, *self._uplinks.errors
-
-    def _everybody(self) -> dict[FourTuple, Decision | None]:
-        """The decision for every subflow; None for one that was throttled and is not known any more."""
-        decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
-        decisions.update((d.subflow.ends, d) for of in self._decisions.decisions.values() for d in of)
-        return decisions
 
 
 def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.reporting import eventlog
-from mptcp_throttled.reporting.instruments import count_filter_repair
+from mptcp_throttled.vocabulary.features import FeatureState, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -63,12 +63,24 @@ class UplinkKernel(Protocol):
         """Free all uplinks, tell the clients, and detach the program."""
 
 
+@dataclass(frozen=True, slots=True)
+class UplinkStep:
+    """What a step has tried to apply: decisions, None for subflows that have ended.
+
+    `repairs` is 1 if another program had removed or displaced a filter, which is put back.
+    """
+
+    tried: Mapping[FourTuple, Decision | None]
+    repairs: int = 0
+
+
 class UplinkReconciler:
-    """The throttled uplinks; what is `applied`, and the `errors` of what is not. For one thread."""
+    """The throttled uplinks, as a feature; what is `applied`, and the `errors` of what is not. For one thread."""
 
     def __init__(self, kernel: UplinkKernel, clock: Clock) -> None:
         self._kernel = kernel
         self._clock = clock
+        self._interval = 0.0
         self._wanted: dict[FourTuple, Decision] = {}
         self._is_attached = False
         self._check_due = self._retry_due = math.inf
@@ -82,9 +94,13 @@ class UplinkReconciler:
         return self._kernel.policed
 
     @property
-    def counters(self) -> UplinkCounters:
-        """What the program has counted."""
-        return self._kernel.counters
+    def state(self) -> FeatureState:
+        """What is refused, and what the program has counted."""
+        return FeatureState("; ".join(self.errors) or None, asdict(self._kernel.counters))
+
+    def follow(self, situation: Situation) -> None:
+        """Check the filters once an interval, which is also the longest delay between two attempts."""
+        self._interval, self._kernel.linger = situation.interval, situation.linger
 
     @property
     def next_deadline(self) -> float:
@@ -92,17 +108,14 @@ class UplinkReconciler:
         return min(self._check_due, self._retry_due)
 
     def note_kernel_change(self) -> None:
-        """Somebody else has changed something in the kernel: the next step checks whether it was the filter."""
+        """Another program has changed something in the kernel: the next step checks whether it was the filter."""
         if self._is_attached:
             self._check_due = -math.inf
 
-    def step(
-        self, changes: Mapping[FourTuple, Decision | None], interval: float, *, may_live: bool = False
-    ) -> Mapping[FourTuple, Decision | None]:
-        """Take changed decisions, None for subflows that have ended, and do what is due; what it tried to apply.
+    def step(self, changes: Mapping[FourTuple, Decision | None], *, may_live: bool = False) -> UplinkStep:
+        """Take changed decisions, None for subflows that have ended, and do what is due.
 
-        `may_live`: those with None may live, since the sniffer's table was lost or replaced as a whole. `interval`, in
-        seconds, is between two checks, and the longest delay between two attempts.
+        `may_live`: those with None may live, since the sniffer's table was lost or replaced as a whole.
         """
         for ends, decision in changes.items():
             if decision is None or decision.uplink is None:
@@ -112,18 +125,19 @@ class UplinkReconciler:
         began = self._clock.monotonic()
         is_retry = began >= self._retry_due
         is_first = self._wanted and not self._is_attached and self._retry_due == math.inf
+        repairs = 0
         if is_first or is_retry or began >= self._check_due:
-            self._check(interval)
+            repairs = self._check()
         if not self._is_attached:
-            return {}
+            return UplinkStep({}, repairs)
         due = self._missing() if is_retry else changes
         if due:
             untold = _not_to_be_told({} if is_retry else due, may_live=may_live)
             throttles = {ends: None if d is None else d.uplink for ends, d in due.items() if ends not in untold}
-            self._apply(throttles, untold, interval)
+            self._apply(throttles, untold)
         elif is_retry:
             self._succeeded()
-        return due
+        return UplinkStep(due, repairs)
 
     def release(self) -> tuple[str, ...]:
         """Free all uplinks; what could not be restored."""
@@ -141,28 +155,29 @@ class UplinkReconciler:
         missing.update((ends, d) for ends, d in self._wanted.items() if self.applied.get(ends) != d.uplink)
         return missing
 
-    def _check(self, interval: float) -> None:
-        """Attach the program while any uplink is throttled, detach it when none is and no client has to be told."""
+    def _check(self) -> int:
+        """Attach the program while any uplink is throttled, detach it when none is and no client has to be told.
+
+        Returns the number of repairs.
+        """
+        interval, repairs = self._interval, 0
         try:
             if self._wanted or self.applied:
-                if self._kernel.attach():
-                    eventlog.log_repair(1)
-                    count_filter_repair()
+                repairs = int(self._kernel.attach())
                 self._is_attached = True
             elif self._kernel.detach_if_told():
                 self._is_attached, self._check_due = False, math.inf
                 self._succeeded()
-                return
+                return 0
             else:
                 interval = min(interval, _DETACH_SECONDS)
         except KernelError as error:
-            self._fail(error, interval)
-            return
+            self._fail(error)
+            return 0
         self._check_due = self._clock.monotonic() + interval
+        return repairs
 
-    def _apply(
-        self, throttles: Mapping[FourTuple, Throttle | None], untold: Collection[FourTuple], interval: float
-    ) -> None:
+    def _apply(self, throttles: Mapping[FourTuple, Throttle | None], untold: Collection[FourTuple]) -> None:
         refused: dict[str, None] = {}
         try:
             self._kernel.forget(untold)
@@ -179,7 +194,7 @@ class UplinkReconciler:
                     refused[str(failed)] = None
         if refused:
             self.errors = tuple(refused)
-            self._delay_retry(interval)
+            self._delay_retry()
         elif not self._missing():
             self._succeeded()
 
@@ -204,18 +219,18 @@ class UplinkReconciler:
                     applied[ends] = throttle
             self.applied = applied.finish()
 
-    def _fail(self, error: KernelError, interval: float) -> None:
-        """The program may see nothing, or something else: free everybody."""
+    def _fail(self, error: KernelError) -> None:
+        """The program may see nothing, or something else: free all uplinks."""
         with suppress(KernelError):
             self._kernel.throttle(dict.fromkeys(self.applied))
             self.applied = Map()
         self._is_attached = False
         self.errors = (str(error),)
         self._check_due = math.inf
-        self._delay_retry(interval)
+        self._delay_retry()
 
-    def _delay_retry(self, interval: float) -> None:
-        self._delay = min(max(self._delay * 2, _FIRST_DELAY_SECONDS), interval)
+    def _delay_retry(self) -> None:
+        self._delay = min(max(self._delay * 2, _FIRST_DELAY_SECONDS), self._interval)
         self._retry_due = self._clock.monotonic() + self._delay
 
     def _succeeded(self) -> None:

@@ -85,9 +85,10 @@ def log_pause_at_start(pause: Pause | None, now: float) -> None:
         _log.warning("paused by the operator, %s: nothing is throttled; `mptcp-throttle resume` ends the pause", left)
 
 
-def log_repair(operations: int) -> None:
-    """Log that somebody else had changed what was applied."""
-    _log.warning("the kernel had been changed; repaired by %d operations", operations)
+def log_repairs(operations: int) -> None:
+    """Log that another program had changed what was applied, if it was repaired by any operations."""
+    if operations:
+        _log.warning("the kernel had been changed; repaired by %d operations", operations)
 
 
 def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:

@@ -5,7 +5,7 @@ Each series exists from the start with the value 0, so that the first event show
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -38,7 +38,7 @@ _JOIN_TO_CAP: Final = Histogram(
     registry=REGISTRY,
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
-RECONCILE_DURATION: Final = Histogram(
+_RECONCILE_DURATION: Final = Histogram(
     "reconcile_duration_seconds",
     "Duration of the full and incremental reconciles.",
     namespace=NAMESPACE,
@@ -93,15 +93,13 @@ def count_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transiti
         count_errors("sniffer")
 
 
-def count_repairs(done: Collection[Operation]) -> None:
-    """Count operations that have put right what somebody else had changed."""
-    for operation in done:
+def count_reconciles(durations: Iterable[float], repairs: Iterable[Operation], filter_repairs: int) -> None:
+    """Count reconciles by their duration in seconds, and what put right what another program had changed."""
+    for duration in durations:
+        _RECONCILE_DURATION.observe(duration)
+    for operation in repairs:
         _KERNEL_REPAIRS.labels(_KINDS[type(operation)]).inc()
-
-
-def count_filter_repair() -> None:
-    """Count a filter for uplinks that somebody else had removed or displaced."""
-    _KERNEL_REPAIRS.labels("filter").inc()
+    _KERNEL_REPAIRS.labels("filter").inc(filter_repairs)
 
 
 def count_errors(stage: str, number: int = 1) -> None:

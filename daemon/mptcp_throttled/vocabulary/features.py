@@ -1,0 +1,48 @@
+"""What the daemon does in the kernel besides classes: features that follow the access networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from immutables import Map
+
+from mptcp_throttle.model import AccessNetwork
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What features follow: the access networks with their present rates, none when the daemon ends.
+
+    `paused`: by the operator. `throttling`: subflows may be throttled now. `linger` and `interval`
+    (`daemon.reconcile_interval`) are in seconds.
+    """
+
+    networks: tuple[AccessNetwork, ...] = ()
+    paused: bool = False
+    throttling: bool = False
+    linger: float = 0.0
+    interval: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureState:
+    """`problem` is why the feature is not in place although it should be, `counters` what its program has counted."""
+
+    problem: str | None = None
+    counters: Mapping[str, int] = field(default_factory=Map)
+
+
+class Feature(Protocol):
+    """A feature of the kernel. For one thread; raises nothing."""
+
+    def follow(self, situation: Situation) -> None:
+        """Act by this situation from now on. Called at each step, so it is quick if nothing changes."""
+
+    @property
+    def state(self) -> FeatureState:
+        """What is wrong, and what was counted."""
+
+    def release(self) -> tuple[str, ...]:
+        """Leave the kernel as it was found; what could not be restored."""
