@@ -16,8 +16,8 @@ from mptcp_throttle.rpc.wire import Order
 from mptcp_throttled.answers import busiest as busiest_module
 from mptcp_throttled.answers.busiest import IndexedClients, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
-from mptcp_throttled.answers.status import Observed
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
+from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot

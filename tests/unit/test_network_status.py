@@ -10,8 +10,9 @@ from examples import ETHERNET
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.answers.status import Observed, network_statuses
+from mptcp_throttled.answers.status import network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
+from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot

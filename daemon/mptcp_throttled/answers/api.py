@@ -17,8 +17,8 @@ from mptcp_throttled.answers import status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
 from mptcp_throttled.answers.plan_commands.tc import as_commands
-from mptcp_throttled.answers.status import Observed
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox
 from mptcp_throttled.control.requests import Reload, Request, ResetRates, Resume, SetPause, SetRate, T
 from mptcp_throttled.control.running_config import RunningConfig
@@ -29,7 +29,6 @@ from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.clock import Now, SystemClock
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
-from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -37,24 +36,21 @@ _log = logging.getLogger("mptcp-throttled")
 class Api:
     """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `snapshot` gives that of the last step, `observed` what was observed last; `load` reads the configuration files
-    again and raises ConfigError.
+    `load` reads the configuration files again and raises ConfigError.
     """
 
     def __init__(
         self,
         config: RunningConfig,
         inbox: Inbox,
-        snapshot: Callable[[], Snapshot],
-        observed: Callable[[], Observed],
+        view: View,
         history: History,
         recent_decisions: RecentDecisions,
         load: Callable[[], Config],
     ) -> None:
         self._config = config
         self._inbox = inbox
-        self._snapshot = snapshot
-        self._observed = observed
+        self._view = view
         self._history = history
         self._recent_decisions = recent_decisions
         self._clients = ClientIndex()
@@ -83,13 +79,13 @@ class Api:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interfaces = self._config.config.proxy.interfaces
         now = Now.of(SystemClock())
-        snapshot = self._snapshot()
+        snapshot = self._view.snapshot
         counts = self._counted.of(snapshot)
-        return status.status(snapshot, self._observed(), counts, interfaces, self._config.status(), now)
+        return status.status(snapshot, self._view.observed, counts, interfaces, self._config.status(), now)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
-        return status.connections(self._snapshot(), self._observed().enforcement, Now.of(SystemClock()))
+        return status.connections(self._view.snapshot, self._view.observed.enforcement, Now.of(SystemClock()))
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.
@@ -98,7 +94,7 @@ class Api:
         """
         chosen = requested_order(order)
         with self._indexing:
-            snapshot, observed = self._snapshot(), self._observed()
+            snapshot, observed = self._view.snapshot, self._view.observed
             self._clients.update(snapshot)
             index = IndexedClients(self._clients, self._counted.of(snapshot))
             return busiest(snapshot, observed, index, number, chosen, pattern, Now.of(SystemClock()))
@@ -113,13 +109,13 @@ class Api:
         `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
         the epoch, and its traffic.
         """
-        account = requested_account(name, self._snapshot().networks)
+        account = requested_account(name, self._view.snapshot.networks)
         resolution = resolution_for(seconds)
         return status.history(account, resolution, self._history.read(account, resolution, time.time() - seconds))
 
     def plan(self) -> Json:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
-        snapshot, config = self._snapshot(), self._config.config
+        snapshot, config = self._view.snapshot, self._config.config
         marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
         plan, applied, assignments = snapshot.plan, snapshot.applied, snapshot.classifier
         paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
@@ -166,7 +162,7 @@ class Api:
         """
         with self._reloading:  # two reloads take effect in the order in which they read the files
             loaded = self._loaded()
-            before = self._snapshot().errors
+            before = self._view.snapshot.errors
             reloaded = self._inbox.ask(Reload(loaded))
         if not reloaded.problems:
             self._raise_new_errors(before)
@@ -191,13 +187,13 @@ class Api:
             return error
 
     def _change(self, request: Request[T]) -> T:
-        before = self._snapshot().errors
+        before = self._view.snapshot.errors
         result = self._inbox.ask(request)
         self._raise_new_errors(before)
         return result
 
     def _raise_new_errors(self, before: tuple[str, ...]) -> None:
-        errors = [error for error in self._snapshot().errors if error not in before]
+        errors = [error for error in self._view.snapshot.errors if error not in before]
         if errors:
             raise UserError(f"saved, but not fully applied: {'; '.join(errors)}")
 

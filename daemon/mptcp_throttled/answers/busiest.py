@@ -17,8 +17,9 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttled.answers.client_index import Client, ClientIndex
-from mptcp_throttled.answers.status import Observed, describe_subflow, network_statuses
+from mptcp_throttled.answers.status import describe_subflow, network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
+from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot

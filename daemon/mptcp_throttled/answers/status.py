@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_token
 from mptcp_throttle.rpc import Json
@@ -14,6 +14,7 @@ from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
+from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.policy.rules.override import encode_override
 from mptcp_throttled.reporting.recent_decisions import RecentDecision
@@ -24,13 +25,6 @@ from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot, why_free, why_uplink_free, why_uplink_throttled
 
 _MAX_LINES: Final = 20
-
-
-class Observed(NamedTuple):
-    """What the observer has seen last, and what networks have carried since the daemon's start, by name."""
-
-    enforcement: Enforcement
-    accounts: Mapping[str, NetworkAccounts]
 
 
 def status(

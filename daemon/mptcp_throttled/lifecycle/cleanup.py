@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
+from mptcp_throttle import service
+from mptcp_throttle.config.load import find_daemon_directory, load_config
 from mptcp_throttle.durable_file import write_atomically
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
+from mptcp_throttled.lifecycle import back_ends
+from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.lifecycle.port_record import PortRecord
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED
 
 if TYPE_CHECKING:
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-    from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -50,6 +55,14 @@ def release_ports(ports: Iterable[int]) -> None:
     """Free all sockets on these ports, as `release_sockets` does."""
     for port in ports:
         release_sockets(PacedSockets((port,)).release)
+
+
+def release_other_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
+    """Free the sockets that an earlier instance has throttled on other ports than these."""
+    others = {*recorded} - {*ports}
+    if others:
+        kept.forget_earlier()  # its program would throttle them again
+        release_ports(others)
 
 
 def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
@@ -116,3 +129,35 @@ def clean_up(kernel: LinuxKernel) -> None:
         kernel.forget_stale()
     except KernelError as error:
         raise UserError(str(error)) from error
+
+
+def clean_up_host(path: Path) -> None:
+    """Restore everything even if the configuration is invalid: our kernel objects are recognised without it."""
+    require_capabilities()
+    group = None
+    try:
+        config = load_config(path)
+        kernel, other = back_ends.kernel_to_clean(config), back_ends.other_kernel(config)
+        directory, group = config.sockets.daemon.parent, config.socket_group
+    except ConfigError as error:
+        for problem in error.problems:
+            _log.warning("%s", problem)
+        directory = find_daemon_directory(path)
+        kernel, other = back_ends.unconfigured_kernels(directory)
+    with service.single_instance(directory, "mptcp-throttled", group):
+        try:
+            clean_up(kernel)
+        finally:
+            if other is not None:
+                remove_leftovers(other)
+            record = PortRecord(directory)
+            recorded = record.load()
+            with closing(ClsactFilters(directory)) as filters:
+                free_uplinks(filters, directory, recorded)
+            release_other_ports(recorded, (), KeptLink())
+            record.write(())
+
+
+def require_capabilities() -> None:
+    """Raise UserError if this process lacks a right that it cannot do without."""
+    service.require_capabilities(CAP_NET_ADMIN=service.CAP_NET_ADMIN, CAP_NET_RAW=service.CAP_NET_RAW)

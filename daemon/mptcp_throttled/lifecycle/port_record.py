@@ -1,4 +1,4 @@
-"""On which ports sockets may have paces and classes from us: recorded for whoever frees them after a daemon was killed.
+"""On which ports sockets may have paces and classes from us: recorded for the next start or clean-up after a kill.
 
 The configuration does not say which: its ports may have changed since that daemon was started, or it is invalid now.
 """
@@ -6,13 +6,14 @@ The configuration does not say which: its ports may have changed since that daem
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
 
 from mptcp_throttle.durable_file import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
+from mptcp_throttle.errors import UserError
 
 _FORMAT_VERSION: Final = 1
 _END_OF_PORTS: Final = 65536
@@ -25,14 +26,25 @@ class PortRecord:
         self._path = directory / "ports.json"
 
     def write(self, ports: Collection[int]) -> None:
-        """Record the ports. Raises OSError."""
-        write_atomically(self._path, json.dumps({"version": _FORMAT_VERSION, "ports": sorted(ports)}))
+        """Record the ports. Raises UserError if the file cannot be written."""
+        with _file_errors_as_user_errors():
+            write_atomically(self._path, json.dumps({"version": _FORMAT_VERSION, "ports": sorted(ports)}))
 
     def load(self) -> frozenset[int]:
-        """The recorded ports; none if there is no record, or a malformed one. Raises OSError if it cannot be read."""
+        """The recorded ports; none if there is no record, or a malformed one. Raises UserError if it cannot be read."""
+        with _file_errors_as_user_errors():
+            text = self._path.read_text(encoding="utf-8") if self._path.exists() else "{}"
         try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
+            document = json.loads(text)
             ports = frozenset(map(int, document["ports"])) if document["version"] == _FORMAT_VERSION else frozenset()
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return frozenset()
         return ports if all(0 < port < _END_OF_PORTS for port in ports) else frozenset()
+
+
+@contextmanager
+def _file_errors_as_user_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be used: {error.strerror}", os.EX_NOPERM) from error

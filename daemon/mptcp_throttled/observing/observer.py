@@ -17,7 +17,7 @@ from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.observation import Observation
-from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.snapshot import Snapshots
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -39,13 +39,13 @@ class Observer(threading.Thread):
 
     It keeps `accounts` up to date.
 
-    `snapshot` gives what is applied, `class_bytes` the bytes of each class by minor.
+    `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor.
     """
 
     def __init__(
         self,
         ports: Sequence[int],
-        snapshot: Callable[[], Snapshot],
+        snapshots: Snapshots,
         class_bytes: Callable[[], Mapping[int, int]],
         accounts: Accounts,
     ) -> None:
@@ -53,7 +53,7 @@ class Observer(threading.Thread):
         self._class_bytes = class_bytes
         self._ports = frozenset(ports)
         self._sockets = SocketReader(ports)
-        self._snapshot = snapshot
+        self._snapshots = snapshots
         self._accounts = accounts
         self._stopping = threading.Event()
         self.enforcement = Enforcement()
@@ -80,7 +80,7 @@ class Observer(threading.Thread):
             self.join(_STOP_SECONDS)
 
     def _observe(self) -> None:
-        snapshot = self._snapshot()
+        snapshot = self._snapshots.snapshot
         classes: Mapping[int, int] = {}
         if snapshot.applied.htb:
             with suppress(KernelError):  # the interface may be gone, or HTB with it

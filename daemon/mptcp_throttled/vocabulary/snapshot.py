@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 from immutables import Map
 
@@ -87,6 +87,12 @@ class Snapshot:
         if throttle is not None:
             return throttle.share.kind
         return "backup" if decision.subflow.backup else "free"
+
+
+class Snapshots(Protocol):
+    """Has the snapshot of the last step."""
+
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)

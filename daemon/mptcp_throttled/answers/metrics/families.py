@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
-from mptcp_throttled.answers.status import Observed
+from mptcp_throttled.answers.view import Observed, View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.decision import RateKind
@@ -43,21 +43,19 @@ class MetricFamilies(Collector):
     def __init__(
         self,
         config: RunningConfig,
-        snapshot: Callable[[], Snapshot],
-        observed: Callable[[], Observed],
+        view: View,
         sniffer_status: Callable[[], Json],
         top_clients: Callable[[], Iterable[tuple[str, int]]] | None = None,
     ) -> None:
         self._config = config
-        self._snapshot = snapshot
-        self._observed = observed
+        self._view = view
         self._sniffer_status = sniffer_status
         self._top_clients = top_clients
         self._subflows = _Subflows()
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
-        snapshot, observed = self._snapshot(), self._observed()
+        snapshot, observed = self._view.snapshot, self._view.observed
         yield from _service_families(snapshot, self._config)
         self._subflows.count(snapshot)
         yield from _subflow_families(snapshot, observed, self._subflows)

@@ -1,0 +1,176 @@
+"""The service: its parts put together, from the start to the end or to the hand-over to the next instance."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from mptcp_throttle import systemd
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.rpc import RpcClient, RpcServer
+from mptcp_throttle.systemd import Watchdog
+from mptcp_throttled.accounting.accounts import Accounts
+from mptcp_throttled.accounting.boot import boot_identifier
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.answers.api import Api
+from mptcp_throttled.answers.metrics.families import MetricFamilies
+from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
+from mptcp_throttled.answers.view import DaemonView
+from mptcp_throttled.control.inbox import Inbox, Message
+from mptcp_throttled.control.loop import Loop
+from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.running_config import RunningConfig, judge
+from mptcp_throttled.control.source import TableSource
+from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.uplink.uplinks import Uplinks
+from mptcp_throttled.kernel.watch import Notifications
+from mptcp_throttled.lifecycle.cleanup import release_sockets
+from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.observing.observer import Observer
+from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.vocabulary.clock import SystemClock
+
+_log = logging.getLogger("mptcp-throttled")
+
+_BATCH_SECONDS: Final = 0.05
+_FIRST_TABLE_SECONDS: Final = 1.0
+_SNIFFER_STATUS_SECONDS: Final = 0.5
+_TOP_CLIENTS: Final = 20
+_TOP_CLIENTS_SECONDS: Final = 600.0
+# A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
+_LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
+
+
+class Daemon:
+    """The service: `run` is the thread of the control loop; RPC, SIGHUP and the table source leave it messages.
+
+    `load` reads the configuration files again; it raises ConfigError. `kept` is the link of `kernel`.
+    """
+
+    def __init__(
+        self, config: Config, load: Callable[[], Config], kernel: LinuxKernel, uplinks: Uplinks, kept: KeptLink
+    ) -> None:
+        self._config = config
+        self._kernel = kernel
+        self._uplinks = uplinks
+        self._kept = kept
+        self._load = load
+        self._inbox = Inbox()
+        self._stopping = False
+        self._restarting = False
+        clock = SystemClock()
+        operator = OperatorStore(config.state_directory / "overrides.json", config.networks, clock)
+        self._running = RunningConfig(config, clock.time())
+        self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
+        boot = boot_identifier(config.sockets.daemon.parent)
+        self._history = History(config.state_directory / "history.sqlite", boot)
+        accounts = Accounts(self._history, clock)
+        self._loop = Loop(self._running, operator, self._source, kernel, uplinks, clock, accounts.note_closed)
+        self._observer = Observer(config.proxy.ports, self._loop, kernel.class_bytes, accounts)
+        self._view = DaemonView(self._loop, self._observer, accounts)
+        self._metrics = MetricsServer()
+        self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
+
+    def stop(self) -> None:
+        """Let `run` return; may be called from a signal handler."""
+        self._stopping = True
+        self._inbox.wake()
+
+    def hand_over(self) -> None:
+        """As `stop`, for a restart: the next instance goes on from what is in the kernel, if it can."""
+        self._restarting = True
+        self.stop()
+
+    def run(self) -> None:
+        """Serve until the end, then restore the kernel or hand it over. Raises UserError if it cannot be restored."""
+        config, loop = self._config, self._loop
+        self._source.start()
+        # The table may ask for what an earlier instance has left in the kernel.
+        with suppress(KernelError):
+            loop.adopt(self._kernel.adopt())
+        requests = self._wait_for_table()
+        server = None
+        try:
+            loop.step(requests)
+            self._kept.forget_earlier()
+            eventlog.log_adopted(loop.snapshot.throttled.values())
+            networks = [network.name for network in config.networks]
+            _log.info("throttling on %s, networks %s", ", ".join(config.proxy.interfaces), networks)
+            eventlog.log_pause_at_start(loop.snapshot.operator.pause, time.monotonic())
+            server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
+            own_ports = self._kernel.ports | self._uplinks.ports
+            Notifications(config.proxy.interfaces, own_ports, self._kernel_changed).start()
+            if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
+                self._observer.start()
+            self._serve_metrics()
+            systemd.notify("READY=1")
+            watchdog = Watchdog()
+            while not self._stopping:
+                deadline = min(loop.next_deadline, watchdog.due)
+                loop.step(self._inbox.wait(deadline - time.monotonic()))
+                # What is urgent is done in the kernel, where it can be.
+                self._source.spacing = _BATCH_SECONDS if loop.snapshot.deciding_problem is None else 0.0
+                watchdog.alive()
+        finally:
+            systemd.notify("STOPPING=1")
+            errors = () if self._can_hand_over() else self._release()
+            self._metrics.close()
+            self._observer.stop()
+            self._source.stop()
+            if server is not None:
+                server.close()
+        if errors:
+            raise UserError("\n".join(errors))
+
+    def _serve_metrics(self) -> None:
+        config = self._config
+        sniffer = RpcClient(config.sockets.sniffer, _SNIFFER_STATUS_SECONDS)
+        common = self._running, self._view, lambda: sniffer.call("status")
+        top = self._top_clients if config.metrics.clients else None
+        without_addresses = Exposition(MetricFamilies(*common))
+        with_addresses = without_addresses if top is None else Exposition(MetricFamilies(*common, top))
+        self._metrics.serve_socket(config.sockets.metrics, config.socket_group, with_addresses)
+        if config.metrics.listen is not None:
+            self._metrics.serve_address(config.metrics.listen, without_addresses)
+
+    def _top_clients(self) -> list[tuple[str, int]]:
+        return self._history.top_clients(time.time() - _TOP_CLIENTS_SECONDS, _TOP_CLIENTS)
+
+    def _can_hand_over(self) -> bool:
+        """Whether the next instance will act on the same objects of the kernel: it loads the configuration again."""
+        if not self._restarting:
+            return False
+        try:
+            loaded: Config | ConfigError = self._load()
+        except ConfigError as error:
+            loaded = error
+        problems = judge(self._config, loaded).problems
+        for problem in problems:
+            _log.warning("all subflows are freed until the next start: %s", problem)
+        return not problems
+
+    def _release(self) -> tuple[str, ...]:
+        errors = self._loop.release()
+        self._kept.replace(None)
+        release_sockets(self._kernel.release_sockets)
+        return errors
+
+    def _wait_for_table(self) -> list[Message[Any]]:
+        """Wait for the sniffer's table, or for a second without a part of it; the requests that came meanwhile.
+
+        Without a sniffer, the source says so at once. The wait is bounded: a table may change faster than it is read.
+        """
+        requests, parts, end = [], -1, time.monotonic() + _LONGEST_FIRST_TABLE_SECONDS
+        while self._source.empty and self._source.parts > parts and time.monotonic() < end:
+            parts = self._source.parts
+            requests += self._inbox.wait(_FIRST_TABLE_SECONDS)
+        return requests
+
+    def _kernel_changed(self) -> None:
+        self._loop.note_kernel_change()
+        self._inbox.wake()

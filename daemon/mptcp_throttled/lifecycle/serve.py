@@ -1,0 +1,65 @@
+"""The start of the service: take over what an earlier instance has left, then run until the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import closing
+from pathlib import Path
+
+from mptcp_throttle import logs, service
+from mptcp_throttle.config.load import load_config
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
+from mptcp_throttled.kernel.uplink.uplinks import Uplinks
+from mptcp_throttled.lifecycle import back_ends
+from mptcp_throttled.lifecycle.cleanup import free_uplinks, release_other_ports, remove_leftovers, require_capabilities
+from mptcp_throttled.lifecycle.daemon import Daemon
+from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.lifecycle.port_record import PortRecord
+
+
+def serve(path: Path) -> None:
+    """Run the service with the configuration at `path`. Raises ConfigError and UserError."""
+    kept = KeptLink()
+    config = load_config(path)
+    logs.set_level(config.log_level)
+    service.prefer_latency()
+    service.return_freed_memory()
+    require_capabilities()
+    directory = config.sockets.daemon.parent
+    with service.single_instance(directory, "mptcp-throttled", config.socket_group):
+        try:
+            config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
+        kernel = back_ends.kernel_of(config, kept.replace)
+        service.require_writable(config.state_directory)
+        # First: if this back end cannot be used, no subflow may stay throttled by the other one.
+        other = back_ends.other_kernel(config)
+        if other is not None:
+            remove_leftovers(other)
+        _check_kernel(kernel)
+        record = PortRecord(directory)
+        recorded = record.load()
+        with closing(ClsactFilters(directory)) as filters:
+            free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
+            release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
+            record.write(config.proxy.ports)
+            uplinks = Uplinks(config.proxy.interfaces, filters)
+            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, kept)
+            service.on_stop_signal(daemon.stop)
+            service.on_hand_over_signal(daemon.hand_over)
+            service.on_reload_signal(daemon.api.reload_on_signal)
+            daemon.run()
+
+
+def _check_kernel(kernel: LinuxKernel) -> None:
+    try:
+        kernel.check()
+        kernel.forget_stale()
+    except KernelError as error:
+        status = os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else os.EX_OSERR
+        raise UserError(str(error), status) from error
