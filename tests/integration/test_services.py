@@ -143,7 +143,7 @@ def test_sniffer_works_without_the_kernel_list(lab: Lab, services: Services) -> 
 
 def test_qdisc_probe_changes_nothing(lab: Lab) -> None:
     probe = (
-        "from mptcp_throttled.kernel.tc import TrafficControl\n"
+        "from mptcp_throttled.kernel.htb.tc import TrafficControl\n"
         "tc = TrafficControl()\n"
         "eth0 = next(interface for interface in tc.interfaces() if interface.name == 'eth0')\n"
         "print([tc.knows_qdisc(eth0, kind) for kind in ('htb', 'no_such_kind')])"
