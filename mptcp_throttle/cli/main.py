@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
     add("status", _status, "show networks, rates, and what is applied in the kernel")
     add("connections", _connections, "show every connection, and for each subflow its rate and the reason")
-    top = add("top", _top, "show the busiest clients and their subflows, again and again")
+    top = add("top", _top, "live view of the busiest clients and their subflows")
     top.add_argument("--once", action="store_true", help="print once and end")
     top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="default: %(default)s")
     top.add_argument("--filter", default="", metavar="TEXT", help="only subflows with it in address, network or state")
@@ -226,19 +226,19 @@ def _check_config(options: argparse.Namespace) -> None:
 
 def _setup(options: argparse.Namespace) -> None:
     # As with `doctor`: pyroute2.
-    from mptcp_throttle.cli import setup_command
+    from mptcp_throttle.cli import setup_commands
 
-    result = setup_command.set_up(options)
-    _print(options, result.data, setup_command.show)
+    result = setup_commands.set_up(options)
+    _print(options, result.data, setup_commands.show)
     if result.refusal is not None:
         raise result.refusal
 
 
 def _setup_networks(options: argparse.Namespace) -> None:
-    from mptcp_throttle.cli import setup_networks
+    from mptcp_throttle.cli import setup_commands
 
-    result = setup_networks.propose_networks(options)
-    _print(options, result.data, setup_networks.show)
+    result = setup_commands.propose_networks(options)
+    _print(options, result.data, setup_commands.show_networks)
     if result.refusal is not None:
         raise result.refusal
 

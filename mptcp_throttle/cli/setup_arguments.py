@@ -1,4 +1,4 @@
-"""The options of `mptcp-throttle setup` and `setup networks`; what they do is in `setup_command`, `setup_networks`."""
+"""The options of `mptcp-throttle setup` and `setup networks`; what they do is in `setup_commands`."""
 
 from __future__ import annotations
 

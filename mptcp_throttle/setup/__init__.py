@@ -3,12 +3,11 @@
 | module | |
 |---|---|
 | `host_facts` | what is known about the host, as frozen values |
-| `collect_facts`, `listening` | ask the kernel, /proc and systemd's files; they change nothing |
-| `proposal` | facts to a proposal, or a refusal: a pure function |
-| `port_choice`, `interface_choice`, `root_qdisc`, `proposal_notes` | parts of it |
-| `yaml_edit`, `proposal_text` | the proposal in a configuration file |
-| `unit_files`, `server_drop_in` | how a service is started, and the drop-in that starts it with MPTCP |
+| `collect_facts` | asks the kernel, /proc and programs for them; it changes nothing |
+| `proposal`, `choices` | facts to a proposal, or a refusal: pure functions |
+| `proposal_text` | the proposal in a configuration file |
+| `server_drop_in` | how systemd starts a service, and the drop-in that starts it with MPTCP |
 | `network_evidence`, `network_groups` | which addresses the sniffer sees, and which networks they may be in |
 | `network_files` | the files of these |
-| `kept_files` | writes files; what others have edited is kept, or backed up |
+| `kept_files` | the files of the package; writes files; what the operator has edited is kept, or backed up |
 """

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import grp
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -17,21 +18,22 @@ from typing import Final
 
 from pyroute2 import IPRoute
 
-from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
+from mptcp_throttle.linux.inet_diag import SENDING, InetDiag, list_listening
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.link_header import link_header_of
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.programs import ProgramFailed, output_of
-from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
-from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, SquidFacts
-from mptcp_throttle.setup.listening import read_listeners
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
 from mptcp_throttle.setup.server_drop_in import MPTCPIZE
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
 from mptcp_throttle.systemd_unit import SERVICES, read_unit
 
 SOCKET_GROUP: Final = "mptcp-throttle"
+_PROCESSES: Final = Path("/proc")
+_SOCKET_LINK: Final = re.compile(r"socket:\[(\d+)\]")
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 # A look-up takes about a millisecond.
@@ -39,11 +41,13 @@ _MOST_CLIENTS: Final = 1000
 _IFF_UP, _IFF_LOOPBACK = 1, 8  # include/uapi/linux/if.h
 # Without a table's name these list the tables that exist, and make none.
 _LEGACY: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
+# Its chain for packets to this host ends with a rule that rejects, and has the policy accept.
+_FIREWALLD: Final = "firewalld"
 
 
 def collect_facts() -> HostFacts:
     """What is known about this host. Raises KernelError."""
-    listeners = read_listeners()
+    listeners = _read_listeners()
     with netlink_call("ip route, ip address, tc qdisc"), IPRoute() as ip:
         interfaces, default_routes = tuple(_interfaces(ip)), tuple(_default_routes(ip))
     return HostFacts(
@@ -73,10 +77,10 @@ def _mptcp() -> Mptcp:
 def _interfaces(ip: IPRoute) -> Iterator[Interface]:
     trees = seen_qdiscs(ip)
     addresses: dict[int, list[str]] = {}
-    for one in ip.get_addr():
+    for message in ip.get_addr():
         # With a peer, IFA_ADDRESS is that of the peer (include/uapi/linux/if_addr.h).
-        own = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
-        addresses.setdefault(one["index"], []).append(own)
+        own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+        addresses.setdefault(message["index"], []).append(own)
     for link in ip.get_links():
         own_addresses = map(ip_address, addresses.get(link["index"], ()))
         yield Interface(
@@ -94,7 +98,7 @@ def _default_routes(ip: IPRoute) -> Iterator[str]:
     for family in (2, 10):  # AF_INET, AF_INET6
         routes = ip.get_default_routes(family=family)
         if routes:
-            best = min(routes, key=lambda one: one.get_attr("RTA_PRIORITY") or 0)
+            best = min(routes, key=lambda route: route.get_attr("RTA_PRIORITY") or 0)
             hops = best.get_attr("RTA_MULTIPATH") or ()
             outputs = [best.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)]
             yield from (names[index] for index in outputs if index in names)
@@ -102,12 +106,12 @@ def _default_routes(ip: IPRoute) -> Iterator[str]:
 
 def _client_paths(listeners: Collection[Listener]) -> Iterator[ClientPath]:
     """Of the clients of ports that are reached from other hosts."""
-    ports = {one.port for one in listeners if not one.address.is_loopback}
+    ports = {listener.port for listener in listeners if listener.is_reachable}
     if not ports:
         return
     with InetDiag() as diag:
         sockets = read_consistently(lambda: list(diag.sockets(SENDING, ())))
-    clients = sorted({(one.local_port, one.remote, one.local) for one in sockets if one.local_port in ports})
+    clients = sorted({(seen.local_port, seen.remote, seen.local) for seen in sockets if seen.local_port in ports})
     counted: Counter[tuple[int, str]] = Counter()
     with RouteLookup() as lookup:
         for port, remote, local in islice(clients, _MOST_CLIENTS):
@@ -145,10 +149,10 @@ def _services_run() -> bool:
 
 def _systemd_version() -> int | None:
     try:
-        found = re.match(r"systemd (\d+)", output_of("systemctl", "--version") or "")
+        version = re.match(r"systemd (\d+)", output_of("systemctl", "--version") or "")
     except ProgramFailed:
         return None
-    return None if found is None else int(found[1])
+    return None if version is None else int(version[1])
 
 
 def _dropping_chains() -> Iterator[str]:
@@ -167,3 +171,80 @@ def _squid() -> SquidFacts | None:
     except OSError:
         return None
     return SquidFacts(frozenset(http_ports(lines)), serves_others(lines), has_large_buffer(lines))
+
+
+def _read_listeners() -> tuple[Listener, ...]:
+    """All of this network namespace, by port. Raises KernelError."""
+    with InetDiag() as diag:
+        sockets = read_consistently(lambda: list(list_listening(diag)))
+    owners = dict(_owners(_PROCESSES, {sock.inode for sock in sockets}))
+    listeners = (Listener(ip_address(sock.local), sock.port, sock.mptcp, owners.get(sock.inode)) for sock in sockets)
+    return tuple(sorted(listeners, key=lambda listener: (listener.port, listener.address.version, listener.address)))
+
+
+def _owners(processes: Path, inodes: Collection[int]) -> Iterator[tuple[int, Owner]]:
+    """The owner of each socket. If several processes share a socket, the first of them has usually opened it."""
+    left = set(inodes)
+    directories = (path for path in processes.iterdir() if path.name.isdecimal())
+    for directory in sorted(directories, key=lambda path: int(path.name)):
+        if not left:
+            return
+        here = left & set(_socket_inodes(directory / "fd"))
+        if here:
+            left -= here
+            owner = _owner(directory)
+            yield from ((inode, owner) for inode in here if owner is not None)
+
+
+def _socket_inodes(descriptors: Path) -> Iterator[int]:
+    """Those of a process; empty if it has ended meanwhile, or may not be read."""
+    try:
+        names = os.listdir(descriptors)
+    except OSError:
+        return
+    for name in names:
+        try:
+            link = _SOCKET_LINK.fullmatch(os.readlink(descriptors / name))
+        except OSError:
+            continue
+        if link is not None:
+            yield int(link[1])
+
+
+def _owner(directory: Path) -> Owner | None:
+    try:
+        name = (directory / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        cgroup = (directory / "cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return Owner(int(directory.name), printable(name), unit_of(cgroup))
+
+
+def printable(name: str) -> str:
+    """The name of a process, which any user can choose, without what ends a line of YAML or moves a cursor."""
+    return re.sub(r"[^ -~]", "?", name)
+
+
+def unit_of(cgroup: str) -> str | None:
+    """The service in whose cgroup a process is, from /proc/PID/cgroup; None if it is in none, or in a user's own."""
+    units = re.findall(r"^0::.*/([A-Za-z0-9:_.@\\-]+\.service)(?:/.*)?$", cgroup, re.MULTILINE)
+    return units[-1] if units and not re.search(r"/user@\d+\.service/", cgroup) else None
+
+
+def nft_dropping(listed: Json) -> Iterator[str]:
+    """From what `nft -j list chains` prints (libnftables-json(5)); those of iptables-nft(8) are among them."""
+    for item in listed["nftables"]:
+        chain = item.get("chain", {})
+        drops = chain.get("policy") == "drop" or (chain.get("table") == _FIREWALLD and chain.get("type") == "filter")
+        if chain.get("hook") == "input" and drops:
+            yield f"{chain['name']} of table {chain['family']} {chain['table']}"
+
+
+def legacy_dropping(saved: str, program: str) -> Iterator[str]:
+    """From what iptables-legacy-save(8) prints."""
+    table = ""
+    for line in saved.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif re.match(r":INPUT DROP\b", line):
+            yield f"INPUT of table {table} ({program.removesuffix('-save')})"

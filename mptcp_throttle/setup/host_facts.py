@@ -43,6 +43,11 @@ class Listener:
         """The name of its process; may be empty."""
         return "" if self.owner is None else self.owner.name
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether other hosts can connect to it."""
+        return not self.address.is_loopback
+
 
 @dataclass(frozen=True, slots=True)
 class Interface:

@@ -1,19 +1,64 @@
-"""Writes configuration files: what others have edited is kept, or backed up first."""
+"""Configuration files: those of the package, and writing new ones, where what the operator has edited is kept."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
-from difflib import unified_diff
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from difflib import SequenceMatcher, unified_diff
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.setup.line_ends import without_carriage_returns
+from mptcp_throttle.rpc import Json
+
+_SHIPPED: Final = Path(__file__).parent / "shipped"
+MAIN_FILE: Final = "mptcp-throttle.yaml"
+NETWORK_FILES: Final = ("lte.yaml", "wifi.yaml")
+SQUID_SERVICE: Final = "squid-service.conf"
+SQUID_UPLOADS: Final = "squid-uploads.conf"
+
+
+def shipped(name: str) -> str:
+    """The text of one of these files as the package installs it: what differs from it has been edited."""
+    return (_SHIPPED / name).read_text(encoding="utf-8")
+
+
+@contextmanager
+def staged(texts: Mapping[str, str]) -> Iterator[Path]:
+    """A temporary directory with files of these names and texts, for the loader. Raises UserError if that fails."""
+    with ExitStack() as stack:
+        try:
+            directory = Path(stack.enter_context(TemporaryDirectory()))
+            for name, text in texts.items():
+                (directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            # Without a usable directory, the text is that of the module tempfile, which names those that it has tried.
+            raise UserError(f"setup: temporary files cannot be written: {error.strerror}", os.EX_IOERR) from error
+        yield directory
+
+
+def without_carriage_returns(text: str) -> str:
+    """The text with LF at the ends of its lines: those of other systems (CR LF) are no difference, and are kept."""
+    return text.replace("\r\n", "\n")
+
+
+def with_line_ends_of(before: str, text: str) -> str:
+    """A text with LF, changed from `before`: its lines end as they did before, new ones as most did."""
+    *lines, rest = before.split("\n")
+    new = text.split("\n")
+    most = "\r" if 2 * before.count("\r\n") > before.count("\n") else ""
+    ends = [most] * len(new)
+    matcher = SequenceMatcher(None, [*(line.removesuffix("\r") for line in lines), rest], new, autojunk=False)
+    for old_from, new_from, length in matcher.get_matching_blocks():
+        for at, line in enumerate(lines[old_from : old_from + length], new_from):
+            ends[at] = "\r" if line.endswith("\r") else ""
+    ends[-1] = ""  # no line end follows
+    return "\n".join(line + end for line, end in zip(new, ends, strict=True))
 
 
 class Outcome(StrEnum):
@@ -46,10 +91,7 @@ def read_present(path: Path) -> str | None:
 
 
 def judge(present: str | None, text: str, unedited: str | None, *, force: bool) -> Outcome:
-    """What to do with a file that has `present` and shall have `text`; with `unedited`, nobody has edited it.
-
-    Line ends are no difference.
-    """
+    """What to do with a file that has `present` and shall have `text`; one with `unedited` has not been edited."""
     if present is None:
         return Outcome.WRITE
     if without_carriage_returns(present) == without_carriage_returns(text):
@@ -64,6 +106,38 @@ def difference(name: str, present: str | None, proposed: str) -> str:
     before = "/dev/null" if present is None else name
     old, new = (without_carriage_returns(text).splitlines(keepends=True) for text in (present or "", proposed))
     return "".join(unified_diff(old, new, before, name, n=1))
+
+
+def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> list[Json]:
+    """Write files, unless it is a `dry_run`; what became of each.
+
+    If one cannot be written, UserError is raised, and all are as before; it names those that are not.
+    """
+    texts = {file.path: read_present(file.path) for file in files}
+    written: list[_Written] = []
+    results = []
+    try:
+        for path, text, unedited in files:
+            present = texts[path]
+            outcome = judge(present, text, unedited, force=force)
+            backup = None if dry_run else write(path, text, outcome)
+            if not dry_run and outcome in {Outcome.WRITE, Outcome.BACK_UP}:
+                written.append(_Written(path, present, backup))
+            results.append(
+                {
+                    "path": str(path),
+                    "outcome": str(outcome),
+                    "difference": difference(str(path), unedited if present is None else present, text),
+                    "backup": None if backup is None else str(backup),
+                }
+            )
+    except BaseException as error:
+        left = _put_back(written)
+        if left and isinstance(error, UserError):
+            names = ", ".join(map(str, left))
+            raise UserError(f"{error}; written, and not as before: {names}", error.status) from error
+        raise
+    return results
 
 
 def write(path: Path, text: str, outcome: Outcome) -> Path | None:
@@ -84,15 +158,15 @@ def write(path: Path, text: str, outcome: Outcome) -> Path | None:
     return backup
 
 
-class Before(NamedTuple):
-    """A file before it was written: its text, None if there was none, and the backup that was made of it."""
+class _Written(NamedTuple):
+    """A file that was written: its text before, None if there was none, and the backup that was made of it."""
 
     path: Path
-    text: str | None
+    before: str | None
     backup: Path | None
 
 
-def put_back(files: Iterable[Before]) -> list[Path]:
+def _put_back(files: Iterable[_Written]) -> list[Path]:
     """Make files as they were before; those for which that failed."""
     failed = []
     for file in files:
@@ -100,10 +174,10 @@ def put_back(files: Iterable[Before]) -> list[Path]:
         try:
             if file.backup is not None:
                 file.backup.replace(path)
-            elif file.text is None:
+            elif file.before is None:
                 path.unlink(missing_ok=True)
-            elif read_present(path) != file.text:
-                write(path, file.text, Outcome.WRITE)
+            else:
+                write(path, file.before, Outcome.WRITE)
         except (OSError, UserError):
             failed.append(path)
     return failed
@@ -120,7 +194,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _make_directory(directory: Path) -> None:
-    """Make it, and those above, so that everybody can read what is there, whatever the umask."""
+    """Make it, and those above, readable for all users, whatever the umask."""
     if not directory.exists():
         _make_directory(directory.parent)
         directory.mkdir()

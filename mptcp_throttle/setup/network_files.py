@@ -1,15 +1,22 @@
-"""The files of proposed access networks, with the evidence in comments."""
+"""The files of access networks: what proposed ones have in them, and whether they fit beside those that are there."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
 
+from mptcp_throttle.config.load import load_config, network_files_in
+from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
+from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.setup.choices import listed
+from mptcp_throttle.setup.kept_files import NETWORK_FILES, read_present, shipped, staged, without_carriage_returns
 from mptcp_throttle.setup.network_groups import EXPENSIVE, Grouping, ProposedNetwork, SeenSubnet
 from mptcp_throttle.units import Rate
 
-_WIDTH = 118
+_WIDTH: Final = 118
 
 
 def network_file(network: ProposedNetwork, cap: Rate) -> str:
@@ -24,7 +31,7 @@ def network_file(network: ProposedNetwork, cap: Rate) -> str:
         "",
         *_comment("Where clients came from. Add what else belongs to it: the longest prefix counts."),
         "subnets:",
-        *(f'  - "{one.subnet}"  # {evidence(one)}' for one in network.subnets),
+        *(f'  - "{seen.subnet}"  # {_evidence(seen)}' for seen in network.subnets),
         "",
         *_comment(f"Preference (1 is the most preferred): {network.why_preference}."),
         f"preference: {network.preference}",
@@ -45,36 +52,82 @@ def _comment(text: str) -> Iterator[str]:
     return (f"# {line}" for line in textwrap.wrap(text, _WIDTH))
 
 
-def evidence(one: SeenSubnet) -> str:
-    """How much was seen of a subnet."""
-    noun = "address" if one.subnet.version == 4 else "/64 prefix"
-    plural = noun if one.addresses == 1 else f"{noun}es"
-    return f"{one.addresses} {plural} in {one.connections} connection{'' if one.connections == 1 else 's'}"
+def _evidence(seen: SeenSubnet) -> str:
+    noun = "address" if seen.subnet.version == 4 else "/64 prefix"
+    plural = noun if seen.addresses == 1 else f"{noun}es"
+    return f"{seen.addresses} {plural} in {seen.connections} connection{'' if seen.connections == 1 else 's'}"
 
 
-def evidence_of(one: SeenSubnet) -> Json:
-    """The same, for programs."""
-    return {"subnet": str(one.subnet), "addresses": one.addresses, "connections": one.connections}
-
-
-def _uncapped(networks: int) -> str:
-    if networks == 1:
-        return "nothing is capped, since one network only has been seen"
-    return (
-        "nothing is capped, since nothing says which network is expensive: --expensive ADDRESS says it, with an address"
-        " of a client there, and --force replaces the files"
-    )
+def networks_as_json(grouping: Grouping) -> Json:
+    """The proposed networks with their evidence, for programs."""
+    return [
+        {
+            "name": network.name,
+            "preference": network.preference,
+            "why_preference": network.why_preference,
+            "per": str(network.per),
+            "why_per": network.why_per,
+            "subnets": [
+                {"subnet": str(seen.subnet), "addresses": seen.addresses, "connections": seen.connections}
+                for seen in network.subnets
+            ],
+        }
+        for network in grouping.networks
+    ]
 
 
 def summary(grouping: Grouping, unrecorded: int) -> Iterator[str]:
     """What to know beside the files."""
     if all(network.preference != EXPENSIVE for network in grouping.networks):
-        yield _uncapped(len(grouping.networks))
+        yield (
+            "nothing is capped, since one network only has been seen"
+            if len(grouping.networks) == 1
+            else "nothing is capped, since nothing says which network is expensive: --expensive ADDRESS says it, with"
+            " an address of a client there, and --force replaces the files"
+        )
     if grouping.unassigned:
-        named = ", ".join(f"{one.subnet} ({evidence(one)})" for one in grouping.unassigned[:10])
-        more = f" and {len(grouping.unassigned) - 10} more" if len(grouping.unassigned) > 10 else ""
-        yield f"in no network, since no connection has shown which: {named}{more}"
+        subnets = listed((f"{seen.subnet} ({_evidence(seen)})" for seen in grouping.unassigned), most=10)
+        yield f"in no network, since no connection has shown which: {subnets}"
     if grouping.left_out:
         yield f"left out, as there were too many: {grouping.left_out} subnets"
     if unrecorded:
         yield f"not recorded, since there were too many connections: {unrecorded} changes"
+
+
+def networks_directory(config: Path, data: Mapping[str, object]) -> Path:
+    """Where the access networks of a configuration file with these options are."""
+    name = data.get("networks_directory", NETWORKS_DIRECTORY)
+    return config.parent / (name if isinstance(name, str) else NETWORKS_DIRECTORY)
+
+
+def shipped_examples(directory: Path) -> Iterator[Path]:
+    """The files of access networks that are as the package has installed them. Raises UserError."""
+    for name in NETWORK_FILES:
+        present = read_present(directory / name)
+        if present is not None and without_carriage_returns(present) == shipped(name):
+            yield directory / name
+
+
+def has_own_networks(directory: Path) -> bool:
+    """Whether there is a file of an access network that the operator has written. Raises UserError."""
+    examples = set(shipped_examples(directory))
+    return any(file not in examples for file in _network_files(directory))
+
+
+def check_together(config: Path, directory: Path, texts: Mapping[str, str], without: set[Path]) -> None:
+    """Load the configuration with these files in the directory, and those `without` not in it.
+
+    Raises ConfigError, and UserError if temporary files cannot be written.
+    """
+    staying = [file for file in _network_files(directory) if file.name not in texts and file not in without]
+    with staged(texts) as stage:
+        files = [*staying, *(stage / name for name in texts)]
+        try:
+            load_config(config, sorted(files, key=lambda path: path.name))
+        except ConfigError as error:
+            raise ConfigError([line.replace(str(stage), str(directory)) for line in error.problems]) from error
+
+
+def _network_files(directory: Path) -> list[Path]:
+    """Those that are there now; empty if there is no such directory."""
+    return network_files_in(directory) if directory.is_dir() else []

@@ -1,8 +1,13 @@
-"""The proposal in a configuration file: in the present one, or in the one of the package."""
+"""The proposal in a configuration file, which is the present one or that of the package.
+
+Values change in the text of the file, so that comments, order and everything else stay.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from typing import Final
 
 import yaml
@@ -10,14 +15,20 @@ import yaml
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttle.setup.line_ends import with_line_ends_of, without_carriage_returns
-from mptcp_throttle.setup.proposal import Proposal
-from mptcp_throttle.setup.proposed_value import Value
-from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, shipped
-from mptcp_throttle.setup.staged_files import staged
-from mptcp_throttle.setup.yaml_edit import set_value
+from mptcp_throttle.setup.kept_files import (
+    MAIN_FILE,
+    NETWORK_FILES,
+    shipped,
+    staged,
+    with_line_ends_of,
+    without_carriage_returns,
+)
+from mptcp_throttle.setup.proposal import Proposal, Value
 
 _MISSING: Final = object()
+_REASON: Final = "# setup:"
+"""What the lines begin with that give the reason for the value below them."""
+_WIDTH: Final = 120
 _UNCHANGEABLE: Final = (
     "setup: the configuration cannot be changed line by line: it is invalid (`mptcp-throttle check-config` says why),"
     " or has sections in braces; allowed: correct it, or move it away"
@@ -61,8 +72,8 @@ def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:
 
 def _effective(text: str, value: Value) -> object:
     """What counts at the keys of a value: without them, what the file of the package has, which are the defaults."""
-    found = _present(text, value)
-    return _present(shipped(MAIN_FILE), value) if found is _MISSING else found
+    present = _present(text, value)
+    return _present(shipped(MAIN_FILE), value) if present is _MISSING else present
 
 
 def _is_default(text: str, value: Value) -> bool:
@@ -70,17 +81,17 @@ def _is_default(text: str, value: Value) -> bool:
 
 
 def _present(text: str, value: Value) -> object:
-    found = yaml.safe_load(text)
+    section = yaml.safe_load(text)
     for key in value.keys[:-1]:
-        found = found.get(key) if isinstance(found, dict) else None
+        section = section.get(key) if isinstance(section, dict) else None
     for name in (value.keys[-1], value.alternative):
-        if isinstance(found, dict) and name in found:
-            return _comparable(found[name])
+        if isinstance(section, dict) and name in section:
+            return _comparable(section[name])
     return _MISSING
 
 
 def _comparable(value: object) -> object:
-    """One interface is as good as a list of one; and the order of a list, such as that of the ports, means nothing."""
+    """A list, in order, as the order of ports or interfaces means nothing; a single value is a list of that value."""
     return sorted(value, key=str) if isinstance(value, list) else [value]
 
 
@@ -92,3 +103,71 @@ def loaded(text: str) -> Config:
     networks = {name: shipped(name) for name in NETWORK_FILES}
     with staged({MAIN_FILE: text, **networks}) as directory:
         return load_config(directory / MAIN_FILE, [directory / name for name in networks])
+
+
+def set_value(text: str, keys: tuple[str, ...], value: str, reason: str, alternative: str | None = None) -> str | None:
+    """The text with `value`, which is YAML on one line, at `keys` (one or two), and its reason in comments above.
+
+    An earlier reason there is replaced, and so is the key `alternative` of the same section. None if the text is in a
+    style that cannot be changed in this way.
+    """
+    section = _block(yaml.compose(text, yaml.SafeLoader))
+    for key in keys[:-1]:
+        if section is None:
+            return None
+        pair = _pair(section, key)
+        if pair is None:
+            comment = "".join(f"  {line}\n" for line in _comment(reason, 2))
+            return f"{text.rstrip()}\n\n{key}:\n{comment}  {keys[-1]}: {value}\n"
+        section = _block(pair[1])
+    if section is None:
+        return None
+    pair = _pair(section, keys[-1]) or (None if alternative is None else _pair(section, alternative))
+    if pair is None:
+        return _add(text, section, f"{keys[-1]}: {value}", reason, is_root=len(keys) == 1)
+    return _replace(text, pair, f"{keys[-1]}: {value}", reason)
+
+
+def _block(node: yaml.Node | None) -> yaml.MappingNode | None:
+    """The mapping, if it is one in block style with at least one key."""
+    return node if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value else None
+
+
+def _pair(mapping: yaml.MappingNode, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+    return next((pair for pair in mapping.value if pair[0].value == key), None)
+
+
+def _comment(reason: str, indent: int) -> list[str]:
+    return [f"{_REASON} {line}" for line in textwrap.wrap(reason, _WIDTH - indent - len(_REASON) - 1)]
+
+
+def _add(text: str, section: yaml.MappingNode, line: str, reason: str, *, is_root: bool) -> str:
+    """With a new line before the first key of a section, or after all else."""
+    first = section.value[0][0].start_mark
+    indent = " " * first.column
+    lines = "".join(f"{indent}{added}\n" for added in (*_comment(reason, first.column), line))
+    if is_root:
+        return f"{text.rstrip()}\n\n{lines}"
+    begin = text.rindex("\n", 0, first.index) + 1
+    # Comments above the first key are about that.
+    begin = len(re.sub(r"(?:^[ \t]*(?:#.*)?\n)+\Z", "", text[:begin], flags=re.MULTILINE))
+    return text[:begin] + lines + text[begin:]
+
+
+def _replace(text: str, pair: tuple[yaml.Node, yaml.Node], line: str, reason: str) -> str:
+    key, node = pair
+    end = max(_end(node), text.index(":", key.end_mark.index) + 1)
+    changed = text[: key.start_mark.index] + line + text[end:]
+    begin = text.rfind("\n", 0, key.start_mark.index) + 1
+    indent = text[begin : key.start_mark.index]
+    head = re.sub(rf"(?:^[ \t]*{re.escape(_REASON)}.*\n)+\Z", "", text[:begin], flags=re.MULTILINE)
+    comment = "".join(f"{indent}{line}\n" for line in _comment(reason, len(indent)))
+    return head + comment + changed[begin:]
+
+
+def _end(node: yaml.Node) -> int:
+    """Where the text of a value ends: a collection in block style has the beginning of what follows as its end."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(node, yaml.MappingNode) else last)
+    return int(node.end_mark.index)

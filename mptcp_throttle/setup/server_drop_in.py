@@ -1,18 +1,16 @@
-"""The drop-in that starts a systemd service with MPTCP, and files that go with it: pure functions of unit files."""
+"""How systemd starts a service, and the drop-in that starts it with MPTCP, with files that go with it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
-from mptcp_throttle.setup.kept_files import NewFile
-from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
-from mptcp_throttle.setup.unit_files import start_commands
+from mptcp_throttle.setup.kept_files import SQUID_SERVICE, SQUID_UPLOADS, NewFile, shipped
 
 MPTCPIZE: Final = "/usr/bin/mptcpize"
 _NAME: Final = re.compile(r"[A-Za-z0-9:_.@\\-]{1,200}", re.ASCII)
@@ -20,8 +18,11 @@ _SQUID: Final = "squid.service"
 _DEBIANS_SQUID: Final = "/usr/sbin/squid --foreground -sYC"
 # Of systemd.service(5), "Special executable prefixes"; @ would give mptcpize the name of the program.
 _COMMAND: Final = re.compile(r"(?P<prefixes>[-:+!|]*)(?P<command>/.*)")
-
-
+# The first directory that has a file counts.
+_DIRECTORIES: Final = (
+    *("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system"),
+    *("usr/lib/systemd/system", "lib/systemd/system"),
+)
 _SOCKET_PROTOCOL_SINCE: Final = 257  # SocketProtocol=mptcp, NEWS of systemd
 _NGINX: Final = "nginx.service"
 _NGINX_NOTE: Final = (
@@ -97,17 +98,17 @@ def _text(unit: str, unit_texts: Sequence[str]) -> str:
             f"setup: {unit} has {len(commands)} ExecStart=; allowed: a service with one, or write the drop-in yourself",
             os.EX_UNAVAILABLE,
         )
-    found = _COMMAND.fullmatch(commands[0])
-    if found is None:
+    parts = _COMMAND.fullmatch(commands[0])
+    if parts is None:
         raise UserError(
             f"setup: {unit}: ExecStart={commands[0]}: mptcpize cannot start it; allowed: the path of a program",
             os.EX_UNAVAILABLE,
         )
-    command = _without_workers(found["command"]) if unit == _SQUID else found["command"]
+    command = _without_workers(parts["command"]) if unit == _SQUID else parts["command"]
     return (
         "# Makes the service listen with MPTCP: mptcpize(8) has each TCP socket that it opens made one of MPTCP.\n"
         "# `ss -Mltn` shows the listener.\n"
-        f"[Service]\nExecStart=\nExecStart={found['prefixes']}{MPTCPIZE} run {command}\n"
+        f"[Service]\nExecStart=\nExecStart={parts['prefixes']}{MPTCPIZE} run {command}\n"
     )
 
 
@@ -122,3 +123,58 @@ def _without_workers(command: str) -> str:
             os.EX_UNAVAILABLE,
         )
     return command.replace("--foreground", "-N", 1)
+
+
+def read_unit_files(root: Path, name: str, without: Path | None = None) -> list[str]:
+    """The texts of the unit `name` below the directory `root`: its file, and its drop-ins in order (systemd.unit(5)).
+
+    An instance (`a@b.service`) has those of its template, too. Empty if there is no such unit. The drop-in `without` is
+    left out. Raises OSError.
+    """
+    file = _unit_file(root, name)
+    if file is None:
+        return []
+    drop_ins: dict[str, Path] = {}
+    for directory in _paths(root, name, ".d"):
+        for drop_in in directory.glob("*.conf"):
+            drop_ins.setdefault(drop_in.name, drop_in)
+    paths = [file, *(path for _, path in sorted(drop_ins.items()) if path != without)]
+    return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+
+
+def with_files(root: Path, units: Iterable[str]) -> list[str]:
+    """Those of the units that have a unit file below the directory `root`."""
+    return [unit for unit in units if _unit_file(root, unit) is not None]
+
+
+def _unit_file(root: Path, name: str) -> Path | None:
+    return next((path for path in _paths(root, name) if path.is_file()), None)
+
+
+def _paths(root: Path, name: str, suffix: str = "") -> Iterator[Path]:
+    """Where files of a unit may be: for an instance its own places, then those of its template."""
+    for unit in dict.fromkeys((name, re.sub(r"@.*(?=\.)", "@", name))):
+        yield from (root / directory / f"{unit}{suffix}" for directory in _DIRECTORIES)
+
+
+def start_commands(texts: Iterable[str]) -> tuple[str, ...]:
+    """The values of `ExecStart=`, of which an empty one removes those before it."""
+    commands: list[str] = []
+    for text in texts:
+        for section, line in _settings(text):
+            key, _, value = line.partition("=")
+            if section == "Service" and key.strip() == "ExecStart":
+                commands = [*commands, value.strip()] if value.strip() else []
+    return tuple(commands)
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    """Each setting with its section; of several lines, joined by a space (systemd.syntax(7))."""
+    section = ""
+    lines = [line for line in text.splitlines() if not re.match(r"\s*[#;]", line)]
+    for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines():
+        header = re.fullmatch(r"\s*\[(.*)\]\s*", line)
+        if header is not None:
+            section = header[1]
+        elif "=" in line:
+            yield section, line.strip()

@@ -17,7 +17,7 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology, build
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import EX_COMMAND_LINE, EX_FAILURE
-from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
+from mptcp_throttle.setup.kept_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
 
 if TYPE_CHECKING:
     import subprocess

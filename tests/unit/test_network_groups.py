@@ -12,17 +12,17 @@ from examples import connection, subflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptcp_throttle.cli.setup_networks import require_seen
+from mptcp_throttle.cli.setup_commands import require_seen
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.model import Per, Token
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttle.setup import network_evidence
+from mptcp_throttle.setup.kept_files import MAIN_FILE, shipped
 from mptcp_throttle.setup.network_evidence import Evidence, Sighting, client_address, follow
 from mptcp_throttle.setup.network_files import network_file, summary
 from mptcp_throttle.setup.network_groups import Grouping, block_of, group
-from mptcp_throttle.setup.shipped_files import MAIN_FILE, shipped
 from mptcp_throttle.units import Rate
 
 CAP: Final = Rate.parse("2mbit")

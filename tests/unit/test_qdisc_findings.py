@@ -9,7 +9,7 @@ from mptcp_throttle.cli.doctor.qdisc_checks import judge
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, root_first
 from mptcp_throttle.setup.host_facts import Interface
-from mptcp_throttle.setup.root_qdisc import is_in_the_way, why_qdisc
+from mptcp_throttle.setup.proposal import is_in_the_way, why_qdisc
 
 SUBJECT = "root qdisc of eth0"
 
@@ -87,11 +87,11 @@ def interface(*tree: SeenQdisc) -> Interface:
     [
         ((), " is not known", False),
         (qdiscs("htb", "pfifo", handle=0x4D50_0000), " is that of mptcp-throttled", False),
-        (qdiscs("htb", "pfifo"), ", htb, cannot be restored exactly: nobody is throttled there", True),
+        (qdiscs("htb", "pfifo"), ", htb, cannot be restored exactly: no subflow is throttled there", True),
         (qdiscs("fq_codel"), ", fq_codel, is of a kind that can be restored", False),
         (
             qdiscs("mq", "htb"),
-            ", mq, has htb below it, which cannot be restored exactly: nobody is throttled there",
+            ", mq, has htb below it, which cannot be restored exactly: no subflow is throttled there",
             True,
         ),
     ],

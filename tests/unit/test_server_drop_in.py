@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.setup.server_drop_in import drop_in_path, make_drop_in, require_socket_protocol, unit_name
-from mptcp_throttle.setup.shipped_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
-from mptcp_throttle.setup.unit_files import read_unit_files, start_commands, with_files
+from mptcp_throttle.setup.kept_files import SQUID_SERVICE, SQUID_UPLOADS, shipped
+from mptcp_throttle.setup.server_drop_in import (
+    drop_in_path,
+    make_drop_in,
+    read_unit_files,
+    require_socket_protocol,
+    start_commands,
+    unit_name,
+    with_files,
+)
 
 ROOT = Path("/")
 SQUID = "[Service]\nExecStart=/usr/sbin/squid --foreground -sYC\n"

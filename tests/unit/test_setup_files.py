@@ -13,16 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_setup_proposal import HOST
 
-from mptcp_throttle.cli.setup_files import write_files
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttle.setup.kept_files import NewFile, Outcome, difference, judge, read_present, set_aside, write
-from mptcp_throttle.setup.own_networks import check_together, has_own_networks, networks_directory, shipped_examples
-from mptcp_throttle.setup.proposal import Proposal, propose
-from mptcp_throttle.setup.proposal_text import loaded, proposed_text
-from mptcp_throttle.setup.proposed_value import Value
-from mptcp_throttle.setup.shipped_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
-from mptcp_throttle.setup.yaml_edit import set_value
+from mptcp_throttle.setup.kept_files import (
+    MAIN_FILE,
+    NETWORK_FILES,
+    SQUID_SERVICE,
+    SQUID_UPLOADS,
+    NewFile,
+    Outcome,
+    difference,
+    judge,
+    read_present,
+    set_aside,
+    shipped,
+    write,
+    write_files,
+)
+from mptcp_throttle.setup.network_files import check_together, has_own_networks, networks_directory, shipped_examples
+from mptcp_throttle.setup.proposal import Proposal, Value, propose
+from mptcp_throttle.setup.proposal_text import loaded, proposed_text, set_value
 
 REPOSITORY: Final = Path(__file__).parents[2]
 

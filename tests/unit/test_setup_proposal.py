@@ -13,11 +13,9 @@ import yaml
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
-from mptcp_throttle.setup.firewall import legacy_dropping, nft_dropping
+from mptcp_throttle.setup.collect_facts import legacy_dropping, nft_dropping, printable, unit_of
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
-from mptcp_throttle.setup.listening import printable, unit_of
-from mptcp_throttle.setup.next_steps import next_steps
-from mptcp_throttle.setup.proposal import Proposal, propose
+from mptcp_throttle.setup.proposal import Proposal, next_steps, propose
 from mptcp_throttle.setup.proposal_text import loaded, proposed_text
 from mptcp_throttle.setup.server_drop_in import make_drop_in
 

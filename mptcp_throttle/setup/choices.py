@@ -1,0 +1,149 @@
+"""The proxy's ports and interfaces: what the operator has named, or else what speaks for them most convincingly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener
+
+PROXIES: Final = ("squid", "nginx", "haproxy", "sing-box", "xray", "ssserver", "ss-server")
+"""The names of programs that are proxies. Others may listen with MPTCP, too: programs in Go do so by default."""
+
+_MOST_PORTS: Final = 16
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    names = list(names)
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def choose_ports(facts: HostFacts, named: Collection[int]) -> tuple[int, ...]:
+    """The ports. Raises UserError."""
+    listeners = [listener for listener in facts.listeners if listener.is_reachable]
+    if len(set(named)) > _MOST_PORTS:
+        raise UserError(f"setup: --port: {len(set(named))} ports; allowed: up to {_MOST_PORTS}", EX_COMMAND_LINE)
+    ports = set(named) or _ports_of_proxies(listeners)
+    if not ports:
+        plain = f" (plain TCP: {_by_program(listeners)})" if listeners else ""
+        start = "start the proxy"
+        if facts.squid is not None:
+            http_ports = listed(map(str, sorted(facts.squid.ports)))
+            start = "start Squid" + (f", whose http_port is {http_ports}" if http_ports else "")
+        raise UserError(
+            f"setup: nothing listens for other hosts with MPTCP{plain}; allowed: {start}, or name a port with --port",
+            os.EX_UNAVAILABLE,
+        )
+    if len(ports) > _MOST_PORTS:
+        raise UserError(
+            f"setup: the proxy listens on {len(ports)} ports; allowed: up to {_MOST_PORTS}, named with --port",
+            EX_COMMAND_LINE,
+        )
+    return tuple(sorted(ports))
+
+
+def _ports_of_proxies(listeners: Collection[Listener]) -> set[int]:
+    with_mptcp = {listener.port for listener in listeners if listener.mptcp}
+    of_proxies = {listener.port for listener in listeners if listener.program in PROXIES}
+    plain = of_proxies - with_mptcp
+    if of_proxies & with_mptcp:
+        return of_proxies & with_mptcp
+    if plain and with_mptcp:
+        programs = _by_program(listener for listener in listeners if listener.mptcp)
+        proxies = _by_program(listener for listener in listeners if listener.port in plain)
+        raise UserError(
+            f"setup: no known proxy accepts MPTCP ({proxies}), but other programs do ({programs}); allowed: --port,"
+            " once for each port of the proxy",
+            EX_COMMAND_LINE,
+        )
+    return with_mptcp or plain
+
+
+def _by_program(listeners: Iterable[Listener]) -> str:
+    pairs = sorted({(listener.port, listener.program or "unknown") for listener in listeners})
+    return listed(f"{port} by {program}" for port, program in pairs)
+
+
+def unchosen_with_mptcp(facts: HostFacts, ports: Collection[int]) -> str:
+    """What accepts MPTCP on ports that are none of these; may be empty."""
+    return _by_program(
+        listener
+        for listener in facts.listeners
+        if listener.is_reachable and listener.mptcp and listener.port not in ports
+    )
+
+
+def why_ports(listening: Collection[Listener], ports: Collection[int], *, named: bool) -> str:
+    """What listens on these ports, and whether the operator has named them."""
+    reasons = []
+    for port in ports:
+        here = [listener for listener in listening if listener.port == port]
+        owners = sorted({str(listener.owner) for listener in here if listener.owner is not None})
+        who = listed(owners or ["a process that is not known"])
+        if not here:
+            reasons.append(f"nothing listens on {port} yet")
+        elif any(listener.mptcp for listener in here):
+            reasons.append(f"{who} listens on {port} with MPTCP")
+        else:
+            reasons.append(f"{who} listens on {port}, with plain TCP until it is started with MPTCP")
+    return ("named with --port: " if named else "") + "; ".join(reasons)
+
+
+class _Candidates(NamedTuple):
+    """Interfaces, and what speaks for them; `all_count`: for each of them, not only for one or the other."""
+
+    names: set[str]
+    why: str
+    all_count: bool
+
+
+def choose_interfaces(
+    facts: HostFacts, named: Collection[str], listening: Collection[Listener]
+) -> tuple[list[str], str]:
+    """The names, and why, for a proxy that listens on these sockets. Raises UserError."""
+    usable = {interface.name: interface for interface in facts.interfaces if not interface.loopback}
+    for name in named:
+        if name not in usable:
+            raise UserError(
+                f"setup: --interface {name}: no such interface, or loopback; allowed: {listed(usable)}",
+                EX_COMMAND_LINE,
+            )
+    if named:
+        return list(dict.fromkeys(named)), "named with --interface"
+    for candidates in _candidates(facts, usable.values(), listening):
+        names = sorted(candidates.names & usable.keys())
+        if len(names) == 1 or (names and candidates.all_count):
+            return names, candidates.why
+        if names:
+            raise UserError(
+                f"setup: clients may come through {listed(names)} ({candidates.why}); allowed: those through which"
+                " they come, each with --interface",
+                EX_COMMAND_LINE,
+            )
+    raise UserError(
+        "setup: no interface is up that has an address for other hosts; allowed: one, named with --interface",
+        EX_COMMAND_LINE,
+    )
+
+
+def _candidates(
+    facts: HostFacts, usable: Iterable[Interface], listening: Collection[Listener]
+) -> Iterator[_Candidates]:
+    """The most convincing first."""
+    ports = {listener.port for listener in listening}
+    paths = [path for path in facts.client_paths if path.port in ports]
+    clients = sum(path.clients for path in paths)
+    connected = f"the way to the {clients} clients that are connected now"
+    yield _Candidates({path.interface for path in paths}, connected, all_count=True)
+    if listening and not any(listener.address.is_unspecified for listener in listening):
+        bound = {listener.address for listener in listening}
+        with_bound = {interface.name for interface in usable if bound & set(interface.addresses)}
+        why = f"has what the proxy listens on: {listed(sorted(map(str, bound)))}"
+        yield _Candidates(with_bound, why, all_count=True)
+    yield _Candidates(set(facts.default_routes), "the default route leaves through it", all_count=False)
+    with_address = {interface.name for interface in usable if interface.up and interface.addresses}
+    yield _Candidates(with_address, "it is up, and has an address for other hosts", all_count=False)
