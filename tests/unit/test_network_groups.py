@@ -30,12 +30,11 @@ CAP: Final = Rate.parse("2mbit")
 
 def seen(*addresses: str, backups: Iterable[str] = ()) -> Sighting:
     """A connection with these addresses."""
-    ips, backup_ips = (frozenset(client_address(ip_address(one)) for one in those) for those in (addresses, backups))
-    return Sighting(ips, backup_ips)
+    return Sighting(*(frozenset(client_address(ip_address(text)) for text in texts) for texts in (addresses, backups)))
 
 
 def networks(grouping: Grouping) -> list[set[str]]:
-    return [{str(one.subnet) for one in network.subnets} for network in grouping.networks]
+    return [{str(counted.subnet) for counted in network.subnets} for network in grouping.networks]
 
 
 def test_addresses_of_one_connection_are_in_two_networks() -> None:
@@ -50,7 +49,7 @@ def test_backup_tells_the_expensive_network() -> None:
     grouping = group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3, seen("10.2.0.3"): 9})
     assert networks(grouping) == [{"10.2.0.0/24"}, {"10.1.0.0/24"}]
     assert [network.preference for network in grouping.networks] == [1, 2]
-    assert [one.connections for network in grouping.networks for one in network.subnets] == [12, 3]
+    assert [counted.connections for network in grouping.networks for counted in network.subnets] == [12, 3]
 
 
 def test_operator_tells_the_expensive_network() -> None:
@@ -81,13 +80,13 @@ def test_backups_alone_are_not_expensive() -> None:
 def test_clients_behind_one_address_of_a_carrier_share_rates_per_subflow() -> None:
     homes = [f"203.{number}.1.7" for number in range(40)]
     grouping = group({seen("100.64.0.1", home): 2 for home in homes})
-    carrier, others = sorted(grouping.networks, key=lambda network: len(network.subnets))
-    assert [str(one.subnet) for one in carrier.subnets] == ["100.64.0.0/24"]
+    carrier, homes_network = sorted(grouping.networks, key=lambda network: len(network.subnets))
+    assert [str(counted.subnet) for counted in carrier.subnets] == ["100.64.0.0/24"]
     assert (carrier.subnets[0].addresses, carrier.subnets[0].connections) == (1, 80)
     assert carrier.per is Per.SUBFLOW
     beside = "40 other subnets, as with address translation"
     assert carrier.why_per == f"Each subflow, since 100.64.0.1 was used beside addresses in {beside}"
-    assert (len(others.subnets), others.per) == (40, Per.CLIENT)
+    assert (len(homes_network.subnets), homes_network.per) == (40, Per.CLIENT)
 
 
 def test_blocks_of_one_network_become_one_prefix() -> None:
@@ -100,7 +99,7 @@ def test_prefix_never_contains_two_addresses_of_one_connection() -> None:
     pairs = {seen("10.0.1.1", "10.0.3.1"): 1, seen("10.0.2.1", "192.0.2.1"): 1}
     grouping = group(pairs)
     assert len(grouping.networks) == 2
-    assert not any({"10.0.1.0/24", "10.0.3.0/24"} <= those for those in networks(grouping))
+    assert not any({"10.0.1.0/24", "10.0.3.0/24"} <= subnets for subnets in networks(grouping))
 
 
 def test_client_that_moves_within_a_network_does_not_divide_it() -> None:
@@ -113,12 +112,12 @@ def test_ipv6_counts_by_prefixes_of_64_bits() -> None:
     temporary = ["2001:db8:1:1::a", "2001:db8:1:1::b", "2001:db8:1:1::c"]
     grouping = group({seen(*temporary, "2001:db8:ff:1::1"): 1, seen(temporary[0], "2001:db8:ff:1::2"): 1})
     assert networks(grouping) == [{"2001:db8:1:1::/64"}, {"2001:db8:ff:1::/64"}]
-    assert [one.addresses for network in grouping.networks for one in network.subnets] == [1, 1]
+    assert [counted.addresses for network in grouping.networks for counted in network.subnets] == [1, 1]
 
 
 def test_one_network_only_is_proposed_with_nothing_to_cap() -> None:
     (network,) = group({seen("10.1.0.2"): 1, seen("10.1.0.3", "fd00:1::2"): 2}).networks
-    assert {str(one.subnet) for one in network.subnets} == {"10.1.0.0/24", "fd00:1::/64"}
+    assert {str(counted.subnet) for counted in network.subnets} == {"10.1.0.0/24", "fd00:1::/64"}
     assert network.preference == 1
     assert network.why_preference.startswith("the only access network that has been seen")
 
@@ -144,7 +143,7 @@ def test_ip_versions_of_a_network_are_paired_by_what_is_a_backup() -> None:
 
 def test_address_that_no_connection_shows_beside_another_is_in_no_network() -> None:
     grouping = group({seen("10.1.0.2", "10.2.0.2"): 3, seen("192.0.2.7"): 1})
-    assert [str(one.subnet) for one in grouping.unassigned] == ["192.0.2.0/24"]
+    assert [str(counted.subnet) for counted in grouping.unassigned] == ["192.0.2.0/24"]
     _, line = summary(grouping, 0)
     assert line == "in no network, since no connection has shown which: 192.0.2.0/24 (1 address in 1 connection)"
 
@@ -169,9 +168,8 @@ def test_hostile_numbers_of_addresses_are_bounded() -> None:
     assert grouping.left_out > 0
     assert len(grouping.networks) <= 16
     assert all(len(network.subnets) <= 1000 for network in grouping.networks)
-    located = [
-        network for network in grouping.networks if any(ip_address("10.1.0.2") in one.subnet for one in network.subnets)
-    ]
+    address = ip_address("10.1.0.2")
+    located = [network for network in grouping.networks if any(address in seen.subnet for seen in network.subnets)]
     assert [network.preference for network in located] == [2]
 
 
@@ -179,15 +177,17 @@ IPV4: Final = st.integers(0, 5).flatmap(lambda net: st.integers(0, 3).map(lambda
 IPV6: Final = st.integers(0, 5).map(lambda net: IPv6Address(f"fd00:{net}::"))
 SETS: Final = st.frozensets(st.one_of(IPV4, IPV6), min_size=1, max_size=4)
 SIGHTINGS: Final = SETS.flatmap(
-    lambda those: st.builds(Sighting, st.just(those), st.frozensets(st.sampled_from(sorted(those, key=str))))
+    lambda addresses: st.builds(
+        Sighting, st.just(addresses), st.frozensets(st.sampled_from(sorted(addresses, key=str)))
+    )
 )
 
 
 @given(st.dictionaries(SIGHTINGS, st.integers(1, 3), max_size=12))
 def test_every_address_is_in_at_most_one_subnet_and_none_is_lost(sightings: dict[Sighting, int]) -> None:
     grouping = group(sightings)
-    subnets = [one.subnet for network in grouping.networks for one in network.subnets]
-    subnets += [one.subnet for one in grouping.unassigned]
+    subnets = [counted.subnet for network in grouping.networks for counted in network.subnets]
+    subnets += [counted.subnet for counted in grouping.unassigned]
     assert len(subnets) == len(set(subnets))
     for address in {address for sighting in sightings for address in sighting.addresses}:
         assert any(address in subnet for subnet in subnets)
@@ -196,7 +196,7 @@ def test_every_address_is_in_at_most_one_subnet_and_none_is_lost(sightings: dict
 @given(st.dictionaries(SIGHTINGS, st.just(1), max_size=12))
 def test_two_blocks_of_one_connection_are_never_in_one_prefix(sightings: dict[Sighting, int]) -> None:
     grouping = group(sightings)
-    subnets = [one.subnet for network in grouping.networks for one in network.subnets]
+    subnets = [counted.subnet for network in grouping.networks for counted in network.subnets]
     for sighting in sightings:
         for subnet in subnets:
             assert len({block_of(address) for address in sighting.addresses if address in subnet}) <= 1

@@ -240,9 +240,9 @@ def several(*names: str) -> Proposal:
 def test_several_interfaces_replace_one_and_the_reverse() -> None:
     many = proposed_text(several("eth0", "wg0"), None)
     assert loaded(many).proxy.interfaces == ("eth0", "wg0")
-    one = proposed_text(several("wg0"), many)
-    assert loaded(one).proxy.interfaces == ("wg0",)
-    assert one == many.replace("# setup: many\n  interfaces: [eth0, wg0]", "# setup: one\n  interface: wg0")
+    single = proposed_text(several("wg0"), many)
+    assert loaded(single).proxy.interfaces == ("wg0",)
+    assert single == many.replace("# setup: many\n  interfaces: [eth0, wg0]", "# setup: one\n  interface: wg0")
     listed = EDITED.replace("interface: eth9", "interfaces: [eth9]")
     assert proposed_text(Proposal((*several("eth9").values, proposal().values[1]), (), ()), listed) == listed
 
@@ -317,7 +317,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path / MAIN_FILE
 
 
-def test_networks_of_the_package_are_nobodys_own(installed: Path) -> None:
+def test_networks_of_the_package_are_not_the_operators_own(installed: Path) -> None:
     directory = installed.parent / "networks.d"
     assert not has_own_networks(directory)
     assert {path.name for path in shipped_examples(directory)} == set(NETWORK_FILES)

@@ -270,9 +270,9 @@ def test_squid_of_debian_gets_the_lines_that_it_lacks() -> None:
 
 def test_firewall_that_drops_is_a_note() -> None:
     chain = {"family": "inet", "table": "filter", "name": "input", "hook": "input", "policy": "drop"}
-    others = {**chain, "hook": "forward"}, {**chain, "policy": "accept"}, {"family": "ip", "table": "t", "name": "x"}
+    accepting = {**chain, "hook": "forward"}, {**chain, "policy": "accept"}, {"family": "ip", "table": "t", "name": "x"}
     firewalld = {**chain, "table": "firewalld", "name": "filter_INPUT", "type": "filter", "policy": "accept"}
-    chains = ({"chain": one} for one in (chain, *others, firewalld))
+    chains = ({"chain": listed_chain} for listed_chain in (chain, *accepting, firewalld))
     listed = {"nftables": [{"metainfo": {}}, *chains]}
     assert list(nft_dropping(listed)) == ["input of table inet filter", "filter_INPUT of table inet firewalld"]
     saved = "*mangle\n:INPUT ACCEPT [0:0]\n*filter\n:INPUT DROP [1:2]\n:FORWARD DROP [0:0]\nCOMMIT\n"
