@@ -9,8 +9,7 @@ import pytest
 from examples import examined_host
 
 from mptcp_throttle.cli.doctor import kernel_checks
-from mptcp_throttle.cli.doctor.kernel_checks import judge_limits
-from mptcp_throttle.linux.path_manager import Limits
+from mptcp_throttle.cli.doctor.kernel_checks import Limits, judge_limits
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_unsent_data_is_judged_by_the_parameter_of_this_kernel(
 
 
 @pytest.mark.parametrize(
-    ("subflows", "add_addr_accepted", "networks", "found"),
+    ("subflows", "add_addr_accepted", "networks", "expected"),
     [
         (1, 0, 2, []),
         (0, 0, 1, []),
@@ -76,14 +75,14 @@ def test_unsent_data_is_judged_by_the_parameter_of_this_kernel(
     ],
 )
 def test_limits_are_judged_by_the_number_of_access_networks(
-    subflows: int, add_addr_accepted: int, networks: int, found: list[tuple[str, bool]]
+    subflows: int, add_addr_accepted: int, networks: int, expected: list[tuple[str, bool]]
 ) -> None:
     findings = judge_limits(Limits(subflows, add_addr_accepted), networks)
-    assert [(finding.problem, finding.harm) for finding in findings] == found
+    assert [(finding.problem, finding.harm) for finding in findings] == expected
 
 
 @pytest.mark.parametrize(
-    ("parameters", "others"),
+    ("parameters", "managers"),
     [
         ({"path_manager": "kernel", "pm_type": "0"}, []),
         ({"path_manager": "userspace", "pm_type": "1"}, ["userspace"]),
@@ -94,7 +93,7 @@ def test_limits_are_judged_by_the_number_of_access_networks(
     ],
 )
 def test_path_manager_is_known_by_the_parameter_of_this_kernel(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parameters: dict[str, str], others: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parameters: dict[str, str], managers: list[str]
 ) -> None:
     for name, value in parameters.items():
         (tmp_path / name).write_text(value + "\n")
@@ -102,5 +101,5 @@ def test_path_manager_is_known_by_the_parameter_of_this_kernel(
     monkeypatch.setattr(kernel_checks, "read_limits", lambda: Limits(2, 0))
     problems = [finding.problem for finding in kernel_checks._path_manager(networks=2)]
     assert problems == [
-        f"are decided by the path manager {name!r}, which may refuse them or open some" for name in others
+        f"are decided by the path manager {name!r}, which may refuse them or open some" for name in managers
     ]

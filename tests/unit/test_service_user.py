@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttle.cli.doctor.service_user import ServiceUser, UnknownUser, obstacles, of_listener, of_unit
+from mptcp_throttle.cli.doctor.file_checks import ServiceUser, UnknownUser, obstacles, of_listener, of_unit
 
 USER = ServiceUser("throttled", 4711, frozenset({4711, 4712}))
 
@@ -58,7 +58,7 @@ def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServiceUser:
     real = ServiceUser.may
     above = {path.stat().st_ino for path in tmp_path.parents}
     monkeypatch.setattr(
-        ServiceUser, "may", lambda self, wanted, found: found.st_ino in above or real(self, wanted, found)
+        ServiceUser, "may", lambda self, wanted, status: status.st_ino in above or real(self, wanted, status)
     )
     return USER
 
@@ -102,10 +102,10 @@ def test_user_of_a_socket_is_that_of_its_listener(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
-        found = of_listener(tmp_path / "socket")
-    assert found is not None
-    assert found.uid == os.geteuid()
-    assert sorted(found.gids) == sorted({os.getegid(), *os.getgroups()})
+        user = of_listener(tmp_path / "socket")
+    assert user is not None
+    assert user.uid == os.geteuid()
+    assert sorted(user.gids) == sorted({os.getegid(), *os.getgroups()})
 
 
 def test_user_of_a_unit_has_its_supplementary_groups() -> None:

@@ -1,8 +1,58 @@
 """`mptcp-throttle doctor`: a list of small checks of the kernel, the proxy, the configuration and both services.
 
-A check is a function from `Host` to findings (`finding`); `CHECKS` in `checks` names them all.
+A check is a function from `Host` to findings (`finding`).
 """
 
-from mptcp_throttle.cli.doctor.checks import examine
+from __future__ import annotations
 
-__all__ = ["examine"]
+from pathlib import Path
+from typing import Final
+
+from mptcp_throttle.cli.doctor import (
+    file_checks,
+    kernel_checks,
+    mark_checks,
+    proxy_checks,
+    qdisc_checks,
+    service_checks,
+    squid_checks,
+)
+from mptcp_throttle.cli.doctor.finding import Check, Host
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.findings import Finding
+from mptcp_throttle.rpc import Json, RpcClient, RpcError
+
+CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
+    kernel_checks.mptcp,
+    kernel_checks.joins,
+    kernel_checks.send_buffers,
+    kernel_checks.unsent_data,
+    proxy_checks.interface,
+    proxy_checks.listeners,
+    proxy_checks.routes,
+    qdisc_checks.root_qdiscs,
+    squid_checks.access,
+    squid_checks.uploads,
+    mark_checks.foreign_marks,
+    mark_checks.legacy_tables,
+    file_checks.configuration_files,
+    file_checks.socket_group,
+    file_checks.cli_user,
+    service_checks.sniffer,
+    service_checks.daemon,
+    service_checks.units,
+)
+
+
+def examine(config_file: Path, config: Config, timeout: float) -> list[Finding]:
+    """Check this host and both services, each of which has `timeout` seconds to answer. Raises UserError."""
+    sockets = config.sockets
+    host = Host(config_file, config, _ask(sockets.sniffer, timeout), _ask(sockets.daemon, timeout))
+    return [finding for check in CHECKS for finding in check(host)]
+
+
+def _ask(socket: Path, timeout: float) -> Json | str:
+    try:
+        return RpcClient(socket, timeout).call("status")
+    except RpcError as error:
+        return str(error)

@@ -6,12 +6,13 @@ import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from pyroute2.netlink.generic.mptcp import MPTCP
 
 from mptcp_throttle.cli.doctor.finding import Host, or_ok
 from mptcp_throttle.findings import Finding
-from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.path_manager import Limits, read_limits
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 
 _MPTCP: Final = Path("/proc/sys/net/mptcp")
 _SEND_BUFFERS: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
@@ -22,6 +23,16 @@ _SINGLE_PAGES: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
 _RESPECTS_NOTSENT_LOWAT: Final = (6, 9)
 _RECOMMENDED: Final = "in /usr/lib/sysctl.d/mptcp-throttle.conf: run `sysctl --system`"
 _RECOMMENDED_BEFORE_6_9: Final = "in /usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf"
+
+
+class Limits(NamedTuple):
+    """Limits of the kernel's path manager (generic netlink, family mptcp_pm), as `ip mptcp limits` shows them.
+
+    Of a connection: subflows beside the first, and addresses announced by the peer to which JOINs are opened.
+    """
+
+    subflows: int
+    add_addr_accepted: int
 
 
 def mptcp(_: Host) -> Iterator[Finding]:
@@ -58,9 +69,16 @@ def _path_manager(networks: int) -> Iterator[Finding]:
         yield from judge_limits(read_limits(), networks)
         return
     problem = f"are decided by the path manager {manager!r}, which may refuse them or open some"
-    # mptcp_pm_allow_new_subflow (net/mptcp/pm.c) refuses JOINs while nobody receives the events.
+    # mptcp_pm_allow_new_subflow (net/mptcp/pm.c) refuses JOINs while no program receives the events.
     remedy = "`sysctl net.mptcp.path_manager=kernel` (`pm_type=0` before Linux 6.15), or a program such as mptcpd"
     yield Finding("JOINs", problem, remedy, harm=False)
+
+
+def read_limits() -> Limits:
+    """The limits of this network namespace; reading them needs no rights. Raises KernelError."""
+    with netlink_call("ip mptcp limits"), MPTCP() as path_manager:
+        (answer,) = path_manager.limits("show")
+    return Limits(answer.get_attr("MPTCP_PM_ATTR_SUBFLOWS"), answer.get_attr("MPTCP_PM_ATTR_RCV_ADD_ADDRS"))
 
 
 def judge_limits(limits: Limits, networks: int) -> Iterator[Finding]:
