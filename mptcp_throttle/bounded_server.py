@@ -146,15 +146,15 @@ def bind_unix_socket(bind: Callable[[], None], path: Path, group: SocketGroup | 
     Raises UserError if the socket cannot be made.
     """
     try:
-        # Nobody can bind while a socket file exists.
+        # bind() fails while a socket file exists.
         path.unlink(missing_ok=True)
-        # Whoever may write to the directory can replace the socket: nothing follows a symbolic link there.
+        # A user who may write to the directory can replace the socket: nothing follows a symbolic link there.
         umask = os.umask(0o117)
         try:
             bind()
         finally:
             os.umask(umask)
-        # Nobody can connect before listen(), so the group that the process gave is never in use.
+        # No client can connect before listen(), so the group that the process gave is never in use.
         if group is not None and path.lstat().st_gid != group.gid:
             os.chown(path, -1, group.gid, follow_symlinks=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Logging to stderr: the level, and bounds on the number of lines, whatever anybody sends.
+"""Logging to stderr: the level, and bounds on the number of lines, whatever clients send.
 
 A line below WARNING may name its `subject`: a connection, or the clients of a socket. In each interval, at most
 `SUBJECT_LINES` lines about one subject and `LEVEL_LINES` lines of one level are written; the others are counted, and a
@@ -93,10 +93,10 @@ class LineBounds(logging.Filter):
             self._ends_at = -math.inf
         if not suppressed:
             return
-        total, others = suppressed.total(), suppressed.pop("", 0)
+        total, unnamed = suppressed.total(), suppressed.pop("", 0)
         named = suppressed.most_common(_NAMED_SUBJECTS)
-        others += suppressed.total() - sum(count for _, count in named)
-        counts = [f"{count} about {subject}" for subject, count in named] + [f"{others} others"] * bool(others)
+        unnamed += suppressed.total() - sum(count for _, count in named)
+        counts = [f"{count} about {subject}" for subject, count in named] + [f"{unnamed} others"] * bool(unnamed)
         _log.warning("%d log lines of the last %g s were not written: %s", total, INTERVAL_SECONDS, ", ".join(counts))
 
 

@@ -137,7 +137,7 @@ def single_instance(directory: Path, name: str, group: SocketGroup | None = None
 
 
 def _make_directory(directory: Path, group: SocketGroup | None) -> None:
-    """Make a directory, and the one that it is in, as our tmpfiles.d does. Files that are made there have its group."""
+    """Make a directory, and its parent, as our tmpfiles.d does. Files that are made there have its group."""
     if directory.exists():
         return
     gid = -1 if group is None else group.gid
@@ -151,7 +151,7 @@ def _make_directory(directory: Path, group: SocketGroup | None) -> None:
 
 
 def _open_lock(path: Path) -> int:
-    """Open a lock file that nobody else can open, since whoever can open it can hold the lock."""
+    """Open a lock file that no other user can open, since a user who can open it can hold the lock."""
     # O_NOFOLLOW: the directory may belong to the service's user, who must not make root open another file.
     flags = os.O_RDONLY | os.O_NOFOLLOW
     try:

@@ -29,8 +29,8 @@ def read_lines(file: Path, depth: int = 0) -> Iterator[str]:
 
 def http_ports(lines: Iterable[str]) -> set[int]:
     """The ports of all `http_port` lines: `3128`, `10.0.0.1:3128` or `[::]:3128`, and options."""
-    found = (re.match(r"\s*http_port\s+(?:\S*:)?(\d+)(?:\s|$)", line) for line in lines)
-    return {int(port[1]) for port in found if port is not None}
+    matches = (re.match(r"\s*http_port\s+(?:\S*:)?(\d+)(?:\s|$)", line) for line in lines)
+    return {int(port[1]) for port in matches if port is not None}
 
 
 def serves_others(lines: Iterable[str]) -> bool:

@@ -22,7 +22,9 @@ class SubnetTable(Generic[_T]):
             prefixes = by_length.setdefault((subnet.version, subnet.max_prefixlen - subnet.prefixlen), {})
             prefixes[int(subnet.network_address)] = value
         self._by_host_bits = {
-            version: [(bits, prefixes) for (of, bits), prefixes in sorted(by_length.items()) if of == version]
+            version: [
+                (bits, prefixes) for (ip_version, bits), prefixes in sorted(by_length.items()) if ip_version == version
+            ]
             for version in (4, 6)
         }
 

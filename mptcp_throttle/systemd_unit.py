@@ -10,7 +10,7 @@ from mptcp_throttle.errors import EXIT_STATUSES
 from mptcp_throttle.programs import ProgramFailed, output_of
 
 SERVICES: Final = ("mptcp-sniffer", "mptcp-throttled")
-"""Those without which nobody is throttled."""
+"""The services without which no subflow is throttled."""
 
 _RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 _CLD_EXITED: Final = "1"  # include/uapi/asm-generic/siginfo.h, as in ExecMainCode

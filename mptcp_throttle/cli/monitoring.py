@@ -43,8 +43,8 @@ def judge(findings: Sequence[Finding]) -> tuple[State, str]:
 
 def unknown(reason: str) -> tuple[State, str]:
     """The state and the line where nothing could be checked; of a `reason` with several lines, the first."""
-    first, *others = reason.splitlines() or [""]
-    return State.UNKNOWN, _line(State.UNKNOWN, first + (f"; and {len(others)} more" if others else ""))
+    first, *rest = reason.splitlines() or [""]
+    return State.UNKNOWN, _line(State.UNKNOWN, first + (f"; and {len(rest)} more" if rest else ""))
 
 
 def _line(state: State, text: str) -> str:

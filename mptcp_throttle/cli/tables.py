@@ -159,9 +159,8 @@ def _show_networks(console: Console, networks: Json) -> None:
 
 
 def _subnets(subnets: list[str], count: int) -> str:
-    """Those of a network, of which the daemon names only the first."""
-    more = count - len(subnets)
-    return ", ".join(subnets) if not more else f"{subnets[0]}, and {count - 1} more"
+    """The subnets of a network, of which the daemon names only the first."""
+    return ", ".join(subnets) if count == len(subnets) else f"{subnets[0]}, and {count - 1} more"
 
 
 def _mbps(bits_per_second: float | None) -> str:
@@ -196,7 +195,7 @@ def _rate(network: Json, rule: str) -> str:
 
 def show_connections(data: Json) -> None:
     """The answer to `connections`."""
-    has_uplinks = any(subflow["uplink_rule"] for of in data["connections"] for subflow in of["subflows"])
+    has_uplinks = any(subflow["uplink_rule"] for entry in data["connections"] for subflow in entry["subflows"])
     rates = ("rate", "uplink") if has_uplinks else ("rate",)
     table = Table(
         "token", "client", "network", "id", "backup", *rates, "class", "sends", "since join", "reason", box=None

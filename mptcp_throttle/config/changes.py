@@ -109,22 +109,22 @@ def _changed_networks(old: Config, new: Config) -> Iterator[Change]:
 
 def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]:
     prefix = f"network {new.name}:"
-    yield from (Change(f"{prefix} {gone}", "", None) for gone in _only_in(old.subnets, new.subnets))
-    yield from (Change(f"{prefix} {come}", None, "") for come in _only_in(new.subnets, old.subnets))
+    yield from (Change(f"{prefix} {gone}", "", None) for gone in _not_in(new.subnets, old.subnets))
+    yield from (Change(f"{prefix} {come}", None, "") for come in _not_in(old.subnets, new.subnets))
     for key, attribute in _NETWORK_KEYS.items():
         before, after = getattr(old, attribute), getattr(new, attribute)
         if before != after:
             yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))
 
 
-def _only_in(these: Iterable[Network], others: Iterable[Network]) -> Iterator[str]:
-    """The subnets that only `these` have, of many the number."""
-    absent = frozenset(others)
-    found = [subnet for subnet in these if subnet not in absent]
-    if len(found) > _MOST_NAMED:
-        yield f"{len(found)} subnets"
+def _not_in(present: Iterable[Network], subnets: Iterable[Network]) -> Iterator[str]:
+    """The subnets that are not among the `present` ones; if they are many, their number."""
+    present = frozenset(present)
+    missing = [subnet for subnet in subnets if subnet not in present]
+    if len(missing) > _MOST_NAMED:
+        yield f"{len(missing)} subnets"
     else:
-        yield from (f"subnet {subnet}" for subnet in found)
+        yield from (f"subnet {subnet}" for subnet in missing)
 
 
 def _text(key: str, value: object) -> str:

@@ -90,7 +90,7 @@ def find_sockets(path: Path) -> Sockets:
 
 
 def find_daemon_directory(path: Path) -> Path:
-    """The daemon's part of the run directory according to `path`; of the default one if it cannot be read from it."""
+    """The daemon's part of the run directory according to `path`, or of the default one if `path` does not say it."""
     try:
         return find_sockets(path).daemon.parent
     except ConfigError:
@@ -143,9 +143,9 @@ def _web(service: ServiceFile, file: YamlFile) -> list[str]:
         where = file.where(("web", "control"))
         problems.append(f"{where}: web.control: true: needs web.password_hash; allowed: false, or that too")
     if (web.certificate is None) != (web.key is None):
-        alone, other = ("certificate", "key") if web.key is None else ("key", "certificate")
+        alone, missing = ("certificate", "key") if web.key is None else ("key", "certificate")
         where = file.where(("web", alone))
-        problems.append(f"{where}: web.{alone}: {getattr(web, alone)}: needs web.{other}; allowed: null, or that too")
+        problems.append(f"{where}: web.{alone}: {getattr(web, alone)}: needs web.{missing}; allowed: null, or that too")
     is_for_others = web.listen is not None and not web.listen.host.is_loopback
     if is_for_others and None in (web.password_hash, web.certificate, web.key):
         where, needs = file.where(("web", "listen")), "web.password_hash, web.certificate and web.key"
@@ -214,7 +214,7 @@ def _networks(service_file: YamlFile, files: Sequence[Path] | None) -> tuple[Acc
     problems += [*_same_names(loaded), *_same_subnets(loaded)]
     if problems:
         raise ConfigError(problems)
-    return tuple(sorted((one.network for one in loaded), key=lambda n: (n.preference, n.name)))
+    return tuple(sorted((item.network for item in loaded), key=lambda n: (n.preference, n.name)))
 
 
 def _network(path: Path) -> _Loaded:
@@ -263,7 +263,7 @@ def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:
 
 
 def _idle_caps(loaded: list[_Loaded]) -> list[str]:
-    most_preferred = min(one.network.preference for one in loaded)
+    most_preferred = min(item.network.preference for item in loaded)
     problem = "never applies on a most preferred network; allowed: null, or limit instead"
     return [
         f"{file.where(key)}: {dotted(key)}: {cap}: {problem}"
@@ -285,18 +285,18 @@ def _same_names(loaded: list[_Loaded]) -> Iterator[str]:
 
 
 def _same_subnets(loaded: list[_Loaded]) -> list[str]:
-    """A line per subnet of two networks, up to a bound; one if all networks together have too many."""
+    """A line per subnet of two networks, up to a bound; and a line if all networks together have too many."""
     problems: list[str] = []
     owners: dict[Network, _Loaded] = {}
-    for one in loaded:
-        for subnet, place in one.places.items():
-            owner = owners.setdefault(subnet, one)
-            if owner is not one:
+    for item in loaded:
+        for subnet, place in item.places.items():
+            owner = owners.setdefault(subnet, item)
+            if owner is not item:
                 taken = _IS_TAKEN.format(owner.network.name, owner.places[subnet].where)
                 problems.append(f"{place}: {subnet}: {taken}")
     if len(problems) > _MOST_PROBLEMS:
-        more = len(problems) - _MOST_PROBLEMS
-        problems[_MOST_PROBLEMS:] = [f"{more} more subnets are in two networks; allowed: each subnet in one network"]
+        rest = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"{rest} more subnets are in two networks; allowed: each subnet in one network"]
     if len(owners) > _MOST_SUBNETS:
         where = loaded[0].file.path.parent
         problems.append(f"{where}: {len(owners)} subnets in all networks together; allowed: up to {_MOST_SUBNETS}")

@@ -1,4 +1,4 @@
-"""The hash of a password that logs in: who can read it in a configuration file cannot log in with it."""
+"""The hash of a log-in password: reading it in a configuration file is not enough to log in."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class PasswordHash:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `scrypt:SALT:HASH`. Raises ValueError."""
-        found = re.fullmatch(rf"scrypt:([0-9a-f]{{{2 * _SALT_BYTES}}}):([0-9a-f]{{{2 * _HASH_BYTES}}})", text, re.ASCII)
-        if found is None:
+        match = re.fullmatch(rf"scrypt:([0-9a-f]{{{2 * _SALT_BYTES}}}):([0-9a-f]{{{2 * _HASH_BYTES}}})", text, re.ASCII)
+        if match is None:
             raise ValueError("allowed: a hash that `mptcp-throttle-web --new-password` has printed, or null")
-        return cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]))
+        return cls(bytes.fromhex(match[1]), bytes.fromhex(match[2]))
 
     def matches(self, password: str) -> bool:
         """Whether it is the hash of this password; takes some tens of milliseconds."""

@@ -1,4 +1,4 @@
-"""The schema of the configuration files, and the frozen `Config` that is made of valid ones."""
+"""The schema of the configuration files, and the frozen `Config` that is made of valid files."""
 
 from __future__ import annotations
 
@@ -87,20 +87,20 @@ class ListenAddress:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `127.0.0.1:9721` or `[::1]:9721`. Raises ValueError."""
-        found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})", text, re.ASCII)
+        match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})", text, re.ASCII)
         with suppress(ValueError):
-            if found is not None and 0 < int(found[3]) < 65536:
-                return cls(ip_address(found[1] or found[2]), int(found[3]))
+            if match is not None and 0 < int(match[3]) < 65536:
+                return cls(ip_address(match[1] or match[2]), int(match[3]))
         raise ValueError("allowed: an IP address and a port, such as 127.0.0.1:9721 or [::1]:9721, or null")
 
-    def overlaps(self, other: ListenAddress) -> bool:
+    def overlaps(self, second: ListenAddress) -> bool:
         """Whether only one service can listen at both: `[::]` may include IPv4 (bindv6only in ip-sysctl)."""
-        if self.port != other.port:
+        if self.port != second.port:
             return False
-        hosts = {self.host, other.host}
-        if len(hosts) == 1:
+        if self.host == second.host:
             return True
-        return any(host.is_unspecified and host.version >= max(one.version for one in hosts) for host in hosts)
+        latest = max(self.host.version, second.host.version)
+        return any(host.is_unspecified and host.version >= latest for host in (self.host, second.host))
 
     def __str__(self) -> str:
         return str(Endpoint(self.host, self.port))

@@ -49,8 +49,8 @@ def read_subnets(path: Path, key: str) -> dict[Network, int]:
         if len(subnets) > MOST_IN_FILE:
             raise ConfigError([f"{path}:{number}: {shown(text)}: is one too many; allowed: {_ALLOWED}"])
     if len(problems) > _MOST_PROBLEMS:
-        more = len(problems) - _MOST_PROBLEMS
-        problems[_MOST_PROBLEMS:] = [f"{path}: {more} more lines are not subnets; allowed: {_ALLOWED}"]
+        rest = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"{path}: {rest} more lines are not subnets; allowed: {_ALLOWED}"]
     if not problems and not subnets:
         problems = [f"{path}: has no subnet; allowed: {_ALLOWED}"]
     if problems:

@@ -82,12 +82,12 @@ class InetDiag(NetlinkSocket):
 
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
         """
-        return (parse_socket(found, wanted) for found in self.list_payloads(states, ports))
+        return (parse_socket(payload, wanted) for payload in self.list_payloads(states, ports))
 
     def find(
         self, local: bytes, local_port: int, remote: bytes, remote_port: int, wanted: Container[int]
     ) -> TcpSocket | None:
-        """The socket with these ports and packed addresses, if there is one, in whatever state."""
+        """The socket with these ports and packed addresses, in whatever state; None if there is none."""
         family = socket.AF_INET if len(local) == _IPV4_BYTES else socket.AF_INET6
         ends = local_port, remote_port, local.ljust(16, b"\0"), remote.ljust(16, b"\0")
         payload = _FIND.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, *ends, _ANY_COOKIE)
@@ -97,8 +97,8 @@ class InetDiag(NetlinkSocket):
             if error.number == errno.ENOENT:
                 return None
             raise
-        found = (parse_socket(answer, wanted) for answer in answers)
-        return next((one for one in found if one.remote_port == remote_port), None)  # none that listens
+        sockets = (parse_socket(answer, wanted) for answer in answers)
+        return next((match for match in sockets if match.remote_port == remote_port), None)  # not a listening socket
 
     def list_payloads(self, states: int, ports: Sequence[int] = (ANY_PORT,)) -> Iterator[bytes]:
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""
@@ -150,10 +150,10 @@ def list_listening(diag: InetDiag) -> Iterator[ListeningSocket]:
     mptcp_subflow_create_socket). Older kernels tell only CAP_NET_ADMIN that it is one.
     """
     for payload in diag.list_payloads(LISTEN):
-        found = parse_socket(payload, {_INET_DIAG_ULP_INFO})
-        ulp = attributes(found.attributes.get(_INET_DIAG_ULP_INFO, b""))
+        listener = parse_socket(payload, {_INET_DIAG_ULP_INFO})
+        ulp = attributes(listener.attributes.get(_INET_DIAG_ULP_INFO, b""))
         is_mptcp = ulp.get(_INET_ULP_INFO_NAME, b"").rstrip(b"\0") == b"mptcp"
-        yield ListeningSocket(found.local, found.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
+        yield ListeningSocket(listener.local, listener.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
 
 
 def _address(family: int, data: bytes) -> bytes:

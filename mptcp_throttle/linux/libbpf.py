@@ -270,13 +270,13 @@ class BpfObject:
 
     def map(self, name: str) -> BpfMap:
         """The map of that name. Raises KernelError."""
-        found = self._find("map", name)
-        descriptor = _checked(f"map {name}", self._library.bpf_map__fd(found))
-        sizes = self._library.bpf_map__key_size(found), self._library.bpf_map__value_size(found)
+        pointer = self._find("map", name)
+        descriptor = _checked(f"map {name}", self._library.bpf_map__fd(pointer))
+        sizes = self._library.bpf_map__key_size(pointer), self._library.bpf_map__value_size(pointer)
         return BpfMap(descriptor, *sizes)
 
     def attach_cgroup(self, program: str, cgroup: Path) -> int:
-        """Attach a program to a cgroup, beside those of others, until `close`. Raises KernelError.
+        """Attach a program to a cgroup, beside programs that are there, until `close`. Raises KernelError.
 
         Returns the file descriptor of the link. A copy of it keeps the program attached when this process has ended.
         """
@@ -291,7 +291,7 @@ class BpfObject:
         return int(self._library.bpf_link__fd(link))
 
     def attach_interface(self, program: str, index: int, name: str, attach_type: AttachType) -> int:
-        """Attach a tc program to the interface of that index and name, beside those of others (TCX, Linux 6.6).
+        """Attach a tc program to the interface of that index and name, beside programs that are there (TCX, Linux 6.6).
 
         Returns the file descriptor of the link, which is the caller's: the program is detached when it and its copies
         are closed. Raises KernelError.
@@ -332,7 +332,7 @@ class BpfObject:
         return options.retval, after.raw[: options.data_size_out]
 
     def prepared(self, program: str, packet: bytes) -> Callable[[], None]:
-        """A function that does what `run` does, and returns nothing: for whoever runs it many times a second."""
+        """A function that does what `run` does, and returns nothing: for callers that run it many times a second."""
         size = ctypes.sizeof(_TestRunOptions)
         options = _TestRunOptions(sz=size, data_in=packet, data_size_in=len(packet), repeat=1)
         descriptor, reference = self.program(program), ctypes.byref(options)
@@ -351,7 +351,7 @@ class BpfObject:
     def close(self) -> None:
         """Detach the programs, and drop them and the maps."""
         for link in self._links.values():
-            self._library.bpf_link__detach(link)  # somebody may have a copy of the link
+            self._library.bpf_link__detach(link)  # another process may have a copy of the link
             self._library.bpf_link__destroy(link)
         self._links = {}
         if self._object:
@@ -372,7 +372,7 @@ def is_attached(link: int) -> bool:
 
 
 def detach_link(link: int) -> None:
-    """Detach the program of a link, by its file descriptor, whoever has copies. Raises KernelError."""
+    """Detach the program of a link, by its file descriptor, even if another process has copies. Raises KernelError."""
     _checked("bpf link detach", _libbpf().bpf_link_detach(link))
 
 

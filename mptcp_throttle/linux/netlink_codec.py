@@ -55,8 +55,8 @@ def status(message: Message) -> tuple[int, str]:
     number = -_ERROR.unpack_from(message.payload)[0]
     if not message.flags & NLM_F_ACK_TLVS:
         return number, ""
-    found = attributes(message.payload, _EXTENDED_ACK_OFFSET[message.type])
-    return number, text(found.get(_NLMSGERR_ATTR_MSG, b""))
+    details = attributes(message.payload, _EXTENDED_ACK_OFFSET[message.type])
+    return number, text(details.get(_NLMSGERR_ATTR_MSG, b""))
 
 
 def attributes(
@@ -66,16 +66,16 @@ def attributes(
 
     With `only`, just the attributes of these types: leaving out the others halves the time.
     """
-    found, last = {}, len(data) - _HEADER_BYTES
+    payloads, last = {}, len(data) - _HEADER_BYTES
     while offset <= last:
         length, type_ = _unpack_header(data, offset)
         type_ &= _TYPE_MASK
         if length < _HEADER_BYTES or type_ in before:
             break
         if only is None or type_ in only:
-            found[type_] = data[offset + _HEADER_BYTES : offset + length]
+            payloads[type_] = data[offset + _HEADER_BYTES : offset + length]
         offset += (length + 3) & ~3
-    return found
+    return payloads
 
 
 def nested(data: bytes) -> Iterator[bytes]:

@@ -212,11 +212,11 @@ class NetlinkSocket:
 
     def _received(self) -> list[Message]:
         """What has arrived, without waiting."""
-        found: list[Message] = []
+        received: list[Message] = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                found += messages(self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT))
-        return found
+                received += messages(self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT))
+        return received
 
     def _bind(self, groups: int) -> None:
         """Take a netlink port that pyroute2 does not count on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -14,7 +15,7 @@ OWN_HANDLE: Final = 0x4D50_0000
 
 FIFOS: Final = frozenset({"noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"})
 SEPARATING: Final = frozenset({"sfq", "fq_codel", "fq", "cake"})
-"""These keep flows apart: one that fills its queue delays no other."""
+"""These keep flows apart: a flow that fills its queue delays no other flow."""
 ACTIVE: Final = frozenset({"codel", "fq_codel", "pie", "cake"})
 """These drop or mark packets early, so that queues stay short."""
 MULTIQUEUE: Final = frozenset({"mq", "multiq"})
@@ -27,11 +28,11 @@ RESTORABLE: Final = frozenset(
         *("mq", "multiq", "prio"),
     }
 )
-"""Those whose options and children are all that there is to them."""
+"""Kinds whose options and children are all that there is to them."""
 
 
 class SeenQdisc(NamedTuple):
-    """A qdisc of an interface, as the kernel lists it. The handle of one that nobody has configured is 0."""
+    """A qdisc of an interface, as the kernel lists it. The kernel's default has the handle 0."""
 
     kind: str
     handle: int
@@ -40,15 +41,16 @@ class SeenQdisc(NamedTuple):
 
 def seen_qdiscs(ip: IPRoute) -> dict[int, tuple[SeenQdisc, ...]]:
     """By the index of each interface, its qdiscs as `root_first` orders them. Raises what pyroute2 raises."""
-    found: dict[int, list[SeenQdisc]] = {}
-    for one in ip.get_qdiscs():
-        found.setdefault(one["index"], []).append(SeenQdisc(one.get_attr("TCA_KIND"), one["handle"], one["parent"]))
-    return {index: root_first(qdiscs) for index, qdiscs in found.items()}
+    seen: dict[int, list[SeenQdisc]] = defaultdict(list)
+    for qdisc in ip.get_qdiscs():
+        seen[qdisc["index"]].append(SeenQdisc(qdisc.get_attr("TCA_KIND"), qdisc["handle"], qdisc["parent"]))
+    return {index: root_first(qdiscs) for index, qdiscs in seen.items()}
 
 
 def root_first(qdiscs: Iterable[SeenQdisc]) -> tuple[SeenQdisc, ...]:
-    """Of the qdiscs of one interface those that queue, the root first; empty without a root."""
-    queueing = sorted((one for one in qdiscs if one.parent != TC_H_CLSACT), key=lambda one: one.parent != TC_H_ROOT)
+    """The qdiscs of an interface that queue, the root first; empty without a root."""
+    queueing = [qdisc for qdisc in qdiscs if qdisc.parent != TC_H_CLSACT]
+    queueing.sort(key=lambda qdisc: qdisc.parent != TC_H_ROOT)
     return tuple(queueing) if queueing and queueing[0].parent == TC_H_ROOT else ()
 
 
@@ -60,12 +62,12 @@ def is_own(tree: Sequence[SeenQdisc]) -> bool:
 def kind_in_the_way(tree: Sequence[SeenQdisc]) -> str | None:
     """The first kind that cannot be restored, so that HTB does not take the root's place; None if there is none.
 
-    `tree` has the root first. What nobody has configured comes back by itself. Filters and size tables, which are in
+    `tree` has the root first. The kernel's default comes back by itself. Filters and size tables, which are in
     the way too, are not seen here.
     """
     if is_own(tree) or not tree[0].handle:
         return None
-    return next((one.kind for one in tree if one.handle and one.kind not in RESTORABLE), None)
+    return next((qdisc.kind for qdisc in tree if qdisc.handle and qdisc.kind not in RESTORABLE), None)
 
 
 def lost_beside_htb(kinds: Sequence[str], queues: int) -> tuple[str, ...]:

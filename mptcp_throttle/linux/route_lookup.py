@@ -38,8 +38,8 @@ class RouteLookup:
         """The first address of an interface that is not for its link alone; None if it has none, or does not exist."""
         with netlink_call(f"ip -{ip_version} address show dev {interface}"):
             index = next((number for number, name in if_nameindex() if name == interface), None)
-            found = () if index is None else self._ip.get_addr(index=index, family=_FAMILIES[ip_version])
-            addresses = (ip_address(one.get_attr("IFA_ADDRESS")) for one in found)
+            messages = () if index is None else self._ip.get_addr(index=index, family=_FAMILIES[ip_version])
+            addresses = (ip_address(message.get_attr("IFA_ADDRESS")) for message in messages)
             return next((address for address in addresses if not address.is_link_local), None)
 
     def interface_to(self, destination: Address, source: Address | None = None) -> str | None:

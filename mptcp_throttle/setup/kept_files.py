@@ -37,7 +37,7 @@ def staged(texts: Mapping[str, str]) -> Iterator[Path]:
             for name, text in texts.items():
                 (directory / name).write_text(text, encoding="utf-8")
         except OSError as error:
-            # Without a usable directory, the text is that of the module tempfile, which names those that it has tried.
+            # Without a usable directory, tempfile gives as the reason the directories that it has tried.
             raise UserError(f"setup: temporary files cannot be written: {error.strerror}", os.EX_IOERR) from error
         yield directory
 

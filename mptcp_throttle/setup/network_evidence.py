@@ -15,13 +15,12 @@ from mptcp_throttle.rpc.wire import decode_connection, decode_token
 
 _POLL_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.5
-# With many readers, the sniffer lets none of them wait.
+# The sniffer answers at once while it has many readers.
 _PAUSE_SECONDS: Final = 0.05
 _MOST_CONNECTIONS: Final = 16384
 _MOST_SIGHTINGS: Final = 16384
 _MOST_ADDRESSES: Final = 8
 _CLIENT: Final = ClientPrefix()
-
 
 _Position = tuple[str, int]
 """An epoch of the sniffer's table, and a revision."""
@@ -84,11 +83,11 @@ class Evidence:
 def _joined(before: Sighting | None, connection: Connection) -> Sighting:
     """With the addresses that it has had before, but no more than a client needs."""
     before = before or Sighting(frozenset())
-    found = {client_address(one.ends.client.address): one.backup or one.backup_at_join for one in connection.subflows}
+    is_backup = {client_address(s.ends.client.address): s.backup or s.backup_at_join for s in connection.subflows}
     room = _MOST_ADDRESSES - len(before.addresses)
-    new = frozenset(islice((address for address in found if address not in before.addresses), room))
+    new = frozenset(islice((address for address in is_backup if address not in before.addresses), room))
     addresses = before.addresses | new
-    backups = frozenset(address for address, backup in found.items() if backup and address in addresses)
+    backups = frozenset(address for address, backup in is_backup.items() if backup and address in addresses)
     return Sighting(addresses, before.backups | backups)
 
 
@@ -133,8 +132,9 @@ def _follow_changes(
         if answer.get("resync"):
             return False
         for change in answer["changes"]:
-            found = change["connection"]
-            evidence.add(decode_token(change["token"]), None if found is None else decode_connection(found))
+            connection = change["connection"]
+            decoded = None if connection is None else decode_connection(connection)
+            evidence.add(decode_token(change["token"]), decoded)
         revision = answer["revision"]
         if not answer["changes"]:
             time.sleep(_PAUSE_SECONDS)
@@ -144,8 +144,8 @@ def _follow_changes(
 def _take_table(client: RpcClient, evidence: Evidence) -> _Position:
     first = part = client.call("snapshot")
     while True:
-        for one in map(decode_connection, part["connections"]):
-            evidence.add(one.token, one)
+        for connection in map(decode_connection, part["connections"]):
+            evidence.add(connection.token, connection)
         if part["next"] is None:
             return first["epoch"], first["revision"]
         part = client.call("snapshot", part["next"])

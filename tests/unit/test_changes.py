@@ -86,9 +86,9 @@ def test_changed_setting_is_one_line_with_the_restart_it_needs(tmp_path: Path, o
     ],
 )
 def test_changed_key_of_a_network_needs_no_restart(tmp_path: Path, lte: str, lines: list[str]) -> None:
-    found = changes(config(tmp_path), config(tmp_path, lte=lte, wifi=WIFI))
-    assert [str(change) for change in found] == lines
-    assert not any(change.restart for change in found)
+    differences = changes(config(tmp_path), config(tmp_path, lte=lte, wifi=WIFI))
+    assert [str(change) for change in differences] == lines
+    assert not any(change.restart for change in differences)
 
 
 def test_comments_order_and_file_names_are_no_change(tmp_path: Path) -> None:

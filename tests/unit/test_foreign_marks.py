@@ -35,12 +35,12 @@ def saved(*rules: str, table: str = "mangle") -> str:
     ],
 )
 def test_targets_of_iptables_change_these_bits(target: str, is_found: bool) -> None:
-    found = iptables_chains(saved(f'-A POSTROUTING -p tcp -m comment --comment "it\'s one" -j {target}'), MASK)
-    assert found == ["POSTROUTING"] * is_found
+    chains = iptables_chains(saved(f'-A POSTROUTING -p tcp -m comment --comment "it\'s one" -j {target}'), MASK)
+    assert chains == ["POSTROUTING"] * is_found
 
 
 @pytest.mark.parametrize(
-    ("rules", "found"),
+    ("rules", "chains"),
     [
         (
             [f"-A POSTROUTING -p tcp -j {OWN_CHAIN}", "-A POSTROUTING -j MARK --set-xmark 0x0/0xffffffff"],
@@ -53,8 +53,8 @@ def test_targets_of_iptables_change_these_bits(target: str, is_found: bool) -> N
         ([f"-A POSTROUTING -p tcp -j {OWN_CHAIN}", f"-A {OWN_CHAIN} -j MARK --set-xmark 0x20000/0xffff0000"], []),
     ],
 )
-def test_chains_of_iptables_count_if_packets_get_there_after_ours(rules: list[str], found: list[str]) -> None:
-    assert iptables_chains(saved(*rules), MASK) == found
+def test_chains_of_iptables_count_if_packets_get_there_after_ours(rules: list[str], chains: list[str]) -> None:
+    assert iptables_chains(saved(*rules), MASK) == chains
     assert iptables_chains(saved(*rules, table="nat"), MASK) == []
 
 
@@ -125,7 +125,7 @@ def test_hooks_of_nftables_count_if_they_are_after_ours(hook: str, priority: int
 
 
 @pytest.mark.parametrize(
-    ("jump", "found"),
+    ("jump", "chains"),
     [
         ({"jump": {"target": "sub"}}, ["sub of table inet t"]),
         ({"vmap": {"key": MARK, "data": {"set": [[1, {"jump": {"target": "sub"}}]]}}}, ["sub of table inet t"]),
@@ -133,8 +133,8 @@ def test_hooks_of_nftables_count_if_they_are_after_ours(hook: str, priority: int
         ({"jump": {"target": "other"}}, []),
     ],
 )
-def test_chains_of_nftables_count_if_packets_get_there(jump: Json, found: list[str]) -> None:
-    assert nft_chains(ruleset(("post", jump), ("sub", SET_MARK)), MASK) == found
+def test_chains_of_nftables_count_if_packets_get_there(jump: Json, chains: list[str]) -> None:
+    assert nft_chains(ruleset(("post", jump), ("sub", SET_MARK)), MASK) == chains
 
 
 def test_priorities_of_packets_that_iptables_changes_are_found() -> None:

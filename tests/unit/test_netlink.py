@@ -130,8 +130,8 @@ INTERRUPTED: Final = listing(b"one", flags=NLM_F_DUMP_INTR)
 @given(st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=9))))
 def test_messages_are_those_that_were_packed(packed: list[tuple[int, int, bytes]]) -> None:
     padded = [pack(type_, 1, number, body + bytes(-len(body) % 4)) for type_, number, body in packed]
-    found = [(type_, number, body) for type_, _, number, body in messages(b"".join(padded))]
-    assert found == [(type_, number, body + bytes(-len(body) % 4)) for type_, number, body in packed]
+    unpadded = [(type_, number, body) for type_, _, number, body in messages(b"".join(padded))]
+    assert unpadded == [(type_, number, body + bytes(-len(body) % 4)) for type_, number, body in packed]
 
 
 @given(st.dictionaries(st.integers(0, 2**14 - 1), st.binary(max_size=9)))
@@ -334,9 +334,9 @@ SOCKET: Final = pack_struct(
 
 def test_inet_diag_lists_a_socket_with_its_cookie(answer: Answer) -> None:
     answer(listing(SOCKET), listing())
-    (found,) = InetDiag().sockets(ESTABLISHED, {2})
-    assert found[:4] == (b"\x0a\0\0\1", 8080, b"\x0a\0\0\2", 40000)
-    assert found.cookie == b"cookie!!"
+    (listed,) = InetDiag().sockets(ESTABLISHED, {2})
+    assert listed[:4] == (b"\x0a\0\0\1", 8080, b"\x0a\0\0\2", 40000)
+    assert listed.cookie == b"cookie!!"
 
 
 @pytest.mark.parametrize(
@@ -393,6 +393,6 @@ def test_list_subflows_has_what_was_closed_with_something_still_to_send(answer: 
         listing(subflow(1), subflow(2, LAST_ACK, 1), subflow(3, LAST_ACK, 2), subflow(4, CLOSE_WAIT)), listing()
     )
     listed = list_subflows([8080]).subflows
-    assert {ends.client.port: found.closing for ends, found in listed.items()} == {1: False, 3: True, 4: False}
+    assert {ends.client.port: seen.closing for ends, seen in listed.items()} == {1: False, 3: True, 4: False}
     # TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING
     assert unpack("=4xI", fake.sent[0][0].payload[:8]) == (sum(1 << state for state in (1, 4, 8, 9, 11)),)

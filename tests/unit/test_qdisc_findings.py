@@ -35,10 +35,10 @@ def test_own_htb_has_no_problem() -> None:
 
 @pytest.mark.parametrize("kinds", [("cake",), ("htb", "fq_codel"), ("mq", "cake")])
 def test_qdisc_that_cannot_be_restored_prevents_caps(kinds: tuple[str, ...]) -> None:
-    found = finding(*kinds)
-    assert found.problem is not None
-    assert "cannot be restored exactly" in found.problem
-    assert found.harm
+    judged = finding(*kinds)
+    assert judged.problem is not None
+    assert "cannot be restored exactly" in judged.problem
+    assert judged.harm
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_qdisc_that_cannot_be_restored_prevents_caps(kinds: tuple[str, ...]) -> 
     ],
 )
 def test_what_other_traffic_loses_is_a_remark(kinds: tuple[str, ...], queues: int, losses: str) -> None:
-    found = finding(*kinds, queues=queues)
-    assert found == Finding(SUBJECT, remark=f"while anybody is throttled, HTB is in place of {losses}")
+    judged = finding(*kinds, queues=queues)
+    assert judged == Finding(SUBJECT, remark=f"while a subflow is throttled, HTB is in place of {losses}")
 
 
 def test_forced_replacement_is_a_remark_about_its_losses() -> None:
-    found = finding("cake", force=True)
-    assert found.problem is None
-    assert found.remark is not None
-    assert "flows share one queue" in found.remark
+    judged = finding("cake", force=True)
+    assert judged.problem is None
+    assert judged.remark is not None
+    assert "flows share one queue" in judged.remark
 
 
 def test_default_of_the_kernel_comes_back_whatever_it_is() -> None:

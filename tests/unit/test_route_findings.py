@@ -91,7 +91,7 @@ def test_subnet_is_looked_up_where_no_longer_prefix_is(
 
     monkeypatch.setattr(proxy_checks, "_leaving_elsewhere", look_up)
     routes(host)
-    assert [(one.name, str(one.address)) for one in looked_up] == [
+    assert [(place.name, str(place.address)) for place in looked_up] == [
         ("0.0.0.0/0", "192.0.2.1"),
         ("10.1.0.0/24", "10.1.0.1"),
         ("10.0.0.0/16", "10.0.0.1"),
@@ -99,7 +99,7 @@ def test_subnet_is_looked_up_where_no_longer_prefix_is(
     looked_up.clear()
     clients.append(client("10.1.0.2"))
     routes(host)
-    assert [one.name for one in looked_up] == ["10.1.0.2", "0.0.0.0/0", "10.0.0.0/16"]
+    assert [place.name for place in looked_up] == ["10.1.0.2", "0.0.0.0/0", "10.0.0.0/16"]
 
 
 def test_more_subnets_than_are_looked_up_are_unchecked(

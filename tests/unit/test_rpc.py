@@ -56,8 +56,8 @@ def post(body: bytes, length: object = None) -> bytes:
     return f"POST / HTTP/1.0\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
 
-def request(method: str, *params: Json, **more: Json) -> bytes:
-    return post(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1, **more}).encode())
+def request(method: str, *params: Json, **extra: Json) -> bytes:
+    return post(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1, **extra}).encode())
 
 
 def connect(path: Path, data: bytes = b"") -> socket.socket:

@@ -152,9 +152,9 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
     ],
 )
 def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
-    found = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
-    assert len(found) == 1
-    assert found[0].startswith(line)
+    refusals = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
+    assert len(refusals) == 1
+    assert refusals[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, servi
     ],
 )
 def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, network: str, line: str) -> None:
-    found = problems(tmp_path, SERVICE, e=network, wifi=WIFI)
-    assert len(found) == 1
-    assert found[0].startswith(line)
+    refusals = problems(tmp_path, SERVICE, e=network, wifi=WIFI)
+    assert len(refusals) == 1
+    assert refusals[0].startswith(line)
 
 
 def test_problems_are_reported_all_at_once(tmp_path: Path) -> None:
@@ -237,15 +237,15 @@ def test_problems_are_reported_all_at_once(tmp_path: Path) -> None:
 
 
 def test_problems_of_service_and_network_files_are_reported_together(tmp_path: Path) -> None:
-    found = problems(tmp_path, SERVICE + "colour: red\n", e=ETHERNET + "per: host\n", wifi=WIFI)
-    assert [line.split(": ")[:2] for line in found] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
+    refusals = problems(tmp_path, SERVICE + "colour: red\n", e=ETHERNET + "per: host\n", wifi=WIFI)
+    assert [line.split(": ")[:2] for line in refusals] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
 
 
 @pytest.mark.parametrize(("line", "key"), [("cap: 1mbit", "cap"), ("uplink: {cap: 1mbit}", "uplink.cap")])
 def test_cap_that_can_never_apply_is_refused(tmp_path: Path, line: str, key: str) -> None:
     refused = "never applies on a most preferred network; allowed: null, or limit instead"
-    found = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}{line}\n")
-    assert found == [f"networks.d/wifi.yaml:4: {key}: 1mbit: {refused}"]
+    refusals = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}{line}\n")
+    assert refusals == [f"networks.d/wifi.yaml:4: {key}: 1mbit: {refused}"]
 
 
 @pytest.mark.parametrize("obstacle", ["pacing: false", "kernel_decides: off"])
@@ -374,13 +374,13 @@ def test_subnets_of_a_network_may_contain_others(tmp_path: Path, subnets: str) -
 
 
 def test_two_networks_may_not_share_a_name(tmp_path: Path) -> None:
-    found = problems(tmp_path, SERVICE, a=WIFI, b=WIFI.replace("10.2.0.0", "10.3.0.0"))
-    assert found[0].startswith("networks.d/b.yaml:1: name: wifi: is taken by ")
+    refusals = problems(tmp_path, SERVICE, a=WIFI, b=WIFI.replace("10.2.0.0", "10.3.0.0"))
+    assert refusals[0].startswith("networks.d/b.yaml:1: name: wifi: is taken by ")
 
 
 def test_configuration_without_networks_is_refused(tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, SERVICE)
-    assert found.startswith(
+    (refusal,) = problems(tmp_path, SERVICE)
+    assert refusal.startswith(
         "service.yaml:1: networks_directory: networks.d: has no access network; allowed: one NAME.yaml"
     )
 

@@ -106,8 +106,8 @@ def test_both_services_can_make_the_run_directory_at_once(tmp_path: Path) -> Non
 
     with ThreadPoolExecutor(2) as services:
         started = [services.submit(start, name) for name in ("sniffer", "daemon")]
-        for one in started:
-            one.result()
+        for future in started:
+            future.result()
     assert len(list(tmp_path.glob("*/run/*/*.lock"))) == 600
 
 

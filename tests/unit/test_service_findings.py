@@ -60,9 +60,9 @@ def test_capture_that_misses_an_interface_is_a_problem_with_its_remedy() -> None
     remedy = "set the interface up, or correct proxy.interface or proxy.interfaces"
     for captured, missing in ((["eth0"], "wg0"), ([], "eth0, wg0")):
         host = replace(examined_host(), sniffer={**fine, "captured": captured})
-        (found,) = (finding for finding in service_checks.sniffer(host) if finding.problem)
+        (finding,) = (finding for finding in service_checks.sniffer(host) if finding.problem)
         problem = f"none on {missing}, missing or down"
-        assert found == Finding("capture", problem, remedy, harm=not captured)
+        assert finding == Finding("capture", problem, remedy, harm=not captured)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_capture_that_misses_an_interface_is_a_problem_with_its_remedy() -> None
 )
 def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:
     assert [finding for finding in daemon_findings(status()) if finding.problem] == []
-    (found,) = (finding for finding in daemon_findings(status(**wrong)) if finding.problem)
-    assert found.remedy
+    (finding,) = (finding for finding in daemon_findings(status(**wrong)) if finding.problem)
+    assert finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_rules_that_iptables_does_not_show_are_a_note(
 @pytest.mark.parametrize("classifier", ["socket", "nft", "ovs"])
 def test_host_without_rules_has_no_note_of_iptables(classifier: str) -> None:
     host = replace(examined_host(), daemon=status(classifier=classifier))
-    found: list[Finding] = list(mark_checks.legacy_tables(host))
-    assert found == []
+    findings: list[Finding] = list(mark_checks.legacy_tables(host))
+    assert findings == []

@@ -110,11 +110,11 @@ def test_port_without_a_listener_names_the_ports_of_squid(
     configuration.write_text(lines)
     (finding,) = proxy_checks.listeners(examined_host())
     assert (finding.problem, finding.harm) == ("no process listens on it", True)
-    more = (
+    hint = (
         f"; Squid's http_port is {listed}: set proxy.ports to it, or write `http_port 8080` into a file in"
         " /etc/squid/conf.d, and `http_access allow` for the subnets of the clients"
     )
-    assert finding.remedy == f"{without.remedy}{'' if listed is None else more}"
+    assert finding.remedy == f"{without.remedy}{'' if listed is None else hint}"
 
 
 def test_file_that_includes_itself_is_read(configuration: Path) -> None:

@@ -53,10 +53,10 @@ def found_in_the_map(address: Address, networks: tuple[AccessNetwork, ...]) -> b
 )
 def test_longest_prefix_gives_the_network_of_an_address(address: str, name: str) -> None:
     for networks in (NETWORKS, NETWORKS[::-1]):
-        found = network_table(networks).find(ip_address(address))
-        assert found is not None
-        assert found.name == name
-        assert found_in_the_map(ip_address(address), networks) == _network(found)
+        located = network_table(networks).find(ip_address(address))
+        assert located is not None
+        assert located.name == name
+        assert found_in_the_map(ip_address(address), networks) == _network(located)
 
 
 def test_catch_all_of_one_ip_version_has_no_address_of_the_other() -> None:

@@ -61,20 +61,20 @@ def test_subnets_are_read_without_comments_and_blank_lines(tmp_path: Path) -> No
     ],
 )
 def test_subnets_file_with_an_error_is_refused_in_one_line(tmp_path: Path, content: str | bytes, line: str) -> None:
-    (found,) = refused(tmp_path, content)
-    assert found.startswith(line)
+    (refusal,) = refused(tmp_path, content)
+    assert refusal.startswith(line)
 
 
 def test_subnets_file_of_another_kind_is_refused_in_a_few_lines(tmp_path: Path) -> None:
-    found = refused(tmp_path, "<html>\n" * 500)
-    assert len(found) == 11
-    assert found[-1].startswith("lte.subnets: 490 more lines are not subnets; allowed: one subnet per line")
+    refusals = refused(tmp_path, "<html>\n" * 500)
+    assert len(refusals) == 11
+    assert refusals[-1].startswith("lte.subnets: 490 more lines are not subnets; allowed: one subnet per line")
 
 
 def test_subnets_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subnets, "MOST_IN_FILE", 2)
-    (found,) = refused(tmp_path, "10.1.0.0/24\n10.2.0.0/24\n10.2.0.0/24\n10.3.0.0/24\n10.4.0.0/24\n")
-    assert found.startswith("lte.subnets:4: '10.3.0.0/24': is one too many; allowed: one subnet per line, up to ")
+    (refusal,) = refused(tmp_path, "10.1.0.0/24\n10.2.0.0/24\n10.2.0.0/24\n10.3.0.0/24\n10.4.0.0/24\n")
+    assert refusal.startswith("lte.subnets:4: '10.3.0.0/24': is one too many; allowed: one subnet per line, up to ")
 
 
 def test_subnets_of_file_and_list_are_those_of_the_network(tmp_path: Path) -> None:
@@ -97,23 +97,23 @@ def test_missing_subnets_file_is_named_with_its_key(tmp_path: Path) -> None:
 
 
 def test_subnet_in_a_file_and_in_another_network_names_both_lines(tmp_path: Path) -> None:
-    (found,) = problems(configuration(tmp_path, "10.1.0.0/24\n172.20.0.0/24\n"))
-    assert found.startswith("wifi.yaml:3: subnets[1]: 172.20.0.0/24: is a subnet of network lte too (")
-    assert "(lte.subnets:2); allowed: each subnet in one network" in found
+    (refusal,) = problems(configuration(tmp_path, "10.1.0.0/24\n172.20.0.0/24\n"))
+    assert refusal.startswith("wifi.yaml:3: subnets[1]: 172.20.0.0/24: is a subnet of network lte too (")
+    assert "(lte.subnets:2); allowed: each subnet in one network" in refusal
 
 
 def test_same_subnets_in_two_files_are_a_bounded_report(tmp_path: Path) -> None:
     path = configuration(tmp_path)
     (tmp_path / "networks.d" / "dsl.yaml").write_text(LTE.replace("lte\n", "dsl\n", 1))
-    found = problems(path)
-    assert len(found) == 11
-    assert found[10] == "2990 more subnets are in two networks; allowed: each subnet in one network"
+    refusals = problems(path)
+    assert len(refusals) == 11
+    assert refusals[10] == "2990 more subnets are in two networks; allowed: each subnet in one network"
 
 
 def test_subnets_of_all_networks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_MOST_SUBNETS", 3001)
-    (found,) = problems(configuration(tmp_path))
-    assert found.endswith("networks.d: 3002 subnets in all networks together; allowed: up to 3001")
+    (refusal,) = problems(configuration(tmp_path))
+    assert refusal.endswith("networks.d: 3002 subnets in all networks together; allowed: up to 3001")
 
 
 def test_changed_content_of_a_subnets_file_is_a_change(tmp_path: Path) -> None:

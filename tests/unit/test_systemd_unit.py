@@ -70,10 +70,10 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | ProgramFailed | 
     answers: dict[str, str | ProgramFailed | None] = {"systemctl": RUNNING, "journalctl": "the reason\n"}
 
     def answer(name: str, *_: str) -> str | None:
-        found = answers[name]
-        if isinstance(found, ProgramFailed):
-            raise found
-        return found
+        reply = answers[name]
+        if isinstance(reply, ProgramFailed):
+            raise reply
+        return reply
 
     monkeypatch.setattr(systemd_unit, "output_of", answer)
     monkeypatch.setattr(systemd_unit, "_RUNNING", Path("/"))

@@ -1,7 +1,7 @@
-"""Which chains of others change marks or priorities of packets after ours: pure functions of what the tools list.
+"""Which foreign chains change marks or priorities of packets after ours: pure functions of what the tools list.
 
 Ours is in the hook POSTROUTING with the priority of `mangle`, in front of what iptables-legacy(8) has there. Which of
-several tables with one priority is first depends on which was made first: those of others count as later. Where the
+several tables with one priority is first depends on which was made first: foreign tables count as later. Where the
 socket names the class, all chains that see what leaves this host are later (`all_hooks`).
 """
 
@@ -36,9 +36,9 @@ def iptables_chains(saved: str, mask: int | None, *, all_hooks: bool = False) ->
     targets = [_option(rule, "-j") for rule in rules[_HOOK]]
     if OWN_CHAIN in targets and not all_hooks:
         rules[_HOOK] = rules[_HOOK][targets.index(OWN_CHAIN) + 1 :]
-    jumps = {chain: [_option(rule, "-j") or _option(rule, "-g") for rule in of] for chain, of in rules.items()}
+    jumps = {chain: [_option(rule, "-j") or _option(rule, "-g") for rule in listed] for chain, listed in rules.items()}
     reached = _reached([_OUTPUT, _HOOK] if all_hooks else [_HOOK], jumps)
-    return [chain for chain, of in rules.items() if chain in reached and any(_changes(rule, mask) for rule in of)]
+    return [chain for chain in rules if chain in reached and any(_changes(rule, mask) for rule in rules[chain])]
 
 
 def _mangle_rules(saved: str) -> defaultdict[str, list[list[str]]]:
@@ -85,9 +85,9 @@ def nft_chains(ruleset: Json, mask: int | None, *, all_hooks: bool = False) -> l
     """
     tables: dict[tuple[str, str], list[Json]] = defaultdict(list)
     for item in ruleset["nftables"]:
-        for kind, one in item.items():
+        for kind, described in item.items():
             if kind in {"chain", "rule", "map"}:
-                tables[one["family"], one["table"]].append(item)
+                tables[described["family"], described["table"]].append(item)
     return [
         f"{chain} of table {family} {table}"
         for (family, table), items in tables.items()
@@ -106,10 +106,10 @@ def _chains_of_table(items: Iterable[Json], mask: int | None, *, all_hooks: bool
                 hooked.append(chain["name"])
             case {"rule": rule}:
                 rules[rule["chain"]].append(rule["expr"])
-            case {"map": found}:
-                maps[f"@{found['name']}"] = found.get("elem")
-    reached = _reached(hooked, {chain: list(_targets(of, maps)) for chain, of in rules.items()})
-    return (chain for chain, of in rules.items() if chain in reached and any(_nft_changes(rule, mask) for rule in of))
+            case {"map": map_}:
+                maps[f"@{map_['name']}"] = map_.get("elem")
+    reached = _reached(hooked, {chain: list(_targets(listed, maps)) for chain, listed in rules.items()})
+    return (chain for chain in rules if chain in reached and any(_nft_changes(rule, mask) for rule in rules[chain]))
 
 
 def _is_later(chain: Json, *, all_hooks: bool) -> bool:
@@ -135,13 +135,13 @@ def _targets(part: Json, maps: Mapping[str, Json]) -> Iterator[str]:
 
 def _nft_changes(rule: Iterable[Json], mask: int | None) -> bool:
     if mask is None:
-        return any("mangle" in one and one["mangle"]["key"] == _PACKET_PRIORITY for one in rule)
+        return any("mangle" in part and part["mangle"]["key"] == _PACKET_PRIORITY for part in rule)
     return bool(_nft_bits(rule) & mask)
 
 
 def _nft_bits(rule: Iterable[Json]) -> int:
     """The bits of the mark that a rule may change."""
-    values = [one["mangle"]["value"] for one in rule if "mangle" in one and one["mangle"]["key"] == _MARK]
+    values = [part["mangle"]["value"] for part in rule if "mangle" in part and part["mangle"]["key"] == _MARK]
     return reduce(or_, map(_changed_bits, values), 0)
 
 

@@ -46,7 +46,7 @@ def _missing(problems: Iterable[str], *, harm: bool) -> Iterator[Finding]:
 
 
 def listeners(host: Host) -> Iterator[Finding]:
-    """Whether somebody listens on each port of the proxy, with MPTCP."""
+    """Whether a process listens on each port of the proxy, with MPTCP."""
     for port in host.config.proxy.ports:
         subject = f"proxy port {port}"
         if _listens("-M", port):
@@ -86,20 +86,20 @@ def routes(host: Host) -> list[Finding]:
             subnets = _subnets(config, known, lookup)
             destinations = [*known, *islice(subnets, _MOST_SUBNETS)]
             elsewhere = _leaving_elsewhere(lookup, destinations, config.proxy.interfaces)
-            others = (clients, f"{_MOST_CLIENTS} clients"), (subnets, f"{_MOST_SUBNETS} subnets without a client")
-            more = [most for those, most in others if next(those, None) is not None]
+            bounds = (clients, f"{_MOST_CLIENTS} clients"), (subnets, f"{_MOST_SUBNETS} subnets without a client")
+            exceeded = [bound for rest, bound in bounds if next(rest, None) is not None]
     except KernelError as error:
         return [Finding(subject, unchecked=str(error))]
-    unchecked = (Finding(subject, unchecked=f"those to more than {most}") for most in more)
+    unchecked = (Finding(subject, unchecked=f"those to more than {bound}") for bound in exceeded)
     return [*or_ok(subject, _judge(elsewhere, config.proxy.interfaces)), *unchecked]
 
 
 def _clients(config: Config) -> Iterator[_Destination]:
-    """Those to which it can send, each address once for each address of the proxy. Raises KernelError."""
+    """The clients to which it can send, each once for each address of the proxy. Raises KernelError."""
     with InetDiag() as diag:
         sockets = read_consistently(lambda: list(diag.sockets(SENDING, (), config.proxy.ports)))
     table = network_table(config.networks)
-    for remote, local in sorted({(one.remote, one.local) for one in sockets}):
+    for remote, local in sorted({(seen.remote, seen.local) for seen in sockets}):
         client = ip_address(remote)
         network = table.find(client)
         if network is not None:
@@ -107,7 +107,7 @@ def _clients(config: Config) -> Iterator[_Destination]:
 
 
 def _subnets(config: Config, clients: Sequence[_Destination], lookup: RouteLookup) -> Iterator[_Destination]:
-    """Those in which no client is, but for those whose first address is in a subnet of this one. Raises KernelError."""
+    """Subnets without a client, unless their first address is in a smaller subnet of them. Raises KernelError."""
     # Of several routing tables, the source may choose one (ip-rule(8)).
     sources = {version: _source(lookup, config.proxy.interfaces, version) for version in (4, 6)}
     table = SubnetTable((subnet, subnet) for network in config.networks for subnet in network.subnets)
@@ -120,8 +120,8 @@ def _subnets(config: Config, clients: Sequence[_Destination], lookup: RouteLooku
 
 
 def _source(lookup: RouteLookup, interfaces: tuple[str, ...], ip_version: int) -> Address | None:
-    found = (lookup.address_of(interface, ip_version) for interface in interfaces)
-    return next((address for address in found if address is not None), None)
+    addresses = (lookup.address_of(interface, ip_version) for interface in interfaces)
+    return next((address for address in addresses if address is not None), None)
 
 
 def _address_in(subnet: Network) -> Address:
@@ -132,12 +132,12 @@ def _leaving_elsewhere(
     lookup: RouteLookup, destinations: Iterable[_Destination], interfaces: tuple[str, ...]
 ) -> dict[tuple[str, str], list[_Destination]]:
     """The destinations by network, by its name, and the interface that is used instead. Raises KernelError."""
-    found = defaultdict(list)
-    for one in destinations:
-        used = lookup.interface_to(one.address, one.source)
+    elsewhere = defaultdict(list)
+    for destination in destinations:
+        used = lookup.interface_to(destination.address, destination.source)
         if used is not None and used not in interfaces:
-            found[one.network.name, used].append(one)
-    return found
+            elsewhere[destination.network.name, used].append(destination)
+    return elsewhere
 
 
 def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: tuple[str, ...]) -> Iterator[Finding]:
@@ -147,5 +147,5 @@ def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: 
         problem = f"to {names} leave through {used}, where neither HTB nor mptcp-sniffer sees packets"
         remedy = f"route {network.name} through {' or '.join(interfaces)}, or name {used} in {_KEYS}"
         has_rate = network.cap is not None or network.limit is not None
-        harm = has_rate and any(one.is_client for one in destinations)
+        harm = has_rate and any(destination.is_client for destination in destinations)
         yield Finding(f"routes to clients of {network.name}", problem, remedy, harm)

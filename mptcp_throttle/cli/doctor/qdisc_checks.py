@@ -46,10 +46,10 @@ def judge(interface: str, tree: Sequence[SeenQdisc], queues: int, *, force: bool
     strange = kind_in_the_way(tree)
     if strange is not None and not force:
         remedy = "replace it by fq_codel or pfifo, or set daemon.replace_any_qdisc"
-        return Finding(subject, f"{strange} cannot be restored exactly, so nobody is throttled there", remedy)
-    losses = lost_beside_htb([one.kind for one in tree], queues)
+        return Finding(subject, f"{strange} cannot be restored exactly, so no subflow is throttled there", remedy)
+    losses = lost_beside_htb([qdisc.kind for qdisc in tree], queues)
     if not losses:
         return Finding(subject)
     return Finding(
-        subject, remark=f"while anybody is throttled, HTB is in place of {tree[0].kind}: {', '.join(losses)}"
+        subject, remark=f"while a subflow is throttled, HTB is in place of {tree[0].kind}: {', '.join(losses)}"
     )

@@ -42,13 +42,13 @@ def access(host: Host) -> Iterator[Finding]:
     if serves_others(lines):
         yield Finding(subject)
         return
-    problem = "its http_access allows nobody but this host, so it denies the clients"
+    problem = "its http_access allows this host alone, so it denies the clients"
     remedy = "`http_access allow` for the subnets of the clients, in a file in /etc/squid/conf.d, and restart Squid"
     yield Finding(subject, problem, remedy, harm=False)
 
 
 def remedy_for_port(port: int) -> str:
-    """What else to do where nobody listens on a port of the proxy: Debian's Squid listens on 3128. May be empty."""
+    """What else to do where no process listens on a port of the proxy: Debian's Squid has 3128. May be empty."""
     try:
         ports = http_ports(read_lines(CONFIGURATION))
     except OSError:
