@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from mptcp_throttle.config.load import DEFAULT_PATH
 from mptcp_throttle.errors import EXIT_STATUS_HELP
+from mptcp_throttle.units import DURATION_SYNTAX, parse_duration
 from mptcp_throttle.version import add_version
+
+_T = TypeVar("_T")
 
 
 def command_line(program: str, description: str) -> argparse.ArgumentParser:
@@ -21,3 +26,23 @@ def command_line(program: str, description: str) -> argparse.ArgumentParser:
     add_version(parser)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
     return parser
+
+
+def argument(parse: Callable[[str], _T]) -> Callable[[str], _T]:
+    """For argparse: a ValueError becomes its error message, with the text in front."""
+
+    def convert(text: str) -> _T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text}: {error}") from error
+
+    return convert
+
+
+def duration(text: str) -> float:
+    """A duration in seconds, not zero. Raises ValueError."""
+    seconds = parse_duration(text)
+    if not seconds:
+        raise ValueError(f"is zero; allowed: {DURATION_SYNTAX}")
+    return seconds

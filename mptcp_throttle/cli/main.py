@@ -12,10 +12,9 @@ from typing import Final
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import monitoring, setup_arguments, tables
-from mptcp_throttle.cli.arguments import argument, duration
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
-from mptcp_throttle.command_line import command_line
+from mptcp_throttle.command_line import argument, command_line, duration
 from mptcp_throttle.config.load import find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding

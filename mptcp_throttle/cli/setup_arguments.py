@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final
 
-from mptcp_throttle.cli.arguments import argument, duration
+from mptcp_throttle.command_line import argument, duration
 from mptcp_throttle.model import Address
 from mptcp_throttle.setup.server_drop_in import unit_name
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate

@@ -55,15 +55,12 @@ _TIMEOUT_SECONDS: Final = 10.0
 _NOT_ASKED: Final = "setup does not ask the services"
 _PARAMETERS: Final = "`sysctl --system`"
 _CHECKS: Final = (kernel_checks.joins, kernel_checks.send_buffers, kernel_checks.unsent_data)
+# What was done, and in a dry run would be done.
 _OUTCOMES: Final = {
-    (Outcome.UNCHANGED, False): "needs no change",
-    (Outcome.UNCHANGED, True): "needs no change",
-    (Outcome.WRITE, False): "written",
-    (Outcome.WRITE, True): "would be written",
-    (Outcome.BACK_UP, False): "written",
-    (Outcome.BACK_UP, True): "would be written, after a backup",
-    (Outcome.KEEP, False): "has been edited, and was kept; proposed:",
-    (Outcome.KEEP, True): "has been edited, and would be kept; proposed:",
+    Outcome.UNCHANGED: ("needs no change", "needs no change"),
+    Outcome.WRITE: ("written", "would be written"),
+    Outcome.BACK_UP: ("written", "would be written, after a backup"),
+    Outcome.KEEP: ("has been edited, and was kept; proposed:", "has been edited, and would be kept; proposed:"),
 }
 
 
@@ -240,7 +237,7 @@ def _show_files(data: Json) -> Console:
     """What became of each file, and how it changes."""
     console = Console(highlight=False, soft_wrap=True)
     for file in data["files"]:
-        done = _OUTCOMES[Outcome(file["outcome"]), data["dry_run"]]
+        done = _OUTCOMES[file["outcome"]][data["dry_run"]]
         backup = f"; the file as it was is {file['backup']}" if file["backup"] else ""
         console.print(f"{file['path']}: {done}{backup}", style="bold", markup=False)
         if file["difference"]:

@@ -8,7 +8,6 @@ from socket import AF_INET, AF_INET6, if_indextoname, if_nameindex
 from typing import Final, Self
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.model import Address
@@ -49,12 +48,9 @@ class RouteLookup:
         try:
             with netlink_call(what):
                 (route,) = self._ip.route("get", **addresses)
-                return if_indextoname(route.get_attr("RTA_OIF")) if _is_usable(route) else None
+                is_usable = route["type"] in {_RTN_UNICAST, _RTN_LOCAL}
+                return if_indextoname(route.get_attr("RTA_OIF")) if is_usable else None
         except KernelError as error:
             if error.number in _NO_ROUTE:
                 return None
             raise
-
-
-def _is_usable(route: rtmsg) -> bool:
-    return route["type"] in {_RTN_UNICAST, _RTN_LOCAL}

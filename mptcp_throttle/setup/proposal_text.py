@@ -25,7 +25,6 @@ from mptcp_throttle.setup.kept_files import (
 )
 from mptcp_throttle.setup.proposal import Proposal, Value
 
-_MISSING: Final = object()
 _REASON: Final = "# setup:"
 """What the lines begin with that give the reason for the value below them."""
 _WIDTH: Final = 120
@@ -43,22 +42,23 @@ def proposed_text(proposal: Proposal, present: str | None) -> str:
     """
     default = shipped(MAIN_FILE)
     before = default if present is None else without_carriage_returns(present)
-    text = _with(before, proposal, only_different=before != default)
+    text = _with(before, proposal, default)
     if text is None:
-        if before == default:
-            raise AssertionError("the configuration of the package cannot be changed in its text")
         raise UserError(_UNCHANGEABLE, os.EX_CONFIG)
     return text if present is None else with_line_ends_of(present, text)
 
 
-def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:
+def _with(text: str, proposal: Proposal, default: str) -> str | None:
+    is_edited = text != default
     try:
         loaded(text)
         for value in proposal.values:
             wanted = _comparable(yaml.safe_load(value.text))
-            if only_different and (
-                _effective(text, value) == wanted or (value.only_over_default and not _is_default(text, value))
-            ):
+            by_default = _present(default, value)
+            present = _present(text, value)
+            if present is None:
+                present = by_default
+            if is_edited and (present == wanted or (value.only_over_default and present != by_default)):
                 continue
             changed = set_value(text, value.keys, value.text, value.reason, value.alternative)
             if changed is None or _present(changed, value) != wanted:
@@ -70,27 +70,18 @@ def _with(text: str, proposal: Proposal, *, only_different: bool) -> str | None:
     return text
 
 
-def _effective(text: str, value: Value) -> object:
-    """What counts at the keys of a value: without them, what the file of the package has, which are the defaults."""
-    present = _present(text, value)
-    return _present(shipped(MAIN_FILE), value) if present is _MISSING else present
-
-
-def _is_default(text: str, value: Value) -> bool:
-    return _effective(text, value) == _present(shipped(MAIN_FILE), value)
-
-
-def _present(text: str, value: Value) -> object:
+def _present(text: str, value: Value) -> list[object] | None:
+    """What a file has at the keys of a value, as `_comparable` returns it; None if it does not have them."""
     section = yaml.safe_load(text)
     for key in value.keys[:-1]:
         section = section.get(key) if isinstance(section, dict) else None
     for name in (value.keys[-1], value.alternative):
         if isinstance(section, dict) and name in section:
             return _comparable(section[name])
-    return _MISSING
+    return None
 
 
-def _comparable(value: object) -> object:
+def _comparable(value: object) -> list[object]:
     """A list, in order, as the order of ports or interfaces means nothing; a single value is a list of that value."""
     return sorted(value, key=str) if isinstance(value, list) else [value]
 

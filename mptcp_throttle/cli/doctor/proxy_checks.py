@@ -38,11 +38,8 @@ def interface(host: Host) -> Iterator[Finding]:
     missing = [name for name in configured if not (_INTERFACES / name).exists()]
     names = ", ".join(sorted(entry.name for entry in _INTERFACES.iterdir()))
     problems = (f"{name} does not exist; allowed: one of {names}" for name in missing)
-    yield from or_ok("interface", _missing(problems, harm=len(missing) == len(configured)))
-
-
-def _missing(problems: Iterable[str], *, harm: bool) -> Iterator[Finding]:
-    return (Finding("interface", problem, f"correct {_KEYS}", harm) for problem in problems)
+    harm = len(missing) == len(configured)
+    yield from or_ok("interface", (Finding("interface", problem, f"correct {_KEYS}", harm) for problem in problems))
 
 
 def listeners(host: Host) -> Iterator[Finding]:
