@@ -43,15 +43,15 @@ class BoundedReader:
         return self._stream.closed
 
     def expect_request(self) -> None:
-        """What is read next belongs to another request."""
+        """The next bytes belong to another request."""
         self._left = self._limit
 
     def readline(self, limit: int) -> bytes:
-        """As that of the stream."""
+        """As `readline` of the stream."""
         return self._counted(self._stream.readline(min(limit, self._left)))
 
     def read(self, size: int) -> bytes:
-        """As that of the stream."""
+        """As `read` of the stream."""
         return self._counted(self._stream.read(min(size, self._left)))
 
     def _counted(self, data: bytes) -> bytes:
@@ -78,7 +78,7 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
 
     def verify_request(self, request: socket.socket, client_address: object) -> bool:  # type: ignore[override]  # noqa: ARG002
-        """Admit a connection, in place of another one if need be."""
+        """Admit a connection; at the bound, in place of the connection that has waited longest."""
         with self._changed:
             if len(self._waiting) + len(self._answering) >= _MAX_CONNECTIONS:
                 if not self._waiting:

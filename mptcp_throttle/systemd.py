@@ -28,9 +28,9 @@ def notify(state: str, descriptors: Sequence[int] = ()) -> None:
 
 
 def keep(name: str, descriptor: int | None) -> None:
-    """Let systemd keep a copy of a file descriptor, in the place of the last one of this name; None: none.
+    """Let systemd keep a copy of a file descriptor instead of the last descriptor of this name; None: keep none.
 
-    It has it until the service has ended and no start follows. The unit needs FileDescriptorStoreMax=.
+    It keeps the copy until the service has ended and no start follows. The unit needs FileDescriptorStoreMax=.
     """
     notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
     if descriptor is not None:

@@ -1,4 +1,4 @@
-"""What systemd knows of our services: their state, their user, and their last exit."""
+"""What systemd knows about our services: their state, their user, and their last exit."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def add_to(setup: argparse.ArgumentParser, networks_run: Callable[[argparse.Name
         action="append",
         default=[],
         metavar="NAME",
-        help="through which clients come, once for each; default: known by connected clients, or by the default route",
+        help="an interface that clients use, once for each; default: from connected clients, or the default route",
     )
     setup.add_argument(
         "--port",
@@ -51,7 +51,7 @@ def add_to(setup: argparse.ArgumentParser, networks_run: Callable[[argparse.Name
         action="append",
         default=[],
         metavar="PORT",
-        help="a port of the proxy, once for each; default: those on which something listens with MPTCP",
+        help="a port of the proxy, once for each; default: the ports on which a program listens with MPTCP",
     )
     setup.add_argument(
         "--server-drop-in",
@@ -84,7 +84,7 @@ def add_to(setup: argparse.ArgumentParser, networks_run: Callable[[argparse.Name
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="that of a client in an expensive network; default: known by what clients use as a backup",
+        help="a client's address in an expensive network, once for each; default: what clients use as a backup",
     )
     networks.add_argument(
         "--cap",

@@ -1,4 +1,4 @@
-"""`mptcp-throttle setup` and `setup networks`: they look, propose, write, and say what comes next."""
+"""`mptcp-throttle setup` and `setup networks`: look, propose, write, and say what to do next."""
 
 from __future__ import annotations
 
@@ -186,9 +186,9 @@ def require_seen(expensive: Collection[Address], grouping: Grouping) -> None:
 def _write_networks(
     options: argparse.Namespace, directory: Path, texts: Mapping[str, str], *, writes: bool
 ) -> dict[str, Json]:
-    """All files, or none if one must be kept: they are valid together.
+    """Write all files, or none if one must be kept: they are valid only together.
 
-    Examples of the package would contain subnets that are in no real network: they are set aside.
+    The examples of the package have invented subnets: they are set aside.
     """
     files = [NewFile(directory / name, text) for name, text in texts.items()]
     planned = write_files(files, force=options.force, dry_run=True)

@@ -120,8 +120,8 @@ class _Server(BoundedServer, SimpleJSONRPCServer):  # type: ignore[misc]
 class RpcServer:
     """Serves `methods` on a Unix socket that only its owner and `group` may use.
 
-    A method that raises UserError is answered with an error of that one line; of other exceptions the caller learns
-    only that there was one. The caller must hold the instance lock of the service: a socket file found at `path` is
+    A method that raises UserError is answered with an error of that one line; other exceptions are answered without any
+    detail. The caller must hold the instance lock of the service: a socket file found at `path` is
     removed as a leftover. Raises UserError if the socket cannot be made.
     """
 

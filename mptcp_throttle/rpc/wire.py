@@ -21,7 +21,7 @@ JSON_RPC: Final = Config(use_jsonclass=False)
 """What both ends tell pelix: plain JSON, no Python objects."""
 
 MAX_TOP_CLIENTS: Final = 1000
-"""So many clients of each network are in an answer to `top`, at most."""
+"""The most clients of each network in an answer to `top`."""
 
 
 class Order(StrEnum):

@@ -1,4 +1,4 @@
-"""The proxy's ports and interfaces: what the operator has named, or else what speaks for them most convincingly."""
+"""The proxy's ports and interfaces: what the operator has named, or else what the strongest evidence shows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def why_ports(listening: Collection[Listener], ports: Collection[int], *, named:
 
 
 class _Candidates(NamedTuple):
-    """Interfaces, and what speaks for them; `all_count`: for each of them, not only for one or the other."""
+    """Interfaces, and what speaks for them; `all_count`: it speaks for each, so that several can be chosen."""
 
     names: set[str]
     why: str
@@ -120,12 +120,12 @@ def choose_interfaces(
             return names, candidates.why
         if names:
             raise UserError(
-                f"setup: clients may come through {listed(names)} ({candidates.why}); allowed: those through which"
-                " they come, each with --interface",
+                f"setup: clients may come through {listed(names)} ({candidates.why}); allowed: the interfaces that"
+                " clients use, each with --interface",
                 EX_COMMAND_LINE,
             )
     raise UserError(
-        "setup: no interface is up that has an address for other hosts; allowed: one, named with --interface",
+        "setup: no interface is up that has an address for other hosts; allowed: name an interface with --interface",
         EX_COMMAND_LINE,
     )
 
@@ -133,7 +133,7 @@ def choose_interfaces(
 def _candidates(
     facts: HostFacts, usable: Iterable[Interface], listening: Collection[Listener]
 ) -> Iterator[_Candidates]:
-    """The most convincing first."""
+    """The strongest evidence first."""
     ports = {listener.port for listener in listening}
     paths = [path for path in facts.client_paths if path.port in ports]
     clients = sum(path.clients for path in paths)

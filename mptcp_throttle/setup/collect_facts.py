@@ -105,7 +105,7 @@ def _default_routes(ip: IPRoute) -> Iterator[str]:
 
 
 def _client_paths(listeners: Collection[Listener]) -> Iterator[ClientPath]:
-    """Of the clients of ports that are reached from other hosts."""
+    """The paths to clients of ports that other hosts can reach."""
     ports = {listener.port for listener in listeners if listener.is_reachable}
     if not ports:
         return
@@ -156,7 +156,7 @@ def _systemd_version() -> int | None:
 
 
 def _dropping_chains() -> Iterator[str]:
-    """Without the programs of a firewall nothing is known of it."""
+    """Of a firewall whose programs are not installed, nothing is known."""
     with suppress(ProgramFailed, ValueError):
         shown = output_of("nft", "-j", "list", "chains")
         yield from nft_dropping(json.loads(shown)) if shown else ()
@@ -174,7 +174,7 @@ def _squid() -> SquidFacts | None:
 
 
 def _read_listeners() -> tuple[Listener, ...]:
-    """All of this network namespace, by port. Raises KernelError."""
+    """All listeners of this network namespace, by port. Raises KernelError."""
     with InetDiag() as diag:
         sockets = read_consistently(lambda: list(list_listening(diag)))
     owners = dict(_owners(_PROCESSES, {sock.inode for sock in sockets}))
@@ -197,7 +197,7 @@ def _owners(processes: Path, inodes: Collection[int]) -> Iterator[tuple[int, Own
 
 
 def _socket_inodes(descriptors: Path) -> Iterator[int]:
-    """Those of a process; empty if it has ended meanwhile, or may not be read."""
+    """The inodes of a process's sockets; none if it has ended meanwhile, or may not be read."""
     try:
         names = os.listdir(descriptors)
     except OSError:
@@ -232,7 +232,7 @@ def unit_of(cgroup: str) -> str | None:
 
 
 def nft_dropping(listed: Json) -> Iterator[str]:
-    """From what `nft -j list chains` prints (libnftables-json(5)); those of iptables-nft(8) are among them."""
+    """From what `nft -j list chains` prints (libnftables-json(5)), which includes the chains of iptables-nft(8)."""
     for item in listed["nftables"]:
         chain = item.get("chain", {})
         drops = chain.get("policy") == "drop" or (chain.get("table") == _FIREWALLD and chain.get("type") == "filter")

@@ -1,4 +1,4 @@
-"""Configuration files: those of the package, and writing new ones, where what the operator has edited is kept."""
+"""Configuration files: what the package installs, and writing files without losing what the operator has edited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SQUID_UPLOADS: Final = "squid-uploads.conf"
 
 
 def shipped(name: str) -> str:
-    """The text of one of these files as the package installs it: what differs from it has been edited."""
+    """The text of such a file as the package installs it: a file that differs from it has been edited."""
     return (_SHIPPED / name).read_text(encoding="utf-8")
 
 
@@ -43,12 +43,12 @@ def staged(texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def without_carriage_returns(text: str) -> str:
-    """The text with LF at the ends of its lines: those of other systems (CR LF) are no difference, and are kept."""
+    """The text with LF line ends. CR LF line ends count as no difference, and stay when a file is changed."""
     return text.replace("\r\n", "\n")
 
 
 def with_line_ends_of(before: str, text: str) -> str:
-    """A text with LF, changed from `before`: its lines end as they did before, new ones as most did."""
+    """A text with LF, changed from `before`: its lines end as they did before, new lines as most lines did."""
     *lines, rest = before.split("\n")
     new = text.split("\n")
     most = "\r" if 2 * before.count("\r\n") > before.count("\n") else ""
@@ -62,7 +62,7 @@ def with_line_ends_of(before: str, text: str) -> str:
 
 
 class Outcome(StrEnum):
-    """What a file needs: nothing, as it has that text already; writing, or writing after a backup; or it is kept."""
+    """What to do with a file: nothing, as it has that text already; write it; back it up and write it; or keep it."""
 
     UNCHANGED = "unchanged"
     WRITE = "write"
@@ -91,7 +91,7 @@ def read_present(path: Path) -> str | None:
 
 
 def judge(present: str | None, text: str, unedited: str | None, *, force: bool) -> Outcome:
-    """What to do with a file that has `present` and shall have `text`; one with `unedited` has not been edited."""
+    """What to do with a file that has `present` and shall have `text`. The text `unedited` is not the operator's."""
     if present is None:
         return Outcome.WRITE
     if without_carriage_returns(present) == without_carriage_returns(text):
@@ -111,7 +111,7 @@ def difference(name: str, present: str | None, proposed: str) -> str:
 def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> list[Json]:
     """Write files, unless it is a `dry_run`; what became of each.
 
-    If one cannot be written, UserError is raised, and all are as before; it names those that are not.
+    If a file cannot be written, all files are put back; UserError names any file for which that failed, too.
     """
     texts = {file.path: read_present(file.path) for file in files}
     written: list[_Written] = []
@@ -141,7 +141,7 @@ def write_files(files: Sequence[NewFile], *, force: bool, dry_run: bool) -> list
 
 
 def write(path: Path, text: str, outcome: Outcome) -> Path | None:
-    """Do it; the path of the backup, if there is one. A crash leaves the old or the new text. Raises UserError."""
+    """Write a file; the path of its backup, if any. A crash leaves the old or the new text. Raises UserError."""
     if outcome in {Outcome.UNCHANGED, Outcome.KEEP}:
         return None
     path = path.resolve()
@@ -167,7 +167,7 @@ class _Written(NamedTuple):
 
 
 def _put_back(files: Iterable[_Written]) -> list[Path]:
-    """Make files as they were before; those for which that failed."""
+    """Make files as they were before; the files for which that failed."""
     failed = []
     for file in files:
         path = file.path.resolve()
@@ -194,7 +194,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _make_directory(directory: Path) -> None:
-    """Make it, and those above, readable for all users, whatever the umask."""
+    """Make it and its missing parents, readable for all users whatever the umask."""
     if not directory.exists():
         _make_directory(directory.parent)
         directory.mkdir()

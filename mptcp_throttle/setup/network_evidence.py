@@ -27,7 +27,7 @@ _Position = tuple[str, int]
 
 
 class Sighting(NamedTuple):
-    """The addresses of one connection, and those of them that its client has made backups.
+    """The addresses of one connection, and which of them its client has made backups.
 
     Of an IPv6 address only the prefix counts, 64 bits, of which a host can use any address.
     """
@@ -44,8 +44,8 @@ def client_address(address: Address) -> Address:
 
 @dataclass(slots=True)
 class Evidence:
-    """How many connections have been seen with each set of addresses; and how many changes of connections are
-    `unrecorded`, since there were too many."""
+    """How many connections have been seen with each set of addresses, and how many changes were too many to record
+    (`unrecorded`)."""
 
     unrecorded: int = 0
     _open: dict[Token, Sighting] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Evidence:
             self.unrecorded += 1
 
     def end_all(self) -> None:
-        """What follows is about other connections, which may have the same tokens."""
+        """End all connections: later ones may have the same tokens."""
         for sighting in self._open.values():
             self._end(sighting)
         self._open.clear()
@@ -81,7 +81,7 @@ class Evidence:
 
 
 def _joined(before: Sighting | None, connection: Connection) -> Sighting:
-    """With the addresses that it has had before, but no more than a client needs."""
+    """The connection with the addresses that it has had before, up to a bound."""
     before = before or Sighting(frozenset())
     is_backup = {client_address(s.ends.client.address): s.backup or s.backup_at_join for s in connection.subflows}
     room = _MOST_ADDRESSES - len(before.addresses)

@@ -1,4 +1,4 @@
-"""The files of access networks: what proposed ones have in them, and whether they fit beside those that are there."""
+"""The files of access networks: the text of proposed files, and whether they are valid beside the present files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDTH: Final = 118
 
 
 def network_file(network: ProposedNetwork, cap: Rate) -> str:
-    """The file of an access network; `cap` is the rate of an expensive one."""
+    """The text of the file of an access network; `cap` is the rate of an expensive network."""
     has_cap = network.preference == EXPENSIVE
     lines = [
         *_comment(
@@ -80,14 +80,14 @@ def summary(grouping: Grouping, unrecorded: int) -> Iterator[str]:
     """What to know beside the files."""
     if all(network.preference != EXPENSIVE for network in grouping.networks):
         yield (
-            "nothing is capped, since one network only has been seen"
+            "nothing is capped, since only one network has been seen"
             if len(grouping.networks) == 1
             else "nothing is capped, since nothing says which network is expensive: --expensive ADDRESS says it, with"
             " an address of a client there, and --force replaces the files"
         )
     if grouping.unassigned:
         subnets = listed((f"{seen.subnet} ({_evidence(seen)})" for seen in grouping.unassigned), most=10)
-        yield f"in no network, since no connection has shown which: {subnets}"
+        yield f"in no network, since no connection shows to which they belong: {subnets}"
     if grouping.left_out:
         yield f"left out, as there were too many: {grouping.left_out} subnets"
     if unrecorded:
@@ -101,7 +101,10 @@ def networks_directory(config: Path, data: Mapping[str, object]) -> Path:
 
 
 def shipped_examples(directory: Path) -> Iterator[Path]:
-    """The files of access networks that are as the package has installed them. Raises UserError."""
+    """The files of access networks that the operator has not changed since the package installed them.
+
+    Raises UserError.
+    """
     for name in NETWORK_FILES:
         present = read_present(directory / name)
         if present is not None and without_carriage_returns(present) == shipped(name):
@@ -115,7 +118,7 @@ def has_own_networks(directory: Path) -> bool:
 
 
 def check_together(config: Path, directory: Path, texts: Mapping[str, str], without: set[Path]) -> None:
-    """Load the configuration with these files in the directory, and those `without` not in it.
+    """Load the configuration as if these files were in the directory, and the files `without` were not.
 
     Raises ConfigError, and UserError if temporary files cannot be written.
     """
@@ -129,5 +132,5 @@ def check_together(config: Path, directory: Path, texts: Mapping[str, str], with
 
 
 def _network_files(directory: Path) -> list[Path]:
-    """Those that are there now; empty if there is no such directory."""
+    """The present files; empty if there is no such directory."""
     return network_files_in(directory) if directory.is_dir() else []

@@ -1,6 +1,6 @@
 """What `setup` proposes for a host, with a reason for each value: a pure function of the facts.
 
-What cannot be decided is refused in one line that names what decides it: nothing is guessed.
+Nothing is guessed: what cannot be decided is refused, in one line that says how the operator can decide it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _port_notes(facts: HostFacts, ports: Collection[int], plain: Collection[List
     """`plain` are the sockets on ports of the proxy that do not accept MPTCP."""
     unchosen = unchosen_with_mptcp(facts, ports)
     if unchosen:
-        yield f"also listened on with MPTCP: {unchosen}; --port, once for each, takes other ports"
+        yield f"other ports with MPTCP: {unchosen}; --port, once for each, chooses ports"
     programs = {listener.program for listener in plain}
     if any(program.startswith("systemd") for program in programs):
         yield "systemd listens for a socket unit: `SocketProtocol=mptcp` in it, or setup --server-drop-in NAME.socket"

@@ -1,6 +1,6 @@
-"""The proposal in a configuration file, which is the present one or that of the package.
+"""The proposal in the text of a configuration file: the present file, or the file that the package installs.
 
-Values change in the text of the file, so that comments, order and everything else stay.
+Only the values change: comments, order and everything else stay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mptcp_throttle.setup.kept_files import (
 from mptcp_throttle.setup.proposal import Proposal, Value
 
 _REASON: Final = "# setup:"
-"""What the lines begin with that give the reason for the value below them."""
+"""With this begin the lines that give the reason for the value below them."""
 _WIDTH: Final = 120
 _UNCHANGEABLE: Final = (
     "setup: the configuration cannot be changed line by line: it is invalid (`mptcp-throttle check-config` says why),"
@@ -35,10 +35,10 @@ _UNCHANGEABLE: Final = (
 
 
 def proposed_text(proposal: Proposal, present: str | None) -> str:
-    """The file that `setup` proposes, where `present` is the present one; None if there is none.
+    """The text that `setup` proposes for the configuration file, whose present text is `present`, None without a file.
 
-    The one of the package gets all values, with their reasons; one that has been edited only those that differ. The
-    result passes `loaded`. Raises UserError if an edited file is invalid, or cannot be changed line by line.
+    The file of the package gets all values with their reasons; an edited file gets only values that differ. The result
+    passes `loaded`. Raises UserError if an edited file is invalid, or cannot be changed line by line.
     """
     default = shipped(MAIN_FILE)
     before = default if present is None else without_carriage_returns(present)
@@ -120,7 +120,7 @@ def set_value(text: str, keys: tuple[str, ...], value: str, reason: str, alterna
 
 
 def _block(node: yaml.Node | None) -> yaml.MappingNode | None:
-    """The mapping, if it is one in block style with at least one key."""
+    """The node, if it is a mapping in block style with at least one key."""
     return node if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value else None
 
 
@@ -133,7 +133,7 @@ def _comment(reason: str, indent: int) -> list[str]:
 
 
 def _add(text: str, section: yaml.MappingNode, line: str, reason: str, *, is_root: bool) -> str:
-    """With a new line before the first key of a section, or after all else."""
+    """The text with a new line: before the first key of the section, or at the end for the root."""
     first = section.value[0][0].start_mark
     indent = " " * first.column
     lines = "".join(f"{indent}{added}\n" for added in (*_comment(reason, first.column), line))
@@ -157,7 +157,7 @@ def _replace(text: str, pair: tuple[yaml.Node, yaml.Node], line: str, reason: st
 
 
 def _end(node: yaml.Node) -> int:
-    """Where the text of a value ends: a collection in block style has the beginning of what follows as its end."""
+    """Where the text of a value ends. For PyYAML, a collection in block style ends where the next token begins."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(node, yaml.MappingNode) else last)

@@ -90,12 +90,12 @@ def _text(unit: str, unit_texts: Sequence[str]) -> str:
         return "# Makes systemd listen with MPTCP; `ss -Mltn` shows the listener.\n[Socket]\nSocketProtocol=mptcp\n"
     commands = start_commands(unit_texts)
     if any("mptcpize" in command for command in commands):
-        raise UserError(f"setup: {unit} is started by mptcpize already; allowed: `systemctl restart {unit}`")
+        raise UserError(f"setup: {unit} is already started by mptcpize; allowed: `systemctl restart {unit}`")
     if unit == _SQUID and commands == (_DEBIANS_SQUID,):
         return shipped(SQUID_SERVICE)
     if len(commands) != 1:
         raise UserError(
-            f"setup: {unit} has {len(commands)} ExecStart=; allowed: a service with one, or write the drop-in yourself",
+            f"setup: {unit} has {len(commands)} ExecStart=; allowed: exactly one, or write the drop-in yourself",
             os.EX_UNAVAILABLE,
         )
     parts = _COMMAND.fullmatch(commands[0])
@@ -106,7 +106,7 @@ def _text(unit: str, unit_texts: Sequence[str]) -> str:
         )
     command = _without_workers(parts["command"]) if unit == _SQUID else parts["command"]
     return (
-        "# Makes the service listen with MPTCP: mptcpize(8) has each TCP socket that it opens made one of MPTCP.\n"
+        "# Makes the service listen with MPTCP: mptcpize(8) makes each TCP socket that it opens an MPTCP socket.\n"
         "# `ss -Mltn` shows the listener.\n"
         f"[Service]\nExecStart=\nExecStart={parts['prefixes']}{MPTCPIZE} run {command}\n"
     )
@@ -128,8 +128,8 @@ def _without_workers(command: str) -> str:
 def read_unit_files(root: Path, name: str, without: Path | None = None) -> list[str]:
     """The texts of the unit `name` below the directory `root`: its file, and its drop-ins in order (systemd.unit(5)).
 
-    An instance (`a@b.service`) has those of its template, too. Empty if there is no such unit. The drop-in `without` is
-    left out. Raises OSError.
+    An instance (`a@b.service`) also has the files of its template. Empty if there is no such unit. The drop-in
+    `without` is left out. Raises OSError.
     """
     file = _unit_file(root, name)
     if file is None:
@@ -143,7 +143,7 @@ def read_unit_files(root: Path, name: str, without: Path | None = None) -> list[
 
 
 def with_files(root: Path, units: Iterable[str]) -> list[str]:
-    """Those of the units that have a unit file below the directory `root`."""
+    """The units that have a unit file below the directory `root`."""
     return [unit for unit in units if _unit_file(root, unit) is not None]
 
 
@@ -152,13 +152,13 @@ def _unit_file(root: Path, name: str) -> Path | None:
 
 
 def _paths(root: Path, name: str, suffix: str = "") -> Iterator[Path]:
-    """Where files of a unit may be: for an instance its own places, then those of its template."""
+    """Where files of a unit may be; for an instance, the places of its template come after its own."""
     for unit in dict.fromkeys((name, re.sub(r"@.*(?=\.)", "@", name))):
         yield from (root / directory / f"{unit}{suffix}" for directory in _DIRECTORIES)
 
 
 def start_commands(texts: Iterable[str]) -> tuple[str, ...]:
-    """The values of `ExecStart=`, of which an empty one removes those before it."""
+    """The values of `ExecStart=`; an empty value removes all values before it."""
     commands: list[str] = []
     for text in texts:
         for section, line in _settings(text):
@@ -169,7 +169,7 @@ def start_commands(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _settings(text: str) -> Iterator[tuple[str, str]]:
-    """Each setting with its section; of several lines, joined by a space (systemd.syntax(7))."""
+    """Each setting with its section; continued lines are joined by a space (systemd.syntax(7))."""
     section = ""
     lines = [line for line in text.splitlines() if not re.match(r"\s*[#;]", line)]
     for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines():

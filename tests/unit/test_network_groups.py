@@ -145,7 +145,10 @@ def test_address_that_no_connection_shows_beside_another_is_in_no_network() -> N
     grouping = group({seen("10.1.0.2", "10.2.0.2"): 3, seen("192.0.2.7"): 1})
     assert [str(counted.subnet) for counted in grouping.unassigned] == ["192.0.2.0/24"]
     _, line = summary(grouping, 0)
-    assert line == "in no network, since no connection has shown which: 192.0.2.0/24 (1 address in 1 connection)"
+    assert (
+        line
+        == "in no network, since no connection shows to which they belong: 192.0.2.0/24 (1 address in 1 connection)"
+    )
 
 
 def test_three_networks_of_a_client_are_three() -> None:
@@ -233,7 +236,7 @@ def test_networks_of_which_none_is_expensive_are_a_note() -> None:
     (note,) = summary(group({seen("10.1.0.2", "10.2.0.2"): 3}), 0)
     assert note.startswith("nothing is capped, since nothing says which network is expensive: --expensive ADDRESS ")
     (note,) = summary(group({seen("10.1.0.2"): 3}), 0)
-    assert note == "nothing is capped, since one network only has been seen"
+    assert note == "nothing is capped, since only one network has been seen"
     assert list(summary(group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3}), 0)) == []
 
 

@@ -82,7 +82,7 @@ def test_socket_gets_the_protocol() -> None:
     ("texts", "line"),
     [
         ([], "a.service: systemd has no such unit; allowed: "),
-        (["[Service]\nExecStart=/usr/bin/mptcpize run /a\n"], "a.service is started by mptcpize already; allowed: "),
+        (["[Service]\nExecStart=/usr/bin/mptcpize run /a\n"], "a.service is already started by mptcpize; allowed: "),
         (["[Service]\nExecStart=/a\nExecStart=/b\n"], "a.service has 2 ExecStart=; allowed: "),
         (["[Service]\nType=oneshot\n"], "a.service has 0 ExecStart=; allowed: "),
         (["[Service]\nExecStart=@/a b\n"], "a.service: ExecStart=@/a b: mptcpize cannot start it; allowed: "),

@@ -132,9 +132,7 @@ def test_known_proxy_is_preferred_to_other_programs_with_mptcp() -> None:
     exporter = listener(9100, owner=Owner(8, "node_exporter", None))
     proposal = propose(replace(HOST, listeners=(*HOST.listeners, exporter)))
     assert values(proposal)["proxy.ports"] == [8080]
-    assert proposal.notes == (
-        "also listened on with MPTCP: 9100 by node_exporter; --port, once for each, takes other ports",
-    )
+    assert proposal.notes == ("other ports with MPTCP: 9100 by node_exporter; --port, once for each, chooses ports",)
     assert values(propose(replace(HOST, listeners=(exporter,))))["proxy.ports"] == [9100]
 
 

@@ -152,7 +152,7 @@ def _group_name(gid: int) -> str:
 def obstacles(user: ServiceUser, paths: Iterable[Path]) -> Iterator[Path]:
     """The files and directories that keep `user` from reading these paths, each once. Raises OSError.
 
-    Those with an access control list (acl(5)) are left out: it may say otherwise than the mode.
+    Paths with an access control list (acl(5)) are left out: it may allow more than the mode.
     """
     needed: dict[Path, int] = defaultdict(int)
     for path in paths:
