@@ -1,6 +1,6 @@
 // Rates over time, stacked, with the cap of each network as a dashed line above what is below it in the stack.
 
-import uPlot from "./uPlot.esm.js";
+import uPlot from "./vendor/uPlot.esm.js";
 import { rate, tick } from "./format.js";
 
 function colour(name) {
