@@ -1,4 +1,4 @@
-"""What the tracker reports about connections: the service logs it, `--read` prints it."""
+"""What the tracker reports about connections: the service logs it."""
 
 from __future__ import annotations
 

@@ -8,37 +8,16 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from mptcp_sniffer.offline import print_capture
 from mptcp_sniffer.reload import Reload
 from mptcp_sniffer.sniffer import Sniffer
 from mptcp_throttle import logs, service
 from mptcp_throttle.command_line import command_line
 from mptcp_throttle.config.load import load_config
-from mptcp_throttle.model import Trust
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page is made from it."""
-    made = command_line("mptcp-sniffer", "Publish the MPTCP subflows of a proxy.")
-    offline = made.add_argument_group("reading a capture file instead of an interface; needs no configuration")
-    offline.add_argument(
-        "--read", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP; tunnels too"
-    )
-    offline.add_argument("--ports", type=_ports, default=(8080,), metavar="PORT,...", help="proxy ports; default: 8080")
-    offline.add_argument(
-        "--trust", type=Trust, choices=list(Trust), default=Trust.HANDSHAKE, help="as in the configuration"
-    )
-    offline.add_argument(
-        "--json", action="store_true", help="print connections, events and counters instead of one line per event"
-    )
-    return made
-
-
-def _ports(text: str) -> tuple[int, ...]:
-    ports = tuple(int(port) for port in text.split(","))
-    if not all(0 < port < 65536 for port in ports):
-        raise ValueError
-    return ports
+    return command_line("mptcp-sniffer", "Publish the MPTCP subflows of a proxy.")
 
 
 def _serve(path: Path) -> None:
@@ -56,10 +35,8 @@ def _serve(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the service or read a capture file; the exit status is one of those in `mptcp_throttle.errors`."""
+    """Run the service; the exit status is one of those in `mptcp_throttle.errors`."""
     options = parser().parse_args(arguments)
-    if options.read is not None:
-        return service.run(lambda: print_capture(options.read, options.ports, options.trust, as_json=options.json))
     return service.run(lambda: _serve(options.config))
 
 

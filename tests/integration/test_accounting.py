@@ -14,11 +14,11 @@ from polling import eventually
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, serving
 from proxy_world import hosts as build_hosts
 
+from mptcp_lab.capture_reader.capture_file import read_frames
 from mptcp_lab.oracle import listed
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_lab.traffic import start_client, start_server
-from mptcp_sniffer.capture_file import read_frames
 from mptcp_sniffer.segment import Flag, parse_ethernet
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from mptcp_monitor import Kernel, Opening, openings_of, priorities, read_events
 from polling import eventually
-from proxy_world import EXECUTABLES
 
 from mptcp_lab.oracle import Ends, listed, published
 from mptcp_lab.services import Services
@@ -89,7 +88,7 @@ def disturb(client: Client, choice: random.Random) -> None:
 
 
 def read_history(capture: Path) -> dict[str, Json]:
-    argv: list[str | Path] = [EXECUTABLES / "mptcp-sniffer", "--read", capture, "--ports", str(PORT), "--json"]
+    argv: list[str | Path] = [sys.executable, "-m", "mptcp_lab.capture_reader", capture, "--ports", str(PORT), "--json"]
     return dict(json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout))
 
 

@@ -69,7 +69,7 @@ def read_events(lines: Iterable[str]) -> Kernel:
 
 
 def openings_of(history: Json) -> dict[Opening, Json]:
-    """The established subflows in the output of `mptcp-sniffer --read`."""
+    """The established subflows in the output of `lab/read-capture`."""
     openings = Counter[Ends]()
     found = {}
     for connection in history["connections"]:
@@ -82,7 +82,7 @@ def openings_of(history: Json) -> dict[Opening, Json]:
 
 
 def priorities(events: Iterable[Json]) -> dict[Opening, list[bool]]:
-    """The successive values of each subflow's backup flag, from the output of `mptcp-sniffer --read`."""
+    """The successive values of each subflow's backup flag, from the output of `lab/read-capture`."""
     openings = Counter[Ends]()
     found = defaultdict(list)
     for event in events:

@@ -20,7 +20,7 @@ from capture_files import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptcp_sniffer.capture_file import Damaged, FileFrame, read_frames
+from mptcp_lab.capture_reader.capture_file import Damaged, FileFrame, read_frames
 
 
 def frames_of(file: bytes) -> list[FileFrame]:

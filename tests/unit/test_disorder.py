@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptcp_lab.capture_reader.capture_file import FileFrame
 from mptcp_lab.disorder.arrivals import Arrival, find_arrivals
 from mptcp_lab.disorder.mappings import DataMapping, data_mapping
 from mptcp_lab.disorder.reassembly import Reassembly
 from mptcp_lab.disorder.summary import summarise
-from mptcp_sniffer.capture_file import FileFrame
 from mptcp_sniffer.segment import Flag, PackedEndpoint
 
 ONE, TWO = PackedEndpoint(b"\n\1\0\1", 1000), PackedEndpoint(b"\n\2\0\1", 2000)

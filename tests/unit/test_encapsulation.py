@@ -14,7 +14,7 @@ from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
 from segments import PROXY, capable_syn, frame, segment
 
-from mptcp_sniffer.encapsulation import Undecoded, find_segment
+from mptcp_lab.capture_reader.encapsulation import Undecoded, find_segment
 from mptcp_sniffer.segment import Malformed
 
 ETHERNET, RAW, COOKED, COOKED_V2 = 1, 101, 113, 276

@@ -22,7 +22,7 @@ from mptcp_sniffer.segment import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mptcp_sniffer.capture_file import FileFrame
+    from mptcp_lab.capture_reader.capture_file import FileFrame
 
 LINK_TYPE: Final = "LINUX_SLL2"
 """Of the captures that are read here, as tcpdump(8) calls it: of all interfaces of a host together."""

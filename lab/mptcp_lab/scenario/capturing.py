@@ -7,12 +7,12 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.capture_reader.capture_file import Damaged, read_frames
 from mptcp_lab.disorder.arrivals import LINK_TYPE, find_arrivals
 from mptcp_lab.disorder.summary import Disorder, summarise
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.plan import server_port
 from mptcp_lab.scenario.scenario_schema import OF_CAPTURES
-from mptcp_sniffer.capture_file import Damaged, read_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

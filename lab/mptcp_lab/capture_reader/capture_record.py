@@ -8,7 +8,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 
 
-class OfflineRecord:
+class CaptureRecord:
     """Records the events of a tracker. Its memory is not bounded: for capture files, not for services."""
 
     def __init__(self) -> None:

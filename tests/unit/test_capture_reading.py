@@ -1,4 +1,4 @@
-"""`mptcp-sniffer --read`: the same result for every file and link type."""
+"""`lab/read-capture`: the same result for every file and link type."""
 
 import json
 import os
@@ -29,8 +29,8 @@ from segments import (
     token,
 )
 
-from mptcp_sniffer.main import main
-from mptcp_sniffer.offline import read_capture
+from mptcp_lab.capture_reader.__main__ import main
+from mptcp_lab.capture_reader.capture_reading import read_capture
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Trust, format_token
 from mptcp_throttle.rpc import Json
@@ -145,9 +145,9 @@ def test_other_ports_are_left_out(tmp_path: Path) -> None:
 
 def test_command_prints_json_or_a_line_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(written("pcap", tmp_path / "capture"))
-    assert main(["--read", path, "--json"]) == 0
+    assert main([path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"connections", "events", "counters", "file"}
-    assert main(["--read", path]) == 0
+    assert main([path]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[1:] == [format_token(token()), "established", "10.1.0.2:40000"]
 
@@ -156,7 +156,7 @@ def test_truncated_capture_is_read_to_its_end(tmp_path: Path, capsys: pytest.Cap
     path = written("pcap", tmp_path / "capture")
     path.write_bytes(path.read_bytes()[:-7])
     assert len(read_capture(path, (8080,), Trust.HANDSHAKE)["connections"][0]["subflows"]) == 3
-    assert main(["--read", str(path), "--json"]) == os.EX_DATAERR
+    assert main([str(path), "--json"]) == os.EX_DATAERR
     out, err = capsys.readouterr()
     assert json.loads(out)["file"] == {
         "frames": 9,
@@ -171,7 +171,7 @@ def test_frames_that_are_not_decoded_are_counted_and_named(tmp_path: Path, capsy
     path = tmp_path / "capture"
     others = [bytes(12) + number.to_bytes(2) + bytes(50) for number in (0x0806, *range(0x1000, 0x1006), 0x88E5, 0x88E5)]
     wrpcap(str(path), [*packets(), *map(Ether, others), Ether(bytes(packets()[0])[:40])])
-    assert main(["--read", str(path)]) == os.EX_OK
+    assert main([str(path)]) == os.EX_OK
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 7
     assert err == (
@@ -186,7 +186,7 @@ def test_packets_without_a_time_have_that_of_the_one_before(tmp_path: Path, caps
     (first, *rest) = map(bytes, packets())
     blocks = [section(), interface(), packet(10**9, first), *(simple_packet(frame, len(frame)) for frame in rest)]
     path.write_bytes(b"".join(blocks))
-    assert main(["--read", str(path)]) == os.EX_OK
+    assert main([str(path)]) == os.EX_OK
     out, err = capsys.readouterr()
     assert out.splitlines()[1] == f"1000.000000 {format_token(token())} established 10.1.0.2:40000"
     assert err == f"{path}: 9 frames without a time\n"
@@ -222,7 +222,7 @@ def test_any_file_is_read_or_refused_in_one_line(
     with NamedTemporaryFile() as file, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         file.write(changed)
         file.flush()
-        status = main(["--read", file.name, "--json"])
+        status = main([file.name, "--json"])
     assert status in (os.EX_OK, os.EX_DATAERR)
     assert err.getvalue().count("\n") <= 1
     if out.getvalue():

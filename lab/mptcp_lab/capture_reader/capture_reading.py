@@ -1,4 +1,4 @@
-"""`mptcp-sniffer --read FILE`: what the sniffer would have published for a capture file."""
+"""Reads a capture file through the sniffer's tracker, and prints what the tracker reports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mptcp_sniffer.capture_file import Damaged, read_frames
-from mptcp_sniffer.encapsulation import Undecoded, find_segment
-from mptcp_sniffer.offline_record import OfflineRecord
+from mptcp_lab.capture_reader.capture_file import Damaged, read_frames
+from mptcp_lab.capture_reader.capture_record import CaptureRecord
+from mptcp_lab.capture_reader.encapsulation import Undecoded, find_segment
 from mptcp_sniffer.segment import Malformed, Segment
 from mptcp_sniffer.tracker import Bounds, Tracker
 from mptcp_throttle.errors import UserError
@@ -83,7 +83,7 @@ def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bo
 
 
 def _read(path: Path, ports: Sequence[int], trust: Trust) -> tuple[dict[str, Json], _Reading]:
-    record, reading = OfflineRecord(), _Reading()
+    record, reading = CaptureRecord(), _Reading()
     tracker = Tracker(ports, _UNBOUNDED, trust, record.add)
     try:
         for segment, at in _segments(path, reading):

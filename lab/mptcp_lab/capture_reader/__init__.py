@@ -1,0 +1,7 @@
+"""`lab/read-capture`: what the sniffer would have published for a capture file.
+
+capture_file     frames of pcap and pcapng files
+encapsulation    the TCP segment in a frame, however it is wrapped
+capture_record   what the sniffer's tracker reports, kept
+capture_reading  reads a file and prints the record
+"""
