@@ -36,7 +36,7 @@ _COUNT_SECONDS: Final = 0.05
 _MOST_FRAMES: Final = 1000
 
 _log = logging.getLogger("mptcp-sniffer")
-# Scapy warns that it cannot guess the link type from the protocol; we ask the interface.
+# Scapy warns that it cannot guess the link type from the protocol; the interface tells it.
 log_runtime.setLevel(logging.ERROR)
 
 _PARSERS: Final = {LinkHeader.ETHERNET: parse_ethernet, LinkHeader.RAW_IP: parse_ip}
@@ -73,7 +73,7 @@ class Capture:
     """Captures on `interface` what `signalling_filter` passes for `ports`; needs CAP_NET_RAW.
 
     `parse` makes a segment of a captured frame, according to the link type of the interface. Raises UserError if the
-    capture cannot be opened, InterfaceAbsent if it can be once the interface is there and up.
+    capture cannot be opened, InterfaceAbsent if only because the interface is absent or down.
     """
 
     def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int) -> None:
@@ -96,7 +96,7 @@ class Capture:
         self._latest = time.monotonic()
         self._count, self._counted_since = 0, self._latest
         self.is_fast = False
-        """Whether thousands of frames come in a second."""
+        """Whether thousands of frames arrive per second."""
 
     def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
         """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
@@ -139,7 +139,7 @@ class Capture:
         return int(self._socket.ins.fileno())
 
     def frames(self) -> list[CapturedFrame]:
-        """The frames that are there, up to a thousand. Raises CaptureLost."""
+        """The frames that have arrived, up to a thousand. Raises CaptureLost."""
         frames = list(islice(iter(self._next_frame, None), _MOST_FRAMES))
         self._count += len(frames)
         seconds = time.monotonic() - self._counted_since

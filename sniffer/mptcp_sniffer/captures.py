@@ -12,11 +12,11 @@ from mptcp_throttle.errors import UserError
 
 _GATHER_SECONDS: Final = 0.004
 _NAMES_SECONDS: Final = 1.0
-"""Between two looks whether interfaces were renamed: a packet socket stays with the interface, whatever its name."""
+"""Between checks for renamed interfaces: a packet socket stays with its interface when that is renamed."""
 
 
 class InterfaceLost(NamedTuple):
-    """An interface went down or was removed; what happens there until it is captured again is unknown."""
+    """An interface went down or was removed; until it is captured again, its traffic is unknown."""
 
     name: str
     why: str
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 class Captures:
     """Captures on `interfaces` by `start`, which opens one capture and raises UserError.
 
-    For one thread, but for `captured`, `missing` and `dropped`, which any thread may use.
+    For a single thread, except `captured`, `missing` and `dropped`, which any thread may use.
     """
 
     def __init__(self, interfaces: tuple[str, ...], start: Callable[[str], Capture]) -> None:
@@ -60,7 +60,7 @@ class Captures:
         return self._dropped_before + sum(capture.dropped() for capture in self._open.values())
 
     def open_missing(self) -> tuple[list[str], dict[str, UserError]]:
-        """Capture on the interfaces that are there now; these, and why others cannot be captured."""
+        """Capture on the missing interfaces. Returns those opened, and by name why the rest cannot be captured."""
         opened, refusals = [], {}
         for name in self.missing:
             try:
@@ -74,10 +74,10 @@ class Captures:
         return opened, refusals
 
     def frames(self, seconds: float) -> Seen:
-        """The frames that are there, up to a thousand of each interface; what is lost is captured no more.
+        """The frames that have arrived, up to a thousand per interface. Closes the captures that are lost.
 
-        Waits up to `seconds` for the first. While frames come fast, it lets some gather first: to be woken for each
-        takes longer than to look at it.
+        Waits up to `seconds` for a frame. While frames arrive fast, it lets some gather first: to be woken for a frame
+        takes longer than to process it.
         """
         if any(capture.is_fast for capture in self._open.values()):
             time.sleep(_GATHER_SECONDS)
@@ -104,7 +104,7 @@ class Captures:
 
     def _close(self, name: str) -> None:
         capture = self._open[name]
-        self._open = {other: capture_there for other, capture_there in self._open.items() if other != name}
+        self._open = {open_name: kept for open_name, kept in self._open.items() if open_name != name}
         self._dropped_before += capture.dropped()
         self._readable.unregister(capture)
         capture.close()

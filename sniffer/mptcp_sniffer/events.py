@@ -9,13 +9,13 @@ from mptcp_throttle.model import Subflow, Token
 
 
 class EventKind(StrEnum):
-    """What can happen to a connection, or to one of its subflows."""
+    """What can happen to a connection or a subflow."""
 
     OPENED = "opened"
     """The connection has its first live subflow; `detail`: how it is known, if not from an MP_CAPABLE handshake."""
 
     JOINING = "joining"
-    """The proxy has answered the SYN of a JOIN, which is not authenticated yet."""
+    """The proxy has answered the SYN of a JOIN, which is not yet authenticated."""
 
     FAILED = "failed"
     """The JOIN was refused, or has not been authenticated in time; `detail`: why."""
@@ -30,7 +30,7 @@ class EventKind(StrEnum):
     """ADD_ADDR on this subflow; `detail`: address id, address, port and sender."""
 
     STALLED = "stalled"
-    """The proxy's kernel retransmits again and again without an answer, or has closed the subflow; `detail`: which."""
+    """The proxy's kernel retransmits repeatedly without an answer, or has closed the subflow; `detail`: which."""
 
     RECOVERED = "recovered"
     """The subflow is no longer stalled."""
@@ -43,7 +43,7 @@ class EventKind(StrEnum):
 
 
 class Event(NamedTuple):
-    """Something that happened to a connection, or to one `subflow` of it, at `at`, by the tracker's clock.
+    """What happened to a connection, or to a `subflow` of it, at `at` by the tracker's clock.
 
     `version` is None for a JOIN that has failed: its connection may be forgotten.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from mptcp_sniffer.authentication import Keys, is_client_hmac, is_proxy_hmac, token_of
 from mptcp_sniffer.options import MpCapable, MpJoinAck, MpJoinSyn, MpJoinSynAck, Option
@@ -21,6 +21,8 @@ from mptcp_throttle.model import Token, Trust
 
 _HALF_OPEN_SECONDS: Final = 75.0
 """Linux drops a half-open connection after 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); with some margin."""
+
+_Ack = TypeVar("_Ack", MpJoinSynAck, MpJoinAck)
 
 
 class Ends(NamedTuple):
@@ -61,14 +63,8 @@ class _Syn(NamedTuple):
     at: float
 
 
-class _SynAck(NamedTuple):
-    option: MpCapable | MpJoinSynAck
-    sequence: int
-    acknowledgment: int
-
-
-class _ThirdAck(NamedTuple):
-    option: MpCapable | MpJoinAck
+class _Answer(NamedTuple, Generic[_Ack]):
+    option: MpCapable | _Ack
     sequence: int
     acknowledgment: int
 
@@ -79,9 +75,13 @@ class _HalfOpen:
 
     at: float
     syn: _Syn | None = None
-    syn_ack: _SynAck | None = None
-    third_ack: _ThirdAck | None = None
+    syn_ack: _Answer[MpJoinSynAck] | None = None
+    third_ack: _Answer[MpJoinAck] | None = None
     waiting: Joined | None = None
+
+    def options(self) -> tuple[MpCapable | MpJoinSynAck | None, MpCapable | MpJoinAck | None]:
+        """Those of the SYN/ACK and of the third ACK."""
+        return self.syn_ack and self.syn_ack.option, self.third_ack and self.third_ack.option
 
 
 class UnknownToken(LookupError):
@@ -138,7 +138,7 @@ class Handshakes:
             except UnknownToken:
                 self._counters["unknown_token"] += 1
         if earlier:
-            self._forget(ends, at, "ports reused")
+            self.forget(ends, at, "ports reused")
         half_open = self._begun(ends, at)
         half_open.syn = _Syn(option, segment.sequence, at)
         if half_open.syn_ack is not None and _before(half_open.syn_ack.acknowledgment) != segment.sequence:
@@ -153,7 +153,7 @@ class Handshakes:
             return None
         if isinstance(option, MpCapable | MpJoinSynAck):
             half_open = self._begun(ends, at)
-            half_open.syn_ack = _SynAck(option, segment.sequence, segment.acknowledgment)
+            half_open.syn_ack = _Answer(option, segment.sequence, segment.acknowledgment)
             return self._proceed(ends, half_open, at)
         if syn is not None:
             self._fall_back(ends, at)
@@ -173,7 +173,7 @@ class Handshakes:
             if self._is_live(ends, _before(segment.sequence)):
                 return None
         half_open = self._begun(ends, at)
-        half_open.third_ack = _ThirdAck(option, segment.sequence, segment.acknowledgment)
+        half_open.third_ack = _Answer(option, segment.sequence, segment.acknowledgment)
         return self._proceed(ends, half_open, at)
 
     def _opened_without_syn(self, ends: Ends, segment: Segment, ack: MpCapable, at: float) -> Opened | None:
@@ -195,7 +195,7 @@ class Handshakes:
         return half_open
 
     def _proceed(self, ends: Ends, half_open: _HalfOpen, at: float) -> Opened | Joined | None:
-        """What the segments seen so far amount to. A third ACK that proves nothing is forgotten: another may follow."""
+        """What the segments seen so far complete. A third ACK without proof is dropped: a valid one may follow."""
         syn, syn_ack = half_open.syn, half_open.syn_ack
         if syn is None:
             return None
@@ -207,8 +207,7 @@ class Handshakes:
         return self._proceed_to_join(ends, half_open, syn, syn.option, at)
 
     def _proceed_to_open(self, ends: Ends, half_open: _HalfOpen, syn: _Syn, offer: MpCapable) -> Opened | None:
-        answer = half_open.syn_ack and half_open.syn_ack.option
-        ack = half_open.third_ack and half_open.third_ack.option
+        answer, ack = half_open.options()
         is_token_enough = self._trust is Trust.TOKEN
         match answer, ack:
             case None, MpCapable() if not is_token_enough:
@@ -232,10 +231,9 @@ class Handshakes:
             keys = self._keys_of(Token(request.token))
         except UnknownToken:
             if half_open.third_ack is not None:
-                self._forget(ends, at, "unknown token")
+                self.forget(ends, at, "unknown token")
             return None
-        answer = half_open.syn_ack and half_open.syn_ack.option
-        ack = half_open.third_ack and half_open.third_ack.option
+        answer, ack = half_open.options()
         if isinstance(answer, MpJoinSynAck) and keys is not None and not is_proxy_hmac(keys, request, answer):
             half_open.syn_ack = answer = None
             self._counters["wrong_hmac"] += 1
@@ -252,8 +250,7 @@ class Handshakes:
         return half_open.waiting
 
     def _is_join_proved(self, half_open: _HalfOpen, request: MpJoinSyn, keys: Keys | None) -> bool:
-        answer = half_open.syn_ack and half_open.syn_ack.option
-        ack = half_open.third_ack and half_open.third_ack.option
+        answer, ack = half_open.options()
         if not isinstance(answer, MpJoinSynAck) or not isinstance(ack, MpJoinAck):
             return False
         if keys is None:
@@ -266,9 +263,9 @@ class Handshakes:
         return False
 
     def accepted_by_kernel(self, ends: Ends, token: Token) -> Joined | None:
-        """What is known of a JOIN that is in the kernel list with this token, None if its SYN was not seen.
+        """What is known of a JOIN that the kernel lists with this token, None if its SYN was not seen.
 
-        It is forgotten if its HMAC cannot be checked without the keys; otherwise its third ACK is still to come.
+        Without the keys its HMAC cannot be checked, so it is forgotten; otherwise its third ACK is still to come.
         """
         half_open = self._half_open.get(ends)
         if half_open is None or half_open.syn is None or not isinstance(half_open.syn.option, MpJoinSyn):
@@ -281,24 +278,21 @@ class Handshakes:
         answer = half_open.syn_ack and half_open.syn_ack.option
         return _joined(ends, half_open.syn, request, answer, authenticated=True)
 
-    def on_reset(self, ends: Ends, at: float, detail: str) -> None:
-        """An RST of either side: the handshake has failed."""
-        self._forget(ends, at, detail)
-
     def expire(self, now: float) -> None:
-        """Forget the oldest beyond the bound, and those that are too old at `now`."""
+        """Forget the oldest handshakes beyond the bound, and all that are too old at `now`."""
         while self._half_open:
             ends, oldest = next(iter(self._half_open.items()))
             if len(self._half_open) <= self._bound and now - oldest.at <= _HALF_OPEN_SECONDS:
                 return
             self._counters["half_open_forgotten"] += 1
-            self._forget(ends, now, "not completed")
+            self.forget(ends, now, "not completed")
 
     def _fall_back(self, ends: Ends, at: float) -> None:
         self._counters["fell_back"] += 1
-        self._forget(ends, at, "fell back to TCP")
+        self.forget(ends, at, "fell back to TCP")
 
-    def _forget(self, ends: Ends, at: float, detail: str) -> None:
+    def forget(self, ends: Ends, at: float, detail: str) -> None:
+        """The handshake on these ports, if there is one, has failed."""
         half_open = self._half_open.pop(ends, None)
         if half_open is not None and half_open.waiting is not None:
             self._on_failed(half_open.waiting, at, detail)
@@ -306,31 +300,21 @@ class Handshakes:
 
 def _only_handshake(options: Sequence[Option]) -> Option | None:
     """The handshake option of a segment; None if there are several, which Linux ignores too (net/mptcp/subflow.c)."""
-    found = [option for option in options if isinstance(option, MpCapable | MpJoinSyn | MpJoinSynAck | MpJoinAck)]
-    return found[0] if len(found) == 1 else None
+    handshakes = [option for option in options if isinstance(option, MpCapable | MpJoinSyn | MpJoinSynAck | MpJoinAck)]
+    return handshakes[0] if len(handshakes) == 1 else None
 
 
 def _joined(
     ends: Ends, syn: _Syn, request: MpJoinSyn, answer: MpCapable | MpJoinSynAck | None, *, authenticated: bool
 ) -> Joined:
-    proxy_address_id, proxy_backup = (
-        (answer.address_id, answer.backup) if isinstance(answer, MpJoinSynAck) else (0, False)
-    )
-    return Joined(
-        ends,
-        Token(request.token),
-        request.address_id,
-        proxy_address_id,
-        request.backup,
-        proxy_backup,
-        syn.sequence,
-        syn.at,
-        authenticated,
-    )
+    proxy_id, proxy_backup = (answer.address_id, answer.backup) if isinstance(answer, MpJoinSynAck) else (0, False)
+    flags = request.backup, proxy_backup
+    token = Token(request.token)
+    return Joined(ends, token, request.address_id, proxy_id, *flags, syn.sequence, syn.at, authenticated)
 
 
 def _is_proved(offer: MpCapable, answer: MpCapable, keys: Keys) -> bool:
-    """Whether the third ACK of an MP_CAPABLE handshake has the keys that the sides have offered before."""
+    """Whether the third ACK of an MP_CAPABLE handshake has the keys that both sides offered before."""
     return (answer.version, answer.sender_key) == (keys.version, keys.proxy) and offer.sender_key in (None, keys.client)
 
 

@@ -1,6 +1,6 @@
-"""The kernel's MPTCP events (generic netlink, family mptcp_pm): what has become of a subflow, at once.
+"""The kernel's MPTCP events (generic netlink, family mptcp_pm), which report changes of a subflow at once.
 
-Unlike segments they cannot be forged. The kernel reports when it had to drop some; then the kernel list is read.
+Unlike segments they cannot be forged. The kernel reports when it had to drop events; then the kernel list is read.
 """
 
 from __future__ import annotations
@@ -16,20 +16,8 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.cbpf import (
-    JEQ,
-    LD,
-    LD_IMM,
-    LDB_ABS,
-    LDH,
-    LDX_IMM,
-    RET,
-    SKF_AD_NLATTR,
-    TAX,
-    Instruction,
-    Line,
-    assemble,
-)
+from mptcp_throttle.linux import cbpf
+from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
 from mptcp_throttle.linux.inet_diag import unmapped
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
@@ -62,7 +50,7 @@ class KernelEvent(NamedTuple):
 
 
 class KernelEvents(NetlinkSocket):
-    """A subscription to the events of the present network namespace; without new subflows on `ports`.
+    """A subscription to the events of this network namespace, except those of new subflows on `ports`.
 
     Raises KernelError if there is no such family (before Linux 5.12), or the capability CAP_NET_ADMIN is missing.
     """
@@ -77,7 +65,7 @@ class KernelEvents(NetlinkSocket):
             raise
 
     def receive(self) -> Iterator[KernelEvent]:
-        """Wait for events. Raises KernelError: with ENOBUFS if the kernel had to drop some."""
+        """Wait for events. Raises KernelError, with ENOBUFS if the kernel had to drop events."""
         return filter(None, (_decode(message.payload) for message in self.notifications()))
 
 
@@ -91,40 +79,40 @@ def _group() -> int:
 
 
 def _event_filter(ports: Iterable[int]) -> tuple[Instruction, ...]:
-    """A socket filter, since most events would wake the process for nothing: each connection has several.
+    """A socket filter: most events, several per connection, would wake the process for nothing.
 
-    New subflows on these ports of the proxy are captured, and are therefore dropped here.
+    It drops new subflows on these ports of the proxy, since they are captured.
     """
     return assemble(
         (
-            Line(LDB_ABS, _COMMAND_OFFSET),
-            Line(JEQ, KernelEventKind.CLOSED, then="wanted"),
-            Line(JEQ, KernelEventKind.PRIORITY, then="wanted"),
-            Line(JEQ, KernelEventKind.ESTABLISHED, otherwise="other"),
-            Line(LD_IMM, _COMMAND_OFFSET + _GENLMSGHDR_BYTES),
-            Line(LDX_IMM, _SPORT),
-            Line(LD, SKF_AD_NLATTR),
-            Line(TAX),
-            Line(LDH, _NLA_HDRLEN),
-            *(Line(JEQ, port, then="other") for port in ports),
+            Line(cbpf.LDB_ABS, _COMMAND_OFFSET),
+            Line(cbpf.JEQ, KernelEventKind.CLOSED, then="wanted"),
+            Line(cbpf.JEQ, KernelEventKind.PRIORITY, then="wanted"),
+            Line(cbpf.JEQ, KernelEventKind.ESTABLISHED, otherwise="drop"),
+            Line(cbpf.LD_IMM, _COMMAND_OFFSET + _GENLMSGHDR_BYTES),
+            Line(cbpf.LDX_IMM, _SPORT),
+            Line(cbpf.LD, cbpf.SKF_AD_NLATTR),
+            Line(cbpf.TAX),
+            Line(cbpf.LDH, _NLA_HDRLEN),
+            *(Line(cbpf.JEQ, port, then="drop") for port in ports),
             "wanted",
-            Line(RET, 0xFFFF_FFFF),
-            "other",
-            Line(RET, 0),
+            Line(cbpf.RET, 0xFFFF_FFFF),
+            "drop",
+            Line(cbpf.RET, 0),
         )
     )
 
 
 def _decode(payload: bytes) -> KernelEvent | None:
-    found = attributes(payload, _GENLMSGHDR_BYTES, only=_WANTED)
-    local, remote = found.get(_SADDR4) or found.get(_SADDR6), found.get(_DADDR4) or found.get(_DADDR6)
-    if local is None or remote is None or _TOKEN not in found:
+    values = attributes(payload, _GENLMSGHDR_BYTES, only=_WANTED)
+    local, remote = values.get(_SADDR4) or values.get(_SADDR6), values.get(_DADDR4) or values.get(_DADDR6)
+    if local is None or remote is None or _TOKEN not in values:
         return None
     return KernelEvent(
         KernelEventKind(payload[0]),
-        Token(int.from_bytes(found[_TOKEN], sys.byteorder)),
-        Ends(_endpoint(remote, found[_DPORT]), _endpoint(local, found[_SPORT])),
-        any(found.get(_BACKUP, b"")),
+        Token(int.from_bytes(values[_TOKEN], sys.byteorder)),
+        Ends(_endpoint(remote, values[_DPORT]), _endpoint(local, values[_SPORT])),
+        any(values.get(_BACKUP, b"")),
     )
 
 

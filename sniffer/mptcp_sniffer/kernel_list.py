@@ -1,7 +1,7 @@
 """The kernel list: the live MPTCP subflows of the proxy's sockets, if the proxy runs on this host.
 
-inet_diag lists them with token, address id and backup flag to processes with CAP_NET_ADMIN. A host that only forwards
-has none.
+inet_diag lists them with token, address id and backup flag to processes with CAP_NET_ADMIN. On a host that only
+forwards the list is empty.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 class ListedSubflow(NamedTuple):
     """A subflow as the kernel lists it; `address_id` is the client's.
 
-    `stalled`: the retransmission timer has expired twice in a row. Once is normal on a lossy path. `closing`: the proxy
-    has closed it, and some of what was queued before has not been sent.
+    `stalled`: the retransmission timer has expired twice in a row; once is normal on a lossy path. `closing`: the proxy
+    has closed it, and not all queued data has been sent.
     """
 
     token: Token
@@ -52,10 +52,7 @@ class ListedSubflow(NamedTuple):
 
 
 class KernelList(NamedTuple):
-    """The live subflows, and the time, in monotonic seconds, just before the kernel was asked.
-
-    `on_all_ports`: also those on other ports than the proxy's.
-    """
+    """The live subflows, on the proxy's ports or `on_all_ports`; `at`: just before the kernel was asked, monotonic."""
 
     at: float
     subflows: dict[Ends, ListedSubflow]
@@ -67,7 +64,7 @@ class KernelListUnavailable(Exception):
 
 
 def list_subflows(ports: Sequence[int]) -> KernelList:
-    """The MPTCP subflows on which this host's sockets on `ports` can send, or still have something to send.
+    """The MPTCP subflows of this host's sockets on `ports` that can send, or still have data queued.
 
     Raises KernelListUnavailable.
     """
@@ -75,7 +72,7 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
         # Without it the kernel lists the same sockets as if they were plain TCP.
         raise KernelListUnavailable("needs CAP_NET_ADMIN")
     try:
-        # Of a listing that was interrupted nothing is kept.
+        # An interrupted listing is discarded.
         return read_consistently(lambda: _list(ports))
     except KernelError as error:
         raise KernelListUnavailable(str(error)) from error
@@ -84,34 +81,28 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
 def _list(ports: Sequence[int]) -> KernelList:
     at = time.monotonic()
     with InetDiag() as diag:
-        found = dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports)))
-        return KernelList(at, found, ANY_PORT in ports)
+        subflows = dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports)))
+        return KernelList(at, subflows, ANY_PORT in ports)
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:
-    for one in sockets:
-        closed = bool(one.state & CLOSED_HERE)
-        if closed and _unsent(one) <= _FIN:
+    for tcp in sockets:
+        closed = bool(tcp.state & CLOSED_HERE)
+        if closed and _unsent(tcp) <= _FIN:
             continue
-        ulp = attributes(one.attributes.get(_ULP_INFO, b""), only=_OF_ULP)
+        ulp = attributes(tcp.attributes.get(_ULP_INFO, b""), only=_OF_ULP)
         mptcp = attributes(ulp.get(_ULP_INFO_MPTCP, b""), only=_OF_MPTCP)
         flags = int.from_bytes(mptcp.get(_FLAGS, b""), sys.byteorder)
         if not flags & _FLAGS_CAPABLE_OR_JOIN:
             continue
-        ends = Ends(PackedEndpoint(one.remote, one.remote_port), PackedEndpoint(one.local, one.local_port))
-        yield (
-            ends,
-            ListedSubflow(
-                Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder)),
-                int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder),
-                bool(flags & _FLAGS_BACKUP),
-                one.timer == _TIMER_RETRANSMIT and one.retransmits >= _STALLED_RETRANSMITS,
-                closed,
-            ),
-        )
+        ends = Ends(PackedEndpoint(tcp.remote, tcp.remote_port), PackedEndpoint(tcp.local, tcp.local_port))
+        token = Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder))
+        address_id = int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder)
+        stalled = tcp.timer == _TIMER_RETRANSMIT and tcp.retransmits >= _STALLED_RETRANSMITS
+        yield ends, ListedSubflow(token, address_id, bool(flags & _FLAGS_BACKUP), stalled, closed)
 
 
-def _unsent(one: TcpSocket) -> int:
-    """Bytes that have never been sent; a FIN counts as one."""
-    info = one.attributes.get(INET_DIAG_INFO, b"")
+def _unsent(tcp: TcpSocket) -> int:
+    """Bytes that have never been sent; a FIN counts as a byte."""
+    info = tcp.attributes.get(INET_DIAG_INFO, b"")
     return int(_NOTSENT_BYTES.unpack_from(info)[0]) if len(info) >= _NOTSENT_BYTES.size else 0

@@ -1,5 +1,5 @@
-"""When the kernel is asked: its list at start, once per interval, and soon after the tracker needs it, more than once;
-its events whenever they come."""
+"""When the kernel is asked: its list at start, once per interval, and several times after a request by the tracker; its
+events as they arrive."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import Json
 
 _GATHER_SECONDS: Final = 0.02
-"""From the first of some requests to the first reading: the kernel's worker closes a subflow later than its segment
-came. More requests meanwhile do not wake the thread."""
+"""From the first request to the first reading: the kernel's worker closes a subflow later than its segment arrived.
+Further requests meanwhile do not wake the thread."""
 
 _REPEAT_SECONDS: Final = (0.1, 0.3, 0.7)
-"""From the first reading to the others; the last is longer than the time for which `tracker` prefers a segment to the
-list."""
+"""From the first reading to the repetitions; the last is longer than `tracker` prefers a segment to the list."""
 
 _MAX_FRACTION: Final = 0.1
 """The fraction of the time that reading may take: the kernel walks all its TCP sockets for it."""
@@ -37,11 +36,11 @@ _log = logging.getLogger("mptcp-sniffer")
 
 
 class KernelReader:
-    """Calls `deliver` with each kernel list that it has read, and once a second with None, for housekeeping; and
-    `deliver_event` with each kernel event.
+    """Calls `deliver` with each kernel list, and once a second with None for housekeeping; `deliver_event` with each
+    kernel event.
 
-    The list has the subflows on `ports`. It has those on all ports while `expects_other_ports`, and while no events are
-    received, which would tell of them. If the kernel refuses either, it logs that once and goes on trying.
+    The list has the subflows on `ports`; on all ports while `expects_other_ports`, or while no events are received,
+    which would report them. If the kernel refuses either, that is logged once, and tried again.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class KernelReader:
 
     @property
     def available(self) -> bool:
-        """Whether the list could be read when that was last tried."""
+        """Whether the last attempt to read the list succeeded."""
         return self._problem is None
 
     def status(self) -> Json:

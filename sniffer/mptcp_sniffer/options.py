@@ -123,7 +123,7 @@ Option = (
 
 
 class Decoded(NamedTuple):
-    """The MPTCP options of a segment in order, without DSS and unknown ones, and the number of malformed ones."""
+    """The MPTCP options of a segment in order, without DSS and unknown options, and how many were malformed."""
 
     options: tuple[Option, ...]
     malformed: int
@@ -131,7 +131,7 @@ class Decoded(NamedTuple):
 
 def decode(options: bytes, flags: int) -> Decoded:
     """The MPTCP options among the raw TCP `options` of a segment with these TCP flags. Never raises."""
-    found: list[Option] = []
+    decoded: list[Option] = []
     malformed = 0
     try:
         for body in mptcp_options(options):
@@ -141,10 +141,10 @@ def decode(options: bytes, flags: int) -> Decoded:
                 malformed += 1
                 continue
             if option is not None:
-                found.append(option)
+                decoded.append(option)
     except Malformed:
         malformed += 1
-    return Decoded(tuple(found), malformed)
+    return Decoded(tuple(decoded), malformed)
 
 
 def without_appended_priority(options: bytes) -> bytes:

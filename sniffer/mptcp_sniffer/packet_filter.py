@@ -138,16 +138,16 @@ def _walk_options() -> Iterator[Line | str]:
         # Kind and length in one load, since a load is a function call. A frame that ends after the kind is rejected.
         yield Line(cbpf.LDH, 0)
         yield Line(cbpf.ST, _KIND_AND_LENGTH)
-        yield Line(cbpf.JEQ, _KIND_MPTCP << 8 | 2, "other")  # too short for a subtype
+        yield Line(cbpf.JEQ, _KIND_MPTCP << 8 | 2, "skip")  # too short for a subtype
         yield Line(cbpf.RSH, 8)
         yield Line(cbpf.JEQ, _KIND_END, "end")
-        yield Line(cbpf.JEQ, _KIND_NOP, "advance")  # one byte long, and A is 1
-        yield Line(cbpf.JEQ, _KIND_MPTCP, otherwise="other")
+        yield Line(cbpf.JEQ, _KIND_NOP, "advance")  # a byte long, and A is 1
+        yield Line(cbpf.JEQ, _KIND_MPTCP, otherwise="skip")
         yield Line(cbpf.LDB, 2)
         yield Line(cbpf.AND, 0xF0)
-        yield Line(cbpf.JEQ, _DSS << 4, "other")
+        yield Line(cbpf.JEQ, _DSS << 4, "skip")
         yield Line(cbpf.JA, then="signalling")
-        yield "other"
+        yield "skip"
         yield Line(cbpf.LD_MEM, _KIND_AND_LENGTH)
         yield Line(cbpf.AND, 0xFF)
         yield Line(cbpf.JGE, 2, "advance")
@@ -160,7 +160,7 @@ def _walk_options() -> Iterator[Line | str]:
 
 
 def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
-    """Accept the option at X if it is whole, and not the one that `options.without_appended_priority` takes away."""
+    """Accept the option at X if it is whole, and not what `options.without_appended_priority` removes."""
     yield "signalling"
     yield Line(cbpf.STX, _OPTION)
     yield Line(cbpf.LDB, 1)
@@ -168,7 +168,7 @@ def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
     yield Line(cbpf.ADD_X)
     yield Line(cbpf.LDX_MEM, _OPTIONS_END)
     yield Line(cbpf.JGT_X, then="reject")
-    yield Line(cbpf.JGE_X, otherwise="accept")  # not the last one
+    yield Line(cbpf.JGE_X, otherwise="accept")  # not the last option
     yield Line(cbpf.LD_MEM, _OPTION)
     yield Line(cbpf.SUB, 1)
     yield Line(cbpf.TAX)

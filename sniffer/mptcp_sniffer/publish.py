@@ -1,8 +1,8 @@
 """The published table, in the order of its changes, for readers that follow it.
 
-A revision counts the changes of an epoch; each new table begins an epoch. Of every connection only the last change is
-kept, however often it changes; of those that have ended, a bounded history. A reader of another epoch, or one that has
-missed an end that is no longer in the history, is told to resynchronise: no change is lost silently.
+A revision counts the changes of an epoch; each new table begins an epoch. Only the last change of each connection is
+kept, however often it changes, and a bounded history of ended connections. A reader of another epoch, or a reader that
+has missed an end that is no longer in the history, must resynchronise: no change is lost silently.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final
 
 from mptcp_sniffer.tracker import TableChange
@@ -19,7 +20,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_connection
 
 _MAX_WAIT_SECONDS: Final = 5.0
-# Readers that wait at a time: few of the connections that bounded_server.py allows. Further calls return at once.
+# Readers that wait at a time: few of the connections that bounded_server.py allows. Calls beyond that return at once.
 _MAX_WAITING: Final = 16
 _MAX_WAITING_DAEMONS: Final = 4
 _MAX_PART: Final = 4096  # connections, 2 MB of JSON; the JSON of a whole table would take as much memory as the table
@@ -38,7 +39,7 @@ class PublishedTable:
     def _begin_epoch(self) -> None:
         self._epoch = secrets.token_hex(8)
         self._revision = 0
-        # Both in the order of the revisions, which are those of the last change of each connection.
+        # Both in the order of revisions: each is that of the last change of its connection.
         self._connections: dict[Token, tuple[int, Connection]] = {}
         self._ended: OrderedDict[Token, int] = OrderedDict()
         self._last_forgotten = 0
@@ -84,7 +85,7 @@ class PublishedTable:
         with self._changed:
             tokens = sorted(token for token in self._connections if token > after)
             connections = [self._connections[token][1] for token in tokens[:_MAX_PART]]
-            position = {"epoch": self._epoch, "revision": self._revision}
+            position = self.position()
         return {
             **position,
             "connections": [encode_connection(connection) for connection in connections],
@@ -95,10 +96,10 @@ class PublishedTable:
         """What changed after `revision`; if nothing has, waits up to `timeout` seconds for a change.
 
         `{epoch, revision, changes: [{token, connection}], more}` with the last state of each changed connection, null
-        for one that has ended; `more`: there are changes after this `revision`. Or `{resync: true}` if the reader must
-        call `snapshot()`. Other readers do not keep those from waiting that ask `to_daemon`.
+        if it has ended; `more`: there are changes after this `revision`. Or `{resync: true}` if the reader must
+        call `snapshot()`. Calls with `to_daemon` have their own limit of waiting readers.
         """
-        # What is not a number raises an error here, before this reader counts as waiting. NaN gives 0.
+        # A value that is not a number raises here, before this reader counts as waiting. NaN gives 0.
         timeout = min(max(0.0, float(timeout)), _MAX_WAIT_SECONDS)
         with self._changed:
             if self._waiting[to_daemon] < (_MAX_WAITING_DAEMONS if to_daemon else _MAX_WAITING):
@@ -124,13 +125,8 @@ class PublishedTable:
 
     def _after(self, revision: int) -> list[tuple[int, Token, Connection | None]]:
         """The last changes of the connections that have changed after this revision, in order."""
-        changed: list[tuple[int, Token, Connection | None]] = []
-        for token, (at, connection) in reversed(self._connections.items()):
-            if at <= revision:
-                break
-            changed.append((at, token, connection))
-        for token, at in reversed(self._ended.items()):
-            if at <= revision:
-                break
-            changed.append((at, token, None))
-        return sorted(changed)
+        live = takewhile(lambda item: item[1][0] > revision, reversed(self._connections.items()))
+        ended = takewhile(lambda item: item[1] > revision, reversed(self._ended.items()))
+        return sorted(
+            [(at, token, connection) for token, (at, connection) in live] + [(at, token, None) for token, at in ended]
+        )

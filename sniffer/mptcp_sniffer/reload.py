@@ -1,4 +1,4 @@
-"""Reload of the configuration files: of what concerns the sniffer, only the log level changes without a restart."""
+"""Reload of the configuration files: `log_level` is the only setting of the sniffer that a reload changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("mptcp-sniffer")
 
 
 class Reload:
-    """Applies the files that `load` reads, if they can replace `config` while the sniffer runs. For any thread.
+    """Applies the files that `load` reads, if no change against `config` needs a restart. For any thread.
 
     `load` raises ConfigError.
     """
@@ -31,7 +31,7 @@ class Reload:
         self._lock = threading.Lock()
 
     def __call__(self) -> Json:
-        """`{problems, valid}`: with problems nothing has changed; they are in the log, too."""
+        """`{problems, valid}`: with problems nothing has changed. They are also logged."""
         with self._lock:
             try:
                 loaded = self._load()
@@ -44,7 +44,7 @@ class Reload:
                 for problem in refused:
                     _log.warning("reload: %s", problem)
             elif loaded.log_level is self._config.log_level:
-                _log.info("reload: nothing has changed that concerns the sniffer")
+                _log.info("reload: no setting of the sniffer has changed")
             else:
                 logs.set_level(loaded.log_level)
                 _log.info("reload: log_level %s -> %s", self._config.log_level, loaded.log_level)

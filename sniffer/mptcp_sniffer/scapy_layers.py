@@ -69,7 +69,7 @@ def _subtype(value: Subtype) -> fields.Field:
 
 
 def _wide(name: str, present: str, eight_bytes: str) -> fields.Field:
-    """A number of the DSS option: present if one flag is set, with 8 instead of 4 bytes if another is."""
+    """A number of the DSS option: present if one flag is set, with 8 instead of 4 bytes if a second flag is."""
     return fields.ConditionalField(
         fields.MultipleTypeField(
             [(fields.LongField(name, 0), lambda dss: eight_bytes in dss.flags)], fields.IntField(name, 0)
@@ -90,7 +90,7 @@ class MptcpOption(Packet):  # type: ignore[misc]
 
 
 class MpCapableOption(MptcpOption):
-    """RFC 8684, section 3.1: with no key (SYN), one (SYN of version 0, SYN/ACK) or two (ACK), and the data length."""
+    """RFC 8684, section 3.1: without a key (SYN), with one key (SYN of version 0, SYN/ACK) or two (ACK)."""
 
     name = "MP_CAPABLE"
     lengths = (2, 10, 18, 20, 22)
@@ -276,16 +276,9 @@ class MpTcpRstOption(MptcpOption):
     ]
 
 
-_FORMS: Final[dict[int, tuple[type[MptcpOption], ...]]] = {
-    Subtype.MP_CAPABLE: (MpCapableOption,),
-    Subtype.MP_JOIN: (MpJoinSynOption, MpJoinSynAckOption, MpJoinAckOption),
-    Subtype.DSS: (DssOption,),
-    Subtype.ADD_ADDR: (AddAddrOption, AddAddrV0Option),
-    Subtype.REMOVE_ADDR: (RemoveAddrOption,),
-    Subtype.MP_PRIO: (MpPrioOption,),
-    Subtype.MP_FAIL: (MpFailOption,),
-    Subtype.MP_FASTCLOSE: (MpFastcloseOption,),
-    Subtype.MP_TCPRST: (MpTcpRstOption,),
+_FORMS: Final = {
+    subtype: tuple(form for form in MptcpOption.__subclasses__() if form.fields_desc[0].default == subtype)
+    for subtype in Subtype
 }
 
 

@@ -68,7 +68,7 @@ def parse_ethernet(frame: bytes) -> Segment | None:
 def parse_ip(packet: bytes) -> Segment | None:
     """The TCP segment of an IP packet; None for other protocols and later fragments.
 
-    IPv6 extension headers are not followed: TCP behind one is missed. Raises Malformed if a header is truncated.
+    IPv6 extension headers are not followed: TCP behind them is missed. Raises Malformed if a header is truncated.
     """
     header = parse_ip_header(packet)
     if header is None or header[0] != PROTOCOL_TCP:
@@ -77,7 +77,7 @@ def parse_ip(packet: bytes) -> Segment | None:
 
 
 def parse_ip_header(packet: bytes) -> tuple[int, int, bytes, bytes] | None:
-    """Protocol, header length in bytes, source and destination; None for later fragments of IPv4, which have no more.
+    """Protocol, header length in bytes, source and destination; None for later fragments of IPv4.
 
     Raises Malformed if the header is truncated.
     """

@@ -66,7 +66,7 @@ class Sniffer:
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start.
 
-        An interface that is missing or down is waited for, now as later.
+        It waits for interfaces that are missing or down.
         """
         methods: dict[str, Callable[..., Json]] = {
             "status": self.status,
@@ -114,7 +114,7 @@ class Sniffer:
         return self._table.changes(epoch, revision, timeout, to_daemon=self._asks_daemon())
 
     def _asks_daemon(self) -> bool:
-        """Whether the client of this call is the daemon: its user, who has its directory, or root."""
+        """Whether the client of this call is root or the owner of the daemon's directory."""
         client = peer_uid()
         try:
             return client in (_ROOT, self._config.sockets.daemon.parent.stat().st_uid)
@@ -122,7 +122,7 @@ class Sniffer:
             return client == _ROOT
 
     def _open_captures(self, *, at_start: bool = False) -> None:
-        """Capture on the interfaces that have come. At the start it raises UserError if one can never be captured."""
+        """Capture on missing interfaces. At the start, raises UserError if an interface is there but refused."""
         opened, refusals = self._captures.open_missing()
         self._reopen_due = time.monotonic() + _REOPEN_SECONDS
         self._capture_lost = not self._captures.captured
@@ -131,7 +131,7 @@ class Sniffer:
             if at_start and not is_absent:
                 raise refusal
             if at_start or (not is_absent and self._refusals.get(name) != str(refusal)):
-                _log.error("%s; no subflow there is throttled until it can be captured", refusal)
+                _log.error("%s; subflows there are free until it can be captured", refusal)
         self._refusals = {name: str(refusal) for name, refusal in refusals.items()}
         for name in opened:
             again = " again" if name in self._captured_before else ""
@@ -152,18 +152,16 @@ class Sniffer:
             self._give_up(lost)
 
     def _give_up(self, lost: InterfaceLost) -> None:
-        """FINs are missed there from now on, and a subflow that has ended must not keep another one capped.
+        """From now on FINs are missed there, and an ended subflow must not keep another subflow capped.
 
-        The kernel list tells which have ended. Without it, or if no interface is left, the table is cleared.
+        The kernel list shows which subflows have ended. Without it, or with no interface left, the table is cleared.
         """
         self._reopen_due = time.monotonic() + _REOPEN_SECONDS
         if self._captures.captured and self._config.sniffer.kernel_view and self._kernel_reader.available:
-            _log.error("capture on %s lost (%s): the kernel list tells what ends there", lost.name, lost.why)
+            _log.error("capture on %s lost (%s): ends of subflows there come from the kernel list", lost.name, lost.why)
             self._kernel_reader.request()
             return
-        _log.error(
-            "capture on %s lost (%s): the table is cleared, so that no subflow stays throttled", lost.name, lost.why
-        )
+        _log.error("capture on %s lost (%s): the table is cleared, so no subflow stays throttled", lost.name, lost.why)
         with self._tracking:
             self._capture_lost = not self._captures.captured
             self._begin_tracking()

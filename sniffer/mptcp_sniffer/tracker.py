@@ -1,10 +1,10 @@
 """The table of connections and their live subflows, from segments, the kernel list and kernel events.
 
 A connection is identified by its token; a JOIN belongs to the connection whose token it names. A subflow is live from
-the end of its handshake (see `handshake`) to a FIN, an RST, a REMOVE_ADDR of one of its addresses or an MP_FASTCLOSE.
-Anybody who knows the ports can forge these in the name of the client. So where the kernel list can be read, what ends a
-subflow or changes its priority counts only if the proxy itself has sent it; otherwise the kernel decides.
-A subflow that the proxy has opened, from a port that is not one of its own, is known from the kernel only.
+the end of its handshake (see `handshake`) to a FIN, an RST, a REMOVE_ADDR of an address of it or an MP_FASTCLOSE.
+An attacker who knows the ports can forge these in the name of the client. So where the kernel list can be read, a
+segment that ends a subflow or changes its priority counts only if the proxy sent it; otherwise the kernel decides.
+A subflow that the proxy has opened, from a port outside `ports`, is known from the kernel only.
 The tracker is deterministic: segments with time stamps in, changed connections and events out, no clock and no I/O.
 """
 
@@ -47,14 +47,14 @@ _ORPHAN_SECONDS: Final = 75.0
 """How long a connection without subflows can be joined again: net.mptcp.close_timeout (60 s), with some margin."""
 
 _LINUX_VERSION: Final = 1
-"""The MPTCP version of sockets in the kernel list: upstream Linux has no other."""
+"""The MPTCP version of sockets in the kernel list: upstream Linux supports only this."""
 
 _CLOSED_SECONDS: Final = 0.5
 """How long a subflow that has been closed may still be in the kernel list: the capture time stamp is taken before TCP
 processes the segment, and some changes are made by a worker later."""
 
 _ESTABLISHED_SECONDS: Final = 0.1
-"""How long a new subflow may be missing there: it is in the list as soon as TCP has processed its third ACK."""
+"""How long a new subflow may be missing there: the list has it when TCP has processed its third ACK."""
 
 
 class TableChange(NamedTuple):
@@ -78,15 +78,15 @@ class _LiveSubflow:
     last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before."""
 
     ends: FourTuple
-    address_id: int
-    proxy_address_id: int
-    backup_at_join: bool
-    backup_by_client: bool
-    backup_by_proxy: bool
     opened_at: float
     established_at: float
     idle_since: float
     sequence: int | None
+    address_id: int = 0
+    proxy_address_id: int = 0
+    backup_at_join: bool = False
+    backup_by_client: bool = False
+    backup_by_proxy: bool = False
     stalled: bool = False
     closed_by_kernel: float | None = None
 
@@ -113,7 +113,7 @@ class _Tracked:
 class Tracker:
     """Follows the subflows of all connections to the proxy's `ports`, within `bounds`.
 
-    Beyond `bounds.connections` a new connection replaces one that is not authenticated; if there is none, it is not
+    Beyond `bounds.connections` a new connection replaces an unauthenticated connection; if there is none, it is not
     tracked, and so never throttled. `counters` count segments and changes by kind; `on_event` is called for each event.
     `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the subflows on all ports,
     since the proxy has opened some itself, or may have.
@@ -144,7 +144,7 @@ class Tracker:
         self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
         self._closing: OrderedDict[Ends, None] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
-        # Tokens of subflows that this host has opened, of connections that are not known, perhaps not yet.
+        # Tokens of subflows that this host has opened on connections that are not tracked, or not yet.
         self._opened_by_proxy: OrderedDict[Token, float] = OrderedDict()
         self._opened_by_proxy_at = -math.inf
         self._unconfirmed = False
@@ -161,16 +161,15 @@ class Tracker:
         }
 
     def needs_kernel_list(self) -> bool:
-        """Whether something has happened since the last call that only the kernel list can confirm."""
+        """Whether anything since the last call needs the confirmation of the kernel list."""
         unconfirmed, self._unconfirmed = self._unconfirmed, False
         return unconfirmed
 
     def observe(self, segment: Segment, at: float, by_proxy: bool | None = None) -> list[TableChange]:
         """The connections that a segment changes, captured at `at`, in seconds of any clock that is never set.
 
-        `by_proxy`: whether the proxy's host has sent it; None if that is not known. What claims to come from the proxy
-        and does not, or the reverse, is counted as `wrong_direction`; malformed options are counted as `malformed`.
-        Both are ignored.
+        `by_proxy`: whether the proxy's host has sent it; None if unknown. A segment that contradicts this is counted as
+        `wrong_direction`, malformed options as `malformed`; both are ignored.
         """
         return self._changes(self._observe(segment, at, by_proxy))
 
@@ -178,7 +177,7 @@ class Tracker:
         if by_proxy is None:
             by_proxy = self._seems_by_proxy(segment)
         by_client = not by_proxy
-        # What throttles an uplink does not make the subflow a backup.
+        # The MP_PRIO that throttles an uplink does not make the subflow a backup.
         raw = without_appended_priority(segment.options) if by_proxy else segment.options
         options, malformed = decode(raw, segment.flags)
         if malformed:
@@ -360,8 +359,8 @@ class Tracker:
                 self.counters["malformed"] += 1
                 return
             affected = _with_address(entry, (option.address_id,), by_client=by_client)
-        for one in affected:
-            yield from self._set_backup(entry, one, option.backup, at, by_client=by_client)
+        for subflow in affected:
+            yield from self._set_backup(entry, subflow, option.backup, at, by_client=by_client)
 
     def _set_backup(self, entry: _Tracked, ends: Ends, backup: bool, at: float, *, by_client: bool) -> Iterator[Token]:
         live = entry.subflows[ends]
@@ -388,7 +387,7 @@ class Tracker:
         self._orphans.pop(entry.token, None)
 
     def _is_left_to_kernel(self) -> bool:
-        """Whether what the client seems to have sent changes nothing until the kernel list says so."""
+        """Whether a segment that seems to be the client's changes nothing until the kernel list confirms it."""
         self._unconfirmed = self._unconfirmed or self.kernel_confirms
         return self.kernel_confirms
 
@@ -400,7 +399,7 @@ class Tracker:
         reset = bool(segment.flags & Flag.RST)
         reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
         if reset:
-            self._handshakes.on_reset(ends, at, f"RST{reasons}")
+            self._handshakes.forget(ends, at, f"RST{reasons}")
         if ends in self._tokens:
             # It may be forged: only the kernel knows whether its sequence number was in the window.
             self._unconfirmed = True
@@ -473,13 +472,13 @@ class Tracker:
             yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
 
     def _expect_other_ports(self, token: Token) -> None:
-        """Ask for a kernel list of all ports, if the proxy has opened a subflow of this connection, and it is known."""
+        """Ask for a kernel list of all ports if the proxy has opened a subflow of this connection and it is tracked."""
         if token in self._opened_by_proxy and self._entry(token) is not None:
             self._opened_by_proxy_at = max(self._opened_by_proxy.pop(token), self._opened_by_proxy_at)
             self.expects_other_ports = self._unconfirmed = True
 
     def _note_closing(self, ends: Ends, at: float) -> Iterator[Token]:
-        """The kernel has closed a subflow, but what is queued on it has its rate, too."""
+        """The kernel has closed a subflow, but its queued data is still subject to its rate."""
         entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
         live.closed_by_kernel = at
@@ -501,18 +500,18 @@ class Tracker:
                 self.counters["closed_by_kernel"] += 1
                 yield self._close(ends, kernel_list.at, "not in the kernel list")
             elif listed is not None and listed.token != token:
-                yield self._close(ends, kernel_list.at, "other token in the kernel list")
+                yield self._close(ends, kernel_list.at, "another token in the kernel list")
         opened_by_host = []
         for ends, listed in kernel_list.subflows.items():
             if ends.proxy.port not in self._ports:
                 opened_by_host.append((ends, listed))
             else:
                 yield from self._apply_listed(ends, listed, kernel_list.at)
-        # An event that came after the list was asked for may be of a subflow that it does not have.
+        # An event that arrived after the list was requested may be of a subflow that the list lacks.
         if kernel_list.on_all_ports and self._opened_by_proxy_at < kernel_list.at:
             self.expects_other_ports = False
         for ends, listed in opened_by_host:
-            # The others are of connections that this host has opened, or of another service.
+            # The rest belong to connections that this host has opened, or to another service.
             if self._entry(listed.token) is not None:
                 self.expects_other_ports = True
                 yield from self._apply_listed(ends, listed, kernel_list.at)
@@ -561,13 +560,11 @@ class Tracker:
             return
         joined = self._handshakes.accepted_by_kernel(ends, token)
         if joined is None:
-            live = _LiveSubflow(
-                _unpack(ends), listed.address_id, 0, listed.backup, listed.backup, False, at, at, at, None
-            )
+            live = _LiveSubflow(_unpack(ends), at, at, at, None, listed.address_id, backup_at_join=listed.backup)
         else:
             live = _live(joined, at)
-            if live.backup != listed.backup:
-                live.backup_by_client, live.backup_by_proxy = listed.backup, False
+        if live.backup != listed.backup:
+            live.backup_by_client, live.backup_by_proxy = listed.backup, False
         live.stalled = listed.stalled
         self.counters["learned_from_kernel"] += 1
         self._add(entry, ends, live, at, "in the kernel list")
@@ -596,21 +593,12 @@ class Tracker:
 
 
 def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
-    ends = _unpack(handshake.ends)
-    if isinstance(handshake, Opened):
-        return _LiveSubflow(ends, 0, 0, False, False, False, handshake.at, at, at, handshake.sequence)
-    return _LiveSubflow(
-        ends,
-        handshake.address_id,
-        handshake.proxy_address_id,
-        handshake.backup,
-        handshake.backup,
-        handshake.proxy_backup,
-        handshake.at,
-        at,
-        at,
-        handshake.sequence,
-    )
+    live = _LiveSubflow(_unpack(handshake.ends), handshake.at, at, at, handshake.sequence)
+    if isinstance(handshake, Joined):
+        live.address_id, live.proxy_address_id = handshake.address_id, handshake.proxy_address_id
+        live.backup_at_join = live.backup_by_client = handshake.backup
+        live.backup_by_proxy = handshake.proxy_backup
+    return live
 
 
 def _with_address(entry: _Tracked, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
@@ -627,5 +615,5 @@ def _unpack(ends: Ends) -> FourTuple:
 
 @lru_cache
 def _interned(proxy: PackedEndpoint) -> PackedEndpoint:
-    """One object for equal proxy ends: the proxy has few sockets."""
+    """The same object for equal proxy ends: the proxy has few sockets."""
     return proxy

@@ -224,7 +224,7 @@ def test_sniffer_logs_at_sighup_what_concerns_it(world: ProxyWorld) -> None:
 
     config, good = world.services.config, world.services.config.read_text()
     world.services.configure([WIFI, with_cap("5mbit")])
-    after_hang_up("reload: nothing has changed that concerns the sniffer")
+    after_hang_up("reload: no setting of the sniffer has changed")
     config.write_text(good.replace("sniffer: {}", "sniffer: {history: 64}"))
     after_hang_up("reload: sniffer.history 32768 -> 64: needs a restart of mptcp-sniffer")
     config.write_text(good + "colour: red\n")
