@@ -1,4 +1,4 @@
-"""The page and its API, for one listener. Who can connect to it, and the log-in, say what a visitor may see and do."""
+"""The page and its API, for one listener. What a visitor may see and do depends on the listener and the log-in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mptcp_throttle_web.feed import Busy, Feed, Question, Viewer
 from mptcp_throttle_web.sessions import SESSION_SECONDS, Attempts, Session, Sessions, TooManyAttempts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
@@ -41,21 +41,21 @@ _COOKIE: Final = "mptcp-throttle-session"
 _SECRET: Final = "X-Session-Secret"  # noqa: S105
 _MAX_NUMBER: Final = 100
 _MAX_PATTERN: Final = 100
-# Those of the page: what others could ask for would not be kept for all.
+# The ranges of the page. An answer to another range would not be shared by viewers.
 _RANGES: Final = {str(seconds): seconds for seconds in (600, 3600, 86_400, 60 * 86_400)}
 
 
 class Visitors(StrEnum):
-    """Who can connect to a listener. The group may see addresses; others of this host must log in for that; anybody
-    else must log in to see anything."""
+    """Who can connect to a listener: the socket's group, which sees addresses; all users of this host, who must log in
+    for that; or all hosts of the network, which must log in to see anything."""
 
     GROUP = "group"
     HOST = "host"
-    ANYBODY = "anybody"
+    NETWORK = "network"
 
 
 class Refused(Exception):
-    """A request that is answered by a problem in one line."""
+    """A request is refused; the answer names the problem in one line."""
 
     def __init__(self, status: HTTPStatus, problem: str) -> None:
         super().__init__(problem)
@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 class _EventStream(StreamingResponse):
-    """The events of a viewer, until it leaves or may see no more."""
+    """The events of a viewer, until it leaves or its session ends."""
 
     def __init__(self, viewer: Viewer, may_see: Callable[[], bool]) -> None:
         super().__init__(viewer.events(may_see), media_type="text/event-stream")
@@ -77,7 +77,7 @@ class _EventStream(StreamingResponse):
 
 
 class Application:
-    """The routes. Without `sessions` nobody can log in; without `control` nobody can change anything."""
+    """The routes. Without `sessions` there is no log-in; without `control` nothing can be changed."""
 
     def __init__(
         self, feed: Feed, hider: Hider, sessions: Sessions | None, control: Control | None, visitors: Visitors
@@ -101,11 +101,11 @@ class Application:
             ],
             exception_handlers={
                 Refused: _answer_refused,
-                RpcError: _answer_error,
-                UserError: _answer_error,
-                TimeoutError: _answer_incomplete,
-                ClientDisconnect: _answer_incomplete,
-                Exception: _answer_unknown,
+                RpcError: _answering(HTTPStatus.CONFLICT),
+                UserError: _answering(HTTPStatus.CONFLICT),
+                TimeoutError: _answering(HTTPStatus.REQUEST_TIMEOUT, "the request is incomplete"),
+                ClientDisconnect: _answering(HTTPStatus.REQUEST_TIMEOUT, "the request is incomplete"),
+                Exception: _answering(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the log"),
             },
         )
 
@@ -113,13 +113,13 @@ class Application:
         return FileResponse(_STATIC / "index.html")
 
     async def _session(self, request: Request) -> Response:
-        session = self._found(request)
+        session = self._session_of(request)
         return JSONResponse(
             {
                 "version": version(),
                 "may_log_in": self._sessions is not None,
                 "logged_in": session is not None,
-                "sees": self._visitors is not Visitors.ANYBODY or session is not None,
+                "sees": self._visitors is not Visitors.NETWORK or session is not None,
                 "sees_addresses": self._sees_addresses(session),
                 "may_change": self._control is not None and session is not None,
             }
@@ -138,12 +138,12 @@ class Application:
         if not 1 <= number <= _MAX_NUMBER or len(pattern) > _MAX_PATTERN:
             bounds = f"a number from 1 to {_MAX_NUMBER}, a pattern of up to {_MAX_PATTERN} characters"
             raise Refused(HTTPStatus.BAD_REQUEST, f"allowed: {bounds}, an order: {', '.join(Order)}")
+        question, is_stranger = Question(number, order, pattern, hidden), not self._sees_addresses(session)
         try:
-            is_stranger = not self._sees_addresses(session)
-            viewer = self._feed.open(Question(number, order, pattern, hidden), is_stranger=is_stranger)
+            viewer = self._feed.open(question, is_stranger=is_stranger)
         except Busy as error:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many look at the page") from error
-        return _EventStream(viewer, lambda: session is None or self._found(request) is not None)
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many viewers") from error
+        return _EventStream(viewer, lambda: session is None or self._session_of(request) is not None)
 
     async def _history(self, request: Request) -> Response:
         query = request.query_params
@@ -156,22 +156,21 @@ class Application:
         if seconds is None:
             raise Refused(HTTPStatus.BAD_REQUEST, f"seconds: allowed: {', '.join(_RANGES)}")
         try:
-            is_stranger = not self._sees_addresses(session)
-            answer = await self._feed.history(known or name, seconds, is_stranger=is_stranger)
+            answer = await self._feed.history(known or name, seconds, is_stranger=not self._sees_addresses(session))
         except Busy as error:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories at a time") from error
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories requested at a time") from error
         return JSONResponse(answer)
 
     async def _log_in(self, request: Request) -> Response:
         if self._sessions is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "nobody can log in: web.password_hash is not set")
+            raise Refused(HTTPStatus.NOT_FOUND, "log-in is off: web.password_hash is not set")
         body = await _body(request)
         if not isinstance(body, dict) or not isinstance(body.get("password"), str):
             raise Refused(HTTPStatus.BAD_REQUEST, "password: is required")
         try:
             session = await self._sessions.log_in(body["password"], self._attempts)
         except TooManyAttempts as error:
-            problem = f"too many attempts; the next one is possible in {error.seconds:.0f} s"
+            problem = f"too many attempts; try again in {error.seconds:.0f} s"
             raise Refused(HTTPStatus.TOO_MANY_REQUESTS, problem) from error
         if session is None:
             _log.info("log-in from %s refused: wrong password", _peer(request), extra=_ABOUT)
@@ -208,21 +207,18 @@ class Application:
             raise
         return JSONResponse(await self._control.change(method, body, who))
 
-    def _found(self, request: Request) -> Session | None:
+    def _session_of(self, request: Request) -> Session | None:
         if self._sessions is None:
             return None
         return self._sessions.find(request.cookies.get(_COOKIE, ""), request.headers.get(_SECRET, ""))
 
     def _viewer(self, request: Request) -> Session | None:
-        """The session, if there is one. Raises Refused if this visitor may see nothing."""
-        session = self._found(request)
-        if session is None and self._visitors is Visitors.ANYBODY:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "log in first")
-        return session
+        """The session, None if not logged in. Raises Refused if this visitor may see nothing without."""
+        return self._logged_in(request) if self._visitors is Visitors.NETWORK else self._session_of(request)
 
     def _logged_in(self, request: Request) -> Session:
-        """The session of this request. Raises Refused if there is none."""
-        session = self._found(request)
+        """The session of this request. Raises Refused without a log-in."""
+        session = self._session_of(request)
         if session is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "log in first")
         return session
@@ -256,13 +252,10 @@ async def _answer_refused(_: Request, error: Exception) -> Response:
     return JSONResponse({"problem": str(error)}, status)
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
-    return JSONResponse({"problem": str(error)}, HTTPStatus.CONFLICT)
+def _answering(status: HTTPStatus, problem: str | None = None) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """A handler that answers with this problem, by default with the text of the exception."""
 
+    async def answer(_: Request, error: Exception) -> Response:
+        return JSONResponse({"problem": problem or str(error)}, status)
 
-async def _answer_incomplete(_: Request, __: Exception) -> Response:
-    return JSONResponse({"problem": "the request is incomplete"}, HTTPStatus.REQUEST_TIMEOUT)
-
-
-async def _answer_unknown(_: Request, __: Exception) -> Response:
-    return JSONResponse({"problem": "internal error; see the log"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return answer

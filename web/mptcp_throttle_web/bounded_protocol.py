@@ -1,21 +1,17 @@
-"""HTTP connections with bounds: seconds that one may wait for its client, bytes of a request head, and their number.
+"""HTTP connections with bounds: on the wait for a client, on the bytes of a request head, and on their number.
 
-uvicorn bounds neither how long a client takes to send a request nor how long it takes to read an answer, and at a bound
-on the number of connections it refuses everybody, so that idle ones keep all others out.
+uvicorn bounds neither how long a client takes to send a request nor how long it takes to read an answer. At its limit
+of connections it refuses all new ones, so idle connections lock out every other client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mptcp_throttle_web.connection_bounds import ConnectionBounds, reset
-
-if TYPE_CHECKING:
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES: Final = 16384
 CLIENT_SECONDS: Final = 5.0
@@ -24,52 +20,43 @@ _READ_SECONDS: Final = 20.0
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection of uvicorn that is closed if its client keeps it waiting, or to make room for another one."""
+    """A connection of uvicorn that is closed if its client keeps it waiting, or to make room for a new connection."""
 
     bounds: ClassVar[ConnectionBounds]
+    _request_due: asyncio.TimerHandle | None = None
+    _reading_due: asyncio.TimerHandle | None = None
 
     @classmethod
     def for_listener(cls, most: int) -> type[BoundedProtocol]:
-        """A protocol for one listener, with up to `most` connections: those of one keep nobody from another."""
+        """A protocol for one listener, with up to `most` connections, whatever other listeners have."""
         return type("BoundedProtocol", (cls,), {"bounds": ConnectionBounds(most)})
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._request_due: asyncio.TimerHandle | None = None
-        self._reading_due: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Admit it, in place of another one if need be."""
+        """Admit it, if need be in place of an older connection."""
         super().connection_made(transport)
         if self.bounds.admit(self):
             self._expect_request()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request has come."""
+        """A part of a request has arrived."""
         super().data_received(data)
         if self._is_answering():
             self._end_wait()
 
     def on_response_complete(self) -> None:
-        """The next request may come, or has come already."""
+        """Wait for the next request, unless it has arrived already."""
         super().on_response_complete()
         if not self._is_answering():
             self._expect_request()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """The client has stopped reading."""
         super().pause_writing()
         self.bounds.begin_unread(self)
         self._reading_due = self.loop.call_later(_READ_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
-        """The client reads."""
+        """The client reads again."""
         super().resume_writing()
         self.bounds.end_unread(self)
         if self._reading_due is not None:
@@ -77,7 +64,7 @@ class BoundedProtocol(H11Protocol):
             self._reading_due = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """The connection has ended."""
         self._end_wait()
         self.bounds.leave(self)
         super().connection_lost(exc)

@@ -1,4 +1,4 @@
-"""How many connections a listener has at a time, and which one gives way to a new one."""
+"""How many connections a listener has at a time, and which of them is closed to make room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
 class Connection(Protocol):
-    """What can be closed to make room."""
+    """A connection that can be closed to make room."""
 
     def abort(self) -> None:
         """Close it at once."""
@@ -32,10 +32,9 @@ def reset(transport: asyncio.WriteTransport) -> None:
 
 @dataclass(slots=True)
 class ConnectionBounds:
-    """The connections of one listener, `most` of them, from their accept to their end.
+    """Up to `most` connections of a listener, from their accept to their end.
 
-    Of those that wait for their client's handshake or request, and of those whose client does not read, the longest
-    wait is first.
+    `_waiting`: for a handshake or request of their client; `_unread`: their client does not read. The longest is first.
     """
 
     most: int
@@ -44,8 +43,8 @@ class ConnectionBounds:
     _unread: dict[Connection, None] = field(default_factory=dict)
 
     def admit(self, new: Connection) -> bool:
-        """Whether there is room. At the bound, the one that has waited longest gives way, else the one that has been
-        unread for longest, else the new one: it is closed."""
+        """Whether there is room. At the bound, the connection that has waited longest is closed, else the longest
+        unread one, else the new one."""
         if len(self._open) >= self.most:
             gives_way = next(iter((*self._waiting, *self._unread)), new)
             self.leave(gives_way)
@@ -55,25 +54,25 @@ class ConnectionBounds:
         self._open.add(new)
         return True
 
-    def leave(self, one: Connection) -> None:
-        """It has ended, or is about to."""
-        self._open.discard(one)
-        self._waiting.pop(one, None)
-        self._unread.pop(one, None)
+    def leave(self, connection: Connection) -> None:
+        """The connection has ended or is about to."""
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+        self._unread.pop(connection, None)
 
-    def begin_wait(self, one: Connection) -> None:
-        """It waits for its client to send."""
-        self._waiting.pop(one, None)
-        self._waiting[one] = None
+    def begin_wait(self, connection: Connection) -> None:
+        """The connection waits for its client to send."""
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = None
 
-    def end_wait(self, one: Connection) -> None:
-        """Its client has sent."""
-        self._waiting.pop(one, None)
+    def end_wait(self, connection: Connection) -> None:
+        """The client has sent."""
+        self._waiting.pop(connection, None)
 
-    def begin_unread(self, one: Connection) -> None:
-        """Its client does not read."""
-        self._unread[one] = None
+    def begin_unread(self, connection: Connection) -> None:
+        """The client does not read."""
+        self._unread[connection] = None
 
-    def end_unread(self, one: Connection) -> None:
-        """Its client reads."""
-        self._unread.pop(one, None)
+    def end_unread(self, connection: Connection) -> None:
+        """The client reads again."""
+        self._unread.pop(connection, None)

@@ -1,4 +1,4 @@
-"""What those who have logged in may change: the same as by the CLI, with a line in the log for each attempt."""
+"""Changes after a log-in: the same as those of the CLI, each attempt logged."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _parsed(method: str, body: Json) -> Section:
     except ValidationError as error:
         first = error.errors()[0]
         keys = ".".join(map(str, first["loc"])) or "request"
-        # A key that is none of ours may be any text.
+        # An unknown key may be any text.
         where = keys if keys.isidentifier() else shown(keys)
         raise UserError(f"{where}: {shown(first['input'])}: {first['msg']}") from error
 
@@ -71,11 +71,11 @@ class Control:
 
     def __init__(self, call: Callable[..., Awaitable[Json]]) -> None:
         self._call = call
-        # Each attempt is in the log, whatever the level of the others is.
+        # Each attempt is logged, whatever `log_level` is.
         _log.setLevel(logging.INFO)
 
     def note_malformed(self, method: str, who: str, problem: Exception) -> None:
-        """Log an attempt that is refused before it is known what it asks for."""
+        """Log an attempt that is refused because it cannot be parsed."""
         _log.info("%s by %s: refused: %s", shown(method), who, problem, extra=_MALFORMED)
 
     async def change(self, method: str, body: Json, who: str) -> Json:

@@ -1,4 +1,4 @@
-"""What the daemon says, once per second for everybody who looks, however many they are."""
+"""Asks the daemon once per second, however many viewers the page has."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Ask = Callable[..., Json]
 LOOK_SECONDS: Final = 1.0
 MAX_VIEWERS: Final = 64
 _MAX_QUESTIONS: Final = 16
-# Strangers, who can connect but have neither the group nor logged in, leave half of each bound to others.
+# At most half of each limit is available to strangers: visitors who are not in the group and have not logged in.
 _STRANGERS: Final = 2
 _DECISIONS: Final = 30
 _HISTORY_SECONDS: Final = 2.0
 _MAX_HISTORIES: Final = 64
-# Of the daemon's threads, so many at most answer us.
+# At most so many threads of the daemon answer the page.
 _AT_A_TIME: Final = 2
 
 
 class Busy(Exception):
-    """Too many look, or for too many different things."""
+    """Too many viewers, or too many different questions."""
 
 
 class Question(NamedTuple):
-    """What a viewer looks for: so many clients of each network, sorted, with a pattern; `hidden`: without addresses."""
+    """What a viewer asks for: a number of clients per network, their order, a pattern; `hidden`: without addresses."""
 
     number: int
     order: Order
@@ -56,19 +56,19 @@ class _Channel:
     ended: bool = False
 
     def publish(self, answer: bytes) -> None:
-        """To those who wait."""
+        """Pass the answer to all viewers of the channel."""
         self.answer = answer
         self.changed.set()
         self.changed = asyncio.Event()
 
     def end(self) -> None:
-        """There are no more answers."""
+        """Let all viewers stop."""
         self.ended = True
         self.publish(b"")
 
 
 class Viewer:
-    """One who follows the answers to a question, until `close`."""
+    """A browser that follows the answers to a question, until `close`."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
@@ -86,12 +86,12 @@ class Viewer:
             yield channel.answer
 
     def close(self) -> None:
-        """It does not count any more."""
+        """Stop counting this viewer."""
         self._channel.viewers -= 1
 
 
 class Feed:
-    """Asks the daemon while somebody looks. All methods are for one event loop."""
+    """Asks the daemon while the page has viewers. All methods are for one event loop."""
 
     def __init__(self, ask: Ask, hider: Hider) -> None:
         self._ask = ask
@@ -99,7 +99,7 @@ class Feed:
         self._channels: dict[Question, _Channel] = {}
         self._histories: dict[tuple[str, int], tuple[float, asyncio.Task[Json]]] = {}
         self._asking = asyncio.Semaphore(_AT_A_TIME)
-        # Whoever asks for many histories delays only other histories.
+        # A client that requests many histories delays only other histories.
         self._reading = asyncio.Semaphore(1)
         self._closed = False
 
@@ -116,7 +116,7 @@ class Feed:
         return Viewer(self._channels[question])
 
     async def _follow(self, question: Question, channel: _Channel) -> None:
-        """Until nobody has looked for a moment: who closes and opens again gets the same answer."""
+        """Ask until there are no viewers. A viewer that closes and opens again within a period gets the same answer."""
         clock = asyncio.get_running_loop().time
         while channel.viewers and not self._closed:
             began = clock()
@@ -158,7 +158,7 @@ class Feed:
         """What a network or a client has carried, as columns: `start` of each period, in seconds since the epoch, and
         IP bytes as bits per second. Raises RpcError and Busy.
 
-        The same answer serves all who ask within two seconds.
+        All requests within two seconds share one answer.
         """
         now = asyncio.get_running_loop().time()
         self._histories = {key: kept for key, kept in self._histories.items() if kept[0] > now or not kept[1].done()}
@@ -167,12 +167,9 @@ class Feed:
         if kept is None:
             if len(self._histories) >= _MAX_HISTORIES // (_STRANGERS if is_stranger else 1):
                 raise Busy
-            kept = (
-                now + _HISTORY_SECONDS,
-                asyncio.create_task(self._in_thread(self._reading, self._read_history, name, seconds)),
-            )
-            self._histories[key] = kept
-        # Others may wait for it, too.
+            task = asyncio.create_task(self._in_thread(self._reading, self._read_history, name, seconds))
+            kept = self._histories[key] = now + _HISTORY_SECONDS, task
+        # Another request may wait for it, too.
         return await asyncio.shield(kept[1])
 
     def _read_history(self, name: str, seconds: int) -> Json:

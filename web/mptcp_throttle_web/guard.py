@@ -1,7 +1,7 @@
-"""What every request passes first: is it for this page, does it come from it, is it small; and headers for browsers.
+"""Checks every request first: is it for this page, does it come from it, is it small? Adds headers for browsers.
 
-A browser runs the pages of others, too. They must not be able to read this one, by a name of theirs that leads to this
-host (DNS rebinding: the Host header tells), nor to change anything here in the name of somebody who has logged in.
+Pages of other sites run in the same browser. They must not read this page under a host name of their own (DNS
+rebinding: the Host header shows it), nor use the session of a visitor who has logged in to change anything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Refusal(NamedTuple):
 
 
 class Guard:
-    """The application behind it is called for requests that pass. `names` are host names beside those of loopback."""
+    """Calls `application` for requests that pass. `names` are the allowed host names besides those of loopback."""
 
     def __init__(self, application: ASGIApp, names: Iterable[str]) -> None:
         self._application = application
@@ -91,7 +91,7 @@ def _post_refusal(host: str, headers: Headers) -> _Refusal | None:
         return _Refusal(403, "allowed: requests of this page (Origin)")
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         return _Refusal(415, "allowed: application/json")
-    # With chunks the body is as long as the client likes, whatever Content-Length says.
+    # A chunked body may have any length, whatever Content-Length says.
     if "transfer-encoding" in headers:
         return _Refusal(411, "allowed: a body with Content-Length")
     length = headers.get("content-length", "")
@@ -103,7 +103,7 @@ def _post_refusal(host: str, headers: Headers) -> _Refusal | None:
 
 
 def _host_name(host: str) -> str:
-    """Of a Host header, without the port and in lower case; empty if it has none."""
+    """The name in a Host header, in lower case and without the port; empty if it has none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Replaces the addresses of clients by names, for those who may not see them, and for pictures of the page."""
+"""Replaces addresses of clients by names, for visitors who may not see them and for screenshots of the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORT_AFTER_NAME: Final = re.compile(r"\[?(host-[0-9a-f]{8})\]?:\d{1,5}\b")
 
 
 class Hider:
-    """Names for addresses, the same ones until the end of this process; nobody can compute an address from its name."""
+    """Names for addresses, stable until the end of this process. An address cannot be computed from its name."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -40,11 +40,11 @@ class Hider:
         return data
 
     def address(self, name: str) -> str | None:
-        """The address that has been given this name, None if there is none, or it is long ago."""
+        """The address with this name, None if the name is unknown or no longer kept."""
         return self._addresses.get(name)
 
     def _replace(self, run: re.Match[str]) -> str:
-        """The text with a name for each address in it; other characters may be before and behind it."""
+        """The text with a name for each address in it, whatever characters are around the address."""
         text, parts, start = run[0], [], 0
         if len(text) > _MAX_RUN:
             return "(hidden)"
@@ -55,7 +55,7 @@ class Hider:
         return "".join(parts)
 
     def _first(self, text: str, start: int) -> tuple[int, str | None]:
-        """The name of the longest address that begins there, and its end; else None and the next character."""
+        """End and name of the longest address that begins at `start`; else the next position and None."""
         for end in range(len(text), start + 1, -1):
             try:
                 return end, self._name(str(ip_address(text[start:end])))

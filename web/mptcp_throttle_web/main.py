@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mptcp-throttle-web")
 
 _CALL_SECONDS: Final = 10.0
-# Of a listener, in the kernel; also what is accepted at once.
+# The backlog of a listener in the kernel; uvicorn also accepts so many at once.
 _QUEUED_CONNECTIONS: Final = 128
 _CLOSE_SECONDS: Final = 1
 _GROUP_CONNECTIONS: Final = 64
@@ -50,7 +50,7 @@ _WATCH_SECONDS: Final = 1.0
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to `_serve`, and says when it listens."""
+    """A server that leaves signals to `_serve`, and calls `note_started` when it listens."""
 
     def __init__(self, config: uvicorn.Config, note_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -91,7 +91,7 @@ def _tls_context(config: Config) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.web.certificate, config.web.key)
     except ssl.SSLError as error:
-        problem = f"web.certificate: {config.web.certificate}: is no certificate in PEM that fits web.key"
+        problem = f"web.certificate: {config.web.certificate}: is not a PEM certificate that matches web.key"
         raise UserError(problem, os.EX_CONFIG) from error
     return context
 
@@ -135,21 +135,21 @@ async def _serve(config: Config, tls: ssl.SSLContext | None) -> None:
 
     listeners = [(server(Visitors.GROUP, _GROUP_CONNECTIONS), _unix_listener(config.sockets.web, config.socket_group))]
     if web.listen is not None:
-        visitors = Visitors.HOST if web.listen.host.is_loopback else Visitors.ANYBODY
+        visitors = Visitors.HOST if web.listen.host.is_loopback else Visitors.NETWORK
         tcp = server(visitors, _TCP_CONNECTIONS, tls)
         listeners.append((tcp, _tcp_listener(web.listen)))
 
     def stop() -> None:
         feed.close()
-        for one, _ in listeners:
-            one.should_exit = True
+        for listening, _ in listeners:
+            listening.should_exit = True
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     watching = asyncio.create_task(_watch())
     try:
-        await asyncio.gather(*(one.serve([listener]) for one, listener in listeners))
+        await asyncio.gather(*(listening.serve([listener]) for listening, listener in listeners))
     finally:
         watching.cancel()
         systemd.notify("STOPPING=1")
@@ -167,8 +167,8 @@ async def _watch() -> None:
 def _new_password() -> None:
     password = secrets.token_urlsafe(32)
     sys.stdout.write(
-        f"The password, for the log-in; it is shown only now:\n  {password}\n"
-        f"Its hash, for web.password_hash in mptcp-throttle.yaml:\n  {PasswordHash.of(password)}\n"
+        f"The password for the log-in; it is not shown again:\n  {password}\n"
+        f"Its hash for web.password_hash in mptcp-throttle.yaml:\n  {PasswordHash.of(password)}\n"
     )
 
 
@@ -187,7 +187,7 @@ def _main(arguments: Sequence[str] | None) -> None:
     logs.configure()
     config = load_config(options.config)
     logs.set_level(config.log_level)
-    # Its lines are about what clients send, which may be anything.
+    # Their lines contain what clients send, which may be anything.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     tls = _tls_context(config)

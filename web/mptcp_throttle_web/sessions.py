@@ -1,4 +1,4 @@
-"""Log-in by a password, and the sessions that follow from it. They end with this process."""
+"""Log-in by a password, and the sessions that it starts. They end with this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTEMPT_SECONDS: Final = 6.0
 
 
 class TooManyAttempts(Exception):
-    """No log-in is tried now; `seconds` until the next one may be."""
+    """No log-in is tried now; `seconds` until the next attempt is allowed."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -28,11 +28,11 @@ class TooManyAttempts(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Who has its `cookie` and its `secret` is the page of the one who has logged in; `name` is for the log.
+    """A request with its `cookie` and its `secret` is of the page after a log-in; `name` is for the log.
 
-    A browser sends the cookie also to other servers of the same host, whatever their port (RFC 6265, section 8.5), and
-    sends it for their pages. The secret has only the page, which keeps it where the browser separates ports, and sends
-    it with each request.
+    A browser sends the cookie to every server of the same host, whatever its port (RFC 6265, section 8.5), and also for
+    their pages. Only the page has the secret: it keeps it in storage that the browser separates by port, and sends it
+    with each request.
     """
 
     cookie: str
@@ -42,9 +42,9 @@ class Session:
 
 
 class Attempts:
-    """The attempts to log in at one listener: five at once, and one more every six seconds.
+    """The attempts to log in at a listener: five at once, then one every six seconds.
 
-    Addresses of clients are no help: behind a tunnel all have the same one.
+    They are not counted per client address: behind a tunnel all clients have the same address.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Attempts:
         self._at = time.monotonic()
 
     def take(self) -> None:
-        """One more. Raises TooManyAttempts."""
+        """Count an attempt. Raises TooManyAttempts."""
         now = time.monotonic()
         self._left = min(_ATTEMPTS, self._left + (now - self._at) / _ATTEMPT_SECONDS)
         self._at = now
@@ -61,12 +61,12 @@ class Attempts:
         self._left -= 1
 
     def give_back(self) -> None:
-        """The attempt was right."""
+        """Do not count the last attempt: its password was right."""
         self._left = min(_ATTEMPTS, self._left + 1)
 
 
 class Sessions:
-    """The sessions of those who have logged in with the password of `password_hash`; of more than 32 the latest."""
+    """The sessions that began with the password of `password_hash`; of more than 32 the latest are kept."""
 
     def __init__(self, password_hash: PasswordHash) -> None:
         self._password_hash = password_hash
@@ -89,7 +89,7 @@ class Sessions:
         return session
 
     def find(self, cookie: str, secret: str) -> Session | None:
-        """The session to which both belong; None if there is none, or it has expired."""
+        """The session with this cookie and this secret; None if there is none or it has expired."""
         session = self._sessions.get(cookie)
         if session is None or not hmac.compare_digest(session.secret.encode(), secret.encode()):
             return None
@@ -99,5 +99,5 @@ class Sessions:
         return None
 
     def log_out(self, session: Session) -> None:
-        """End it."""
+        """End a session."""
         self._sessions.pop(session.cookie, None)

@@ -1,6 +1,6 @@
 """TLS handshakes within the bounds of their listener.
 
-asyncio's own servers, and so uvicorn, tell nobody of a connection before its handshake is complete. They wait 60 s.
+asyncio's servers, which uvicorn uses, report a connection only after its handshake, for which they wait up to 60 s.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class TlsHandshake(asyncio.Protocol):
-    """A connection from its accept until its handshake is complete; then it becomes one of `_then`."""
+    """A connection from its accept until its handshake is complete; then `_then` is its protocol."""
 
     _then: ClassVar[type[BoundedProtocol]]
     _context: ClassVar[ssl.SSLContext]
 
     @classmethod
     def before(cls, then: type[BoundedProtocol], context: ssl.SSLContext) -> type[TlsHandshake]:
-        """A protocol for the listener of `then`, among whose connections it counts."""
+        """A protocol for the listener of `then`, within the same bounds."""
         return type("TlsHandshake", (cls,), {"_then": then, "_context": context})
 
     def __init__(
@@ -43,7 +43,7 @@ class TlsHandshake(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Admit it, in place of another one if need be."""
+        """Admit it, if need be in place of an older connection."""
         self._transport = transport
         if self._then.bounds.admit(self):
             self._then.bounds.begin_wait(self)
@@ -74,11 +74,11 @@ class TlsHandshake(asyncio.Protocol):
             protocol.data_received(self._received)
 
     def data_received(self, data: bytes) -> None:
-        """What has come behind the handshake, at most one read before `_shake_hands` goes on."""
+        """Keep what follows the handshake: at most one read, until `_shake_hands` goes on."""
         self._received += data
 
     def connection_lost(self, _: Exception | None) -> None:
-        """It has ended."""
+        """The connection has ended."""
         if self._task is not None:
             self._task.cancel()
 

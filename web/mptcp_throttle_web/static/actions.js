@@ -1,4 +1,4 @@
-// Log-in, and what those who have logged in may change.
+// Log-in, and the changes that it allows.
 
 import { byId, element, keep, setText } from "./dom.js";
 import { loadSession, logIn, logOut, post, session } from "./server.js";
@@ -21,7 +21,7 @@ function ask(dialog, submit) {
 }
 
 export class Actions {
-  // `sessionChanged` is called after a log-in and a log-out, `showProblem` with what was refused.
+  // `sessionChanged` is called after a log-in or log-out, `showProblem` with the reason for a refusal.
   constructor(sessionChanged, showProblem) {
     this.sessionChanged = sessionChanged;
     this.showProblem = showProblem;
@@ -45,11 +45,11 @@ export class Actions {
     if (session.logged_in) button("session", "log out", () => this.logOut());
     else if (session.may_log_in) button("session", "log in", () => this.logIn());
     keep(
-      byId("account"), buttons, (one) => one.place,
+      byId("account"), buttons, (item) => item.place,
       () => element("button", { type: "button" }),
-      (made, one) => {
-        setText(made, one.text);
-        made.onclick = one.action;
+      (made, item) => {
+        setText(made, item.text);
+        made.onclick = item.action;
       },
     );
   }

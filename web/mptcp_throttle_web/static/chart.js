@@ -1,4 +1,4 @@
-// Rates over time, stacked, with the cap of each network as a dashed line above what is below it in the stack.
+// Rates over time as a stack. A dashed line shows the cap of each network, above the networks below it in the stack.
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { rate, tick } from "./format.js";
@@ -7,17 +7,17 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// One column of times for several histories, and for each a value per time; 0 where nothing was carried: the history
-// has no row for such a period. What is not known yet, at the end, has no time.
+// A column of times for several histories, and for each history a value per time: 0 where it has no row, since nothing
+// was carried. The latest periods, which are not known yet, have no time.
 function aligned(histories, from) {
-  const starts = histories.flatMap((one) => one.start);
+  const starts = histories.flatMap((history) => history.start);
   const times = [];
   if (starts.length) {
     const [step, last] = [histories[0].resolution, Math.max(...starts)];
     for (let time = Math.max(Math.min(...starts), Math.ceil(from / step) * step); time <= last; time += step) times.push(time);
   }
-  const columns = histories.map((one) => {
-    const values = new Map(one.start.map((start, place) => [start, one.values[place]]));
+  const columns = histories.map((history) => {
+    const values = new Map(history.start.map((start, place) => [start, history.values[place]]));
     return times.map((time) => values.get(time) ?? 0);
   });
   return [times, columns];
@@ -38,15 +38,15 @@ export class Chart {
     const lines = [{}];
     const bands = [];
     let below = times.map(() => 0);
-    series.forEach((one, number) => {
+    series.forEach((line, number) => {
       const top = columns[number].map((value, place) => below[place] + value);
-      const stroke = colour(`--series-${one.colour % 6}`);
+      const stroke = colour(`--series-${line.colour % 6}`);
       data.push(top);
       lines.push({ stroke, width: 1, fill: number === 0 ? `${stroke}66` : undefined, points: { show: false } });
-      if (number > 0) bands.push({ series: [data.length - 1, one.place], fill: `${stroke}66` });
+      if (number > 0) bands.push({ series: [data.length - 1, line.place], fill: `${stroke}66` });
       const place = data.length - 1;
-      if (one.cap != null) {
-        data.push(below.map((value) => value + one.cap));
+      if (line.cap != null) {
+        data.push(below.map((value) => value + line.cap));
         lines.push({ stroke, width: 2, dash: [6, 4], points: { show: false } });
       }
       if (number + 1 < series.length) series[number + 1].place = place;

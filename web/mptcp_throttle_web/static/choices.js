@@ -1,4 +1,4 @@
-// What the user has chosen. It is in the address of the page, so that a reload, a bookmark or a link keeps it.
+// The choices of the user. The address of the page has them, so that a reload, a bookmark or a link keeps them.
 
 const DEFAULTS = { range: "600", direction: "sent", order: "sent", number: "20", pattern: "", hidden: "", theme: "", open: "" };
 const listeners = [];
@@ -6,13 +6,13 @@ export const choices = inAddress();
 write();
 
 function inAddress() {
-  const found = Object.entries(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
-  const read = { ...DEFAULTS, ...Object.fromEntries(found.filter(([name]) => Object.hasOwn(DEFAULTS, name))) };
+  const written = [...new URLSearchParams(location.hash.slice(1))];
+  const read = { ...DEFAULTS, ...Object.fromEntries(written.filter(([name]) => Object.hasOwn(DEFAULTS, name))) };
   if (read.hidden !== "true") return read;
   return { ...read, pattern: "", open: read.open.split(" ").filter((name) => name.includes("/host-")).join(" ") };
 }
 
-// In the address. A picture may show that, too: while addresses of clients are hidden, what is searched for is not in it.
+// A screenshot may show the address bar: while addresses of clients are hidden, the search pattern is not in it.
 function write() {
   const written = choices.hidden === "true" ? { ...choices, pattern: "" } : choices;
   const changed = Object.entries(written).filter(([name, chosen]) => chosen !== DEFAULTS[name]);
@@ -46,7 +46,7 @@ export function toggleOpen(client) {
   choose("open", open.slice(-8).join(" "));
 }
 
-// Where clients get other names, since their addresses are hidden from now on or not any more.
+// Called when the names of clients change, because their addresses are hidden from now on or shown again.
 export function forgetClients() {
   choose("open", "");
   choose("pattern", "");

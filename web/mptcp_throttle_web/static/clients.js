@@ -1,4 +1,4 @@
-// The busiest clients of each access network, and the subflows of those that are open, with the reasons.
+// The busiest clients of each access network; of clients that are open, also the subflows with their reasons.
 
 import { Chart } from "./chart.js";
 import { isOpen, toggleOpen } from "./choices.js";
@@ -27,7 +27,7 @@ function rowsOf(network) {
     const rows = [{ key: name, name, client }];
     if (isOpen(name)) {
       rows.push(...client.subflows.map((subflow, place) => ({ key: `${name}/${subflow.client_port ?? place}/${subflow.proxy}`, subflow, place })));
-      rows.push({ key: `${name}/chart`, name, chart: client.client, more: client.more_subflows, cap: client.rate_bps });
+      rows.push({ key: `${name}/chart`, name, chart: client.client, hiddenSubflows: client.more_subflows, cap: client.rate_bps });
     }
     return rows;
   });
@@ -52,7 +52,7 @@ function makeRow(item) {
 function updateRow(made, item) {
   if (item.chart !== undefined) {
     made.cap = item.cap;
-    setText(made.querySelector(".dim"), item.more ? `and ${format.count(item.more, "more subflow")}` : "");
+    setText(made.querySelector(".dim"), item.hiddenSubflows ? `and ${format.count(item.hiddenSubflows, "more subflow")}` : "");
   } else if (item.client) {
     const { client } = item;
     const button = made.querySelector("button");
@@ -108,17 +108,17 @@ export function showClients(top) {
 
 export function showDecisions(decisions) {
   const seen = new Map();
-  const items = decisions.map((one) => {
-    const base = `${one.at} ${one.client} ${one.client_port} ${one.decision}`;
+  const items = decisions.map((item) => {
+    const base = `${item.at} ${item.client} ${item.client_port} ${item.decision}`;
     seen.set(base, (seen.get(base) ?? 0) + 1);
-    return { ...one, key: `${base} ${seen.get(base)}` };
+    return { ...item, key: `${base} ${seen.get(base)}` };
   });
   keep(
-    byId("decision-rows"), items, (one) => one.key,
-    (one) => row(["", "", "", one.decision.endsWith("cap") ? "state-cap" : one.decision.endsWith("limit") ? "state-limit" : "", "", "reason"]),
-    (made, one) => fill(made, [
-      format.moment(one.at), one.client_port === null ? one.client : `${one.client} port ${one.client_port}`,
-      one.network ?? "none", one.decision.replace("_", " "), one.rate ?? "–", one.reason,
+    byId("decision-rows"), items, ({ key }) => key,
+    ({ decision }) => row(["", "", "", decision.endsWith("cap") ? "state-cap" : decision.endsWith("limit") ? "state-limit" : "", "", "reason"]),
+    (made, { at, client, client_port, network, decision, rate, reason }) => fill(made, [
+      format.moment(at), client_port === null ? client : `${client} port ${client_port}`,
+      network ?? "none", decision.replace("_", " "), rate ?? "–", reason,
     ]),
   );
 }

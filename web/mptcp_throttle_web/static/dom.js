@@ -19,9 +19,9 @@ export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-// Brings the children of `parent` to `items`: `key` identifies an item, `make` makes its element, `update` fills it.
-// The child with the focus stays, and the others move around it: an element that moves loses the focus. If it goes, what
-// is around it gets the focus.
+// Makes the children of `parent` those of `items`: `key` identifies an item, `make` makes its element, `update` fills it.
+// An element that moves loses the focus, so the child with the focus stays and its siblings move around it. If it is
+// removed, the element around it gets the focus.
 export function keep(parent, items, key, make, update) {
   const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   const wanted = items.map((item) => {
@@ -50,7 +50,7 @@ export function keep(parent, items, key, make, update) {
   });
 }
 
-// A row of cells; `classes` has the class of each one.
+// A row of cells; `classes` has the class of each cell.
 export function row(classes, rowClass = "") {
   return element("tr", { className: rowClass }, ...classes.map((name) => element("td", { className: name })));
 }

@@ -8,14 +8,14 @@ import { count, moment } from "./format.js";
 import { Networks, showAttention } from "./networks.js";
 import { session, Stream } from "./server.js";
 
-const SILENT_SECONDS = 5; // answers come every second, more seldom from a daemon that needs long for them
+const SILENT_SECONDS = 5; // answers come every second; a slow daemon is asked less often
 const REOPEN_SECONDS = 30;
 const OLD_SECONDS = 10; // the daemon observes every second, or with a hundred thousand subflows every few seconds
 const DRAW_SECONDS = { 600: 5, 3600: 30, 86400: 60, 5184000: 600 };
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 
 let latest = null;
-let isDown = false; // a problem is shown in place of what is so
+let isDown = false; // a problem is shown in place of the present state
 let waitingSince = performance.now(); // for an answer
 let answeredAt; // seconds since the epoch
 let shown; // what the page shows of clients: "addresses", "names" or "nothing"
@@ -23,7 +23,7 @@ let drawing;
 
 const actions = new Actions(connect, (text) => showText("refusal", text));
 const networks = new Networks(actions);
-// Without a session any more, the page must offer the log-in again.
+// When the session has ended, the page must offer the log-in again.
 const stream = new Stream(show, (problem) => showConnection(problem), () => actions.refresh());
 
 // What this visitor sees of clients.
@@ -32,7 +32,7 @@ function seen() {
   return session.sees_addresses && choices.hidden !== "true" ? "addresses" : "names";
 }
 
-// Nothing stays that was shown to one who saw more, or something else.
+// Removes everything that a visitor with other rights saw.
 function clear() {
   clearTimeout(drawing);
   latest = null;
@@ -86,7 +86,7 @@ function show(answer) {
   if (isBack) draw();
 }
 
-// What is shown, if anything, is not what is so now.
+// The page may go on showing earlier answers.
 function showConnection(problem) {
   isDown = true;
   showState("problem", `not up to date: ${problem}`);

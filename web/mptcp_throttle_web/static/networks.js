@@ -8,11 +8,11 @@ import { get } from "./server.js";
 
 let shown = [];
 
-// A rate of a network, and whether it is one set by hand; "" if there is none.
+// A rate of a network, and whether it is set by hand; "" if there is none.
 function rule(network, name) {
   const present = network[name];
   const text = present === null ? "" : `${present}${network.per === "network" ? "" : ` per ${network.per}`}`;
-  const override = (network.overrides ?? []).find((one) => one.rule === name);
+  const override = (network.overrides ?? []).find((candidate) => candidate.rule === name);
   if (override === undefined) return text;
   const left = override.seconds_left === null ? "until reset" : `for ${format.duration(override.seconds_left)}`;
   return `${text || "unlimited"} (by hand, ${left})`;
@@ -24,15 +24,15 @@ function uplink(network) {
 }
 
 function bitsPerSecond(text) {
-  const found = /^([\d.]+)([kmg]?)bit$/.exec(text ?? "");
-  return found === null ? null : Number(found[1]) * { "": 1, k: 1e3, m: 1e6, g: 1e9 }[found[2]];
+  const match = /^([\d.]+)([kmg]?)bit$/.exec(text ?? "");
+  return match && Number(match[1]) * { "": 1, k: 1e3, m: 1e6, g: 1e9 }[match[2]];
 }
 
 export class Networks {
   constructor(actions) {
     this.actions = actions;
     this.chart = new Chart(byId("network-chart"), (series) => {
-      const latest = series.map((one) => `${one.name} ${format.rate(one.values.at(-1) ?? 0)}`);
+      const latest = series.map(({ name, values }) => `${name} ${format.rate(values.at(-1) ?? 0)}`);
       return `Rates of access networks over time. Latest: ${latest.join(", ")}. The table above has the present ones.`;
     });
   }
@@ -85,10 +85,10 @@ export class Networks {
     const now = Date.now() / 1000;
     this.chart.draw(series, now - seconds, now);
     keep(
-      byId("network-legend"), series, (one) => `${one.name} ${one.cap} ${one.colour}`,
-      (one) => {
-        const line = element("span", {}, swatch(one.colour, ""), element("span", { textContent: one.name }));
-        if (one.cap !== null) line.append(" ", swatch(one.colour, "cap"), element("span", { textContent: `present cap of ${one.name}` }));
+      byId("network-legend"), series, ({ name, cap, colour }) => `${name} ${cap} ${colour}`,
+      ({ name, cap, colour }) => {
+        const line = element("span", {}, swatch(colour, ""), element("span", { textContent: name }));
+        if (cap !== null) line.append(" ", swatch(colour, "cap"), element("span", { textContent: `present cap of ${name}` }));
         return line;
       },
       () => {},
@@ -107,12 +107,12 @@ function swatch(number, kind) {
 export function showAttention(findings) {
   const lines = findings.length ? findings : [{ subject: "", problem: "nothing", remedy: null, harm: null }];
   keep(
-    byId("attention"), lines, (one) => `${one.harm} ${one.subject} ${one.problem}`,
-    (one) => element("li", { className: one.harm === null ? "fine" : one.harm ? "harm" : "less" }),
-    (made, one) => {
-      const remedy = one.remedy ? `; remedy: ${one.remedy}` : "";
+    byId("attention"), lines, (finding) => `${finding.harm} ${finding.subject} ${finding.problem}`,
+    (finding) => element("li", { className: finding.harm === null ? "fine" : finding.harm ? "harm" : "less" }),
+    (made, finding) => {
+      const remedy = finding.remedy ? `; remedy: ${finding.remedy}` : "";
       // As `mptcp-throttle doctor` calls them.
-      setText(made, one.subject ? `${one.harm ? "problem" : "note"}: ${one.subject}: ${one.problem}${remedy}` : one.problem);
+      setText(made, finding.subject ? `${finding.harm ? "problem" : "note"}: ${finding.subject}: ${finding.problem}${remedy}` : finding.problem);
     },
   );
 }

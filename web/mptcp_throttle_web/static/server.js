@@ -2,15 +2,15 @@
 
 export const session = {};
 
-// What proves, beside the cookie, that a request is this page's. Browsers send cookies to every port of a host, but
-// keep storage for one.
+// Proves, besides the cookie, that a request comes from this page. Browsers send cookies to every port of a host, but
+// separate storage by port.
 const SECRET = "session-secret";
 
 function headers() {
   try {
     return { "X-Session-Secret": localStorage.getItem(SECRET) ?? "" };
   } catch {
-    return {}; // the user allows no storage: nobody can log in
+    return {}; // without storage there is no log-in
   }
 }
 
@@ -43,8 +43,8 @@ export async function loadSession() {
   Object.assign(session, await get("/api/session"));
 }
 
-// Calls `show` with each answer. Whenever the stream ends, `refresh` opens it again, if this visitor may still see it.
-// An EventSource cannot send the secret.
+// Calls `show` with each answer. When the stream ends, `refresh` opens it again if the visitor may still see it.
+// Not an EventSource, which cannot send the secret.
 export class Stream {
   constructor(show, showProblem, refresh) {
     this.show = show;
@@ -67,13 +67,13 @@ export class Stream {
       for (let part = await reader.read(); !part.done; part = await reader.read()) {
         const events = `${text}${part.value}`.split("\n\n");
         text = events.pop();
-        // Not in this function: an error there is none of the stream.
+        // Not in this function: an error in `show` is not an error of the stream.
         for (const event of events) queueMicrotask(() => signal.aborted || this.show(JSON.parse(event.slice("data: ".length))));
       }
       throw new Error("mptcp-throttle-web does not answer");
     } catch (error) {
       if (signal.aborted) return;
-      // What fetch itself says differs between browsers.
+      // The messages of fetch itself differ between browsers.
       this.showProblem(error instanceof TypeError ? "mptcp-throttle-web does not answer" : error.message);
       this.later = setTimeout(() => this.retry(), 2000);
     }
