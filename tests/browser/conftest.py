@@ -63,7 +63,7 @@ def browser(hosts: Hosts) -> Iterator[Browser]:
 
 @pytest.fixture
 def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    """The services of a proxy, and the page, which those who have logged in may use to change something."""
+    """The services of a proxy, and the page, with which changes are possible after a log-in."""
     with proxy_world.configured(hosts) as world:
         world.services.configure_section("web", password_hash=str(PasswordHash.of(PASSWORD)), control=True)
         world.services.start_sniffer()

@@ -195,11 +195,9 @@ def test_page_has_no_violation_that_axe_core_finds(
         open_first_client(page, "ethernet")
         eventually(lambda: len(page.subflows()) >= 2, "the client is open")
         eventually(lambda: page.shows("wifi is live", "#decision-rows"), "the decision")
-        found = violations(Axe().run(page.tab).response)
-        assert not found, "\n".join(found)
+        assert not violations(Axe().run(page.tab).response)
         page.tab.get_by_role("button", name="set rate of ethernet").click()
-        found = violations(Axe().run(page.tab).response)
-        assert not found, "\n".join(found)
+        assert not violations(Axe().run(page.tab).response)
         page.tab.get_by_role("button", name="Cancel").last.click()
         width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert width <= 0
@@ -242,7 +240,7 @@ def test_search_shows_only_what_matches(world: ProxyWorld, page: PageInBrowser) 
 
 
 def test_pictures_of_the_page(world: ProxyWorld, browser: Browser, tmp_path: Path) -> None:
-    """`PICTURES=docs ./run-tests tests/browser -k pictures` draws those of the documents again."""
+    """`PICTURES=docs ./run-tests tests/browser -k pictures` draws the pictures of the documents again."""
     directory = Path(os.environ.get("PICTURES", tmp_path)).absolute()
     download = world.download()
     world.wait_settled()
@@ -270,7 +268,7 @@ def test_pictures_of_the_page(world: ProxyWorld, browser: Browser, tmp_path: Pat
 
 
 def check_picture(path: Path, options: dict[str, Any], chart: FloatRect | None) -> None:
-    """It has the width of the screen, the colours of the theme, and in the chart those of two networks."""
+    """It has the width of the screen, the colours of the theme, and in the chart the colours of two networks."""
     picture, scale = imread(path), options.get("device_scale_factor", 1)
     height, width, _ = picture.shape
     assert width == scale * options["viewport"]["width"]

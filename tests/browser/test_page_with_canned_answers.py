@@ -100,7 +100,7 @@ def test_focus_stays_on_a_client_whose_row_moves(daemon: CannedDaemon, page: Pag
     first, second = network["clients"]
     for clients in ([second, first], [first, client("10.1.0.4"), second], [second, client("10.1.0.5")]):
         network["clients"] = clients
-        eventually(lambda: clients_shown(page) == [one["client"] for one in clients], "the new order")  # noqa: B023
+        eventually(lambda: clients_shown(page) == [shown["client"] for shown in clients], "the new order")  # noqa: B023
         assert focused(page) == "10.1.0.3"
 
 
@@ -168,22 +168,20 @@ def test_nothing_is_left_after_a_log_out_on_another_address(
 def test_log_in_survives_a_reload_and_is_that_of_all_tabs(page: PageInBrowser) -> None:
     page.tab.reload()
     page.tab.get_by_role("button", name="log out").wait_for()
-    other = page.tab.context.new_page()
-    other.goto(page.evaluate("location.href"))
-    other.get_by_role("button", name="log out").wait_for()
+    second = page.tab.context.new_page()
+    second.goto(page.evaluate("location.href"))
+    second.get_by_role("button", name="log out").wait_for()
 
 
-def test_answer_that_does_not_come_is_missed(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    daemon.delay = 8.0
-    eventually(lambda: page.shows("not up to date: no answer since ", "#connection"), "the answer is missed")
-    daemon.delay = 0.0
-    page.wait_live()
-
-
-def test_rates_that_are_old_are_said_to_be(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    daemon.rates_age = 60.0
-    eventually(lambda: page.shows("not up to date: the rates are those of ", "#connection"), "old rates")
-    daemon.rates_age = 0.0
+@pytest.mark.parametrize(
+    ("what", "seconds", "shown"), [("delay", 8.0, "no answer since "), ("rates_age", 60.0, "the rates are those of ")]
+)
+def test_answers_and_rates_that_are_late_are_reported(
+    daemon: CannedDaemon, page: PageInBrowser, what: str, seconds: float, shown: str
+) -> None:
+    setattr(daemon, what, seconds)
+    eventually(lambda: page.shows(f"not up to date: {shown}", "#connection"), "the problem")
+    setattr(daemon, what, 0.0)
     page.wait_live()
 
 
@@ -223,13 +221,13 @@ def another_server() -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as other:
-        serving = threading.Thread(target=other.serve_forever)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            yield f"http://127.0.0.1:{other.server_port}/", received
+            yield f"http://127.0.0.1:{server.server_port}/", received
         finally:
-            other.shutdown()
+            server.shutdown()
             serving.join()
 
 
@@ -237,17 +235,19 @@ def test_server_on_another_port_cannot_act_in_the_session(
     page: PageInBrowser, server: PageServer, daemon: CannedDaemon
 ) -> None:
     with another_server() as (address, received):
-        other = page.tab.context.new_page()
-        other.goto(address)
+        foreign = page.tab.context.new_page()
+        foreign.goto(address)
         cookie = {"Cookie": received[0]}
         assert "mptcp-throttle-session=" in received[0]
         assert not server.ask("/api/session", headers=cookie).json["logged_in"]
         assert server.ask("/api/change/pause", {"seconds": 600}, cookie).status == 401
-        assert other.evaluate("localStorage.length") == 0
-        fetched = "([url, more]) => fetch(url, {credentials: 'include', ...more}).then((a) => a.text(), () => 'no')"
-        assert other.evaluate(fetched, [f"{server.origin}/api/session", {}]) == "no"
+        assert foreign.evaluate("localStorage.length") == 0
+        fetched = (
+            "([url, options]) => fetch(url, {credentials: 'include', ...options}).then((a) => a.text(), () => 'no')"
+        )
+        assert foreign.evaluate(fetched, [f"{server.origin}/api/session", {}]) == "no"
         post = {"method": "POST", "mode": "no-cors", "body": "{}"}
-        assert other.evaluate(fetched, [f"{server.origin}/api/change/pause", post]) in {"", "no"}
+        assert foreign.evaluate(fetched, [f"{server.origin}/api/change/pause", post]) in {"", "no"}
         assert daemon.changes == []
     assert page.tab.get_by_role("button", name="log out").count() == 1
 
@@ -341,7 +341,9 @@ def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon,
         deciding_problem="no CAP_PERFMON",
     )
     eventually(lambda: len(page.findings()) == 6, "all of them")
-    remedies = {found.problem: found.remedy for found in daemon_findings(daemon.status) if found.problem is not None}
+    remedies = {
+        finding.problem: finding.remedy for finding in daemon_findings(daemon.status) if finding.problem is not None
+    }
     assert len(remedies) == 6
     for problem, remedy in remedies.items():
         (line,) = (line for line in page.findings() if problem in line)

@@ -81,7 +81,7 @@ class PageInBrowser:
         row = self.tab.locator("#networks tbody tr", has=self.tab.locator(f"th:text-is('{name}')"))
         # In one step: the page may draw the table again between two.
         heads, cells = row.evaluate(
-            "row => [row.closest('table').tHead.rows[0], row].map(one => Array.from(one.cells, cell => cell.innerText))"
+            "row => [row.closest('table').tHead.rows[0], row].map(tr => Array.from(tr.cells, cell => cell.innerText))"
         )
         return dict(zip(heads, cells, strict=True))
 
@@ -138,12 +138,12 @@ class PageInBrowser:
 
 def bits_per_second(text: str) -> float:
     """Of a text on the page; 0 if it is none."""
-    found = re.fullmatch(r"([\d.]+) (kb/s|Mb/s|Gb/s)", text.strip())
-    return float(found[1]) * _UNITS[found[2]] if found else 0.0
+    match = re.fullmatch(r"([\d.]+) (kb/s|Mb/s|Gb/s)", text.strip())
+    return float(match[1]) * _UNITS[match[2]] if match else 0.0
 
 
 def violations(results: Mapping[str, Any]) -> list[str]:
-    """What axe-core has found, one line each."""
+    """The violations that axe-core reports, a line each."""
     return [
         f"{violation['id']}: {node['html'][:120]}: {node.get('failureSummary', '')}"
         for violation in results["violations"]

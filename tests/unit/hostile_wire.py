@@ -1,4 +1,4 @@
-"""A proxy's kernel as truth, and what a sniffer on it captures of its clients and of those who forge their segments.
+"""A proxy's kernel as truth, and what a sniffer on it captures of its clients and of attackers who forge segments.
 
 Captured segments are lost, late and out of order; the kernel list is read when the sniffer would read it, and the
 kernel's events arrive, if they are received at all.
@@ -62,7 +62,7 @@ SOON: Final = _GATHER_SECONDS + _MARGIN
 """From the capture of an end to the kernel list that confirms it."""
 
 LATE: Final = LIST_SECONDS + _NEW_SECONDS + LATEST_FRAME + SLOWEST_LIST + _MARGIN
-"""From an end that nobody has captured to the kernel list without it (I2: within a second)."""
+"""From an end that was not captured to the kernel list without it (I2: within a second)."""
 
 REGAINED: Final = LATE + 0.5
 """What the tracker has closed is not taken from a kernel list of the next half second."""
@@ -78,7 +78,7 @@ Key = tuple[Token, FourTuple]
 
 
 class State(NamedTuple):
-    """What decides whether a subflow is capped, and others beside it."""
+    """What decides whether a subflow is capped, and its siblings."""
 
     preference: int
     backup: bool
@@ -88,12 +88,12 @@ class State(NamedTuple):
 def _may_be_capped(key: Key, states: Mapping[Key, Sequence[State | None]]) -> bool:
     """Whether one state of each subflow, None if it is not there, lets this subflow be capped."""
     own = [state for state in states.get(key, ()) if state is not None]
-    others = {one: found for one, found in states.items() if one[0] == key[0] and one != key}
-    preferred = [s for found in others.values() for s in found if s and not s.stalled and own and s[0] < own[0][0]]
+    siblings = [had for known, had in states.items() if known[0] == key[0] and known != key]
+    preferred = [s for had in siblings for s in had if s and not s.stalled and own and s[0] < own[0][0]]
     if any(not state.backup for state in own) and any(not state.backup for state in preferred):
         return True
-    only_backups = all(any(s is None or s.stalled or s.backup for s in found) for found in others.values())
-    # One that has ended is stalled for the tracker until the next list.
+    only_backups = all(any(s is None or s.stalled or s.backup for s in had) for had in siblings)
+    # A subflow that has ended is stalled for the tracker until the next list.
     is_unused = any(s is None or s.backup or s.stalled for s in states.get(key, ()))
     return only_backups and is_unused and any(state.backup for state in preferred)
 
@@ -228,13 +228,13 @@ class HostileWire:
     def justified(self) -> set[Key]:
         """The subflows that the kernel's own state lets be capped: beside them a preferred path is in use."""
         state = self._state()
-        return {key for key in state if _may_be_capped(key, {one: [state[one]] for one in state})}
+        return {key for key in state if _may_be_capped(key, {known: [had] for known, had in state.items()})}
 
     def _may_still_be_capped(self, key: Key) -> bool:
         """Whether what the kernel had of each subflow of late, attributes each at its own time, lets it be capped."""
         present = self._state()
         states = [state for until, state in self._past if until >= self.now - LATE] + [present]
-        of_late = {one: _mixed([state.get(one) for state in states]) for one in set[Key]().union(*states)}
+        of_late = {known: _mixed([state.get(known) for state in states]) for known in set[Key]().union(*states)}
         if key in present:
             of_late[key] = [state for state in of_late[key] if state is not None]
         return _may_be_capped(key, of_late)
@@ -364,7 +364,7 @@ class HostileWire:
         }
 
     def check(self) -> None:
-        """Whoever is capped is so by the kernel's account, or was a moment ago; and nobody has escaped his cap."""
+        """Every capped subflow is justified by the kernel's state, or was a moment ago; no subflow escapes its cap."""
         capped, justified = self.capped(), self.justified()
         for key in capped - justified:
             assert self._may_still_be_capped(key), f"capped without a path: {key}"
@@ -372,7 +372,7 @@ class HostileWire:
         for key in justified - capped:
             assert key not in self._steady, f"talked out of its cap: {key}"
             assert key in self._unknown or self.now <= self._since[key] + REGAINED, f"escaped: {key}"
-        # Nothing honest that is late can change these any more.
+        # No late honest segment can change these now.
         self._steady |= {key for key in capped & justified if self.now > self._since[key] + LATE}
 
     # Honest events
@@ -407,7 +407,7 @@ class HostileWire:
         """A client joins; the proxy may refuse that after the third ACK."""
         subflow = Subflow(client, client.port, next(self._sequences), self.now, by_client=backup)
         frames = self._join_frames(connection, subflow)
-        # Until the next list, an event of an earlier subflow on these ports may seem to be of this one.
+        # Until the next list, an event of an earlier subflow on these ports may seem to be of this subflow.
         subflow.closing = self._reported.get(client, 0.0) >= self.now
         with self._changing():
             connection.subflows[client] = subflow
@@ -429,7 +429,7 @@ class HostileWire:
         self.last_ended = clients[0]
 
     def end(self, connection: Connection, subflow: Subflow, how: str, fates: Fates) -> None:
-        """A subflow ends, with others if that is how."""
+        """A subflow ends, and its siblings if `how` says so."""
         client, sequence = subflow.client, subflow.sequence
         from_client = Frame(client, False, _ACK, sequence + 1, 901)
         from_proxy = Frame(client, True, _ACK, 901, sequence + 1)
@@ -445,7 +445,7 @@ class HostileWire:
                 frames = [_with(from_proxy, _RST)]
             case "remove address":
                 removed = subflow.address_id
-                gone = [c for c, other in connection.subflows.items() if other.address_id == removed]
+                gone = [c for c, known in connection.subflows.items() if known.address_id == removed]
                 frames = [_with(from_client, body=remove_addr(removed))]
             case "fast close":
                 gone = list(connection.subflows)
@@ -487,7 +487,7 @@ class HostileWire:
         """MP_PRIO of either side."""
         by_client, of_proxy = (subflow.by_client, backup) if by_proxy else (backup, subflow.by_proxy)
         if subflow.by_proxy or by_proxy:
-            # The list does not say who has asked for it: until the next one the tracker may know of this side only.
+            # The list does not say which side asked for it: until the next list the tracker may know of this side only.
             with self._changing():
                 subflow.by_client, subflow.by_proxy = not by_proxy and backup, by_proxy and backup
         with self._changing(fates):

@@ -28,13 +28,13 @@ def frames_of(file: bytes) -> list[FileFrame]:
 
 
 def read_until_damage(file: bytes) -> tuple[list[FileFrame], str]:
-    found = []
+    frames = []
     try:
         for frame in read_frames(BytesIO(file)):
-            found.append(frame)
+            frames.append(frame)
     except Damaged as error:
-        return found, str(error)
-    return found, ""
+        return frames, str(error)
+    return frames, ""
 
 
 @pytest.mark.parametrize("order", "<>")
@@ -97,8 +97,8 @@ def test_frames_before_a_truncation_are_read(file: bytes) -> None:
     whole = frames_of(file)
     silent = 0
     for length in range(4, len(file)):
-        found, damage = read_until_damage(file[:length])
-        assert found == whole[: len(found)]
+        frames, damage = read_until_damage(file[:length])
+        assert frames == whole[: len(frames)]
         assert damage in ("", "is truncated")
         silent += not damage
     assert silent == (3 if file is FILES[0] else 5), "only between records or blocks"
@@ -153,5 +153,5 @@ _BLOCKS = st.builds(lambda kind, body: block(kind, body), st.integers(0, 7), st.
     )
 )
 def test_arbitrary_bytes_give_frames_or_damage_and_nothing_else(file: bytes) -> None:
-    found, _ = read_until_damage(file)
-    assert sum(len(frame.data) for frame in found) <= len(file)
+    frames, _ = read_until_damage(file)
+    assert sum(len(frame.data) for frame in frames) <= len(file)

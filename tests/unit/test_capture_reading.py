@@ -59,7 +59,7 @@ def packets() -> list[Packet]:
         by_proxy(LATE, join_synack()),
         by_client(ETHERNET, "FA", seq=500),
     ]
-    return [Ether(one) for one in frames]
+    return [Ether(data) for data in frames]
 
 
 def written(kind: str, path: Path) -> Path:
@@ -102,9 +102,9 @@ Account = list[tuple[Json, ...]]
 
 
 def account(path: Path, frames: list[Packet]) -> Account:
-    """What is known of each subflow of a capture, one frame a second, without times."""
-    for number, one in enumerate(frames):
-        one.time = 1000 + number
+    """What is known of each subflow of a capture with a frame per second, without times."""
+    for number, captured in enumerate(frames):
+        captured.time = 1000 + number
     wrpcap(str(path), frames)
     return sorted(
         (connection["token"], *(s[key] for key in ("client", "client_port", "address_id", "backup", "state")))

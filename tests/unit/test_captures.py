@@ -1,8 +1,10 @@
-"""The captures of several interfaces: they come and go one by one, and their frames are put in order."""
+"""The captures of several interfaces: they come and go separately, and their frames are put in order."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from mptcp_sniffer.capture import CapturedFrame, CaptureLost, InterfaceAbsent
@@ -32,8 +34,8 @@ class ModelCapture:
     def frames(self) -> list[CapturedFrame]:
         if self.is_lost:
             raise CaptureLost("network is down")
-        found, self.waiting = self.waiting, []
-        return found
+        frames, self.waiting = self.waiting, []
+        return frames
 
     def has_its_name(self) -> bool:
         return not self.is_renamed
@@ -58,6 +60,13 @@ class Interfaces(dict[str, ModelCapture]):
     def captures(self) -> Captures:
         return Captures(EVERYWHERE, self.start)  # type: ignore[arg-type]
 
+    @contextmanager
+    def captured(self) -> Iterator[Captures]:
+        """All captures are open."""
+        with self.captures() as captures:
+            captures.open_missing()
+            yield captures
+
 
 def frame(at: float) -> CapturedFrame:
     return CapturedFrame(b"", at, outgoing=False)
@@ -80,18 +89,18 @@ def test_interface_that_is_absent_is_captured_once_it_has_come() -> None:
 
 def test_frames_of_all_interfaces_come_in_the_order_of_time() -> None:
     interfaces = Interfaces(eth0=ModelCapture([frame(1.0), frame(4.0)]), wg0=ModelCapture([frame(2.0), frame(3.0)]))
-    with interfaces.captures() as captures:
-        captures.open_missing()
-        assert [one.at for _, one in captures.frames(0).frames] == [1.0, 2.0, 3.0, 4.0]
+    with interfaces.captured() as captures:
+        assert [seen.at for _, seen in captures.frames(0).frames] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_lost_interface_leaves_the_others_captured() -> None:
+def test_lost_interface_leaves_the_rest_captured() -> None:
     interfaces = Interfaces(eth0=ModelCapture([frame(1.0)]), wg0=ModelCapture(is_lost=True))
-    with interfaces.captures() as captures:
-        captures.open_missing()
+    with interfaces.captured() as captures:
+        assert captures.dropped() == 6
         seen = captures.frames(0)
         assert (len(seen.frames), seen.lost) == (1, [InterfaceLost("wg0", "network is down")])
         assert (captures.captured, interfaces["wg0"].is_closed) == (("eth0",), True)
+        assert captures.dropped() == 6, "the frames that a closed capture dropped still count"
         interfaces["eth0"].waiting = [frame(1.0)]
         assert len(captures.frames(0).frames) == 1
 
@@ -109,19 +118,9 @@ def test_interface_that_cannot_be_captured_hides_no_other() -> None:
         assert (opened, list(refusals), captures.captured) == (["wg0"], ["eth0"], ("wg0",))
 
 
-def test_dropped_frames_of_a_closed_capture_still_count() -> None:
-    interfaces = Interfaces(eth0=ModelCapture(), wg0=ModelCapture(is_lost=True))
-    with interfaces.captures() as captures:
-        captures.open_missing()
-        assert captures.dropped() == 6
-        captures.frames(0)
-        assert captures.dropped() == 6
-
-
 def test_renamed_interface_is_lost_and_the_one_with_its_name_is_captured() -> None:
     interfaces = Interfaces(eth0=ModelCapture(), wg0=ModelCapture([frame(1.0)], is_renamed=True))
-    with interfaces.captures() as captures:
-        captures.open_missing()
+    with interfaces.captured() as captures:
         seen = captures.frames(0)
         assert (len(seen.frames), seen.lost) == (1, [InterfaceLost("wg0", "renamed or removed")])
         interfaces["wg0"] = ModelCapture()

@@ -1,4 +1,4 @@
-"""Which connection of a listener gives way to a new one."""
+"""Which connection of a listener is closed to make room."""
 
 from mptcp_throttle_web.connection_bounds import ConnectionBounds
 
@@ -15,29 +15,29 @@ class Aborted:
 
 def admitted(bounds: ConnectionBounds, number: int) -> list[Aborted]:
     connections = [Aborted() for _ in range(number)]
-    assert all(bounds.admit(one) for one in connections)
+    assert all(bounds.admit(each) for each in connections)
     return connections
 
 
 def test_longest_wait_for_a_request_gives_way_first() -> None:
     bounds = ConnectionBounds(3)
     first, second, third = admitted(bounds, 3)
-    for one in (first, second, first):
-        bounds.begin_wait(one)
+    for each in (first, second, first):
+        bounds.begin_wait(each)
     bounds.begin_unread(third)
     admitted(bounds, 1)
-    assert [one.is_closed for one in (first, second, third)] == [False, True, False]
+    assert [each.is_closed for each in (first, second, third)] == [False, True, False]
     admitted(bounds, 1)
-    assert [one.is_closed for one in (first, second, third)] == [True, True, False]
+    assert [each.is_closed for each in (first, second, third)] == [True, True, False]
 
 
 def test_longest_unread_one_gives_way_if_none_waits() -> None:
     bounds = ConnectionBounds(2)
     first, second = admitted(bounds, 2)
-    for one in (second, first):
-        bounds.begin_wait(one)
-        bounds.end_wait(one)
-        bounds.begin_unread(one)
+    for each in (second, first):
+        bounds.begin_wait(each)
+        bounds.end_wait(each)
+        bounds.begin_unread(each)
     bounds.end_unread(second)
     admitted(bounds, 1)
     assert [first.is_closed, second.is_closed] == [True, False]

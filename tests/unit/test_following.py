@@ -21,7 +21,7 @@ CONNECTIONS: Final = 10_000
 HISTORY: Final = 64
 
 
-def one(number: int, *, backup: bool = False) -> Connection:
+def made(number: int, *, backup: bool = False) -> Connection:
     return connection(number, subflow("10.1.0.2", number % 65536), subflow("10.2.0.2", number % 65536, backup=backup))
 
 
@@ -30,7 +30,7 @@ class ChangingTable:
 
     def __init__(self) -> None:
         self.published = PublishedTable(HISTORY)
-        self.published.publish(TableChange(Token(number), one(number)) for number in range(CONNECTIONS))
+        self.published.publish(TableChange(Token(number), made(number)) for number in range(CONNECTIONS))
         self._changing, self._settled = threading.Lock(), False
         self._priorities, self._ends = itertools.cycle([True, False]), itertools.count()
 
@@ -44,14 +44,14 @@ class ChangingTable:
         return answer
 
     def settle(self) -> None:
-        """Change no more. A change in progress is complete when this returns."""
+        """Stop changing. A change in progress is complete when this returns."""
         with self._changing:
             self._settled = True
 
     def _change(self) -> None:
         """More changes than the history has room for; one of them is the end of a connection."""
         last = CONNECTIONS - 1
-        changes = [TableChange(Token(last), one(last, backup=next(self._priorities))) for _ in range(2 * HISTORY)]
+        changes = [TableChange(Token(last), made(last, backup=next(self._priorities))) for _ in range(2 * HISTORY)]
         self.published.publish([*changes, TableChange(Token(next(self._ends)), None)])
 
 
@@ -79,7 +79,7 @@ def test_source_has_a_large_table_while_it_changes_all_the_time(tmp_path: Path) 
     server.close()
     assert followed is not None
     assert followed.connections == {
-        Token(int(item["token"], 16)): one(int(item["token"], 16), backup=item["subflows"][1]["backup"])
+        Token(int(item["token"], 16)): made(int(item["token"], 16), backup=item["subflows"][1]["backup"])
         for part in parts_of(table)
         for item in part["connections"]
     }

@@ -100,13 +100,13 @@ def test_reader_far_behind_is_told_changes_in_parts() -> None:
     table.publish([ended(number) for number in range(5000)])
     told: dict[str, Json] = {}
     parts = 0
-    more = True
-    while more:
+    is_behind = True
+    while is_behind:
         answer = table.changes(position["epoch"], position["revision"], 0)
         assert len(answer["changes"]) <= 4096
         told.update((change["token"], change["connection"]) for change in answer["changes"])
-        position, more, parts = answer, answer["more"], parts + 1
-        table.publish([opened(20_000 + parts)] if more else [])
+        position, is_behind, parts = answer, answer["more"], parts + 1
+        table.publish([opened(20_000 + parts)] if is_behind else [])
     assert parts == 3
     assert {token for token, connection in told.items() if connection is not None} == {
         connection["token"] for part in (-1, 4096 + 4999) for connection in table.snapshot(part)["connections"]

@@ -120,8 +120,8 @@ OPTIONS: dict[int, list[st.SearchStrategy[Option]]] = {
 def dissected(options: bytes) -> list[tuple[str | int, object]]:
     """The options that Scapy dissects from raw bytes, which fill their header."""
     header = bytes(TCP(dataofs=5 + len(options) // 4)) + options
-    found: list[tuple[str | int, object]] = TCP(header).options
-    return found
+    options_of_tcp: list[tuple[str | int, object]] = TCP(header).options
+    return options_of_tcp
 
 
 def assert_built_and_dissected(layer: MptcpOption) -> None:

@@ -26,7 +26,7 @@ def test_other_protocols_and_later_fragments_are_not_tcp_segments() -> None:
     arp = tcp[:12] + b"\x08\x06" + tcp[14:]
     udp = tcp[: ETHERNET + 9] + b"\x11" + tcp[ETHERNET + 10 :]
     fragment = tcp[: ETHERNET + 6] + b"\x00\x01" + tcp[ETHERNET + 8 :]
-    assert [parse_ethernet(other) for other in (arp, udp, fragment)] == [None, None, None]
+    assert [parse_ethernet(data) for data in (arp, udp, fragment)] == [None, None, None]
 
 
 @pytest.mark.parametrize("address", ["10.1.0.2", "fd00:1::2"])
