@@ -68,18 +68,18 @@ class Sniffer:
 
         It waits for interfaces that are missing or down.
         """
+        with self._captures:
+            self._open_captures(at_start=True)
+            with self._kernel_reader.running():
+                self._serve(stop)
+
+    def _serve(self, stop: threading.Event) -> None:
         methods: dict[str, Callable[..., Json]] = {
             "status": self.status,
             "snapshot": self._table.snapshot,
             "changes": self._changes,
             "reload": self._reload,
         }
-        with self._captures:
-            self._open_captures(at_start=True)
-            with self._kernel_reader.running():
-                self._serve(methods, stop)
-
-    def _serve(self, methods: dict[str, Callable[..., Json]], stop: threading.Event) -> None:
         server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
         try:
             systemd.notify("READY=1")

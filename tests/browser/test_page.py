@@ -29,6 +29,14 @@ TELEPHONE: Final[dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def capped(world: ProxyWorld) -> ProxyWorld:
+    """A download runs, and its subflow over Ethernet is capped."""
+    world.download()
+    world.wait_capped()
+    return world
+
+
 def open_first_client(page: PageInBrowser, network: str) -> None:
     """Show the subflows of its first client."""
     button = page.client_button(network)
@@ -110,9 +118,8 @@ def fill_a_day(path: Path) -> None:
     history.close()
 
 
-def test_choices_survive_a_reload_of_the_page(world: ProxyWorld, page: PageInBrowser) -> None:
-    world.download()
-    world.wait_capped()
+@pytest.mark.usefixtures("capped")
+def test_choices_survive_a_reload_of_the_page(page: PageInBrowser) -> None:
     open_first_client(page, "ethernet")
     page.choose("range", "1 hour")
     page.choose("order", "name")
@@ -125,9 +132,8 @@ def test_choices_survive_a_reload_of_the_page(world: ProxyWorld, page: PageInBro
     assert values == ["3600", "name", "dark"]
 
 
-def test_hidden_addresses_are_nowhere_on_the_page(world: ProxyWorld, page: PageInBrowser) -> None:
-    world.download()
-    world.wait_capped()
+@pytest.mark.usefixtures("capped")
+def test_hidden_addresses_are_nowhere_on_the_page(page: PageInBrowser) -> None:
     eventually(lambda: page.shows("10.1.0.2", "#clients"), "the address")
     page.tab.get_by_label("hide addresses").check()
     eventually(lambda: page.shows("host-", "#clients") and not page.shows("10.1.0.2"), "a name in its place")
@@ -138,9 +144,8 @@ def test_hidden_addresses_are_nowhere_on_the_page(world: ProxyWorld, page: PageI
     assert "10.1.0.2" not in page.tab.content()
 
 
-def test_strangers_see_no_address_until_they_log_in(world: ProxyWorld, browser: Browser) -> None:
-    world.download()
-    world.wait_capped()
+@pytest.mark.usefixtures("capped")
+def test_strangers_see_no_address_until_they_log_in(browser: Browser) -> None:
     with PageInBrowser.open(browser) as page:
         eventually(lambda: page.shows("host-", "#clients"), "a name in place of the address")
         assert page.tab.get_by_label("search").is_disabled()
@@ -149,24 +154,22 @@ def test_strangers_see_no_address_until_they_log_in(world: ProxyWorld, browser: 
         eventually(lambda: page.shows("10.1.0.2", "#clients"), "the address")
 
 
-def test_rate_set_on_the_page_is_applied_and_reset(world: ProxyWorld, page: PageInBrowser) -> None:
-    world.download()
-    world.wait_capped()
+def test_rate_set_on_the_page_is_applied_and_reset(capped: ProxyWorld, page: PageInBrowser) -> None:
     page.tab.get_by_role("button", name="set rate of ethernet").click()
     page.tab.get_by_label("rate", exact=True).fill("3 apples")
     page.tab.get_by_role("button", name="Set", exact=True).click()
     eventually(lambda: page.shows("is not a rate", "#set-rate .problem"), "refused")
     page.tab.get_by_label("rate", exact=True).fill("3mbit")
     page.tab.get_by_role("button", name="Set", exact=True).click()
-    eventually(lambda: [subflow.rate for subflow in world.capped()] == [3_000_000], "the rate is applied")
+    eventually(lambda: [subflow.rate for subflow in capped.capped()] == [3_000_000], "the rate is applied")
     eventually(lambda: page.network("ethernet")["cap"].startswith("3mbit per client (by hand, for "), "it is shown")
     page.tab.get_by_role("button", name="reset rates of ethernet").click()
-    eventually(lambda: [subflow.rate for subflow in world.capped()] == [1_000_000], "the configured rate")
+    eventually(lambda: [subflow.rate for subflow in capped.capped()] == [1_000_000], "the configured rate")
     page.tab.get_by_role("button", name="pause for 10 minutes").click()
     eventually(lambda: page.shows("Paused by the operator", "#notice"), "paused")
-    assert world.capped() == []
+    assert capped.capped() == []
     page.tab.get_by_role("button", name="resume").click()
-    world.wait_capped()
+    capped.wait_capped()
 
 
 def test_what_needs_attention_is_said_with_its_remedy(world: ProxyWorld, page: PageInBrowser) -> None:
@@ -181,13 +184,10 @@ def test_what_needs_attention_is_said_with_its_remedy(world: ProxyWorld, page: P
     eventually(lambda: page.problems() == [], "it is back")
 
 
+@pytest.mark.usefixtures("capped")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("screen", ["desktop", "telephone"])
-def test_page_has_no_violation_that_axe_core_finds(
-    world: ProxyWorld, browser: Browser, theme: str, screen: str
-) -> None:
-    world.download()
-    world.wait_capped()
+def test_page_has_no_violation_that_axe_core_finds(browser: Browser, theme: str, screen: str) -> None:
     options: dict[str, Any] = TELEPHONE if screen == "telephone" else {}
     with PageInBrowser.open(browser, color_scheme=theme, **options) as page:
         page.log_in()
@@ -210,9 +210,8 @@ def test_axe_core_finds_what_is_wrong(page: PageInBrowser) -> None:
     assert violations(Axe().run(page.tab).response)
 
 
-def test_client_is_opened_by_the_keyboard_and_keeps_the_focus(world: ProxyWorld, page: PageInBrowser) -> None:
-    world.download()
-    world.wait_capped()
+@pytest.mark.usefixtures("capped")
+def test_client_is_opened_by_the_keyboard_and_keeps_the_focus(page: PageInBrowser) -> None:
     eventually(lambda: page.client_button("ethernet").count() == 1, "a client")
     page.evaluate("document.querySelector('.skip').focus()")
     for _ in range(60):
@@ -229,9 +228,8 @@ def test_client_is_opened_by_the_keyboard_and_keeps_the_focus(world: ProxyWorld,
     assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
 
 
-def test_search_shows_only_what_matches(world: ProxyWorld, page: PageInBrowser) -> None:
-    world.download()
-    world.wait_capped()
+@pytest.mark.usefixtures("capped")
+def test_search_shows_only_what_matches(page: PageInBrowser) -> None:
     eventually(lambda: page.tab.locator("#client-tables h3").count() == 2, "both networks")
     page.tab.get_by_label("search").fill("cap")
     eventually(lambda: page.tab.locator("#client-tables h3").all_inner_texts() == ["ethernet"], "the capped one")

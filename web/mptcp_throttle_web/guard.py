@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,11 +35,6 @@ _HEADERS: Final = {
 }
 
 
-class _Refusal(NamedTuple):
-    status: int
-    problem: str
-
-
 class Guard:
     """Calls `application` for requests that pass. `names` are the allowed host names besides those of loopback."""
 
@@ -64,41 +59,42 @@ class Guard:
             async with asyncio.timeout_at(due):
                 return await receive()
 
-        refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
-        application: ASGIApp = self._application
-        if refusal is not None:
-            application = JSONResponse({"problem": refusal.problem}, refusal.status)
+        application = self._refusal(scope["method"], scope["path"], Headers(scope=scope)) or self._application
         try:
             await application(scope, receive_in_time if scope["method"] == "POST" else receive, send_with_headers)
         except Exception:
             # Starlette has answered, and passes the exception on.
             _log.exception("%s %s", scope["method"], scope["path"])
 
-    def _refusal(self, method: str, path: str, headers: Headers) -> _Refusal | None:
+    def _refusal(self, method: str, path: str, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
         if _host_name(host) not in self._names:
-            return _Refusal(421, f"this page is not served under that name; allowed: {', '.join(sorted(self._names))}")
+            return _refused(421, f"this page is not served under that name; allowed: {', '.join(sorted(self._names))}")
         if method not in {"GET", "HEAD", "POST"}:
-            return _Refusal(405, "allowed: GET, HEAD, POST")
+            return _refused(405, "allowed: GET, HEAD, POST")
         is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
         if path.startswith("/api/") and is_foreign:
-            return _Refusal(403, "allowed: requests of this page")
+            return _refused(403, "allowed: requests of this page")
         return _post_refusal(host, headers) if method == "POST" else None
 
 
-def _post_refusal(host: str, headers: Headers) -> _Refusal | None:
+def _refused(status: int, problem: str) -> JSONResponse:
+    return JSONResponse({"problem": problem}, status)
+
+
+def _post_refusal(host: str, headers: Headers) -> JSONResponse | None:
     if headers.get("origin", "").lower() not in {f"http://{host.lower()}", f"https://{host.lower()}"}:
-        return _Refusal(403, "allowed: requests of this page (Origin)")
+        return _refused(403, "allowed: requests of this page (Origin)")
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        return _Refusal(415, "allowed: application/json")
+        return _refused(415, "allowed: application/json")
     # A chunked body may have any length, whatever Content-Length says.
     if "transfer-encoding" in headers:
-        return _Refusal(411, "allowed: a body with Content-Length")
+        return _refused(411, "allowed: a body with Content-Length")
     length = headers.get("content-length", "")
     if not length.isdecimal():
-        return _Refusal(411, "Content-Length is required")
+        return _refused(411, "Content-Length is required")
     if int(length[:10]) > MAX_BODY_BYTES:
-        return _Refusal(413, f"allowed: up to {MAX_BODY_BYTES} bytes")
+        return _refused(413, f"allowed: up to {MAX_BODY_BYTES} bytes")
     return None
 
 
