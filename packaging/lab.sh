@@ -24,13 +24,13 @@ lab() {
     read -r -t 120 answer <&"${LAB[0]}" || fail_of_lab "$*"
 }
 
-# held WHEN: the cap of 1 Mb/s holds on the one network, and the other one carries the load.
+# held WHEN: the cap of 1 Mb/s holds on a network, and the uncapped network carries the load.
 held() {
-    local capped other
+    local capped uncapped
     lab rates 3
-    read -r capped other <<<"$answer"
+    read -r capped uncapped <<<"$answer"
     between "$1: Mb/s on the capped network" "$capped" 0.6 1.3
-    between "$1: Mb/s on the other one" "$other" 10 60
+    between "$1: Mb/s on the uncapped network" "$uncapped" 10 60
 }
 
 # no_gap WHEN SECONDS: since the last call nothing was missing for longer than that.

@@ -1,4 +1,4 @@
-"""Which programs the package installs: all that pyproject.toml names, except those of the lab."""
+"""Which programs the package installs: all that pyproject.toml names, except the programs of the lab."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Program(NamedTuple):
 
     @property
     def section(self) -> int:
-        """That of its manual page."""
+        """The section of its manual page."""
         return 8 if self.is_service else 1
 
     @property

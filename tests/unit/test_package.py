@@ -25,10 +25,10 @@ def test_package_has_all_programs_but_that_of_the_lab() -> None:
     assert {program.name for program in PROGRAMS} == PROJECT["scripts"].keys() - {"mptcp-lab"}
 
 
-def test_package_has_services_for_root_and_a_command_line_for_everybody() -> None:
-    found = {program.name: (program.section, program.directory) for program in PROGRAMS}
-    assert found["mptcp-throttle"] == (1, "usr/bin")
-    assert found["mptcp-sniffer"] == found["mptcp-throttled"] == (8, "usr/sbin")
+def test_package_has_services_for_root_and_a_command_line_for_all_users() -> None:
+    places = {program.name: (program.section, program.directory) for program in PROGRAMS}
+    assert places["mptcp-throttle"] == (1, "usr/bin")
+    assert places["mptcp-sniffer"] == places["mptcp-throttled"] == (8, "usr/sbin")
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)

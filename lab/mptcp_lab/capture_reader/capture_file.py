@@ -1,6 +1,6 @@
 """Frames of pcap and pcapng files (draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng).
 
-Scapy's readers (2.8.0) end at a cut or damaged record without a word, allocate whatever length a block claims, fail on
+Scapy's readers (2.8.0) end silently at a cut or damaged record, allocate whatever length a block claims, fail on
 Simple Packet Blocks, and ignore `if_tsoffset`. Here memory is bounded whatever the file contains.
 """
 
@@ -40,7 +40,7 @@ class _Block(IntEnum):
 
 
 class Damaged(ValueError):
-    """This is no capture file, or it ends too early, or contradicts itself. What was read before is valid."""
+    """Not a capture file, or truncated, or contradictory. The frames before the damage are valid."""
 
 
 class FileFrame(NamedTuple):
@@ -121,17 +121,18 @@ def _read_block(order: str, kind: int, body: bytes, interfaces: list[_Interface]
                 raise Damaged(f"is damaged: more than {_MAX_INTERFACES} interfaces")
             interfaces.append(_interface(order, body))
         case _Block.SIMPLE_PACKET:
-            of = interfaces[0]
-            length = min(struct.unpack_from(f"{order}I", body)[0], of.snap_bytes or len(body))
-            return FileFrame(of.link_type, body[4 : 4 + length], None)
+            interface = interfaces[0]
+            length = min(struct.unpack_from(f"{order}I", body)[0], interface.snap_bytes or len(body))
+            return FileFrame(interface.link_type, body[4 : 4 + length], None)
         case _Block.PACKET | _Block.ENHANCED_PACKET:
             number, high, low, length = struct.unpack_from(
                 f"{order}{'H2x' if kind == _Block.PACKET else 'I'}III4x", body
             )
-            of, data = interfaces[number], body[20 : 20 + length]
+            interface, data = interfaces[number], body[20 : 20 + length]
             if len(data) < length:
                 raise Damaged(f"is damaged: a frame of {length} bytes in a block of {len(body)}")
-            return FileFrame(of.link_type, data, of.offset_seconds + (high << 32 | low) / of.ticks_per_second)
+            at = interface.offset_seconds + (high << 32 | low) / interface.ticks_per_second
+            return FileFrame(interface.link_type, data, at)
     return None
 
 

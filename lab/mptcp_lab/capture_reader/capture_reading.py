@@ -42,14 +42,14 @@ class _Reading:
         }
 
     def __str__(self) -> str:
-        """What an operator should know, on one line; empty if everything was read."""
+        """What was not read, on a single line; empty if everything was read."""
         parts = []
         if self.undecoded:
             total, most_common = self.undecoded.total(), self.undecoded.most_common(_MAX_NAMED)
             named = [f"{count} {what}" for what, count in most_common]
-            others = total - sum(count for _, count in most_common)
-            if others:
-                named.append(f"{others} others")
+            rest = total - sum(count for _, count in most_common)
+            if rest:
+                named.append(f"{rest} others")
             parts.append(f"{total} of {self.frames} frames not decoded ({', '.join(named)})")
         if self.without_time:
             parts.append(f"{self.without_time} frames without a time")
@@ -62,7 +62,7 @@ def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Js
     """All connections to `ports` in a pcap or pcapng file, with their events, the tracker's `counters`, and the `file`.
 
     `file` has the number of `frames`, the `undecoded` ones by reason, those `without_time`, which count as simultaneous
-    with the one before, and the `damage` at which reading ended, or None. Raises UserError if nothing could be read.
+    with the frame before, and the `damage` at which reading ended, or None. Raises UserError if nothing could be read.
     """
     return _read(path, ports, trust)[0]
 

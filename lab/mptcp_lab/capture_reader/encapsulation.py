@@ -1,6 +1,6 @@
 """The TCP segment in a frame of a capture file, however it is wrapped: VLANs, PPPoE, MPLS, GRE, IP in IP, VXLAN.
 
-Captures are taken anywhere on a path. What the service captures is parsed by `segment`, which is faster.
+Captures are taken anywhere on a path. The service parses its own captures with `segment`, which is faster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MAX_HEADERS: Final = 32
 """Picked arbitrarily; it bounds the time that a frame of nothing but headers takes."""
 
 _VXLAN_PORTS: Final = frozenset({4789, 8472})
-"""That of RFC 7348, and the one that Linux uses if none is given (drivers/net/vxlan)."""
+"""The port of RFC 7348, and the default of Linux (drivers/net/vxlan)."""
 
 _ETHERTYPES_WITHOUT_TCP: Final = frozenset({0x0806, 0x8035, 0x8808, 0x8809, 0x8863, 0x888E, 0x88CC})
 """ARP, RARP, flow control, slow protocols (LACP), PPPoE discovery, EAPOL, LLDP."""
@@ -38,7 +38,7 @@ _EXTENSIONS: Final[dict[int, Callable[[int], int]]] = {
 
 
 class Undecoded(ValueError):
-    """What the frame carries is not read, and it may be TCP; the text names it."""
+    """The frame carries data that is not decoded and may be TCP; the text names it."""
 
 
 class _Wrapped(NamedTuple):
@@ -55,11 +55,11 @@ def find_segment(link_type: int, frame: bytes) -> Segment | None:
     """
     if link_type not in _LINKS:
         raise Undecoded(f"link type {link_type}")
-    found: Segment | _Wrapped | None = _Wrapped(_LINKS[link_type], frame)
+    inner: Segment | _Wrapped | None = _Wrapped(_LINKS[link_type], frame)
     for _ in range(_MAX_HEADERS):
-        if not isinstance(found, _Wrapped):
-            return found
-        found = found.read(found.data)
+        if not isinstance(inner, _Wrapped):
+            return inner
+        inner = inner.read(inner.data)
     raise Undecoded(f"more than {_MAX_HEADERS} headers")
 
 
@@ -94,7 +94,7 @@ def _vlan(data: bytes) -> _Wrapped | None:
 
 
 def _mpls(data: bytes) -> _Wrapped | None:
-    """One label (RFC 3032). After the last one only the first four bits of the payload tell what it is (RFC 4928)."""
+    """A label (RFC 3032). After the last label only the first four bits of the payload tell what it is (RFC 4928)."""
     is_last = _number(data, 2) & 0x0100
     if not is_last:
         return _Wrapped(_mpls, data[4:])
