@@ -17,8 +17,8 @@ from mptcp_sniffer.segment import Flag, Malformed
 KIND: Final = 30
 """The TCP option kind assigned to MPTCP (RFC 8684, section 8.1)."""
 
-_KIND_END: Final = 0
-_KIND_NOP: Final = 1
+KIND_END: Final = 0
+KIND_NOP: Final = 1
 
 _SUPPORTED_VERSIONS: Final = frozenset({0, 1})
 _EXTENSIBILITY: Final = 0x40  # flag B
@@ -159,8 +159,8 @@ def without_appended_priority(options: bytes) -> bytes:
 def mptcp_options(options: bytes) -> Iterator[bytes]:
     """The bodies (after kind and length) of all options of kind 30. Raises Malformed."""
     offset = 0
-    while offset < len(options) and options[offset] != _KIND_END:
-        if options[offset] == _KIND_NOP:
+    while offset < len(options) and options[offset] != KIND_END:
+        if options[offset] == KIND_NOP:
             offset += 1
             continue
         length = options[offset + 1] if offset + 1 < len(options) else 0

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mptcp_sniffer.segment import Flag
+from mptcp_sniffer.options import KIND, KIND_END, KIND_NOP, Subtype
+from mptcp_sniffer.segment import IPV6_HEADER_BYTES, PROTOCOL_TCP, TCP_FIXED_BYTES, Flag
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
 from mptcp_throttle.linux.link_header import LinkHeader
@@ -28,12 +29,7 @@ _KIND_AND_LENGTH: Final = 2
 _OPTION: Final = 3
 
 _ETH_P_IP, _ETH_P_IPV6, _ETH_P_8021Q, _ETH_P_8021AD = 0x0800, 0x86DD, 0x8100, 0x88A8
-_IPPROTO_TCP: Final = 6
 _IPV4_FIXED_BYTES: Final = 20
-_IPV6_HEADER_BYTES: Final = 40
-_TCP_FIXED_BYTES: Final = 20
-_KIND_END, _KIND_NOP, _KIND_MPTCP = 0, 1, 30
-_DSS, _MP_PRIO = 0x2, 0x5
 _OPTION_STARTS: Final = 40 - 2
 """TCP has up to 40 bytes of options; the last option with a subtype, its third byte, begins at the 38th."""
 
@@ -79,12 +75,12 @@ def _find_tcp() -> Iterator[Line | str]:
     yield Line(cbpf.JEQ, 4, "ipv4")
     yield Line(cbpf.JEQ, 6, otherwise="reject")
     yield Line(cbpf.LDB, 6)
-    yield Line(cbpf.JEQ, _IPPROTO_TCP, otherwise="reject")
-    yield Line(cbpf.LD_IMM, _IPV6_HEADER_BYTES)
+    yield Line(cbpf.JEQ, PROTOCOL_TCP, otherwise="reject")
+    yield Line(cbpf.LD_IMM, IPV6_HEADER_BYTES)
     yield Line(cbpf.JA, then="tcp")
     yield "ipv4"
     yield Line(cbpf.LDB, 9)
-    yield Line(cbpf.JEQ, _IPPROTO_TCP, otherwise="reject")
+    yield Line(cbpf.JEQ, PROTOCOL_TCP, otherwise="reject")
     yield Line(cbpf.LDH, 6)
     yield Line(cbpf.JSET, 0x1FFF, "reject")  # fragment offset
     yield Line(cbpf.LDB, 0)
@@ -97,7 +93,7 @@ def _find_tcp() -> Iterator[Line | str]:
     yield Line(cbpf.LDB, 12)
     yield Line(cbpf.RSH, 2)  # data offset: the upper four bits, in words of 4 bytes
     yield Line(cbpf.AND, 0x3C)
-    yield Line(cbpf.JGE, _TCP_FIXED_BYTES, "store")
+    yield Line(cbpf.JGE, TCP_FIXED_BYTES, "store")
     # Before the stores: check_load_and_stores (net/core/filter.c) assumes that a `ret` falls through.
     yield "reject"
     yield _REJECT
@@ -126,7 +122,7 @@ def _select(ports: Sequence[int]) -> Iterator[Line | str]:
     yield _ACCEPT
     yield "options"
     yield Line(cbpf.TXA)
-    yield Line(cbpf.ADD, _TCP_FIXED_BYTES)
+    yield Line(cbpf.ADD, TCP_FIXED_BYTES)
     yield Line(cbpf.TAX)
 
 
@@ -138,14 +134,14 @@ def _walk_options() -> Iterator[Line | str]:
         # Kind and length in one load, since a load is a function call. A frame that ends after the kind is rejected.
         yield Line(cbpf.LDH, 0)
         yield Line(cbpf.ST, _KIND_AND_LENGTH)
-        yield Line(cbpf.JEQ, _KIND_MPTCP << 8 | 2, "skip")  # too short for a subtype
+        yield Line(cbpf.JEQ, KIND << 8 | 2, "skip")  # too short for a subtype
         yield Line(cbpf.RSH, 8)
-        yield Line(cbpf.JEQ, _KIND_END, "end")
-        yield Line(cbpf.JEQ, _KIND_NOP, "advance")  # a byte long, and A is 1
-        yield Line(cbpf.JEQ, _KIND_MPTCP, otherwise="skip")
+        yield Line(cbpf.JEQ, KIND_END, "end")
+        yield Line(cbpf.JEQ, KIND_NOP, "advance")  # a byte long, and A is 1
+        yield Line(cbpf.JEQ, KIND, otherwise="skip")
         yield Line(cbpf.LDB, 2)
         yield Line(cbpf.AND, 0xF0)
-        yield Line(cbpf.JEQ, _DSS << 4, "skip")
+        yield Line(cbpf.JEQ, Subtype.DSS << 4, "skip")
         yield Line(cbpf.JA, then="signalling")
         yield "skip"
         yield Line(cbpf.LD_MEM, _KIND_AND_LENGTH)
@@ -174,7 +170,7 @@ def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
     yield Line(cbpf.TAX)
     yield Line(cbpf.LD_IND, 0)
     yield Line(cbpf.AND, 0xFFFF_FFF0)
-    yield Line(cbpf.JEQ, _KIND_NOP << 24 | _KIND_MPTCP << 16 | 3 << 8 | _MP_PRIO << 4, otherwise="accept")
+    yield Line(cbpf.JEQ, KIND_NOP << 24 | KIND << 16 | 3 << 8 | Subtype.MP_PRIO << 4, otherwise="accept")
     yield Line(cbpf.LDX_MEM, _TCP_HEADER)
     yield Line(cbpf.LDH, 0)
     for port in ports:

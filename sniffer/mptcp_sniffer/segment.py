@@ -13,9 +13,9 @@ _ETHERTYPE_IPV4: Final = 0x0800
 _ETHERTYPE_IPV6: Final = 0x86DD
 _ETHERTYPES_VLAN: Final = frozenset({0x8100, 0x88A8})
 _ETHERNET_HEADER_BYTES: Final = 14
-_IPV6_HEADER_BYTES: Final = 40
+IPV6_HEADER_BYTES: Final = 40
 PROTOCOL_TCP: Final = 6
-_TCP_FIXED_BYTES: Final = 20
+TCP_FIXED_BYTES: Final = 20
 _TCP: Final = Struct("!HHIIBB")
 
 
@@ -92,20 +92,20 @@ def parse_ip_header(packet: bytes) -> tuple[int, int, bytes, bytes] | None:
             return None
         return packet[9], header_bytes, packet[12:16], packet[16:20]
     if version == 6:
-        if len(packet) < _IPV6_HEADER_BYTES:
+        if len(packet) < IPV6_HEADER_BYTES:
             raise Malformed("IPv6 header cut off")
-        return packet[6], _IPV6_HEADER_BYTES, packet[8:24], packet[24:40]
+        return packet[6], IPV6_HEADER_BYTES, packet[8:24], packet[24:40]
     raise Malformed(f"IP version {version}")
 
 
 def parse_tcp(packet: bytes, offset: int, source: bytes, destination: bytes) -> Segment:
     """The segment at this offset of a packet between two addresses. Raises Malformed if its header is truncated."""
-    if len(packet) < offset + _TCP_FIXED_BYTES:
+    if len(packet) < offset + TCP_FIXED_BYTES:
         raise Malformed("TCP header cut off")
     source_port, destination_port, sequence, acknowledgment, data_offset, flags = _TCP.unpack_from(packet, offset)
     header_bytes = (data_offset >> 4) * 4
-    options = packet[offset + _TCP_FIXED_BYTES : offset + header_bytes]
-    if header_bytes < _TCP_FIXED_BYTES or len(options) != header_bytes - _TCP_FIXED_BYTES:
+    options = packet[offset + TCP_FIXED_BYTES : offset + header_bytes]
+    if header_bytes < TCP_FIXED_BYTES or len(options) != header_bytes - TCP_FIXED_BYTES:
         raise Malformed("TCP options cut off")
     return Segment(
         PackedEndpoint(source, source_port),

@@ -180,9 +180,8 @@ class Sniffer:
         with self._tracking:
             self._tracker.kernel_confirms = self._kernel_reader.available
             self._publish(self._tracker.observe(segment, frame.at, by_proxy))
-            needs_kernel_list = self._tracker.needs_kernel_list()
-        if needs_kernel_list:
-            self._kernel_reader.request()
+            if self._tracker.needs_kernel_list():
+                self._kernel_reader.request()
 
     def _apply_kernel_list(self, kernel_list: KernelList | None) -> None:
         dropped = self._captures.dropped()
@@ -204,9 +203,8 @@ class Sniffer:
             if self._capture_lost:
                 return
             self._publish(self._tracker.apply_kernel_event(event, time.monotonic()))
-            needs_kernel_list = self._tracker.needs_kernel_list()
-        if needs_kernel_list:
-            self._kernel_reader.request()
+            if self._tracker.needs_kernel_list():
+                self._kernel_reader.request()
 
     def _publish(self, changes: list[TableChange]) -> None:
         if changes:
