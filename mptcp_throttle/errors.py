@@ -15,8 +15,6 @@ EXIT_STATUSES: Final = {
     os.EX_OK: "success",
     EX_FAILURE: "the service or the kernel refused the request, or `setup` has kept a file that was edited",
     EX_COMMAND_LINE: "wrong command line, or `setup` needs --interface or --port",
-    os.EX_DATAERR: "a capture file (`mptcp-sniffer --read`) is damaged or truncated, or nothing in it can be decoded",
-    os.EX_NOINPUT: "a capture file cannot be read",
     os.EX_UNAVAILABLE: (
         "the service does not answer, the interface cannot be captured, or `setup` finds no listener or no client"
     ),
