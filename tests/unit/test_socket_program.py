@@ -1,12 +1,13 @@
-"""The layouts that the daemon shares with the kernel programs, as bpf/settings.h has them."""
+"""Elements of the maps that the daemon shares with the kernel programs."""
 
 from __future__ import annotations
 
 import pytest
 from examples import ETHERNET, ends
 
+from mptcp_throttle.linux.c_layout import size_of
 from mptcp_throttled.kernel import networks_map
-from mptcp_throttled.kernel.program_layout import pack_ends
+from mptcp_throttled.kernel.program_layout import Closed, pack_ends
 from mptcp_throttled.kernel.sockets import program as socket_program
 
 
@@ -14,7 +15,7 @@ from mptcp_throttled.kernel.sockets import program as socket_program
 def test_ends_of_a_closed_subflow_are_those_of_its_pace(client: str) -> None:
     subflow = ends(client, 40001)
     packed = pack_ends(subflow)
-    closed = socket_program.closed_subflow(packed + bytes(socket_program._CLOSED.size - len(packed)))
+    closed = socket_program.closed_subflow(packed + bytes(size_of(Closed) - len(packed)))
     assert closed.ends == subflow
 
 

@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -72,7 +71,7 @@ class DiscardPrograms:
 
     def counters(self) -> DiscardCounters:
         """What the programs have counted. Raises KernelError."""
-        return DiscardCounters(*read_counters(self._counters, len(fields(DiscardCounters))))
+        return read_counters(self._counters, DiscardCounters)
 
     def close(self) -> None:
         """Unload them; one that a link holds stays attached."""

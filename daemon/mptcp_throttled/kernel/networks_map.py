@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network
-from struct import Struct
 from typing import Final
 
+from mptcp_throttle.linux.c_layout import pack
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import AccessNetwork, Network
+from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.program_layout import mapped
 from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 
 _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
-_PREFIX: Final = Struct("=I16s")
-_NETWORK: Final = Struct("=IIQI4x")
 _NO_PREFERENCE: Final = 0xFFFF_FFFF
-_NO_NETWORK: Final = _NETWORK.pack(_NO_PREFERENCE, 0, 0, 0)
+_NO_NETWORK: Final = pack(program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False))
 
 
 class NetworksMap:
-    """The map of one program."""
+    """The map of a program."""
 
     def __init__(self, networks: BpfMap) -> None:
         self._map = networks
@@ -48,10 +47,11 @@ def pack_networks(networks: Iterable[AccessNetwork]) -> dict[bytes, bytes]:
 
 def _prefix(subnet: Network) -> bytes:
     bits = subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
-    return _PREFIX.pack(bits, mapped(subnet.network_address))
+    return pack(program_layout.Prefix(bits, mapped(subnet.network_address)))
 
 
 def _network(network: AccessNetwork) -> bytes:
     pace = 0 if network.cap is None else payload_pace(network.cap, 1)
     provisional_ns = round(network.provisional * 1e9)
-    return _NETWORK.pack(network.preference, pace, provisional_ns, network.limit is not None)
+    is_limited = network.limit is not None
+    return pack(program_layout.Network(network.preference, pace, provisional_ns, limited=is_limited))

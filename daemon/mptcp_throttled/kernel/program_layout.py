@@ -1,51 +1,176 @@
-"""What kernel programs share with the daemon: their directory, and the layouts of `bpf/settings.h` and `counters.h`."""
+"""What kernel programs share with the daemon: their directory, and the structures of `bpf/*.h` by their names in C.
+
+The headers say what the fields mean. A structure inside another is packed.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from ipaddress import IPv4Address
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Annotated, Final, NamedTuple, TypeVar
 
+from mptcp_throttle.linux.c_layout import U32, U64, pack, size_of, unpack
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
 
 _MAX_PORTS: Final = 16
-_SETTINGS: Final = Struct(f"=Q{_MAX_PORTS}II4x")
-_ENDS: Final = Struct("=16s16s4sI")
+_PORTS: Final = Struct(f"{_MAX_PORTS}I")
 
-_COUNTER: Final = Struct("=Q")
+_Counters = TypeVar("_Counters", UplinkCounters, ProgramCounters, DiscardCounters)
 
-ENDS_BYTES: Final = _ENDS.size
+
+class Settings(NamedTuple):
+    """Constants of a program."""
+
+    netns_cookie: U64
+    ports: Annotated[bytes, f"{_PORTS.size}s"]
+    htb_handle: U32
+
+
+class Ends(NamedTuple):
+    """A subflow."""
+
+    client: Annotated[bytes, "16s"]
+    proxy: Annotated[bytes, "16s"]
+    client_port: Annotated[bytes, "4s"]
+    proxy_port: U32
+
+
+PackedEnds = Annotated[bytes, f"{size_of(Ends)}s"]
+PackedLastAck = Annotated[bytes, "132s"]
+
+
+class Pace(NamedTuple):
+    """The pace of a subflow."""
+
+    bytes_per_second: U32
+    ramp_from: U32
+    ramp_began: U64
+
+
+class Prefix(NamedTuple):
+    """The key of an access network."""
+
+    bits: U32
+    address: Annotated[bytes, "16s"]
+
+
+class Network(NamedTuple):
+    """An access network."""
+
+    preference: U32
+    pace: U32
+    provisional_ns: U64
+    limited: U32
+    padding: U32 = 0
+
+
+class Closed(NamedTuple):
+    """A subflow that has closed."""
+
+    ends: PackedEnds
+    cookie: U64
+    bytes_sent: U64
+    bytes_retransmitted: U64
+    bytes_received: U64
+    segments_out: U32
+    segments_in: U32
+    data_segments_out: U32
+    data_segments_in: U32
+    token: U32
+    padding: U32 = 0
+
+
+class Share(NamedTuple):
+    """The rate that uplinks share."""
+
+    ns_per_kib: U64
+    paid_at: U64
+
+
+class Assignment(NamedTuple):
+    """An uplink, and the share that it pays from."""
+
+    ends: PackedEnds
+    share: U32
+    window_scale: U32
+    round_trip_us: U32
+
+
+class Uplink(NamedTuple):
+    """A throttled uplink."""
+
+    counts_from: U64
+    bounded_from: U64
+    share: U32
+    told: U32
+    told_at: U64
+    bytes: U64
+    bytes_when_told: U64
+    sequence: U32
+    acknowledged: U32
+    timestamp: U32
+    timestamp_echo: U32
+    is_counting: U32
+    appended: U32
+    repeats: U32
+    is_policed: U32
+    has_sequence: U32
+    slot: U32
+    window: U32
+    window_scale: U32
+    round_trip_us: U32
+    ack: PackedLastAck
+
+
+class Ack(NamedTuple):
+    """What an ACK on a subflow contains."""
+
+    ends: PackedEnds
+    sequence: U32
+    acknowledged: U32
+    timestamp: U32
+    timestamp_echo: U32
+    window: U32
+    has_timestamps: U32
 
 
 def pack_settings(netns_cookie: int, ports: Sequence[int], htb_handle: int) -> bytes:
-    """struct settings."""
-    return _SETTINGS.pack(netns_cookie, *ports, *(0,) * (_MAX_PORTS - len(ports)), htb_handle)
+    """The content of `.rodata`."""
+    return pack(Settings(netns_cookie, _PORTS.pack(*ports, *(0,) * (_MAX_PORTS - len(ports))), htb_handle))
 
 
 def pack_ends(ends: FourTuple) -> bytes:
-    """struct ends."""
+    """A subflow."""
     # struct bpf_sock_ops has the remote port as 32 bits in network byte order, the local port in host byte order.
     client, proxy = mapped(ends.client.address), mapped(ends.proxy.address)
-    return _ENDS.pack(client, proxy, ends.client.port.to_bytes(4, "big"), ends.proxy.port)
+    return pack(Ends(client, proxy, ends.client.port.to_bytes(4, "big"), ends.proxy.port))
 
 
 def unpack_ends(packed: bytes) -> FourTuple:
     """The subflow of a struct ends."""
-    client, proxy, client_port, proxy_port = _ENDS.unpack(packed)
-    return FourTuple.of(unmapped(client), int.from_bytes(client_port, "big"), unmapped(proxy), proxy_port)
+    ends = unpack(Ends, packed)
+    client_port = int.from_bytes(ends.client_port, "big")
+    return FourTuple.of(unmapped(ends.client), client_port, unmapped(ends.proxy), ends.proxy_port)
 
 
-def read_counters(counters: BpfMap, count: int) -> Iterator[int]:
-    """The first numbers of the map of `bpf/counters.h`. Raises KernelError."""
-    for index in range(count):
-        yield _COUNTER.unpack(counters.get(index.to_bytes(4, sys.byteorder)))[0]
+def pack_u32(number: int) -> bytes:
+    """A key or a value that is a single __u32."""
+    return number.to_bytes(4, sys.byteorder)
+
+
+def read_counters(counters: BpfMap, kind: type[_Counters]) -> _Counters:
+    """The map of `bpf/counters.h`, as the dataclass whose fields have the order of the indices. Raises KernelError."""
+    indices = range(len(fields(kind)))
+    return kind(*(int.from_bytes(counters.get(pack_u32(index)), sys.byteorder) for index in indices))
 
 
 def mapped(address: Address) -> bytes:

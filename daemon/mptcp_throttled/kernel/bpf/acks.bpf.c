@@ -9,6 +9,8 @@
 char LICENSE[] SEC("license") = "GPL";
 
 #define MAX_WINDOW 65535
+SHARED_WITH_DAEMON(shared_ack, struct ack);
+
 #define USEC_PER_MSEC 1000 /* TCP's time stamps count milliseconds, tcp_mstamp microseconds: include/net/tcp.h */
 
 SEC("iter/tcp")

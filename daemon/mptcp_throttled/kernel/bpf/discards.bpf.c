@@ -53,6 +53,8 @@ struct {
 	__type(value, struct window);
 } windows SEC(".maps");
 
+SHARED_WITH_DAEMON(shared_counter, enum discards_counter);
+
 static __always_inline bool is_after(__u32 one, __u32 other)
 {
 	return (__s32)(one - other) > 0;

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What programs and the daemon share: the layouts of program_layout.py, networks_map.py and socket_program.py. */
+/* What programs and the daemon share; program_layout.py has the same structures. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 
 #include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+
+/* Puts a type that no map has into the type information of the object, where a test compares it with program_layout.py. libbpf
+ * skips the section. */
+#define SHARED_WITH_DAEMON(name, type) type *name SEC("shared")
 
 #define MAX_PORTS 16
 

@@ -79,6 +79,9 @@ struct {
 	__uint(max_entries, 1 << 20);
 } totals SEC(".maps");
 
+SHARED_WITH_DAEMON(shared_closed, struct closed);
+SHARED_WITH_DAEMON(shared_counter, enum counter);
+
 static __always_inline __u32 max_pacing_rate(struct tcp_sock *tp)
 {
 	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_max_pacing_rate);

@@ -87,6 +87,10 @@ struct {
 
 static volatile __u32 used_slots;
 
+SHARED_WITH_DAEMON(shared_assignment, struct assignment);
+SHARED_WITH_DAEMON(shared_told, enum told);
+SHARED_WITH_DAEMON(shared_counter, enum uplink_counter);
+
 /* Charges the share for the bytes; whether it is in debt then. */
 static __always_inline bool charge(struct share *share, __u32 bytes, __u64 now)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What uplink.bpf.c and the daemon share: the layouts that uplink_program.py packs and unpacks. Times are those of
- * bpf_ktime_get_ns(), which are CLOCK_MONOTONIC. */
+/* What uplink.bpf.c and the daemon share; program_layout.py has the same structures. Times are those of bpf_ktime_get_ns(),
+ * which are CLOCK_MONOTONIC. */
 #ifndef UPLINK_H
 #define UPLINK_H
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux import cbpf
+from mptcp_throttle.linux.c_layout import S16, U8, U16, U32, pack, size_of, unpack
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
@@ -35,11 +36,7 @@ _TCA_HTB_INIT: Final = 2
 _HTB_VERSION: Final = 3
 _HTB_RATE2QUANTUM: Final = 10
 _OPS_LEN: Final = Struct("H")
-_HTB_GLOB: Final = Struct("IIIII")
 _TCA_HTB_PARMS: Final = 1
-# struct tc_htb_opt: two struct tc_ratespec, and buffer, cbuffer, quantum, level, prio
-_RATESPEC: Final = "BBHhHI"
-_HTB_OPT: Final = Struct(f"={_RATESPEC}{_RATESPEC}IIIII")
 _LINKLAYER_ETHERNET: Final = 1  # without a link layer, the kernel demands a rate table
 _TICK_NANOSECONDS: Final = 64  # include/net/pkt_sched.h, PSCHED_SHIFT
 
@@ -47,24 +44,60 @@ _IPPROTO_TCP: Final = 6
 _IPV6_HEADER_BYTES: Final = 40
 
 
+class _HtbGlob(NamedTuple):
+    """struct tc_htb_glob (include/uapi/linux/pkt_sched.h)."""
+
+    version: U32
+    rate2quantum: U32
+    defcls: U32
+    debug: U32
+    direct_pkts: U32
+
+
+class _RateSpec(NamedTuple):
+    """struct tc_ratespec (include/uapi/linux/pkt_sched.h)."""
+
+    cell_log: U8
+    linklayer: U8
+    overhead: U16
+    cell_align: S16
+    mpu: U16
+    rate: U32
+
+
+_PackedRateSpec = Annotated[bytes, f"{size_of(_RateSpec)}s"]
+
+
+class _HtbOpt(NamedTuple):
+    """struct tc_htb_opt (include/uapi/linux/pkt_sched.h)."""
+
+    rate: _PackedRateSpec
+    ceil: _PackedRateSpec
+    buffer: U32
+    cbuffer: U32
+    quantum: U32
+    level: U32
+    prio: U32
+
+
 def root_qdisc(default_minor: int) -> Qdisc:
     """Our HTB; unmarked packets go to class `default_minor`, or are sent unshaped if it is 0."""
-    glob = _HTB_GLOB.pack(_HTB_VERSION, _HTB_RATE2QUANTUM, default_minor, 0, 0)
-    return Qdisc("htb", HANDLE, TC_H_ROOT, attribute(_TCA_HTB_INIT, glob))
+    glob = _HtbGlob(_HTB_VERSION, _HTB_RATE2QUANTUM, default_minor, debug=0, direct_pkts=0)
+    return Qdisc("htb", HANDLE, TC_H_ROOT, attribute(_TCA_HTB_INIT, pack(glob)))
 
 
 def default_minor_of(qdisc: Qdisc) -> int:
     """The default class of an HTB read from the kernel."""
-    options = attributes(qdisc.options or b"")
-    return int(_HTB_GLOB.unpack_from(options[_TCA_HTB_INIT])[2]) if _TCA_HTB_INIT in options else 0
+    glob = attributes(qdisc.options or b"").get(_TCA_HTB_INIT)
+    return 0 if glob is None else unpack(_HtbGlob, glob[: size_of(_HtbGlob)]).defcls
 
 
 def class_options(rate: Rate) -> bytes:
     """TCA_OPTIONS of a class whose ceil is its rate: it never borrows."""
     rate_bytes = rate.bytes_per_second
-    ratespec = (0, _LINKLAYER_ETHERNET, 0, 0, 0, rate_bytes)
+    spec = pack(_RateSpec(0, _LINKLAYER_ETHERNET, overhead=0, cell_align=0, mpu=0, rate=rate_bytes))
     ticks = burst_bytes(rate) * 10**9 // rate_bytes // _TICK_NANOSECONDS
-    return attribute(_TCA_HTB_PARMS, _HTB_OPT.pack(*ratespec, *ratespec, ticks, ticks, quantum_bytes(rate), 0, 0))
+    return attribute(_TCA_HTB_PARMS, pack(_HtbOpt(spec, spec, ticks, ticks, quantum_bytes(rate), level=0, prio=0)))
 
 
 # Most of thousands of classes have the same options.
@@ -72,9 +105,10 @@ def class_options(rate: Rate) -> bytes:
 def rate_of(options: bytes) -> Rate | None:
     """The rate of a class read from the kernel with these TCA_OPTIONS; None if it differs from what we set."""
     parameters = attributes(options).get(_TCA_HTB_PARMS, b"")
-    if len(parameters) != _HTB_OPT.size:
+    if len(parameters) != size_of(_HtbOpt):
         return None
-    *_, rate, _, _, _, _, _, ceil, _, _, _, _, _ = _HTB_OPT.unpack(parameters)
+    opt = unpack(_HtbOpt, parameters)
+    rate, ceil = unpack(_RateSpec, opt.rate).rate, unpack(_RateSpec, opt.ceil).rate
     try:
         return Rate(rate * 8) if rate == ceil else None
     except ValueError:

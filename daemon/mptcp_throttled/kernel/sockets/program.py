@@ -1,4 +1,4 @@
-"""The programs on the proxy's cgroup (`bpf/`), and the layouts of what they share with the daemon (`bpf/settings.h`).
+"""The programs on the proxy's cgroup (`bpf/`), and what they share with the daemon (`bpf/settings.h`).
 
 `throttle` decides itself which subflows are capped, by the kernel's account of their connection, and puts subflows into
 their classes; `pace` only sets the paces that it is given. Both are attached beside the programs of others, until
@@ -16,15 +16,18 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, FourTuple, Token
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
-    ENDS_BYTES,
     OBJECTS,
+    Closed,
+    Pace,
     pack_ends,
     pack_settings,
+    pack_u32,
     read_counters,
     unpack_ends,
 )
@@ -37,13 +40,8 @@ _SO_NETNS_COOKIE: Final = 71
 _COOKIE: Final = Struct("=Q")
 _UNLIMITED: Final = 0xFFFF_FFFF
 
-# bpf/settings.h
-_PACE: Final = Struct("=IIQ")
 _RAMP_TO_BEGIN: Final = 0
 _LONG_AGO: Final = 1
-_CLOSED: Final = Struct(f"={ENDS_BYTES}sQQQQIIIII4x")
-_CLASS: Final = Struct("=I")
-_COUNTERS: Final = 2
 
 
 class ProgramKind(StrEnum):
@@ -114,8 +112,8 @@ class SocketProgram:
         Raises KernelError, and has changed all, some or none of them.
         """
         began = _LONG_AGO if present else _RAMP_TO_BEGIN
-        elements = {pack_ends(ends): _PACE.pack(min(pace, _UNLIMITED - 1), 0, began) for ends, pace in paces.items()}
-        self._paces.update(elements)
+        values = {ends: Pace(min(pace, _UNLIMITED - 1), ramp_from=0, ramp_began=began) for ends, pace in paces.items()}
+        self._paces.update({pack_ends(ends): pack(value) for ends, value in values.items()})
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         """Take their paces back. Raises KernelError."""
@@ -125,7 +123,7 @@ class SocketProgram:
         """Put subflows into classes of our HTB. Raises KernelError, and has changed all, some or none of them."""
         if self._classes is None:
             raise KernelError("set the class of sockets", errno.EOPNOTSUPP, "only the program `throttle` can")
-        self._classes.update({pack_ends(ends): _CLASS.pack(classid(minor)) for ends, minor in minors.items()})
+        self._classes.update({pack_ends(ends): pack_u32(classid(minor)) for ends, minor in minors.items()})
 
     def remove_classes(self, subflows: Collection[FourTuple]) -> None:
         """Take them out of their classes. Raises KernelError."""
@@ -148,7 +146,7 @@ class SocketProgram:
         """What the program has counted since it was attached. Raises KernelError."""
         if self._counters is None:
             return ProgramCounters()
-        return ProgramCounters(*read_counters(self._counters, _COUNTERS))
+        return read_counters(self._counters, ProgramCounters)
 
     def close(self) -> None:
         """Free the sockets where the program can, detach it, and drop its maps."""
@@ -165,8 +163,17 @@ class SocketProgram:
 
 def closed_subflow(record: bytes) -> ClosedSubflow:
     """The subflow of a struct closed."""
-    ends, cookie, *counted, token = _CLOSED.unpack(record)
-    return ClosedSubflow(Token(token), unpack_ends(ends), cookie, SocketTotals(*counted))
+    closed = unpack(Closed, record)
+    totals = SocketTotals(
+        sent=closed.bytes_sent,
+        retransmitted=closed.bytes_retransmitted,
+        received=closed.bytes_received,
+        segments_out=closed.segments_out,
+        segments_in=closed.segments_in,
+        data_out=closed.data_segments_out,
+        data_in=closed.data_segments_in,
+    )
+    return ClosedSubflow(Token(closed.token), unpack_ends(closed.ends), closed.cookie, totals)
 
 
 def _netns_cookie() -> int:

@@ -12,13 +12,12 @@ from contextlib import closing
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
+from mptcp_throttle.linux.c_layout import size_of, unpack
 from mptcp_throttle.linux.kernel_error import os_errors
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.kernel.program_layout import ENDS_BYTES, OBJECTS, pack_settings, unpack_ends
-
-# bpf/acks.h
-_ACK: Final = Struct(f"={ENDS_BYTES}s6I")
+from mptcp_throttled.kernel import program_layout
+from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, unpack_ends
 
 # RFC 9293, section 3.1; RFC 791, section 3.1; RFC 8200, section 3
 _TCP: Final = Struct("!HHIIBBHHH")
@@ -73,9 +72,11 @@ def list_acks(port: int) -> Iterator[Ack]:
     """
     with closing(BpfObject(OBJECTS / "acks.bpf.o", pack_settings(0, (port,), 0))) as program:
         records = program.iterate("list_acks")
-    for ends, sequence, acknowledged, timestamp, echo, window, has_timestamps in _ACK.iter_unpack(records):
-        timestamps = (timestamp, echo) if has_timestamps else None
-        yield Ack(unpack_ends(ends), sequence, acknowledged, window, timestamps)
+    size = size_of(program_layout.Ack)
+    for offset in range(0, len(records), size):
+        ack = unpack(program_layout.Ack, records[offset : offset + size])
+        timestamps = (ack.timestamp, ack.timestamp_echo) if ack.has_timestamps else None
+        yield Ack(unpack_ends(ack.ends), ack.sequence, ack.acknowledged, ack.window, timestamps)
 
 
 class AckSender:
@@ -98,7 +99,7 @@ class AckSender:
         self._ipv6.close()
 
     def send(self, ack: Ack) -> None:
-        """Send one. Raises KernelError."""
+        """Send an ACK. Raises KernelError."""
         client, proxy = ack.ends.client.address, ack.ends.proxy.address
         with os_errors(f"send an ACK to {client}"):
             if client.version == 4:

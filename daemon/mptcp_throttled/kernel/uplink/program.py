@@ -1,4 +1,4 @@
-"""The program that throttles uplinks (`bpf/uplink.bpf.c`), and what it shares with the daemon (`bpf/uplink.h`)."""
+"""The program that throttles uplinks (`bpf/uplink.bpf.c`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from enum import IntEnum
-from struct import Struct
 from typing import Final, NamedTuple
 
+from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.program_layout import OBJECTS, pack_ends, read_counters, unpack_ends
+from mptcp_throttled.kernel.program_layout import (
+    OBJECTS,
+    Assignment,
+    Share,
+    Uplink,
+    pack_ends,
+    pack_u32,
+    read_counters,
+    unpack_ends,
+)
 from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
 from mptcp_throttled.vocabulary.counters import UplinkCounters
 from mptcp_throttled.vocabulary.kernel_plan import payload_pace
@@ -27,14 +35,10 @@ FORGIVEN_SECONDS: Final = 1.0
 Meanwhile the subflow is a backup.
 """
 
-_SHARE: Final = Struct("=QQ")
-_LAST_ACK_BYTES: Final = 132
-_UPLINK: Final = Struct(f"=QQIIQQQ13I{_LAST_ACK_BYTES}s")
-_FROM: Final = Struct("=Q")
+# bpf/uplink.h
 _MAX_ASSIGNMENTS: Final = 32
 _FORGOTTEN: Final = 0xFFFF_FFFF
-_WINDOW: Final = Struct("=II")
-_UNBOUNDED: Final = _WINDOW.pack(0xFFFF_FFFF, 0)
+_UNBOUNDED: Final = AnnouncedWindow(scale=0xFFFF_FFFF, round_trip_us=0)
 _ETHERNET_BYTES: Final = 14
 _END_OF_RESULTS: Final = 1 << 32
 _IPV4_PACKET: Final = bytes(12) + b"\x08\x00" + bytes(46)
@@ -84,11 +88,12 @@ class UplinkProgram:
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
         """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
-        self._shares.update({_key(share): _SHARE.pack(_ns_per_kib(rate), 0) for share, rate in rates.items()})
+        shares = {number: Share(_ns_per_kib(rate), paid_at=0) for number, rate in rates.items()}
+        self._shares.update({pack_u32(number): pack(share) for number, share in shares.items()})
 
     def remove_shares(self, shares: Collection[int]) -> None:
         """Free their subflows: `remind` tells the clients, and forgets the subflows. Raises KernelError."""
-        self._shares.delete_all([_key(share) for share in shares])
+        self._shares.delete_all([pack_u32(share) for share in shares])
 
     def assign(
         self,
@@ -111,12 +116,12 @@ class UplinkProgram:
     def _assign(
         self, shares: Mapping[FourTuple, int], windows: Mapping[FourTuple, AnnouncedWindow], begin: int
     ) -> None:
-        packed = {ends: _WINDOW.pack(window.scale, window.round_trip_us) for ends, window in windows.items()}
-        records = [pack_ends(ends) + _key(share) + packed.get(ends, _UNBOUNDED) for ends, share in shares.items()]
+        records = [_assignment(ends, share, windows.get(ends, _UNBOUNDED)) for ends, share in shares.items()]
+        from_when = begin.to_bytes(8, sys.byteorder)
         for first in range(0, len(records), _MAX_ASSIGNMENTS):
             batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
             with self._lock:
-                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + _FROM.pack(begin) + batch)
+                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + from_when + batch)
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
@@ -138,30 +143,30 @@ class UplinkProgram:
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
         """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""
-        found = {}
+        uplinks = {}
         for key in self._uplinks.all_keys():
             try:
-                values = _UPLINK.unpack(self._uplinks.get(key))
+                uplink = unpack(Uplink, self._uplinks.get(key))
             except KernelError as error:
                 if error.number != errno.ENOENT:
                     raise
                 continue
-            _, _, _, told, _, acknowledged, when_told, *_, is_policed, _, _, _, _, _, _ = values
-            uplink = ThrottledUplink(Told(told), acknowledged, acknowledged - when_told, bool(is_policed))
-            found[unpack_ends(key)] = uplink
-        return found
+            since_told = uplink.bytes - uplink.bytes_when_told
+            throttled = ThrottledUplink(Told(uplink.told), uplink.bytes, since_told, bool(uplink.is_policed))
+            uplinks[unpack_ends(key)] = throttled
+        return uplinks
 
     def counters(self) -> UplinkCounters:
         """What the program has counted. Raises KernelError."""
-        return UplinkCounters(*read_counters(self._counters, len(fields(UplinkCounters))))
+        return read_counters(self._counters, UplinkCounters)
 
     def close(self) -> None:
         """Drop it and its maps; a filter that is attached keeps them."""
         self._object.close()
 
 
-def _key(share: int) -> bytes:
-    return share.to_bytes(4, sys.byteorder)
+def _assignment(ends: FourTuple, share: int, window: AnnouncedWindow) -> bytes:
+    return pack(Assignment(pack_ends(ends), share, window.scale, window.round_trip_us))
 
 
 def _ns_per_kib(rate: Rate) -> int:

@@ -1,0 +1,126 @@
+"""What the daemon shares with its programs is as in the compiled objects: structures, enumerations, constants."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from struct import calcsize
+from typing import Final, NamedTuple
+
+import pytest
+from btf import Btf, Kind
+
+from mptcp_throttle.linux.c_layout import formats, size_of
+from mptcp_throttled.kernel import networks_map, program_layout
+from mptcp_throttled.kernel.sockets import program as socket_program
+from mptcp_throttled.kernel.uplink import program as uplink_program
+from mptcp_throttled.kernel.uplink import uplinks
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
+
+OBJECTS: Final = sorted(program_layout.OBJECTS.glob("*.bpf.o"))
+SOURCES: Final = sorted(program_layout.OBJECTS.glob("*.bpf.c"))
+LAYOUTS: Final[dict[str, type[NamedTuple]]] = {
+    layout.__name__.lower(): layout
+    for layout in vars(program_layout).values()
+    if isinstance(layout, type) and layout.__module__ == program_layout.__name__
+}
+COUNTERS: Final = {"counter": ProgramCounters, "uplink_counter": UplinkCounters, "discards_counter": DiscardCounters}
+SK_STORAGE: Final = 24
+"""BPF_MAP_TYPE_SK_STORAGE (include/uapi/linux/bpf.h): the daemon reads nothing of what a program keeps at a socket."""
+
+
+class Structure(NamedTuple):
+    """Its size, and the offset and size of each member, in bytes."""
+
+    size: int
+    members: dict[str, tuple[int, int]]
+
+
+def structure_in_c(btf: Btf, number: int) -> Structure:
+    members = {name: (member.offset, btf.size(member.type)) for name, member in btf.members(number).items()}
+    return Structure(btf.size(number), members)
+
+
+def structure_in_python(layout: type[NamedTuple]) -> Structure:
+    members, before = {}, ""
+    for name, text in formats(layout).items():
+        before += text
+        members[name] = (calcsize(before) - calcsize(text), calcsize(text))
+    return Structure(size_of(layout), members)
+
+
+def shared_types(btf: Btf) -> dict[str, int]:
+    """The structures and enumerations in maps, constants and the section of SHARED_WITH_DAEMON, by their names."""
+    maps = [btf.members(number) for number in btf.variables(".maps").values()]
+    read = [members for members in maps if btf.length(btf.target(members["type"].type)) != SK_STORAGE]
+    numbers = [btf.target(members[part].type) for members in read for part in ("key", "value") if part in members]
+    numbers += btf.variables(".rodata").values()
+    numbers += [btf.target(number) for number in btf.variables("shared").values()]
+    return {btf.name(number): number for number in numbers if btf.kind(number) is not Kind.INT}
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[Path, Btf]:
+    return {path: Btf(path) for path in OBJECTS}
+
+
+def test_each_program_is_compiled(objects: dict[Path, Btf]) -> None:
+    assert [path.with_suffix(".c") for path in objects] == SOURCES
+
+
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.stem)
+def test_structures_are_those_of_the_object(objects: dict[Path, Btf], path: Path) -> None:
+    btf = objects[path]
+    in_c = {
+        name: structure_in_c(btf, number)
+        for name, number in shared_types(btf).items()
+        if btf.kind(number) is Kind.STRUCT
+    }
+    assert in_c == {name: structure_in_python(LAYOUTS[name]) for name in in_c if name in LAYOUTS}
+
+
+def test_each_structure_is_in_an_object(objects: dict[Path, Btf]) -> None:
+    assert LAYOUTS.keys() <= {name for btf in objects.values() for name in shared_types(btf)}
+
+
+def test_enumerations_are_those_of_the_objects(objects: dict[Path, Btf]) -> None:
+    in_c = {
+        name: btf.enumerators(number)
+        for btf in objects.values()
+        for name, number in shared_types(btf).items()
+        if btf.kind(number) is Kind.ENUM
+    }
+    assert in_c.pop("told") == {told.name: told.value for told in uplink_program.Told}
+    assert in_c.keys() == COUNTERS.keys()
+    for name, kind in COUNTERS.items():
+        indices = {index: enumerator for enumerator, index in in_c[name].items()}
+        # `repeated` is ACKS_REPEATED, and `not_repeated` is ACKS_NOT_REPEATED.
+        assert len(indices) == len(fields(kind))
+        assert all(field.name.upper() in indices[index] for index, field in enumerate(fields(kind)))
+
+
+def defined(header: str, name: str) -> int:
+    """The number that a macro in a file of the programs stands for."""
+    (number,) = re.findall(rf"^#define {name} (\w+)", (program_layout.OBJECTS / header).read_text(), re.MULTILINE)
+    return int(number.rstrip("UL"), 0)
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "number"),
+    [
+        ("settings.h", "NO_PREFERENCE", networks_map._NO_PREFERENCE),
+        ("socket.h", "UNLIMITED", socket_program._UNLIMITED),
+        ("uplink.h", "MAX_ASSIGNMENTS", uplink_program._MAX_ASSIGNMENTS),
+        ("uplink.h", "FORGOTTEN", uplink_program._FORGOTTEN),
+        ("uplink.h", "UNBOUNDED", uplink_program._UNBOUNDED.scale),
+        ("uplink.bpf.c", "CREDIT_NS", uplinks._REMIND_SECONDS * 1e9),
+    ],
+)
+def test_constants_are_those_of_the_source(header: str, name: str, number: float) -> None:
+    assert defined(header, name) == number
+
+
+def test_release_takes_as_long_as_the_repeats() -> None:
+    repeats = defined("uplink.bpf.c", "MAX_REPEATS") * defined("uplink.bpf.c", "REPEAT_NS") / 1e9
+    assert repeats < uplinks._RELEASE_SECONDS < 1.5 * repeats
