@@ -153,16 +153,17 @@ def test_scale_and_round_trip_of_announced_windows_are_those_of_the_socket(enter
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 300_000)
         port = listener.getsockname()[1]
         of = FourTuple.of(address, 1, address, port)
-        assert read_announced_windows([of]) == {}, "a socket that listens is none"
+        assert read_announced_windows([of]) == ({}, None), "a socket that listens is none"
         with closing(socket.create_connection((address, port))) as client, closing(listener.accept()[0]):
             of = FourTuple.of(address, client.getsockname()[1], address, port)
             shown = entered.run("ss", "-tinHO", "sport", "=", f":{port}").stdout
             (scale,) = re.findall(r"wscale:\d+,(\d+)", shown)
             (round_trip,) = re.findall(r"minrtt:([\d.]+)", shown)
-            found = read_announced_windows([of, FourTuple.of(address, 1, address, port)])
-            assert found.keys() == {of}
-            assert found[of].scale == int(scale)
-            assert found[of].round_trip_us == pytest.approx(float(round_trip) * 1000)
+            windows, error = read_announced_windows([of, FourTuple.of(address, 1, address, port)])
+            assert error is None
+            assert windows.keys() == {of}
+            assert windows[of].scale == int(scale)
+            assert windows[of].round_trip_us == pytest.approx(float(round_trip) * 1000)
 
 
 def test_socket_in_time_wait_or_that_cannot_be_looked_up_has_no_window(entered: Host) -> None:
@@ -172,13 +173,17 @@ def test_socket_in_time_wait_or_that_cannot_be_looked_up_has_no_window(entered: 
         of = FourTuple.of("127.0.0.1", client.getsockname()[1], "127.0.0.1", port)
         accepted, _ = listener.accept()
         refuse("ss -t")
-        assert read_announced_windows([of]) == {}
+        windows, error = read_announced_windows([of])
+        assert windows == {}
+        assert error is not None
         set_faults(None)
-        assert read_announced_windows([of]).keys() == {of}
+        windows, error = read_announced_windows([of])
+        assert windows.keys() == {of}
+        assert error is None
         accepted.close()  # first, so that it is this end that waits
         client.close()
         eventually(lambda: "TIME-WAIT" in entered.run("ss", "-tanH").stdout, "the socket in TIME_WAIT")
-        assert read_announced_windows([of]) == {}
+        assert read_announced_windows([of]) == ({}, None)
 
 
 def test_half_open_socket_has_no_window(entered: Host) -> None:
@@ -190,7 +195,7 @@ def test_half_open_socket_has_no_window(entered: Host) -> None:
             syn = IP(src="192.0.2.9", dst="192.0.2.1") / TCP(sport=40009, dport=port, flags="S", seq=1)
             os.write(other_end, bytes(syn))
             eventually(lambda: "SYN-RECV" in entered.run("ss", "-tanH").stdout, "half open")
-            assert read_announced_windows([FourTuple.of("192.0.2.9", 40009, "192.0.2.1", port)]) == {}
+            assert read_announced_windows([FourTuple.of("192.0.2.9", 40009, "192.0.2.1", port)]) == ({}, None)
 
 
 def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) -> None:  # noqa: ARG001

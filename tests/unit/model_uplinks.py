@@ -28,6 +28,7 @@ class ModelUplinks:
     linger: float = 0.0
     policed: frozenset[FourTuple] = frozenset()
     counters: UplinkCounters = field(default_factory=UplinkCounters)
+    window_problem: str | None = None
     untold: int = 0
     calls: list[str] = field(default_factory=list)
     tried: list[set[FourTuple]] = field(default_factory=list)

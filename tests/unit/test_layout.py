@@ -20,16 +20,32 @@ MAY_IMPORT: Final = {
     "daemon/mptcp_throttled": {"mptcp_throttle", "mptcp_throttled"},
     "web/mptcp_throttle_web": {"mptcp_throttle", "mptcp_throttle_web"},
 }
+DAEMON: Final = REPOSITORY / "daemon/mptcp_throttled"
+MAY_IMPORT_IN_DAEMON: Final = {
+    "vocabulary": set[str](),
+    "reporting": {"vocabulary"},
+    "policy": {"vocabulary"},
+    "accounting": {"vocabulary", "reporting"},
+    "kernel": {"vocabulary"},
+    "plan": {"vocabulary"},
+    "enforcing": {"vocabulary", "reporting"},
+    "observing": {"vocabulary", "reporting", "accounting", "kernel"},
+    "control": {"vocabulary", "reporting", "policy", "plan", "enforcing"},
+    "answers": {"vocabulary", "reporting", "policy", "accounting", "kernel", "enforcing", "observing", "control"},
+    "lifecycle": {"vocabulary", "kernel", "enforcing"},
+    "main": {"vocabulary", "reporting", "accounting", "kernel", "observing", "control", "answers", "lifecycle"},
+}
+"""By the parts of the daemon, the lowest first: a part imports from itself, and from these."""
 
 
 def _imported(module: Path) -> Iterator[str]:
-    """Top-level names of all imports, those for type checking included."""
+    """Modules and names of all imports, those for type checking included."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: relative import"
-            yield str(node.module).partition(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_architecture_names_files_and_folders_that_exist() -> None:
@@ -58,15 +74,25 @@ def test_imports_stay_inside_one_service_or_go_to_what_is_shared(package: str) -
     wrong = {
         str(module.relative_to(REPOSITORY)): foreign
         for module in modules
-        if (foreign := set(_imported(module)) & OURS - MAY_IMPORT[package])
+        if (foreign := {name.partition(".")[0] for name in _imported(module)} & OURS - MAY_IMPORT[package])
     }
     assert not wrong
 
 
-def test_imports_of_the_policy_know_no_kernel() -> None:
-    for folder in ("policy", "plan"):
-        for module in (REPOSITORY / "daemon/mptcp_throttled" / folder).rglob("*.py"):
-            assert "mptcp_throttled.kernel" not in module.read_text(encoding="utf-8"), module
+def test_parts_of_the_daemon_import_only_what_is_below_them() -> None:
+    parts = list(MAY_IMPORT_IN_DAEMON)
+    for position, part in enumerate(parts):
+        assert MAY_IMPORT_IN_DAEMON[part] <= {*parts[:position]}, f"{part} would import upward"
+    modules = {module: module.relative_to(DAEMON).parts[0].removesuffix(".py") for module in DAEMON.rglob("*.py")}
+    assert {*modules.values()} == {*parts, "__init__"}
+    wrong = {
+        f"{module.relative_to(DAEMON)}: {name}"
+        for module, part in modules.items()
+        for name in _imported(module)
+        if name.startswith("mptcp_throttled.")
+        if name.split(".")[1] not in {part, *MAY_IMPORT_IN_DAEMON.get(part, ())}
+    }
+    assert not wrong
 
 
 def test_imports_of_setup_know_no_command_line() -> None:

@@ -31,6 +31,7 @@ from mptcp_throttled.control.requests import SetRate
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.reporting.instruments import REGISTRY
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState, QdiscState
@@ -717,6 +718,19 @@ def test_loop_puts_a_deleted_uplink_filter_back_and_says_so(
     world.step()
     assert uplinks.has_filter
     assert "the kernel had been changed; repaired by 1 operations" in caplog.text
+
+
+def test_windows_that_cannot_be_bounded_are_logged_and_counted(
+    world: World, uplinks: ModelUplinks, caplog: pytest.LogCaptureFixture
+) -> None:
+    def errors() -> float:
+        return REGISTRY.get_sample_value("mptcpthrottle_errors_total", {"stage": "kernel"}) or 0.0
+
+    caplog.set_level("DEBUG")
+    before = errors()
+    uplinks.window_problem = "the windows of 1 uplinks are not bounded: ss -t: ENOMEM"
+    world.step(client(1))
+    assert caplog.messages.count(uplinks.window_problem) == errors() - before == 1
 
 
 def test_loop_release_frees_uplinks(world: World, uplinks: ModelUplinks) -> None:

@@ -126,6 +126,14 @@ def test_refused_uplink_delays_nobody_else(world: World) -> None:
     assert world.applied == {OTHER, ends("10.1.0.3")}
 
 
+@pytest.mark.parametrize("refuse", [set[str | FourTuple](), {ONE}])
+def test_windows_that_cannot_be_bounded_are_told_for_each_attempt(world: World, refuse: set[str | FourTuple]) -> None:
+    world.kernel.window_problem = "the windows of 1 uplinks are not bounded: ss -t: ENOMEM"
+    world.kernel.refuse = refuse
+    problems = world.reconciler.step({ONE: decision(ONE)}).window_problems
+    assert problems == (world.kernel.window_problem,) * (2 if refuse else 1)
+
+
 def test_refused_uplink_is_tried_again_with_growing_delays(world: World) -> None:
     world.kernel.refuse = {ONE}
     world.step(ONE)

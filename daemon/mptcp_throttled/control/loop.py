@@ -236,8 +236,10 @@ class Loop:
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, uplinks.tried)
         eventlog.log_repairs(len(applied.repairs) + uplinks.repairs)
+        eventlog.log_window_problems(uplinks.window_problems)
         self.recent_decisions.note(self._clock.time(), transitions, uplinks.tried, before, self.snapshot)
         instruments.count_step(before, self.snapshot, transitions)
+        instruments.count_errors("kernel", len(uplinks.window_problems))
         instruments.count_reconciles(applied.durations, applied.repairs, uplinks.repairs)
 
     def _concerned(self, delta: PlanDelta, applied: Applied) -> Mapping[FourTuple, Decision | None]:

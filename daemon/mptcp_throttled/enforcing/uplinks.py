@@ -41,6 +41,10 @@ class UplinkKernel(Protocol):
         """The subflows whose clients keep sending in debt, so that what exceeds their rate is dropped."""
 
     @property
+    def window_problem(self) -> str | None:
+        """Why the last `throttle` could not bound all windows of capped subflows; None if it could."""
+
+    @property
     def counters(self) -> UplinkCounters:
         """What the program has counted."""
 
@@ -67,11 +71,13 @@ class UplinkKernel(Protocol):
 class UplinkStep:
     """What a step has tried to apply: decisions, None for subflows that have ended.
 
-    `repairs` is 1 if another program had removed or displaced a filter, which is put back.
+    `repairs` is 1 if another program had removed or displaced a filter, which is put back. `window_problems` are why
+    windows are not bounded, for each attempt.
     """
 
     tried: Mapping[FourTuple, Decision | None]
     repairs: int = 0
+    window_problems: tuple[str, ...] = ()
 
 
 class UplinkReconciler:
@@ -81,6 +87,7 @@ class UplinkReconciler:
         self._kernel = kernel
         self._clock = clock
         self._interval = 0.0
+        self._window_problems: list[str] = []
         self._wanted: dict[FourTuple, Decision] = {}
         self._is_attached = False
         self._check_due = self._retry_due = math.inf
@@ -122,6 +129,7 @@ class UplinkReconciler:
                 self._wanted.pop(ends, None)
             else:
                 self._wanted[ends] = decision
+        self._window_problems.clear()
         began = self._clock.monotonic()
         is_retry = began >= self._retry_due
         is_first = self._wanted and not self._is_attached and self._retry_due == math.inf
@@ -137,7 +145,7 @@ class UplinkReconciler:
             self._apply(throttles, untold)
         elif is_retry:
             self._succeeded()
-        return UplinkStep(due, repairs)
+        return UplinkStep(due, repairs, tuple(self._window_problems))
 
     def release(self) -> tuple[str, ...]:
         """Free all uplinks; what could not be restored."""
@@ -185,7 +193,7 @@ class UplinkReconciler:
         except KernelError as error:
             refused[str(error)] = None
         try:
-            self._kernel.throttle(throttles)
+            self._throttle(throttles)
             self._note(throttles)
         except KernelError:
             for ends, throttle in throttles.items():
@@ -198,9 +206,16 @@ class UplinkReconciler:
         elif not self._missing():
             self._succeeded()
 
+    def _throttle(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
+        try:
+            self._kernel.throttle(throttles)
+        finally:
+            if self._kernel.window_problem is not None:
+                self._window_problems.append(self._kernel.window_problem)
+
     def _apply_one(self, ends: FourTuple, throttle: Throttle | None) -> KernelError | None:
         try:
-            self._kernel.throttle({ends: throttle})
+            self._throttle({ends: throttle})
         except KernelError as error:
             if throttle is not None:
                 with suppress(KernelError):

@@ -91,6 +91,12 @@ def log_repairs(operations: int) -> None:
         _log.warning("the kernel had been changed; repaired by %d operations", operations)
 
 
+def log_window_problems(problems: Iterable[str]) -> None:
+    """Log why windows of uplinks are not bounded."""
+    for problem in problems:
+        _log.debug("%s", problem)
+
+
 def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
     """Log for how many subflows what is applied is not enforced, when it is the first, and when there is none left."""
     if bool(before) == bool(after):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Collection
 from struct import Struct
@@ -11,9 +10,6 @@ from typing import Final, NamedTuple
 from mptcp_throttle.linux.inet_diag import INET_DIAG_INFO, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.reporting.instruments import count_errors
-
-_log = logging.getLogger("mptcp-throttled")
 
 # struct tcp_info (include/uapi/linux/tcp.h): the bit fields tcpi_snd_wscale and tcpi_rcv_wscale; tcpi_min_rtt
 _TCP_INFO: Final = Struct("=6xB141xI")
@@ -27,24 +23,22 @@ class AnnouncedWindow(NamedTuple):
     round_trip_us: int
 
 
-def read_announced_windows(subflows: Collection[FourTuple]) -> dict[FourTuple, AnnouncedWindow]:
-    """The windows of those subflows that have a connected socket on this host.
-
-    After an error the remaining ones are missing; it is logged and counted, and not raised.
-    """
-    found: dict[FourTuple, AnnouncedWindow] = {}
+def read_announced_windows(
+    subflows: Collection[FourTuple],
+) -> tuple[dict[FourTuple, AnnouncedWindow], KernelError | None]:
+    """The windows of the subflows that have a connected socket on this host; and the error that ended the reading."""
+    windows: dict[FourTuple, AnnouncedWindow] = {}
     if not subflows:
-        return found
+        return windows, None
     try:
         with InetDiag() as diag:
             for ends in subflows:
                 window = _read(diag, ends)
                 if window is not None:
-                    found[ends] = window
+                    windows[ends] = window
     except KernelError as error:
-        _log.debug("the windows of %d uplinks are not bounded: %s", len(subflows) - len(found), error)
-        count_errors("kernel")
-    return found
+        return windows, error
+    return windows, None
 
 
 def _read(diag: InetDiag, ends: FourTuple) -> AnnouncedWindow | None:

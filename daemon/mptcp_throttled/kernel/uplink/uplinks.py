@@ -34,6 +34,7 @@ class Uplinks:
 
     The program sees what leaves through the interfaces, and nothing while no uplink is throttled; it sees what arrives
     while any is policed. `policed` are these subflows, and `counters` what was counted, when `attach` was called last.
+    `window_problem` is why the last `throttle` could not bound all windows of capped subflows; None if it could.
     For `linger` seconds a share without subflows keeps its debt: a client could open new ones to escape it.
     """
 
@@ -41,6 +42,7 @@ class Uplinks:
         self.policed: frozenset[FourTuple] = frozenset()
         self.counters = UplinkCounters()
         self.linger = 0.0
+        self.window_problem: str | None = None
         self._names = interfaces
         self._filters = filters
         self._program: UplinkProgram | None = None
@@ -77,14 +79,14 @@ class Uplinks:
         if self.policed:
             programs[Direction.INGRESS] = self._program.policing_descriptor
         before = self._attached
-        changed = [one for one in interfaces if one not in before or self._filters.attached(one) != before[one]]
-        incomplete = [one for one in interfaces if one in changed or before[one] != programs.keys()]
+        changed = [each for each in interfaces if each not in before or self._filters.attached(each) != before[each]]
+        incomplete = [each for each in interfaces if each in changed or before[each] != programs.keys()]
         renamed_or_gone = before.keys() - interfaces
         if not incomplete and not renamed_or_gone:
             return False
-        for other in self._filters.interfaces():
-            if other not in interfaces:
-                self._filters.detach(other)
+        for interface in self._filters.interfaces():
+            if interface not in interfaces:
+                self._filters.detach(interface)
         self._attached = {interface: {*programs} for interface in interfaces}
         for interface in incomplete:
             self._filters.attach(interface, programs)
@@ -104,7 +106,7 @@ class Uplinks:
 
         If this fails, any part of it may have been done.
         """
-        program = self._program
+        program, self.window_problem = self._program, None
         if program is None:
             return
         throttles = {throttle.share: throttle.rate for throttle in uplinks.values() if throttle is not None}
@@ -116,9 +118,13 @@ class Uplinks:
         program.set_shares({self._shares[share]: rate for share, rate in rates.items()})
         self._rates.update(rates)
         numbers = {ends: _FREE if t is None else self._shares[t.share] for ends, t in uplinks.items()}
-        # A limited subflow may be all that its connection has: only a cap means that there is another one.
+        # A limited subflow may be all that its connection has: only a cap means that it has another subflow.
         capped = [ends for ends, t in uplinks.items() if t is not None and t.share.kind is RateKind.UPLINK_CAP]
-        program.assign(numbers, read_announced_windows(capped))
+        windows, error = read_announced_windows(capped)
+        if error is not None:
+            missing = len(capped) - len(windows)
+            self.window_problem = f"the windows of {missing} uplinks are not bounded: {error}"
+        program.assign(numbers, windows)
         for ends, throttle in uplinks.items():
             self._note(ends, None if throttle is None else throttle.share)
         self._remove_unused()
