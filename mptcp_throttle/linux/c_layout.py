@@ -20,17 +20,17 @@ _Layout = TypeVar("_Layout", bound=NamedTuple)
 
 def pack(value: NamedTuple) -> bytes:
     """The structure in memory. Raises struct.error if a number does not fit."""
-    return _struct(type(value)).pack(*value)
+    return struct_of(type(value)).pack(*value)
 
 
 def unpack(layout: type[_Layout], data: bytes) -> _Layout:
     """The fields of a structure. Raises struct.error if it has another size."""
-    return layout._make(_struct(layout).unpack(data))
+    return layout._make(struct_of(layout).unpack(data))
 
 
 def size_of(layout: type[NamedTuple]) -> int:
     """The size in bytes, padding included."""
-    return _struct(layout).size
+    return struct_of(layout).size
 
 
 def formats(layout: type[NamedTuple]) -> dict[str, str]:
@@ -39,7 +39,8 @@ def formats(layout: type[NamedTuple]) -> dict[str, str]:
 
 
 @cache
-def _struct(layout: type[NamedTuple]) -> Struct:
+def struct_of(layout: type[NamedTuple]) -> Struct:
+    """For the places where `pack` is too slow: it takes twice the time."""
     of_fields = formats(layout).values()
     # No item of the widest type at the end: a structure is padded to the alignment of its widest member.
     return Struct("".join(of_fields) + "0" + max((text[-1] for text in of_fields), key=calcsize))

@@ -112,8 +112,7 @@ class SocketProgram:
         Raises KernelError, and has changed all, some or none of them.
         """
         began = _LONG_AGO if present else _RAMP_TO_BEGIN
-        values = {ends: Pace(min(pace, _UNLIMITED - 1), ramp_from=0, ramp_began=began) for ends, pace in paces.items()}
-        self._paces.update({pack_ends(ends): pack(value) for ends, value in values.items()})
+        self._paces.update({pack_ends(ends): _pace(pace, began) for ends, pace in paces.items()})
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         """Take their paces back. Raises KernelError."""
@@ -159,6 +158,10 @@ class SocketProgram:
         if self._totals is not None:
             self._totals.close()
         self._object.close()
+
+
+def _pace(bytes_per_second: int, began: int) -> bytes:
+    return pack(Pace(min(bytes_per_second, _UNLIMITED - 1), ramp_from=0, ramp_began=began))
 
 
 def closed_subflow(record: bytes) -> ClosedSubflow:

@@ -78,9 +78,9 @@ class Uplinks:
         programs = {Direction.EGRESS: self._program.descriptor}
         if self.policed:
             programs[Direction.INGRESS] = self._program.policing_descriptor
-        before = self._attached
-        changed = [each for each in interfaces if each not in before or self._filters.attached(each) != before[each]]
-        incomplete = [each for each in interfaces if each in changed or before[each] != programs.keys()]
+        before, attached = self._attached, self._filters.attached
+        changed = [link for link in interfaces if link not in before or attached(link) != before[link]]
+        incomplete = [link for link in interfaces if link in changed or before[link] != programs.keys()]
         renamed_or_gone = before.keys() - interfaces
         if not incomplete and not renamed_or_gone:
             return False
