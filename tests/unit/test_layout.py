@@ -28,12 +28,21 @@ MAY_IMPORT_IN_DAEMON: Final = {
     "accounting": {"vocabulary", "reporting"},
     "kernel": {"vocabulary"},
     "plan": {"vocabulary"},
-    "enforcing": {"vocabulary", "reporting"},
+    "enforcing": {"vocabulary", "plan"},
     "observing": {"vocabulary", "reporting", "accounting", "kernel"},
     "control": {"vocabulary", "reporting", "policy", "plan", "enforcing"},
     "answers": {"vocabulary", "reporting", "policy", "accounting", "kernel", "enforcing", "observing", "control"},
-    "lifecycle": {"vocabulary", "kernel", "enforcing"},
-    "main": {"vocabulary", "reporting", "accounting", "kernel", "observing", "control", "answers", "lifecycle"},
+    "lifecycle": {
+        "vocabulary",
+        "reporting",
+        "accounting",
+        "kernel",
+        "enforcing",
+        "observing",
+        "control",
+        "answers",
+    },
+    "main": {"lifecycle"},
 }
 """By the parts of the daemon, the lowest first: a part imports from itself, and from these."""
 
