@@ -10,9 +10,14 @@ from mptcp_throttle.rpc import Json
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
 _NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/services.md, Marks"
 _REFUSED: Final = "it is tried again by itself; `journalctl -u mptcp-throttled` says since when"
-_NEEDS: Final = "docs/services.md, Pace, names what it needs"
-_PREVENTION_NEEDS: Final = "docs/services.md, Discards, names what it needs"
 _INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a restart says so"
+_FEATURES: Final = {
+    "pacing": ("none, so that a cap slows down the whole connection", "docs/services.md, Pace, names what it needs"),
+    "discards": (
+        "not prevented, so that connections over several networks may stall",
+        "docs/services.md, Discards, names what it needs",
+    ),
+}
 
 
 class Finding(NamedTuple):
@@ -43,13 +48,9 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
         yield Finding("mptcp-throttled", "is paused", "`mptcp-throttle resume`")
     elif not problems:
         yield Finding("mptcp-throttled")
-    unpaced = answer["unpaced"]
-    cost = None if unpaced is None else f"none, so that a cap slows down the whole connection: {unpaced}"
-    yield Finding("pacing", cost, cost and _NEEDS, harm=False)
-    problem = answer["deciding_problem"]
-    if unpaced is None:
-        cost = None if problem is None else f"does not decide; caps begin milliseconds later: {problem}"
-        yield Finding("kernel program", cost, cost and _NEEDS, harm=False)
-    problem = answer["discards_problem"]
-    cost = None if problem is None else f"not prevented, so that connections over several networks may stall: {problem}"
-    yield Finding("discards", cost, cost and _PREVENTION_NEEDS, harm=False)
+    for feature, (cost, remedy) in _FEATURES.items():
+        problem = answer["features"][feature]["problem"]
+        if problem is None:
+            yield Finding(feature)
+        else:
+            yield Finding(feature, f"{cost}: {problem}", remedy, harm=False)

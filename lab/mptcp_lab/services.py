@@ -218,7 +218,7 @@ class Services:
     def check_kernel_decides(self) -> None:
         """Raise LabError if it is configured to and does not, as without the programs that `lab/bootstrap` compiles."""
         settings = yaml.safe_load(self.config.read_text(encoding="utf-8"))["daemon"]
-        problem = self.status()["daemon"]["deciding_problem"]
+        problem = self.status()["daemon"]["features"]["pacing"]["problem"]
         if settings.get("kernel_decides", "auto") == "auto" and settings.get("pacing", True) and problem is not None:
             raise LabError(f"mptcp-throttled: the kernel does not decide: {problem}")
 

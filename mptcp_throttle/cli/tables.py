@@ -42,14 +42,15 @@ def show_status(data: Json) -> None:
     )
     if daemon["capped_uplinks"] or daemon["limited_uplinks"]:
         console.print(f"uplinks: {daemon['capped_uplinks']} capped, {daemon['limited_uplinks']} limited")
+    pacing, discards = (daemon["features"][name]["problem"] for name in ("pacing", "discards"))
     console.print(
-        f"pacing: {daemon['paced_subflows']} subflows paced, {_who_decides(daemon['deciding_problem'])}"
-        if daemon["unpaced"] is None
-        else f"pacing: none, only HTB limits the rates: {daemon['unpaced']}",
+        f"pacing: {daemon['paced_subflows']} subflows paced, caps decided in the kernel"
+        if pacing is None
+        else f"pacing: none, only HTB limits the rates: {pacing}",
         markup=False,
     )
-    if daemon["discards_problem"] is not None:
-        console.print(f"discards: not prevented: {daemon['discards_problem']}", markup=False)
+    if discards is not None:
+        console.print(f"discards: not prevented: {discards}", markup=False)
     console.print(
         f"sniffer: {sniffer['connections']} connections, revision {sniffer['revision']}"
         if sniffer["connected"]
@@ -66,12 +67,6 @@ def show_status(data: Json) -> None:
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
     _show_networks(console, data["networks"])
-
-
-def _who_decides(deciding_problem: str | None) -> str:
-    if deciding_problem is None:
-        return "caps decided in the kernel"
-    return f"caps decided in the daemon: {deciding_problem}"
 
 
 def _capture(capture: Json) -> str:

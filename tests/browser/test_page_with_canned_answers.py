@@ -324,7 +324,8 @@ def test_hour_after_midnight_is_zero(own_browser: Browser, server: PageServer) -
 
 
 def test_problems_and_notes_differ_by_a_word(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    daemon.status["daemon"].update(errors=["class 4d50:2: refused"], unpaced="no cgroup")
+    daemon.status["daemon"].update(errors=["class 4d50:2: refused"])
+    daemon.status["daemon"]["features"]["pacing"]["problem"] = "no cgroup"
     eventually(lambda: len(page.findings()) == 2, "both findings")
     problem, note = page.findings()
     assert problem.startswith("problem: mptcp-throttled: class 4d50:2: refused; remedy: ")
@@ -338,8 +339,8 @@ def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon,
         errors=["no class is left", "<img src=x onerror=alert(1)>"],
         not_enforced=["10.1.0.2:40001 sends 5.00 Mb/s"],
         config={"problems": ["service.yaml:3: cap: 'x'"]},
-        deciding_problem="no CAP_PERFMON",
     )
+    daemon.status["daemon"]["features"]["pacing"]["problem"] = "no CAP_PERFMON"
     eventually(lambda: len(page.findings()) == 6, "all of them")
     remedies = {
         finding.problem: finding.remedy for finding in daemon_findings(daemon.status) if finding.problem is not None

@@ -33,6 +33,6 @@ def test_capped_uplink_through_wireguard_carries_its_cap() -> None:
             rates = send_rates(second, 10)
             assert 0.3e6 < rates["eth0"] < 1.5e6  # an emulated processor beside others does not always carry the cap
             assert rates["wlan0"] > 2 * rates["eth0"]
-            counters = world.services.status()["daemon"]["uplink_program"]
+            counters = world.services.status()["daemon"]["features"]["uplinks"]["counters"]
             assert counters["repeated"] > 0
             assert counters["not_repeated"] == 0

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 from examples import ETHERNET
+from feature_release import released
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttled.kernel.discards import DiscardPrevention
+from mptcp_throttled.vocabulary.features import Situation
 
 
 def test_missing_tcx_is_named_as_the_problem() -> None:
     with (
         build(Topology()) as lab,
         in_namespace(lab.proxy.namespace),
-        closing(DiscardPrevention(("eth0",), (8080,))) as prevention,
+        released(DiscardPrevention(("eth0",), (8080,))) as prevention,
     ):
-        prevention.update((ETHERNET,))
-        assert prevention.problem is not None
-        assert prevention.problem.endswith("eth0: EINVAL (before Linux 6.6 there is no TCX)")
+        prevention.follow(Situation((ETHERNET,)))
+        assert prevention.state.problem is not None
+        assert prevention.state.problem.endswith("eth0: EINVAL (before Linux 6.6 there is no TCX)")

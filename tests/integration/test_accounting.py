@@ -194,7 +194,7 @@ def test_history_of_510_short_connections_equals_the_capture(hosts: Hosts) -> No
         eventually(lambda: carried_by_status(world) == carried_by_history(world), "the history written")
         networks = {network["name"]: network["totals"] for network in world.services.status()["networks"]}
         assert sum(networks[network]["closed"] for network in NETWORKS) >= 1000
-        assert world.services.status()["daemon"]["kernel_program"]["totals_lost"] == 0
+        assert world.services.status()["daemon"]["features"]["pacing"]["counters"]["totals_lost"] == 0
 
 
 def wait_for_more(world: ProxyWorld, before: int) -> int:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import pytest
 from examples import ETHERNET as ETHERNET_NETWORK
+from feature_release import released
 from polling import eventually
 from proxy_world import ProxyWorld
 from scapy.data import ETH_P_ALL
@@ -36,6 +37,7 @@ from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention, DiscardPrograms
 from mptcp_throttled.kernel.htb.tc import find_interface
 from mptcp_throttled.vocabulary.counters import DiscardCounters
+from mptcp_throttled.vocabulary.features import Situation
 
 PORT: Final = 8080
 MPTCP: Final = 262  # IPPROTO_MPTCP
@@ -460,23 +462,23 @@ def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytes
     monkeypatch.setattr(discard_prevention, "_LOOK_SECONDS", 0.0)
     with in_namespace(lab.proxy.namespace):
         networks = (CLIENTS,)
-        with closing(DiscardPrevention(("eth0", "late"), (PORT,))) as prevention:
-            prevention.update(networks)
-            assert (prevention.problem, attached_programs(lab)) == (None, [1, 1])
+        with released(DiscardPrevention(("eth0", "late"), (PORT,))) as prevention:
+            prevention.follow(Situation(networks))
+            assert (prevention.state.problem, attached_programs(lab)) == (None, [1, 1])
             lab.proxy.ip(["link add late type veth peer name other"])
-            prevention.update(networks)
+            prevention.follow(Situation(networks))
             assert attached_programs(lab, "late") == [1, 1]
             lab.proxy.ip(["link del late"])
-            prevention.update(networks)
-            assert (prevention.problem, attached_programs(lab)) == (None, [1, 1])
-            prevention.update(())
-            assert (prevention.problem, attached_programs(lab)) == (None, [0, 0])
+            prevention.follow(Situation(networks))
+            assert (prevention.state.problem, attached_programs(lab)) == (None, [1, 1])
+            prevention.follow(Situation(()))
+            assert (prevention.state.problem, attached_programs(lab)) == (None, [0, 0])
 
 
 def test_daemon_has_the_programs_attached_unless_it_is_paused(own_world: ProxyWorld) -> None:
     lab, services = own_world.lab, own_world.services
     eventually(lambda: attached_programs(lab) == [1, 1], "attached")
-    assert services.status()["daemon"]["discards_problem"] is None
+    assert services.status()["daemon"]["features"]["discards"]["problem"] is None
     services.cli("pause")
     eventually(lambda: attached_programs(lab) == [0, 0], "detached")
     services.cli("resume")

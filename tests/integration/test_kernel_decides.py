@@ -170,7 +170,7 @@ def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorl
     set_faults(lambda requests: [left.pop() if left and "bpf object load" in requests else None for _ in requests])
     try:
         with in_namespace(world.lab.proxy.namespace):
-            assert PacedSockets((PORT,)).release() == 0
+            assert PacedSockets((PORT,)).free_sockets() == 0
     finally:
         set_faults(None)
     assert not left

@@ -45,7 +45,7 @@ NEIGHBOUR = """
 import subprocess
 import time
 from pathlib import Path
-from mptcp_throttled.kernel.pacing import PacedSockets
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout
 sockets = PacedSockets((8080,), Path(mounts.split()[0]))
 print("attached" if sockets.read().paces is not None else "not attached", flush=True)

@@ -55,7 +55,7 @@ def test_uplink_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWo
     assert max(rates["eth0"] for rates in windows) < 2e6
     assert 0.7e6 < statistics.mean(rates["eth0"] for rates in windows) < 1.3e6
     assert statistics.median(rates["wlan0"] for rates in windows) > 10e6
-    counters = world.services.status()["daemon"]["uplink_program"]
+    counters = world.services.status()["daemon"]["features"]["uplinks"]["counters"]
     assert counters["repeated"] > 0
     assert counters["not_repeated"] == 0
     world.abort()

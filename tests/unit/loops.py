@@ -28,7 +28,8 @@ class LoopOnModels:
         self._source = ManualSource()
         kernel = ModelKernel(KernelState(pacing=PacingState({})))
         running = RunningConfig(configuration(), self.clock.time())
-        self.loop = Loop(running, self.operator, self._source, kernel, ModelUplinks(), self.clock, lambda _: None)
+        uplinks, features = ModelUplinks(), kernel.features
+        self.loop = Loop(running, self.operator, self._source, kernel, uplinks, features, self.clock, lambda _: None)
 
     def show(self, *connections: Connection) -> Snapshot:
         """The snapshot after one step with these connections, and no others."""

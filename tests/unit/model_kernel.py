@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.enforcing.diff import after
-from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters
+from mptcp_throttled.vocabulary.features import Feature, FeatureName, FeatureState, Situation
 from mptcp_throttled.vocabulary.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
@@ -28,7 +28,7 @@ from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mptcp_throttle.model import AccessNetwork, FourTuple
+    from mptcp_throttle.model import FourTuple
     from mptcp_throttle.units import Rate
 
 
@@ -81,6 +81,21 @@ def _marks(state: KernelState) -> Iterator[tuple[FourTuple, int]]:
     return (mark for of in state.assignments.values() for mark in of.assignments.items())
 
 
+class ModelFeature:
+    """A feature that notes what it follows."""
+
+    def __init__(self) -> None:
+        self.situation = Situation()
+        self.state = FeatureState()
+
+    def follow(self, situation: Situation) -> None:
+        self.situation = situation
+
+    def release(self) -> tuple[str, ...]:
+        self.situation = Situation()
+        return ()
+
+
 class ModelKernel:
     """`refuse` holds types of operations, operations, and what equals one; `reads_refused` counts reads to fail first.
 
@@ -96,12 +111,9 @@ class ModelKernel:
         self.applied: list[Operation] = []
         self.tried: list[Operation] = []
         self.dangling = False
-        self.networks: tuple[AccessNetwork, ...] = ()
         self.closed: list[ClosedSubflow] = []
-        self.deciding_problem: str | None = "a model"
-        self.discards_problem: str | None = None
-        self.discard_counters = DiscardCounters()
-        self.prevented: tuple[AccessNetwork, ...] = ()
+        self.pacing = ModelFeature()
+        self.discards = ModelFeature()
         self.classifier = "rules"
         self.numbered = False  # whether an error tells which operation was refused
 
@@ -110,18 +122,14 @@ class ModelKernel:
         self.reads += 1
         return replace(self.state, assignments=dict(sorted(self.state.assignments.items())))
 
-    def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
-        self.prevented = networks
-
-    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        self.networks = networks
+    @property
+    def features(self) -> dict[str, Feature]:
+        """The features beside the classes, without uplinks."""
+        return {FeatureName.PACING: self.pacing, FeatureName.DISCARDS: self.discards}
 
     def closed_subflows(self) -> list[ClosedSubflow]:
         closed, self.closed = self.closed, []
         return closed
-
-    def counters(self) -> ProgramCounters:
-        return ProgramCounters()
 
     def quick_check(self) -> QuickCheck:
         self._fail_read()

@@ -16,6 +16,7 @@ from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.htb.tc import Interface
 from mptcp_throttled.vocabulary.counters import DiscardCounters
+from mptcp_throttled.vocabulary.features import Situation
 
 NETWORKS = (ETHERNET, WIFI)
 LOOK = 1.0
@@ -91,53 +92,53 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:  # noqa: ARG001
     prevention = DiscardPrevention(("eth0", "wg0"), (8080,))
     yield prevention
-    prevention.close()
+    prevention.release()
 
 
 def test_programs_are_attached_while_there_are_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.update(NETWORKS)
-    assert (kernel.networks, kernel.attached, prevention.problem) == (NETWORKS, ["eth0", "wg0"], None)
-    prevention.update(())
+    prevention.follow(Situation(NETWORKS))
+    assert (kernel.networks, kernel.attached, prevention.state.problem) == (NETWORKS, ["eth0", "wg0"], None)
+    prevention.follow(Situation(()))
     assert kernel.attached == []
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert (kernel.attached, kernel.loads) == (["eth0", "wg0"], 1)
 
 
 def test_interfaces_are_looked_for_once_a_second(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     kernel.interfaces = [Interface(1, "eth0")]
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert kernel.attached == ["eth0", "wg0"]
     kernel.now += LOOK
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert kernel.attached == ["eth0"]
 
 
 def test_programs_that_somebody_has_detached_are_attached_again(
     kernel: Kernel, prevention: DiscardPrevention, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     kernel.detached = {link for link, name in kernel.links.items() if name == "eth0"}
     kernel.now += LOOK
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert (kernel.attached, kernel.attaches) == (["eth0", "wg0"], 3)
     assert caplog.messages == ["eth0: somebody had detached a discard-prevention program"]
 
 
 def test_changed_networks_do_not_wait(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.update(NETWORKS)
-    prevention.update((WIFI,))
+    prevention.follow(Situation(NETWORKS))
+    prevention.follow(Situation((WIFI,)))
     assert kernel.networks == (WIFI,)
 
 
 def test_interface_that_refuses_does_not_concern_the_others(kernel: Kernel, prevention: DiscardPrevention) -> None:
     kernel.attach_errors = {"eth0": errno.ENODEV}
-    prevention.update(NETWORKS)
-    assert (kernel.attached, prevention.problem) == (["wg0"], "attach lower_data_acks to eth0: ENODEV")
+    prevention.follow(Situation(NETWORKS))
+    assert (kernel.attached, prevention.state.problem) == (["wg0"], "attach lower_data_acks to eth0: ENODEV")
     kernel.attach_errors = {}
     kernel.now += LOOK
-    prevention.update(NETWORKS)
-    assert (kernel.attached, prevention.problem) == (["eth0", "wg0"], None)
+    prevention.follow(Situation(NETWORKS))
+    assert (kernel.attached, prevention.state.problem) == (["eth0", "wg0"], None)
 
 
 @pytest.mark.parametrize(("error", "loads"), [(errno.ENOMEM, 2), (errno.EPERM, 1)])
@@ -145,45 +146,45 @@ def test_load_is_tried_again_after_an_error_that_may_pass(
     kernel: Kernel, prevention: DiscardPrevention, error: int, loads: int
 ) -> None:
     kernel.load_error = error
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     kernel.now += LOOK
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert kernel.loads == 1
     kernel.now += RETRY
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert kernel.loads == loads
-    assert prevention.problem == f"load discards.bpf.o: {errno.errorcode[error]}"
+    assert prevention.state.problem == f"load discards.bpf.o: {errno.errorcode[error]}"
 
 
 def test_nothing_is_attached_after_an_error_that_will_not_pass(kernel: Kernel, prevention: DiscardPrevention) -> None:
     kernel.attach_errors = {"wg0": errno.EINVAL}
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     kernel.attach_errors = {}
     kernel.now += RETRY
-    prevention.update((WIFI,))
+    prevention.follow(Situation((WIFI,)))
     assert kernel.attached == []
-    assert prevention.problem == "attach lower_data_acks to wg0: EINVAL"
+    assert prevention.state.problem == "attach lower_data_acks to wg0: EINVAL"
 
 
 def test_interface_that_was_made_again_gets_the_programs(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     kernel.interfaces = [Interface(3, "eth0")]
     kernel.now += LOOK
-    prevention.update(NETWORKS)
+    prevention.follow(Situation(NETWORKS))
     assert kernel.attached == ["eth0"]
-    assert prevention.counters == DiscardCounters(lowered=3)
+    assert prevention.state.counters == {"lowered": 3, "keep_alives": 0}
 
 
 def test_nothing_is_a_problem_while_there_are_no_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
     kernel.load_error = errno.EPERM
-    prevention.update(NETWORKS)
-    prevention.update(())
-    assert prevention.problem is None
-    prevention.update(NETWORKS)
-    assert prevention.problem == "load discards.bpf.o: EPERM"
+    prevention.follow(Situation(NETWORKS))
+    prevention.follow(Situation(()))
+    assert prevention.state.problem is None
+    prevention.follow(Situation(NETWORKS))
+    assert prevention.state.problem == "load discards.bpf.o: EPERM"
 
 
 def test_closed_prevention_has_nothing_attached_or_loaded(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.update(NETWORKS)
-    prevention.close()
+    prevention.follow(Situation(NETWORKS))
+    prevention.release()
     assert (kernel.attached, kernel.loaded) == ([], False)

@@ -42,6 +42,7 @@ from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.kernel.htb.htb import filter_bytecode
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, HtbState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import Operation
 from mptcp_throttled.vocabulary.operator import Pause
@@ -60,10 +61,18 @@ class Story:
         self.clock = ManualClock(0.0)
         self.source = ManualSource()
         self.kernel = ModelKernel(UNPACED)
+        self.kernel.pacing.state = FeatureState(UNPACED.pacing.problem)
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(directory / "overrides.json", (), self.clock)
         self.loop = Loop(
-            self.running, self.operator, self.source, self.kernel, ModelUplinks(), self.clock, lambda _closed: None
+            self.running,
+            self.operator,
+            self.source,
+            self.kernel,
+            ModelUplinks(),
+            self.kernel.features,
+            self.clock,
+            lambda _closed: None,
         )
 
     @property

@@ -34,6 +34,7 @@ from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import REGISTRY
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.features import FeatureName, FeatureState
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
@@ -71,7 +72,14 @@ class World:
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET), self.clock)
         self.loop = Loop(
-            self.running, self.operator, self.source, self.kernel, self.uplinks, self.clock, self.closed.extend
+            self.running,
+            self.operator,
+            self.source,
+            self.kernel,
+            self.uplinks,
+            self.kernel.features,
+            self.clock,
+            self.closed.extend,
         )
 
     def step(self, *joined: Connection, ended: int | None = None, after: float = 0.0) -> list[Operation]:
@@ -567,9 +575,10 @@ def test_snapshot_never_changes_afterwards(world: World) -> None:
 def test_pacing_that_becomes_unavailable_is_reported_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.step(client(1))
     world.kernel.state = replace(world.kernel.state, pacing=PacingState(None, "no cgroup2"))
+    world.kernel.pacing.state = FeatureState("no cgroup2")
     for _ in range(30):
         world.step(after=0.1)
-    assert world.loop.snapshot.pacing_problem == "no cgroup2"
+    assert world.loop.snapshot.problem_of(FeatureName.PACING) == "no cgroup2"
     assert world.throttled == {capped(1)}
     assert sum("no cgroup2" in record.message for record in caplog.records) == 1
 
@@ -603,36 +612,39 @@ def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World)
 
 def test_kernel_decides_while_the_sniffer_answers_and_nobody_pauses(world: World) -> None:
     world.step(client(1))
-    assert world.kernel.networks == world.loop.snapshot.networks != ()
+    assert world.kernel.pacing.situation.throttling
+    assert world.kernel.pacing.situation.networks == world.loop.snapshot.networks != ()
     world.operator.pause(Pause(None))
     world.step()
-    assert world.kernel.networks == ()
+    assert not world.kernel.pacing.situation.throttling
     world.operator.pause(None)
     world.step()
-    assert world.kernel.networks == world.loop.snapshot.networks
+    assert world.kernel.pacing.situation.throttling
     world.source.update = TableUpdate(problem="no service answers")
     world.step()
-    assert world.kernel.networks == ()
+    assert not world.kernel.pacing.situation.throttling
 
 
 def test_kernel_decides_nothing_while_htb_is_refused(world: World) -> None:
     world.kernel.refuse = (InstallHtb,)
     world.step(client(1))
     world.step()
-    assert world.kernel.networks == ()
+    assert not world.kernel.pacing.situation.throttling
     world.kernel.refuse = ()
     world.settle()
-    assert world.kernel.networks == world.loop.snapshot.networks
+    assert world.kernel.pacing.situation.throttling
 
 
 def test_discards_are_prevented_unless_the_operator_pauses(world: World) -> None:
     world.source.update = TableUpdate(problem="no service answers")
     world.kernel.refuse = (InstallHtb,)
     world.step()
-    assert world.kernel.prevented == world.loop.snapshot.networks != ()
+    situation = world.kernel.discards.situation
+    assert (situation.networks, situation.paused) == (world.loop.snapshot.networks, False)
+    assert situation.networks
     world.operator.pause(Pause(None))
     world.step()
-    assert world.kernel.prevented == ()
+    assert world.kernel.discards.situation.paused
 
 
 def test_closed_subflows_are_passed_on_once(world: World) -> None:

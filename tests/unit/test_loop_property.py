@@ -83,7 +83,7 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
     with tempfile.TemporaryDirectory() as directory:
         operator = OperatorStore(Path(directory) / "overrides.json", NETWORKS, clock)
         running = RunningConfig(configuration(NETWORKS), clock.time())
-        loop = Loop(running, operator, source, kernel, uplinks, clock, lambda _closed: None)
+        loop = Loop(running, operator, source, kernel, uplinks, kernel.features, clock, lambda _closed: None)
         for what, argument, flag in steps:
             match what, argument:
                 case (("join" | "lone"), int(number)):

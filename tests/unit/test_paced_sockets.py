@@ -20,7 +20,8 @@ from mptcp_throttled.kernel.sockets import pacing
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.program import ProgramKind
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup
-from mptcp_throttled.vocabulary.kernel_state import AssignmentState
+from mptcp_throttled.vocabulary.features import Situation
+from mptcp_throttled.vocabulary.kernel_state import AssignmentState, PacingState
 
 PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
 ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)
@@ -104,28 +105,34 @@ def sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PacedSockets:
     return PacedSockets((8080,), tmp_path)
 
 
+def look(sockets: PacedSockets) -> PacingState:
+    """What is read after one more step of the loop in the same situation."""
+    sockets.follow(Situation(sockets._networks, throttling=True))
+    return sockets.read()
+
+
 def test_paces_that_were_read_stay_as_they_were_after_a_change(sockets: PacedSockets) -> None:
-    empty = sockets.read()
+    empty = look(sockets)
     sockets.change({ONE: 1000}, ())
-    one = sockets.read()
+    one = look(sockets)
     sockets.change({TWO: 2000}, (ONE,))
-    two = sockets.read()
+    two = look(sockets)
     assert [state.paces for state in (empty, one, two)] == [{}, {ONE: 1000}, {TWO: 2000}]
 
 
 def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSockets) -> None:
-    sockets.read()
+    look(sockets)
     (program,) = Program.attached
     sockets.change({ONE: 1000}, ())
     program.full = True
     with pytest.raises(KernelError):
         sockets.change({ONE: 500, TWO: 500}, ())
     sockets.change({}, (ONE,))
-    assert (sockets.read().paces, program.paces) == ({}, {})
+    assert (look(sockets).paces, program.paces) == ({}, {})
 
 
 def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSockets) -> None:
-    sockets.read()
+    look(sockets)
     (program,) = Program.attached
     sockets.change_classes(4, {ONE: 2}, ())
     program.full = True
@@ -145,7 +152,7 @@ class Watched(FourTuple):
 
 
 def test_classes_are_counted_without_looking_at_a_subflow(sockets: PacedSockets) -> None:
-    sockets.read()
+    look(sockets)
     marking = SocketClassifier(sockets, NothingLeft(0xFFFF_0000))
     marking.make(4, {Watched(one.client, one.proxy): 2 for one in (ONE, TWO)})
     marking.make(6, {Watched(SIX.client, SIX.proxy): 3})
@@ -165,33 +172,33 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     found = tmp_path / "squid"
     monkeypatch.setattr(ProxyCgroup, "find", lambda _: found)
     sockets = PacedSockets((8080,))
-    sockets.read()
+    look(sockets)
     sockets.change({ONE: 1000}, ())
     sockets.change_classes(4, {ONE: 2}, ())
     found = tmp_path
-    assert sockets.read().paces == {ONE: 1000}
+    assert look(sockets).paces == {ONE: 1000}
     (program,) = Program.attached
     assert (program.paces, program.classes) == ({ONE: 1000}, {ONE: 2})
     assert program.had_when_attached == ((), {ONE: 1000}, {ONE: 2})
     found = tmp_path / "squid"
-    sockets.read()
+    look(sockets)
     assert Program.attached == [program]
 
 
 def test_program_that_somebody_has_detached_is_attached_again(
     sockets: PacedSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sockets.set_networks((WIFI,))
-    sockets.read()
+    sockets.follow(Situation((WIFI,), throttling=True))
+    look(sockets)
     sockets.change({ONE: 1000}, ())
     sockets.change_classes(4, {ONE: 2}, ())
     (detached,) = Program.attached
     detached.is_attached = False
-    assert sockets.read().paces == {ONE: 1000}
+    assert look(sockets).paces == {ONE: 1000}
     (program,) = Program.attached
     assert program is not detached
     assert program.had_when_attached == ((WIFI,), {ONE: 1000}, {ONE: 2})
-    sockets.read()
+    look(sockets)
     assert Program.attached == [program]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -199,12 +206,12 @@ def test_program_that_somebody_has_detached_is_attached_again(
 def test_program_whose_cgroup_is_deleted_is_not_detached_by_somebody(
     sockets: PacedSockets, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    sockets.read()
+    look(sockets)
     (detached,) = Program.attached
     detached.is_attached = False
     tmp_path.rename(tmp_path.with_name("previous"))
     tmp_path.mkdir()
-    sockets.read()
+    look(sockets)
     assert detached not in Program.attached
     assert len(Program.attached) == 1
     assert caplog.records == []
@@ -213,36 +220,36 @@ def test_program_whose_cgroup_is_deleted_is_not_detached_by_somebody(
 def test_program_that_cannot_be_attached_again_is_missed_once(
     sockets: PacedSockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sockets.read()
+    look(sockets)
     sockets.change_classes(4, {ONE: 2}, ())
     (detached,) = Program.attached
     detached.is_attached = False
     monkeypatch.setattr(Program, "refused", frozenset(ProgramKind))
     for _ in range(3):
-        assert sockets.read().problem == "load pace.bpf.o: EPERM"
+        assert look(sockets).problem == "load pace.bpf.o: EPERM"
     assert (detached.is_closed, dict(sockets.classes(4))) == (True, {})  # no socket keeps its pace or class
     assert len(caplog.records) == 1
 
 
 def test_program_that_is_attached_again_has_no_classes(sockets: PacedSockets) -> None:
-    sockets.read()
+    look(sockets)
     sockets.change_classes(4, {ONE: 2}, ())
     sockets.close()
-    sockets.read()
+    look(sockets)
     assert dict(sockets.classes(4)) == {}
 
 
 def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets: PacedSockets) -> None:
-    sockets.set_networks((WIFI, ETHERNET))
-    sockets.read()
+    sockets.follow(Situation((WIFI, ETHERNET), throttling=True))
+    look(sockets)
     (program,) = Program.attached
     assert (program.kind, program.networks, sockets.deciding_problem) == (ProgramKind.THROTTLE, (WIFI, ETHERNET), None)
 
 
 def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSockets) -> None:
-    sockets.set_networks((WIFI,))
     sockets.adopt_paces({ONE: 1000})
     sockets.adopt_classes({ONE: 2})
+    sockets.follow(Situation((WIFI,), throttling=True))
     assert sockets.read().paces == {ONE: 1000}
     (program,) = Program.attached
     assert program.had_when_attached == ((WIFI,), {ONE: 1000}, {ONE: 2})
@@ -252,11 +259,11 @@ def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSocket
 def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path, sockets: PacedSockets) -> None:  # noqa: ARG001
     kept: list[int | None] = []
     keeping = PacedSockets((8080,), tmp_path, keep=kept.append)
-    keeping.read()
+    look(keeping)
     (program,) = Program.attached
     assert kept == [program.link]
     keeping.close()
-    keeping.read()
+    look(keeping)
     assert kept == [program.link, None, Program.attached[0].link]
 
 
@@ -264,7 +271,7 @@ def test_kernel_without_the_deciding_program_still_paces(
     sockets: PacedSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Program, "refused", frozenset({ProgramKind.THROTTLE}))
-    assert sockets.read().paces == {}
+    assert look(sockets).paces == {}
     assert [program.kind for program in Program.attached] == [ProgramKind.PACE]
     assert sockets.deciding_problem == "load throttle.bpf.o: EPERM"
 
@@ -274,18 +281,25 @@ def test_kernel_does_not_decide_if_the_configuration_says_off(
     tmp_path: Path,
 ) -> None:
     off = PacedSockets((8080,), tmp_path, decides=False)
-    off.read()
+    look(off)
     assert [program.kind for program in Program.attached] == [ProgramKind.PACE]
     assert off.deciding_problem == "daemon.kernel_decides is off"
 
 
+def test_kernel_caps_no_subflow_while_none_may_be_throttled(sockets: PacedSockets) -> None:
+    sockets.follow(Situation((WIFI,), throttling=True))
+    (program,) = Program.attached
+    assert program.networks == (WIFI,)
+    sockets.follow(Situation((WIFI,), throttling=False))
+    assert not program.networks
+
+
 def test_program_that_refuses_networks_is_replaced_by_a_new_one(sockets: PacedSockets) -> None:
-    sockets.read()
+    look(sockets)
     (program,) = Program.attached
     sockets.change({ONE: 1000}, ())
     program.fails = True
-    sockets.set_networks((WIFI,))
-    assert Program.attached == []
-    state = sockets.read()
+    sockets.follow(Situation((WIFI,), throttling=True))
     (successor,) = Program.attached
-    assert (state.paces, successor.networks) == ({}, (WIFI,))
+    assert successor is not program
+    assert (sockets.read().paces, successor.networks) == ({}, (WIFI,))

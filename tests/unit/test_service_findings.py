@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from examples import examined_host
@@ -20,10 +22,11 @@ def host_in(directory: Path) -> Host:
     return replace(host, config=replace(host.config, run_directory=directory))
 
 
-def status(**daemon: object) -> Json:
-    fine: Json = {"not_enforced": [], "errors": [], "config": {"problems": []}, "pause": None, "unpaced": None}
+def status(problems: Mapping[str, str] = MappingProxyType({}), **daemon: object) -> Json:
+    fine: Json = {"not_enforced": [], "errors": [], "config": {"problems": []}, "pause": None}
+    features = {name: {"problem": problems.get(name)} for name in ("pacing", "discards")}
     return {
-        "daemon": {**fine, "deciding_problem": None, "discards_problem": None, **daemon},
+        "daemon": {**fine, "features": features, **daemon},
         "sniffer": {"connected": True, "problem": None},
     }
 
@@ -72,9 +75,8 @@ def test_capture_that_misses_an_interface_is_a_problem_with_its_remedy() -> None
         {"errors": ["AddClass: ENOMEM"]},
         {"config": {"problems": ["lte.yaml:4: cap: x"]}},
         {"pause": {"seconds_left": None}},
-        {"unpaced": "no cgroup2"},
-        {"deciding_problem": "no CAP_PERFMON"},
-        {"discards_problem": "before Linux 6.6 there is no TCX"},
+        {"problems": {"pacing": "no CAP_PERFMON"}},
+        {"problems": {"discards": "before Linux 6.6 there is no TCX"}},
     ],
 )
 def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:

@@ -27,6 +27,7 @@ from mptcp_throttled.policy.rules.override import requested_end, requested_overr
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.clock import Now, SystemClock
+from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
 
@@ -118,7 +119,8 @@ class Api:
         snapshot, config = self._view.snapshot, self._config.config
         marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
         plan, applied, assignments = snapshot.plan, snapshot.applied, snapshot.classifier
-        paces: dict[FourTuple, int] | None = {} if snapshot.pacing_problem is None else None
+        is_paced = snapshot.problem_of(FeatureName.PACING) is None
+        paces: dict[FourTuple, int] | None = {} if is_paced else None
         return {
             "operations": [
                 {
@@ -127,7 +129,7 @@ class Api:
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],
-            "in_force": applied == (plan if snapshot.pacing_problem is None else replace(plan, paces=applied.paces)),
+            "in_force": applied == (plan if is_paced else replace(plan, paces=applied.paces)),
         }
 
     def set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> Json:

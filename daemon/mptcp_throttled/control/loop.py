@@ -25,7 +25,7 @@ from mptcp_throttled.policy.rules.override import EffectiveNetworks
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import max_minor
-from mptcp_throttled.vocabulary.features import Situation
+from mptcp_throttled.vocabulary.features import Feature, FeatureName, Situation
 from mptcp_throttled.vocabulary.snapshot import MAX_ERRORS, Snapshot, SnifferState, update_throttled
 
 if TYPE_CHECKING:
@@ -38,52 +38,28 @@ if TYPE_CHECKING:
     from mptcp_throttled.control.running_config import RunningConfig
     from mptcp_throttled.control.source import TableUpdate
     from mptcp_throttled.vocabulary.clock import Clock
-    from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters
     from mptcp_throttled.vocabulary.decision import Decision, Previous
     from mptcp_throttled.vocabulary.operator import OperatorState
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
 # How long only the pace slows a new class: the ramp of `pace.bpf.c`, or the longest drain of `throttle.bpf.c`.
-_RAMP_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.5
 # Between the portions of `DecisionTable`: the rest of the time is for others.
 _PORTION_SECONDS: Final = 0.02
-_NO_MINOR: Final = 0
 
 
 class DecidingKernel(Kernel, Protocol):
-    """The kernel, with a program that may decide by itself which subflows are capped."""
-
-    @property
-    def deciding_problem(self) -> str | None:
-        """Why no program does; None if one does."""
-
-    @property
-    def discards_problem(self) -> str | None:
-        """Why discards are not prevented; None if they are, or are not to be."""
-
-    @property
-    def discard_counters(self) -> DiscardCounters:
-        """What the programs that prevent them had counted within the last seconds."""
+    """The kernel, with what tells which subflows can be throttled, and which have closed."""
 
     @property
     def classifier(self) -> str:
-        """The assignment back end in use: `socket`, `ipset` or `rules`."""
-
-    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Decide by these from now on; by none, nobody is capped."""
-
-    def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Prevent discards for clients in these networks, where that is configured; to be called often."""
+        """The classifier in use: `socket`, `nft`, `rules` or `ovs`."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.
 
         Raises KernelError.
         """
-
-    def counters(self) -> ProgramCounters:
-        """What that program has counted since it was attached. Raises KernelError."""
 
 
 class Source(Protocol):
@@ -96,7 +72,7 @@ class Source(Protocol):
 class Loop:
     """The control loop without its thread: `step` is called from outside.
 
-    `note_closed` is given the subflows that have closed.
+    `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed.
     `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -107,6 +83,7 @@ class Loop:
         source: Source,
         kernel: DecidingKernel,
         uplinks: UplinkKernel,
+        features: Mapping[str, Feature],
         clock: Clock,
         note_closed: Callable[[Iterable[ClosedSubflow]], None],
     ) -> None:
@@ -120,8 +97,8 @@ class Loop:
         self._decisions = DecisionTable()
         self._planner = Planner()
         self._keeper = Keeper(kernel, self._planner, clock)
-        self._uplink_kernel = uplinks
         self._uplinks = UplinkReconciler(uplinks, clock)
+        self._features = {**features, FeatureName.UPLINKS: self._uplinks}
         self._adopted: Mapping[FourTuple, int] = {}
         self._began = -math.inf
         self._kernel_changed = threading.Event()
@@ -165,9 +142,8 @@ class Loop:
 
     def release(self) -> tuple[str, ...]:
         """Leave the kernel as it was found; what could not be restored."""
-        self._kernel.set_networks(())
-        self._kernel.prevent_discards(())
-        return (*self._uplinks.release(), *self._keeper.release())
+        errors = [error for feature in self._features.values() for error in feature.release()]
+        return (*errors, *self._keeper.release())
 
     def _step(self) -> None:
         before, config, now = self.snapshot, self._config.config, self._clock.monotonic()
@@ -184,20 +160,21 @@ class Loop:
         is_active = _is_active(operator, sniffer)
         if networks is not before.networks or is_active != _is_active(before.operator, before.sniffer):
             self._began = now
-        # The kernel program must not pace what the daemon cannot throttle.
-        self._kernel.set_networks(networks if is_active and not self._keeper.htb_refused else ())
-        if self._adopted:
-            # This attaches the kernel program. The plan, and so what is adopted, depends on the classifier.
-            with suppress(KernelError):
-                self._kernel.quick_check()
+        situation = Situation(
+            networks,
+            paused=operator.pause is not None,
+            # The kernel program must not pace what the daemon cannot throttle.
+            throttling=is_active and not self._keeper.htb_refused,
+            linger=config.daemon.linger,
+            interval=config.daemon.reconcile_interval,
+        )
+        for feature in self._features.values():
+            feature.follow(situation)
         previous = self._decide(update, networks, paused=operator.pause is not None)
         decisions = self._decisions.decisions
         delta = self._planner.update(previous, decisions, now, settings, self._keeper.refused_minors)
         applied = self._keeper.step(delta, config.daemon.reconcile_interval)
-        self._uplinks.follow(Situation(linger=config.daemon.linger, interval=config.daemon.reconcile_interval))
         uplinks = self._uplinks.step(uplink_changes(previous, decisions), may_live=update is not None and update.whole)
-        # Last: to load the programs takes 20 ms.
-        self._kernel.prevent_discards(() if operator.pause is not None else networks)
         throttled, transitions = update_throttled(
             before.throttled,
             self._concerned(delta, applied),
@@ -223,16 +200,13 @@ class Loop:
             applied.plan,
             throttled,
             _bounded((*exhausted, *dict.fromkeys((*applied.errors, *self._uplinks.errors)))),
-            applied.pacing_problem,
-            self._kernel.deciding_problem,
             self._kernel.classifier,
-            self._counters(before),
             self._uplinks.applied,
             self._uplinks.policed,
-            self._uplink_kernel.counters,
-            self._kernel.discards_problem,
-            self._kernel.discard_counters,
+            {name: feature.state for name, feature in self._features.items()},
         )
+        with suppress(KernelError):
+            self._note_closed(self._kernel.closed_subflows())
         eventlog.log_step(before, self.snapshot, transitions)
         eventlog.log_uplinks(before, self.snapshot, uplinks.tried)
         eventlog.log_repairs(len(applied.repairs) + uplinks.repairs)
@@ -249,14 +223,6 @@ class Loop:
         decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
         decisions.update((d.subflow.ends, d) for each in self._decisions.decisions.values() for d in each)
         return decisions
-
-    def _counters(self, before: Snapshot) -> ProgramCounters:
-        """What the kernel program has counted; what it reports of closed subflows is passed on."""
-        try:
-            self._note_closed(self._kernel.closed_subflows())
-            return self._kernel.counters()
-        except KernelError:
-            return before.counters
 
     def _decide(self, update: TableUpdate | None, networks: Sequence[AccessNetwork], *, paused: bool) -> Previous:
         """Decide for whom something has changed; their decisions before."""
@@ -278,9 +244,9 @@ def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:
 
 def _settle_seconds(before: Snapshot) -> float:
     # A socket whose class the kernel program sets is put into it when its queue has drained.
-    if before.pacing_problem is not None or before.classifier == ClassifierKind.SOCKET:
+    if before.problem_of(FeatureName.PACING) is not None or before.classifier == ClassifierKind.SOCKET:
         return 0.0
-    return _DRAIN_SECONDS if before.deciding_problem is None else _RAMP_SECONDS
+    return _DRAIN_SECONDS
 
 
 def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:

@@ -39,7 +39,6 @@ class Applied:
 
     plan: KernelPlan = UNTOUCHED
     errors: tuple[str, ...] = ()
-    pacing_problem: str | None = None
     retried: frozenset[int] = frozenset()
     is_full: bool = False
     repairs: tuple[op.Operation, ...] = ()
@@ -69,7 +68,6 @@ class Keeper:
         self._schedule = Schedule(clock.monotonic())
         self._interval = 0.0
         self._applied = UNTOUCHED
-        self._pacing_problem: str | None = None
         self._errors: tuple[str, ...] = ()
         self._left_out: tuple[str, ...] = ()
         self.htb_refused = False
@@ -112,7 +110,6 @@ class Keeper:
         return Applied(
             self._applied,
             tuple(dict.fromkeys((*self._errors, *self._left_out, *self._retries.errors))),
-            self._pacing_problem,
             events.retried,
             events.is_full,
             events.repairs,
@@ -129,7 +126,6 @@ class Keeper:
         present = self._applied.part_of(before, after)
         outcome = self._reconciler.incremental(present, self._permitted(after, due))
         self._applied = self._applied.replaced(present, outcome.applied)
-        self._pacing_problem = outcome.pacing_problem
         self._note_refused(outcome, due, began)
         events.durations.append(self._clock.monotonic() - began)
         if outcome.errors or (outcome.refused and not due):
@@ -157,7 +153,7 @@ class Keeper:
         outcome = self._reconciler.full(self._permitted(plan, due))
         is_unblocked = bool(self._blocked) and not outcome.blocked
         self._blocked = outcome.blocked
-        self._applied, self._pacing_problem = outcome.applied.persistent(), outcome.pacing_problem
+        self._applied = outcome.applied.persistent()
         self._left_out = outcome.left_out
         obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
         self.htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb

@@ -49,8 +49,7 @@ class Outcome:
 
     `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
     share. `blocked` are the classes that must stay away until a full reconcile has removed their assignments.
-    `obstacle` is why HTB cannot be installed, `left_out` why some interfaces have none, `pacing_problem` why sockets
-    cannot be paced, whatever the plan.
+    `obstacle` is why HTB cannot be installed, `left_out` why some interfaces have none.
     `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
     must follow at once.
     """
@@ -62,7 +61,6 @@ class Outcome:
     blocked: frozenset[KernelObject] = frozenset()
     obstacle: str | None = None
     left_out: tuple[str, ...] = ()
-    pacing_problem: str | None = None
     certain: bool = True
 
     @property
@@ -129,7 +127,7 @@ class Reconciler:
             return Outcome(tuple(progress.done), UNTOUCHED, Map(progress.refused), tuple(progress.errors))
         self._pacing, self._made = state.pacing, frozenset(state.assignments)
         applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
-        outcome = _outcome(progress, applied, state.pacing.problem)
+        outcome = _outcome(progress, applied)
         return replace(outcome, obstacle=obstacle, left_out=left_out)
 
     def incremental(self, applied: KernelPlan, wanted: KernelPlan) -> Outcome:
@@ -146,7 +144,7 @@ class Reconciler:
             state, reachable = self._apply_diff(state, reachable, progress)
         self._made = frozenset(state.assignments)
         return replace(
-            _outcome(progress, wanted if not progress.failed else _applied(state, wanted), self._pacing.problem),
+            _outcome(progress, wanted if not progress.failed else _applied(state, wanted)),
             certain=not _wrongly_throttled(state, reachable),
         )
 
@@ -249,10 +247,10 @@ class Reconciler:
         return {}
 
 
-def _outcome(progress: _Progress, applied: KernelPlan, pacing_problem: str | None) -> Outcome:
+def _outcome(progress: _Progress, applied: KernelPlan) -> Outcome:
     refused: Map[KernelObject, str] = Map(progress.refused)
     errors, blocked = tuple(progress.errors), frozenset(progress.blocked)
-    return Outcome(tuple(progress.done), applied, refused, errors, blocked, pacing_problem=pacing_problem)
+    return Outcome(tuple(progress.done), applied, refused, errors, blocked)
 
 
 def _refusal(apply: Callable[[op.OtherOperation], None], operation: op.OtherOperation) -> KernelError | None:

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -21,6 +22,7 @@ from mptcp_throttled.kernel.htb.tc import Interface, find_interfaces
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
 from mptcp_throttled.vocabulary.counters import DiscardCounters
+from mptcp_throttled.vocabulary.features import FeatureState, Situation
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -79,13 +81,13 @@ class DiscardPrograms:
 
 
 class DiscardPrevention:
-    """Attaches the programs to those of the interfaces that exist, while there are networks. For one thread.
+    """The feature: attaches the programs to those of the interfaces that exist, while there are networks.
 
-    `counters` is what they had counted at the last look.
+    It goes on while the sniffer does not answer, and stops while the operator pauses.
     """
 
     def __init__(self, interfaces: tuple[str, ...], ports: Sequence[int]) -> None:
-        self.counters = DiscardCounters()
+        self._counters = DiscardCounters()
         self._names = interfaces
         self._ports = ports
         self._programs: DiscardPrograms | None = None
@@ -96,19 +98,16 @@ class DiscardPrevention:
         self._has_given_up = False
 
     @property
-    def problem(self) -> str | None:
-        """Why the programs cannot be loaded, or are missing on an interface that exists; else None.
+    def state(self) -> FeatureState:
+        """Why the programs cannot be loaded, or are missing on an interface that exists; what they have counted."""
+        return FeatureState(self._problem if self._networks else None, asdict(self._counters))
 
-        None also while there are no networks.
+    def follow(self, situation: Situation) -> None:
+        """Prevent discards for clients in the networks of the situation; without networks, detach the programs.
+
+        At most once a second it looks which interfaces there are, and whether both programs are still attached to them.
         """
-        return self._problem if self._networks else None
-
-    def update(self, networks: Sequence[AccessNetwork]) -> None:
-        """Prevent discards for clients in these networks; without networks, detach the programs.
-
-        To be called often: at most once a second it looks which interfaces there are, and whether both programs are
-        still attached to them.
-        """
+        networks = () if situation.paused else situation.networks
         now = time.monotonic()
         is_new = networks is not self._networks
         self._networks = networks
@@ -143,19 +142,20 @@ class DiscardPrevention:
                     self._problem = self._problem or str(error)
         for interface in detached:
             _log.warning("%s: somebody had detached a discard-prevention program", interface.name)
-        self.counters = self._programs.counters()
+        self._counters = self._programs.counters()
 
     def _detach(self) -> None:
         for links in self._links.values():
             _close(links)
         self._links = {}
 
-    def close(self) -> None:
+    def release(self) -> tuple[str, ...]:
         """Detach the programs, and unload them."""
         self._detach()
         if self._programs is not None:
             self._programs.close()
         self._programs = None
+        return ()
 
 
 def _close(links: Sequence[int]) -> None:

@@ -7,13 +7,11 @@ from typing import Final, Protocol
 
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice
-from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
 from mptcp_throttled.vocabulary import operations as op
-from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState, QdiscState, QuickCheck
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -63,12 +61,10 @@ class LinuxKernel:
         htb: Htb,
         assignments: ClassifierChoice,
         sockets: PacedSockets | None = None,
-        discards: DiscardPrevention | None = None,
     ) -> None:
         self._htb = htb
         self._marks = assignments
         self._sockets = sockets
-        self._discards = discards
 
     @property
     def classifier(self) -> str:
@@ -98,44 +94,12 @@ class LinuxKernel:
     def _pacing(self) -> PacingState:
         return PacingState(None, _NO_PACING) if self._sockets is None else self._sockets.read()
 
-    @property
-    def deciding_problem(self) -> str | None:
-        """Why no kernel program decides which subflows are capped; None if one does."""
-        return _NO_PACING if self._sockets is None else self._sockets.deciding_problem
-
-    @property
-    def discards_problem(self) -> str | None:
-        """Why discards are not prevented; None if they are, or are not to be."""
-        return None if self._discards is None else self._discards.problem
-
-    @property
-    def discard_counters(self) -> DiscardCounters:
-        """What the discard-prevention programs had counted within the last seconds."""
-        return DiscardCounters() if self._discards is None else self._discards.counters
-
-    def prevent_discards(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Prevent discards for clients in these networks, where that is configured; empty: for nobody.
-
-        To be called often: it follows interfaces that come and go.
-        """
-        if self._discards is not None:
-            self._discards.update(networks)
-
-    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Let the kernel program, if there is one, decide by these from now on; by none, nobody is capped."""
-        if self._sockets is not None:
-            self._sockets.set_networks(networks)
-
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.
 
         Raises KernelError.
         """
         return () if self._sockets is None else self._sockets.closed_subflows()
-
-    def counters(self) -> ProgramCounters:
-        """What the kernel program has counted since it was attached. Raises KernelError."""
-        return ProgramCounters() if self._sockets is None else self._sockets.counters()
 
     def adopt(self) -> dict[FourTuple, int]:
         """Adopt what an earlier instance has left in the kernel; returns its class assignments. Raises KernelError."""
@@ -154,7 +118,7 @@ class LinuxKernel:
 
     def release_sockets(self) -> int:
         """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""
-        return 0 if self._sockets is None else self._sockets.release()
+        return 0 if self._sockets is None else self._sockets.free_sockets()
 
     def fail_open(self) -> None:
         """Restore the saved qdisc wherever our HTB is the root, whatever assignments remain. Raises KernelError."""

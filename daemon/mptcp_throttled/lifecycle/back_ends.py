@@ -18,18 +18,26 @@ from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.features import Absent, Feature, FeatureName
 
 _log = logging.getLogger("mptcp-throttled")
 
 
-def kernel_of(config: Config, keep: Callable[[int | None], None]) -> LinuxKernel:
-    """The kernel layer for the service; `keep` is given the descriptor of the kernel program's link."""
-    sockets, discards = _paced_sockets(config, keep), _discard_prevention(config)
+def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[LinuxKernel, dict[str, Feature]]:
+    """The kernel layer for the service, and its features by name.
+
+    `keep` is given the descriptor of the kernel program's link.
+    """
+    sockets = _paced_sockets(config, keep)
+    features: dict[str, Feature] = {
+        FeatureName.PACING: sockets or Absent("daemon.pacing is false"),
+        FeatureName.DISCARDS: _discard_prevention(config),
+    }
     if config.daemon.backend is BackEnd.OVS:
-        return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets, discards)
+        return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets), features
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
-    assignments = choose_classifier(config.daemon.classifier, _marking(config), sockets if is_deciding else None)
-    return LinuxKernel(_root_qdiscs(config, assignments), assignments, sockets, discards)
+    classifier = choose_classifier(config.daemon.classifier, _marking(config), sockets if is_deciding else None)
+    return LinuxKernel(_root_qdiscs(config, classifier), classifier, sockets), features
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
@@ -97,10 +105,10 @@ def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _
     return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides, keep=keep)
 
 
-def _discard_prevention(config: Config) -> DiscardPrevention | None:
+def _discard_prevention(config: Config) -> Feature:
     # Without kernel_view the proxy's sockets are on another host.
     if not (config.daemon.prevent_discards and config.sniffer.kernel_view):
-        return None
+        return Absent()
     return DiscardPrevention(config.proxy.interfaces, config.proxy.ports)
 
 

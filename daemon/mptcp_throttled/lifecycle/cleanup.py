@@ -54,7 +54,7 @@ def release_sockets(release: Callable[[], int]) -> None:
 def release_ports(ports: Iterable[int]) -> None:
     """Free all sockets on these ports, as `release_sockets` does."""
     for port in ports:
-        release_sockets(PacedSockets((port,)).release)
+        release_sockets(PacedSockets((port,)).free_sockets)
 
 
 def release_other_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.vocabulary.clock import SystemClock
+from mptcp_throttled.vocabulary.features import Feature, FeatureName
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -53,7 +54,13 @@ class Daemon:
     """
 
     def __init__(
-        self, config: Config, load: Callable[[], Config], kernel: LinuxKernel, uplinks: Uplinks, kept: KeptLink
+        self,
+        config: Config,
+        load: Callable[[], Config],
+        kernel: LinuxKernel,
+        uplinks: Uplinks,
+        features: Mapping[str, Feature],
+        kept: KeptLink,
     ) -> None:
         self._config = config
         self._kernel = kernel
@@ -70,7 +77,7 @@ class Daemon:
         boot = boot_identifier(config.sockets.daemon.parent)
         self._history = History(config.state_directory / "history.sqlite", boot)
         accounts = Accounts(self._history, clock)
-        self._loop = Loop(self._running, operator, self._source, kernel, uplinks, clock, accounts.note_closed)
+        self._loop = Loop(self._running, operator, self._source, kernel, uplinks, features, clock, accounts.note_closed)
         self._observer = Observer(config.proxy.ports, self._loop, kernel.class_bytes, accounts)
         self._view = DaemonView(self._loop, self._observer, accounts)
         self._metrics = MetricsServer()
@@ -114,7 +121,7 @@ class Daemon:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
                 # What is urgent is done in the kernel, where it can be.
-                self._source.spacing = _BATCH_SECONDS if loop.snapshot.deciding_problem is None else 0.0
+                self._source.spacing = _BATCH_SECONDS if loop.snapshot.problem_of(FeatureName.PACING) is None else 0.0
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")

@@ -35,7 +35,7 @@ def serve(path: Path) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
-        kernel = back_ends.kernel_of(config, kept.replace)
+        kernel, features = back_ends.kernel_of(config, kept.replace)
         service.require_writable(config.state_directory)
         # First: if this back end cannot be used, no subflow may stay throttled by the other one.
         other = back_ends.other_kernel(config)
@@ -49,7 +49,7 @@ def serve(path: Path) -> None:
             release_other_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
-            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, kept)
+            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, features, kept)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)
             service.on_reload_signal(daemon.api.reload_on_signal)

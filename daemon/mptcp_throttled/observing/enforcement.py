@@ -16,6 +16,7 @@ from typing import Final
 from immutables import Map
 
 from mptcp_throttle.model import ClassifierKind, FourTuple
+from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -121,7 +122,7 @@ def _differences(
             yield ends, _STARVED if state.pace is None else _STARVED_BUT_PACED
         elif by_socket and state.minor != minor:
             yield ends, _NOT_IN_CLASS if minor else _IN_CLASS
-        elif snapshot.deciding_problem is None and (state.pace is not None) != (ends in applied.paces):
+        elif snapshot.problem_of(FeatureName.PACING) is None and (state.pace is not None) != (ends in applied.paces):
             yield ends, _NOT_PACED if ends in applied.paces else _PACED
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Final
 
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import (
     KEEPS_SENDING,
@@ -23,18 +25,26 @@ from mptcp_throttled.vocabulary.snapshot import (
 
 _log = logging.getLogger("mptcp-throttled")
 
+_FEATURES: Final = {
+    FeatureName.PACING: (
+        "caps are decided in the kernel",
+        "only HTB enforces the rates, which slows whole connections down",
+    ),
+    FeatureName.DISCARDS: (
+        "clients are kept from discarding segments",
+        "clients may discard segments, which stalls connections over several networks",
+    ),
+}
+"""What is logged when a feature is in place, and when it is not."""
+
 
 def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
     """Log what a step of the loop has changed."""
     for transition in transitions:
         _log_transition(transition, _why_unknown(after))
-    if after.pacing_problem != before.pacing_problem:
-        _log_pacing(after.pacing_problem)
-    decided = before.deciding_problem, before.pacing_problem
-    if after.pacing_problem is None and decided != (after.deciding_problem, None):
-        _log_deciding(after.deciding_problem)
-    if after.discards_problem != before.discards_problem and after.operator.pause is None:
-        _log_discards(after.discards_problem)
+    for feature, (fine, drawback) in _FEATURES.items():
+        if after.problem_of(feature) != before.problem_of(feature) and after.operator.pause is None:
+            _log_feature(fine, drawback, after.problem_of(feature))
     if after.classifier != before.classifier:
         _log.info("subflows are led to their classes by: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
@@ -143,25 +153,11 @@ def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
             _log.info("resolved: %s", error)
 
 
-def _log_pacing(problem: str | None) -> None:
+def _log_feature(fine: str, drawback: str, problem: str | None) -> None:
     if problem is None:
-        _log.info("the proxy's sockets can be paced")
+        _log.info("%s", fine)
     else:
-        _log.warning("only HTB enforces the rates, which slows whole connections down: %s", problem)
-
-
-def _log_deciding(problem: str | None) -> None:
-    if problem is None:
-        _log.info("caps are decided in the kernel")
-    else:
-        _log.info("caps are decided in the daemon, milliseconds after a join: %s", problem)
-
-
-def _log_discards(problem: str | None) -> None:
-    if problem is None:
-        _log.info("clients are kept from discarding segments")
-    else:
-        _log.info("clients may discard segments, which stalls connections over several networks: %s", problem)
+        _log.warning("%s: %s", drawback, problem)
 
 
 def _log_sniffer(snapshot: Snapshot) -> None:

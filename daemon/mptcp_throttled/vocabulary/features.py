@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from immutables import Map
@@ -34,6 +35,14 @@ class FeatureState:
     counters: Mapping[str, int] = field(default_factory=Map)
 
 
+class FeatureName(StrEnum):
+    """The features, as `status --json` names them."""
+
+    PACING = "pacing"
+    UPLINKS = "uplinks"
+    DISCARDS = "discards"
+
+
 class Feature(Protocol):
     """A feature of the kernel. For one thread; raises nothing."""
 
@@ -46,3 +55,17 @@ class Feature(Protocol):
 
     def release(self) -> tuple[str, ...]:
         """Leave the kernel as it was found; what could not be restored."""
+
+
+class Absent:
+    """A feature that the configuration switches off; `problem` says so where its absence is a drawback."""
+
+    def __init__(self, problem: str | None = None) -> None:
+        self.state = FeatureState(problem)
+
+    def follow(self, situation: Situation) -> None:
+        """Do nothing."""
+
+    def release(self) -> tuple[str, ...]:
+        """Nothing has to be restored."""
+        return ()

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
-from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
 from mptcp_throttled.vocabulary.decision import Decision, Throttle
+from mptcp_throttled.vocabulary.features import FeatureName, FeatureState
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.vocabulary.operator import OperatorState
 
@@ -49,11 +49,9 @@ class SnifferState:
 class Snapshot:
     """What was known, decided, planned and applied after a step of the loop.
 
-    `networks` are the `configured` ones with the operator's rates in place of their own. `pacing_problem` is why
-    sockets cannot be paced, `deciding_problem` why no kernel program decides which subflows are capped.
-    `discards_problem` is why discards are not prevented.
-    `classifier` is the one in use. `uplinks` are those that are throttled in the kernel; of
-    `policed`, what exceeds the rate is dropped.
+    `networks` are the `configured` ones with the operator's rates in place of their own. `classifier` is the one in
+    use. `uplinks` are those that are throttled in the kernel; of `policed`, what exceeds the rate is dropped.
+    `features` are by name.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
@@ -66,15 +64,14 @@ class Snapshot:
     applied: KernelPlan = UNTOUCHED
     throttled: Map[FourTuple, Throttled] = field(default_factory=Map)
     errors: tuple[str, ...] = ()
-    pacing_problem: str | None = None
-    deciding_problem: str | None = None
     classifier: str = ""
-    counters: ProgramCounters = field(default_factory=ProgramCounters)
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()
-    uplink_counters: UplinkCounters = field(default_factory=UplinkCounters)
-    discards_problem: str | None = None
-    discard_counters: DiscardCounters = field(default_factory=DiscardCounters)
+    features: Mapping[str, FeatureState] = field(default_factory=dict)
+
+    def problem_of(self, feature: FeatureName) -> str | None:
+        """Why a feature is not in place although it should be; None also before the first step."""
+        return self.features[feature].problem if feature in self.features else None
 
     def throttle_of(self, ends: FourTuple) -> Throttle | None:
         """What is applied for a subflow; None: it is free."""

@@ -23,6 +23,7 @@ from mptcp_throttled.answers.view import Observed, View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 
@@ -92,7 +93,7 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     yield _value(
         "kernel_decides",
         "Whether a kernel program decides which subflows are capped.",
-        snapshot.deciding_problem is None,
+        snapshot.problem_of(FeatureName.PACING) is None,
     )
     yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
 

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -28,6 +29,7 @@ from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.kernel.sockets.program import ProgramKind, SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.vocabulary.counters import ProgramCounters
+from mptcp_throttled.vocabulary.features import FeatureState, Situation
 from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, PacingState, of_version
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -69,6 +71,7 @@ class PacedSockets:
         self._networks: tuple[AccessNetwork, ...] = ()
         self._paces: dict[FourTuple, int] = {}
         self._classes = _by_version({})
+        self._counters = ProgramCounters()
         self._snapshot: PacingState | None = None
         self._find_at = -math.inf
         self._decide_at = -math.inf
@@ -77,16 +80,33 @@ class PacedSockets:
         self._problem = ""
         self._deciding_problem = "" if decides else "daemon.kernel_decides is off"
 
-    def read(self) -> PacingState:
-        """The paces that are set; first attaches the program if it is not attached or if the proxy's cgroup is another.
+    def follow(self, situation: Situation) -> None:
+        """Let the kernel program decide by the networks of the situation while subflows may be throttled.
 
-        While the proxy restarts, or its cgroup cannot be found, the program stays where it is, so that paces can
-        still be removed.
+        Attaches the program if it is not attached or if the proxy's cgroup is another. While the proxy restarts, or its
+        cgroup cannot be found, the program stays where it is, so that paces can still be removed.
         """
+        self._set_networks(situation.networks if situation.throttling else ())
         now = time.monotonic()
         if now >= self._find_at:
             self._find_at = now + _FIND_SECONDS
             self._follow_proxy()
+
+    @property
+    def state(self) -> FeatureState:
+        """Why no kernel program decides which subflows are capped; what it has counted since it was attached."""
+        if self._program is not None:
+            with suppress(KernelError):
+                self._counters = self._program.counters()
+        return FeatureState(self.deciding_problem, asdict(self._counters))
+
+    def release(self) -> tuple[str, ...]:
+        """Cap no subflow any more; `free_sockets` waits until the sockets follow."""
+        self._set_networks(())
+        return ()
+
+    def read(self) -> PacingState:
+        """The paces that are set."""
         if self._program is None:
             return PacingState(None, self._problem)
         if self._is_decision_due:
@@ -179,8 +199,8 @@ class PacedSockets:
             raise
         return program
 
-    def set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Let the kernel program decide by these from now on; if it refuses, `read` soon attaches it again."""
+    def _set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
+        """Let the kernel program decide by these from now on; if it refuses, `follow` soon attaches it again."""
         if networks == self._networks:
             return
         self._networks = networks
@@ -246,11 +266,7 @@ class PacedSockets:
         """
         return iter(()) if self._program is None else self._program.closed_subflows()
 
-    def counters(self) -> ProgramCounters:
-        """What the kernel program has counted since it was attached. Raises KernelError."""
-        return ProgramCounters() if self._program is None else self._program.counters()
-
-    def release(self) -> int:
+    def free_sockets(self) -> int:
         """Free all sockets, trying for up to a second; the number that still have a pace. Raises KernelError."""
         self._networks = ()
         deadline = time.monotonic() + _RELEASE_SECONDS
