@@ -6,7 +6,8 @@ addresses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -151,6 +152,47 @@ class KernelDecides(StrEnum):
     OFF = "off"
 
 
+class Direction(StrEnum):
+    """Which way a subflow's bytes go: to the client, or from it."""
+
+    DOWNLINK = "downlink"
+    UPLINK = "uplink"
+
+    @property
+    def cap(self) -> RateKind:
+        """The rate kind that applies while a more preferred network is live."""
+        return RateKind.CAP if self is Direction.DOWNLINK else RateKind.UPLINK_CAP
+
+    @property
+    def limit(self) -> RateKind:
+        """The rate kind that applies otherwise."""
+        return RateKind.LIMIT if self is Direction.DOWNLINK else RateKind.UPLINK_LIMIT
+
+
+class RateKind(StrEnum):
+    """One of the rates of an access network."""
+
+    CAP = "cap"
+    LIMIT = "limit"
+    UPLINK_CAP = "uplink_cap"
+    UPLINK_LIMIT = "uplink_limit"
+
+    @property
+    def direction(self) -> Direction:
+        """The direction in which it applies."""
+        return Direction.DOWNLINK if self in {RateKind.CAP, RateKind.LIMIT} else Direction.UPLINK
+
+    @property
+    def is_cap(self) -> bool:
+        """Whether it is the cap of its direction, not the limit."""
+        return self in {RateKind.CAP, RateKind.UPLINK_CAP}
+
+    @property
+    def word(self) -> str:
+        """`cap` or `limit`: what it is called beside its direction."""
+        return "cap" if self.is_cap else "limit"
+
+
 class Per(StrEnum):
     """What shares one cap and one limit of an access network."""
 
@@ -178,19 +220,20 @@ class ClientPrefix:
 class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
-    `preference` 1 is the most preferred. `cap` applies while the same connection has, on a more preferred network, a
-    live subflow that is neither backup nor stalled; `limit` applies otherwise, and bounds the cap. None means
-    unlimited. These are rates towards the clients; `uplink_cap` and `uplink_limit` are the same from the clients. For
-    `provisional` seconds the first subflow of a connection has the cap's pace, too.
+    `preference` 1 is the most preferred. A cap applies while the same connection has, on a more preferred network, a
+    live subflow that is neither backup nor stalled; a limit applies otherwise, and bounds the cap. A kind that `rates`
+    does not have is unlimited. For `provisional` seconds the first subflow of a connection has the cap's pace, too.
     """
 
     name: str
     subnets: tuple[Network, ...]
     preference: int
-    cap: Rate | None
-    limit: Rate | None
+    rates: Mapping[RateKind, Rate]
     per: Per
     provisional: float = 0.0
     client_prefix: ClientPrefix = ClientPrefix()
-    uplink_cap: Rate | None = None
-    uplink_limit: Rate | None = None
+
+    def with_rates(self, rates: Mapping[RateKind, Rate | None]) -> AccessNetwork:
+        """The network with these rates in place of its own; None: it has no such rate."""
+        changed = {**self.rates, **rates}
+        return replace(self, rates={kind: rate for kind, rate in changed.items() if rate is not None})

@@ -15,7 +15,7 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Sockets
-from mptcp_throttle.model import AccessNetwork, LogLevel, Per
+from mptcp_throttle.model import AccessNetwork, Direction, LogLevel, Per, RateKind
 from mptcp_throttle.rpc import RpcClient, RpcError
 from mptcp_throttle.units import Rate
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _NICE: Final = -10
 
 WIFI_FIRST: Final = (
-    AccessNetwork("wifi", (WIFI.v4, WIFI.v6), 1, None, None, Per.CLIENT),
-    AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, Rate(1_000_000), None, Per.CLIENT),
+    AccessNetwork("wifi", (WIFI.v4, WIFI.v6), 1, {}, Per.CLIENT),
+    AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, {RateKind.CAP: Rate(1_000_000)}, Per.CLIENT),
 )
 """The policy of the headline result: Wi-Fi carries the load, Ethernet 1 Mb/s."""
 
@@ -109,17 +109,16 @@ class Services:
         for file in directory.iterdir():
             file.unlink()
         for network in networks:
+            rates = network.rates
             self._write(
                 directory / f"{network.name}.yaml",
                 {
                     "name": network.name,
                     "subnets": [str(subnet) for subnet in network.subnets],
                     "preference": network.preference,
-                    "cap": None if network.cap is None else str(network.cap),
-                    "limit": None if network.limit is None else str(network.limit),
+                    **{kind.word: str(rate) for kind, rate in rates.items() if kind.direction is Direction.DOWNLINK},
                     "uplink": {
-                        "cap": None if network.uplink_cap is None else str(network.uplink_cap),
-                        "limit": None if network.uplink_limit is None else str(network.uplink_limit),
+                        kind.word: str(rate) for kind, rate in rates.items() if kind.direction is Direction.UPLINK
                     },
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mptcp_throttle.config.schema import Config
+from mptcp_throttle.config.schema import RATE_KEYS, Config
+from mptcp_throttle.config.yaml_file import dotted
 from mptcp_throttle.model import AccessNetwork, Network
 
 SNIFFER: Final = "mptcp-sniffer"
@@ -33,12 +34,6 @@ _DAEMON_ONLY: Final = frozenset(
         "state_directory",
     }
 )
-# The keys of a network file, and the attributes of AccessNetwork.
-_NETWORK_KEYS: Final = {
-    **{key: key for key in ("preference", "cap", "limit", "per", "provisional", "client_prefix")},
-    "uplink.cap": "uplink_cap",
-    "uplink.limit": "uplink_limit",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +106,20 @@ def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]
     prefix = f"network {new.name}:"
     yield from (Change(f"{prefix} {gone}", "", None) for gone in _not_in(new.subnets, old.subnets))
     yield from (Change(f"{prefix} {come}", None, "") for come in _not_in(old.subnets, new.subnets))
-    for key, attribute in _NETWORK_KEYS.items():
-        before, after = getattr(old, attribute), getattr(new, attribute)
-        if before != after:
-            yield Change(f"{prefix} {key}", _text(key, before), _text(key, after))
+    before, after = _network_settings(old), _network_settings(new)
+    for key, value in before.items():
+        if after[key] != value:
+            yield Change(f"{prefix} {key}", _text(key, value), _text(key, after[key]))
+
+
+def _network_settings(network: AccessNetwork) -> dict[str, object]:
+    return {
+        "preference": network.preference,
+        **{dotted(key): network.rates.get(kind) for kind, key in RATE_KEYS.items()},
+        "per": network.per,
+        "provisional": network.provisional,
+        "client_prefix": network.client_prefix,
+    }
 
 
 def _not_in(present: Iterable[Network], subnets: Iterable[Network]) -> Iterator[str]:

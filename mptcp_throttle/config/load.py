@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from mptcp_throttle.config.schema import (
     NETWORKS_DIRECTORY,
+    RATE_KEYS,
     Config,
     NetworkFile,
     Proxy,
@@ -24,7 +25,16 @@ from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import AccessNetwork, BackEnd, ClassifierKind, ClientPrefix, KernelDecides, Network
+from mptcp_throttle.model import (
+    AccessNetwork,
+    BackEnd,
+    ClassifierKind,
+    ClientPrefix,
+    Direction,
+    KernelDecides,
+    Network,
+    RateKind,
+)
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -225,11 +235,13 @@ def _network(path: Path) -> _Loaded:
     raw = _attempt(problems, validate, NetworkFile, file)
     if raw is None or problems:
         raise ConfigError(problems)
-    for key, cap, limit in ((("cap",), raw.cap, raw.limit), (("uplink", "cap"), raw.uplink.cap, raw.uplink.limit)):
+    rates = raw.rates
+    for direction in Direction:
+        key, cap, limit = RATE_KEYS[direction.cap], rates.get(direction.cap), rates.get(direction.limit)
         if cap is not None and limit is not None and cap > limit:
             problem = f"{file.where(key)}: {dotted(key)}: {cap}: is more than limit; allowed: up to {limit}"
             raise ConfigError([problem])
-    if raw.provisional is not None and raw.cap is None:
+    if raw.provisional is not None and RateKind.CAP not in rates:
         where = file.where(("provisional",))
         raise ConfigError([f"{where}: provisional: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
     places = _places(file, raw)
@@ -237,13 +249,10 @@ def _network(path: Path) -> _Loaded:
         raw.name,
         tuple(places),
         raw.preference,
-        raw.cap,
-        raw.limit,
+        rates,
         raw.per,
         raw.provisional or 0.0,
         ClientPrefix(raw.client_prefix.ipv4, raw.client_prefix.ipv6),
-        raw.uplink.cap,
-        raw.uplink.limit,
     )
     return _Loaded(file, network, places)
 
@@ -268,8 +277,8 @@ def _idle_caps(loaded: list[_Loaded]) -> list[str]:
     return [
         f"{file.where(key)}: {dotted(key)}: {cap}: {problem}"
         for file, network, _ in loaded
-        for key, cap in ((("cap",), network.cap), (("uplink", "cap"), network.uplink_cap))
-        if cap is not None and network.preference == most_preferred
+        for kind, key in RATE_KEYS.items()
+        if kind.is_cap and (cap := network.rates.get(kind)) is not None and network.preference == most_preferred
     ]
 
 

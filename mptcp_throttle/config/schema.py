@@ -28,6 +28,7 @@ from mptcp_throttle.config.validation import (
     text_that,
     whole,
 )
+from mptcp_throttle.config.yaml_file import KeyPath
 from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.model import (
     AccessNetwork,
@@ -39,11 +40,20 @@ from mptcp_throttle.model import (
     LogLevel,
     Network,
     Per,
+    RateKind,
     Trust,
 )
-from mptcp_throttle.units import parse_duration, parse_size
+from mptcp_throttle.units import Rate, parse_duration, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
+RATE_KEYS: Final[dict[RateKind, KeyPath]] = {
+    RateKind.CAP: ("cap",),
+    RateKind.LIMIT: ("limit",),
+    RateKind.UPLINK_CAP: ("uplink", "cap"),
+    RateKind.UPLINK_LIMIT: ("uplink", "limit"),
+}
+"""The keys of a network file."""
+
 _RUN_DIRECTORY: Final = "/run/mptcp-throttle"
 # Each service has a directory of its own there, since each runs as a user of its own.
 _SNIFFER_SOCKET: Final = "sniffer/sniffer.sock"
@@ -232,16 +242,32 @@ class UplinkSection(Section):
     limit: RateText | None = None
 
 
-class NetworkFile(Section):
+class RatesSection(Section):
+    """The rates of an access network."""
+
+    cap: RateText | None = None
+    limit: RateText | None = None
+    uplink: UplinkSection = UplinkSection()
+
+    @property
+    def rates(self) -> dict[RateKind, Rate]:
+        """The configured rates."""
+        values = {
+            RateKind.CAP: self.cap,
+            RateKind.LIMIT: self.limit,
+            RateKind.UPLINK_CAP: self.uplink.cap,
+            RateKind.UPLINK_LIMIT: self.uplink.limit,
+        }
+        return {kind: rate for kind, rate in values.items() if rate is not None}
+
+
+class NetworkFile(RatesSection):
     """A file in networks.d."""
 
     name: Name
     subnets: Annotated[tuple[Annotated[Network, parsed_by(parse_subnet)], ...], list_of("subnets", 1000)] = ()
     subnets_file: Annotated[str, text_that(bool, "a path, or null")] | None = None
     preference: Annotated[int, whole(1, 1000)]
-    cap: RateText | None = None
-    limit: RateText | None = None
-    uplink: UplinkSection = UplinkSection()
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
     client_prefix: ClientPrefixSection = ClientPrefixSection()
     provisional: DurationText | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from polling import eventually
@@ -11,10 +10,11 @@ from second_interface import add_second_interface_of_wireguard, send_small_pulse
 
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 CAP: Final = Rate.parse("1mbit")
-NETWORKS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], cap=None, uplink_cap=CAP))
+NETWORKS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP}))
 CLIENTS: Final = (ClientSpec(families=(4,)), ClientSpec("second", families=(4,)))
 
 

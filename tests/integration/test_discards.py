@@ -32,7 +32,7 @@ from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
 from mptcp_throttle.linux.libbpf import AttachType
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention, DiscardPrograms
 from mptcp_throttled.kernel.htb.tc import find_interface
@@ -49,7 +49,9 @@ UNSEEN_BYTES: Final = 40_000
 UPLOADED_BYTES: Final = 3_000_000
 SMALLER_BY: Final = 16_384
 SHORT_ACK, LONG_ACK = bytes.fromhex("2001"), bytes.fromhex("2003")  # RFC 8684, section 3.3
-CLIENTS: Final = replace(ETHERNET_NETWORK, subnets=(ETHERNET.v4, ETHERNET.v6, WIFI.v4, WIFI.v6), cap=None, limit=None)
+CLIENTS: Final = replace(ETHERNET_NETWORK, subnets=(ETHERNET.v4, ETHERNET.v6, WIFI.v4, WIFI.v6)).with_rates(
+    {RateKind.CAP: None, RateKind.LIMIT: None}
+)
 NO_CLIENTS: Final = replace(CLIENTS, subnets=())
 
 

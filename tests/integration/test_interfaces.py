@@ -16,7 +16,7 @@ from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
-from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ WITHIN: Final = 10.0
 CAP: Final = Rate(1_000_000)
 PER_NETWORK: Final = (
     WIFI_FIRST[0],
-    AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, CAP, None, Per.NETWORK),
+    AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, {RateKind.CAP: CAP}, Per.NETWORK),
 )
 CLASS: Final = re.compile(r"^class htb (4d50:\w+) .* rate (\S+) ", re.MULTILINE)
 

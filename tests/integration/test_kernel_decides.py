@@ -19,6 +19,7 @@ from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.linux.kernel_error import set_faults
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
@@ -211,7 +212,7 @@ def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
 
 def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
     wifi, ethernet = WIFI_FIRST
-    networks = [wifi, replace(ethernet, limit=Rate(2_000_000))]
+    networks = [wifi, ethernet.with_rates({RateKind.LIMIT: Rate(2_000_000)})]
     with proxy_world(networks=networks, daemon={"classifier": "socket"}) as world:
         world.download()
         world.wait_settled()
@@ -238,7 +239,7 @@ def test_kernel_paces_nobody_while_the_sniffer_is_away(world: ProxyWorld) -> Non
 
 def test_network_without_a_cap_is_never_paced(hosts: Hosts) -> None:
     wifi, ethernet = WIFI_FIRST
-    with serving(hosts, [wifi, replace(ethernet, cap=None)]) as world:
+    with serving(hosts, [wifi, ethernet.with_rates({RateKind.CAP: None})]) as world:
         download = world.download(10 * MEGABYTE)
         eventually(lambda: download.received > 5 * MEGABYTE, "the download in progress")
         assert world.paced() == 0

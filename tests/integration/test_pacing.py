@@ -6,7 +6,6 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,6 +17,7 @@ from mptcp_lab.download import Download
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 PAYLOAD_PART = 1428 / 1514
@@ -106,7 +106,7 @@ def test_sockets_paced_by_a_killed_daemon_are_freed_by_the_next(world: ProxyWorl
     world.daemon.kill()
     assert world.paced() == 1
     wifi, ethernet = WIFI_FIRST
-    world.services.configure([wifi, replace(ethernet, cap=None)])
+    world.services.configure([wifi, ethernet.with_rates({RateKind.CAP: None})])
     world.start_daemon()
     eventually(lambda: world.paced() == 0, "no socket paced", within=2)
 

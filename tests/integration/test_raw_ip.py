@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import proxy_world
@@ -15,6 +14,7 @@ from second_interface import second_interface_of_tun, send_small_pulses
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INTERFACES: Final = ("eth0", "tun0")
 CAP: Final = Rate.parse("1mbit")
-NETWORKS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], cap=CAP, uplink_cap=CAP))
+NETWORKS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.CAP: CAP, RateKind.UPLINK_CAP: CAP}))
 LONG: Final = 200 * MEGABYTE
 """More than both links carry in half a minute."""
 

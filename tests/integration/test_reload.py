@@ -17,7 +17,7 @@ from proxy_world import MEGABYTE, ProxyWorld, proxy_world
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
-from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
 WIFI, ETHERNET = WIFI_FIRST
@@ -59,7 +59,7 @@ def wait_logged(world: ProxyWorld, line: str) -> None:
 
 
 def with_cap(rate: str, network: AccessNetwork = ETHERNET) -> AccessNetwork:
-    return replace(network, cap=Rate.parse(rate))
+    return network.with_rates({RateKind.CAP: Rate.parse(rate)})
 
 
 @pytest.mark.parametrize("reload", [hang_up, lambda world: world.services.cli("reload")], ids=["SIGHUP", "cli"])
@@ -87,7 +87,7 @@ def test_reload_changes_the_rate_of_a_running_transfer_in_place(
 def test_reload_does_not_touch_what_has_not_changed() -> None:
     """Each of the two clients' Ethernet addresses is an access network of its own, so that one gets another cap."""
     first, second = (
-        AccessNetwork(name, (ip_network(f"10.1.0.{host}/32"),), 2, Rate.parse("2mbit"), None, Per.CLIENT)
+        AccessNetwork(name, (ip_network(f"10.1.0.{host}/32"),), 2, {RateKind.CAP: Rate.parse("2mbit")}, Per.CLIENT)
         for name, host in (("first", 2), ("second", 3))
     )
     clients = (ClientSpec("one", families=(4,)), ClientSpec("two", families=(4,)))
@@ -99,7 +99,7 @@ def test_reload_does_not_touch_what_has_not_changed() -> None:
         changed, other = subflows["first"]["class"], subflows["second"]["class"]
         monitor = Monitor(world)
         before, marks, qdiscs = classes(world), world.marks(), world.qdisc()
-        dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 3, Rate.parse("1mbit"), None, Per.CLIENT)
+        dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 3, {RateKind.CAP: Rate.parse("1mbit")}, Per.CLIENT)
         world.services.configure([WIFI, with_cap("1mbit", first), second, dsl])
         answer = world.services.cli("reload").stdout
         after = classes(world)
@@ -234,7 +234,7 @@ def test_sniffer_logs_at_sighup_what_concerns_it(world: ProxyWorld) -> None:
 
 
 def test_valid_overrides_survive_a_reload_and_a_restart(world: ProxyWorld) -> None:
-    dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 2, Rate.parse("1mbit"), None, Per.CLIENT)
+    dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 2, {RateKind.CAP: Rate.parse("1mbit")}, Per.CLIENT)
     world.services.configure([WIFI, ETHERNET, dsl])
     assert world.services.cli("reload").stdout == "reloaded: network dsl added\n"
     for network in ("ethernet", "dsl"):
@@ -247,7 +247,7 @@ def test_valid_overrides_survive_a_reload_and_a_restart(world: ProxyWorld) -> No
     wait_logged(world, gone)
     assert overrides(world) == {("wifi", "limit", 9_000_000), ("ethernet", "cap", 5_000_000)}
 
-    world.services.configure([WIFI, replace(with_cap("2mbit"), limit=Rate.parse("3mbit"))])
+    world.services.configure([WIFI, with_cap("2mbit").with_rates({RateKind.LIMIT: Rate.parse("3mbit")})])
     world.daemon.kill()
     world.start_daemon()
     wait_logged(world, "override of ethernet cap dropped: ethernet: cap 5mbit would be more than limit 3mbit")

@@ -17,6 +17,7 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology, build
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import EX_COMMAND_LINE, EX_FAILURE
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.setup.kept_files import MAIN_FILE, NETWORK_FILES, SQUID_SERVICE, SQUID_UPLOADS, shipped
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def test_setup_networks_proposes_what_the_sniffer_sees(
     assert written.returncode == 0, written.stderr
     assert "clients use it as a backup, so it is expensive" in written.stdout
     networks = load_config(config).networks
-    assert [(one.preference, one.subnets, str(one.cap)) for one in networks] == [
+    assert [(one.preference, one.subnets, str(one.rates.get(RateKind.CAP))) for one in networks] == [
         (1, (ETHERNET.v4,), "None"),
         (2, (WIFI.v4,), "3mbit"),
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from proxy_world import Hosts, ProxyWorld, configured, receive_rates, serving
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import Family
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 CAP = 1e6
@@ -123,7 +123,7 @@ def test_class_survives_a_type_of_service_and_leaves_the_priority_of_that(world:
 
 def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
     wifi, ethernet = WIFI_FIRST
-    networks = [wifi, replace(ethernet, cap=None, limit=Rate(2_000_000))]
+    networks = [wifi, ethernet.with_rates({RateKind.CAP: None, RateKind.LIMIT: Rate(2_000_000)})]
     with serving(hosts, networks, {"classifier": "socket"}) as world:
         world.download()
         wait_classed(world)
@@ -175,7 +175,7 @@ def test_sockets_of_a_killed_daemon_leave_their_classes(world: ProxyWorld, decid
     world.daemon.kill()
     world.services.configure_daemon(classifier="auto", kernel_decides=decides)
     wifi, ethernet = WIFI_FIRST
-    world.services.configure([wifi, replace(ethernet, cap=None)])
+    world.services.configure([wifi, ethernet.with_rates({RateKind.CAP: None})])
     world.start_daemon()
     eventually(lambda: priorities(world) == [0, 0], "no socket in a class")
 

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import proxy_world
@@ -20,11 +19,12 @@ from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST, SubflowStatus
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 CAP: Final = Rate.parse("1mbit")
-NETWORKS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], cap=None, uplink_cap=CAP))
-BOTH_DIRECTIONS: Final = (WIFI_FIRST[0], replace(WIFI_FIRST[1], uplink_cap=CAP))
+NETWORKS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP}))
+BOTH_DIRECTIONS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.UPLINK_CAP: CAP}))
 LONG: Final = 200 * MEGABYTE
 """More than both links carry in half a minute."""
 
@@ -194,7 +194,10 @@ def test_cap_is_obeyed_although_the_client_ignores_mp_prio() -> None:
 
 
 def test_limit_of_an_only_path_is_obeyed() -> None:
-    networks = (NETWORKS[0], replace(NETWORKS[1], uplink_cap=None, uplink_limit=Rate.parse("4mbit")))
+    networks = (
+        NETWORKS[0],
+        NETWORKS[1].with_rates({RateKind.UPLINK_CAP: None, RateKind.UPLINK_LIMIT: Rate.parse("4mbit")}),
+    )
     with proxy_world.proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
         world.upload(LONG)
         eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")

@@ -24,13 +24,13 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.uplink.acks import Ack, list_acks
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
-from mptcp_throttled.vocabulary.decision import RateKind, Share, Throttle
+from mptcp_throttled.vocabulary.decision import Share, Throttle
 
 TUNSETLINK, ARPHRD_CAN = 0x400454CD, 280  # include/uapi/linux/if_tun.h, if_arp.h
 ONE, OTHER = ends(), ends(port=40001)

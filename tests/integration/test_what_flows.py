@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from mptcp_lab.process import run
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 
@@ -109,7 +109,11 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
     hosts: Hosts, classifier: str, cap: Rate | None, limit: Rate | None, why: str
 ) -> None:
     wifi, ethernet = WIFI_FIRST
-    with serving(hosts, (wifi, replace(ethernet, cap=cap, limit=limit)), daemon={"classifier": classifier}) as world:
+    with serving(
+        hosts,
+        (wifi, ethernet.with_rates({RateKind.CAP: cap, RateKind.LIMIT: limit})),
+        daemon={"classifier": classifier},
+    ) as world:
         world.download()
         eventually(lambda: any(subflow.rule for subflow in world.services.subflows()), "throttled")
         eventually(lambda: len(world.marks()) == 1, "one subflow in a class")

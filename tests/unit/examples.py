@@ -10,7 +10,7 @@ from immutables import Map
 
 from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.config.load import load_config
-from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, Subflow, Token
+from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
 
@@ -36,8 +36,7 @@ def network(
         name,
         (ip_network(f"10.{third}.0.0/16"), ip_network(f"fd00:{third}::/32")),
         preference,
-        None if cap is None else Rate.parse(cap),
-        None if limit is None else Rate.parse(limit),
+        {kind: Rate.parse(text) for kind, text in ((RateKind.CAP, cap), (RateKind.LIMIT, limit)) if text is not None},
         per,
     )
 

@@ -37,9 +37,8 @@ from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.kernel_reader import _GATHER_SECONDS, _REPEAT_SECONDS
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
-from mptcp_throttle.model import AccessNetwork, FourTuple, Token
+from mptcp_throttle.model import AccessNetwork, FourTuple, RateKind, Token
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.vocabulary.decision import RateKind
 
 LIST_SECONDS: Final = 1.0
 """sniffer.kernel_list_interval."""

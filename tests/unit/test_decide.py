@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
-from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per, Token
+from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.vocabulary.decision import Decision, RateKind
+from mptcp_throttled.vocabulary.decision import Decision
 
 
 def held(connections: list[Connection], *networks: AccessNetwork) -> dict[str, tuple[str, str]]:
@@ -100,7 +100,7 @@ def test_limit_applies_whenever_the_cap_does_not() -> None:
 
 
 def test_cap_never_exceeds_the_limit() -> None:
-    odd = replace(ETHERNET, cap=Rate.parse("9mbit"), limit=Rate.parse("5mbit"))
+    odd = ETHERNET.with_rates({RateKind.CAP: Rate.parse("9mbit"), RateKind.LIMIT: Rate.parse("5mbit")})
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     assert held([both], WIFI, odd) == {"10.1.0.2:40000": ("cap", "5mbit")}
 
@@ -113,7 +113,9 @@ def test_pause_frees_and_is_the_reason_only_for_those_it_frees() -> None:
     assert [t.reason for t in decisions] == ["paused by the operator"] * 2 + ["network has no cap"]
 
 
-UPLINK = replace(ETHERNET, cap=None, uplink_cap=Rate.parse("250kbit"), uplink_limit=Rate.parse("4mbit"))
+UPLINK = ETHERNET.with_rates(
+    {RateKind.CAP: None, RateKind.UPLINK_CAP: Rate.parse("250kbit"), RateKind.UPLINK_LIMIT: Rate.parse("4mbit")}
+)
 
 
 def test_uplink_has_rates_of_its_own_by_the_same_rules() -> None:
@@ -135,7 +137,7 @@ def test_uplink_has_rates_of_its_own_by_the_same_rules() -> None:
 
 def test_uplink_pays_from_another_share_than_the_downlink() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    capped = decide_all([both], (WIFI, replace(UPLINK, cap=UPLINK.uplink_cap)))[0]
+    capped = decide_all([both], (WIFI, UPLINK.with_rates({RateKind.CAP: UPLINK.rates[RateKind.UPLINK_CAP]})))[0]
     assert capped.throttle is not None
     assert capped.uplink is not None
     assert capped.throttle.share != capped.uplink.share

@@ -33,7 +33,7 @@ from model_kernel import ModelKernel, dangling
 from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
-from mptcp_throttle.model import AccessNetwork, Connection, Per, Subflow
+from mptcp_throttle.model import AccessNetwork, Connection, Per, RateKind, Subflow
 from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.answers.plan_commands.tc import as_commands
 from mptcp_throttled.control.loop import Loop
@@ -155,8 +155,7 @@ def _configure(story: Story, line: str) -> None:
             name,
             tuple(ip_network(subnet) for subnet in subnets),
             int(values["preference"]),
-            Rate.parse(values["cap"]) if "cap" in values else None,
-            Rate.parse(values["limit"]) if "limit" in values else None,
+            {kind: Rate.parse(values[kind]) for kind in RateKind if kind in values},
             Per(values.get("per", Per.CLIENT)),
         )
     elif keyword == "daemon":

@@ -5,6 +5,7 @@ import pytest
 from mptcp_lab.benchmarks.join_latency import networks, paired
 from mptcp_lab.percentiles import percentile
 from mptcp_lab.topology import WIFI
+from mptcp_throttle.model import RateKind
 
 ETHERNET_END, WIFI_END, TRANSFER = "10.1.0.2:5000->10.3.0.2:8080", "10.2.0.2:6000->10.3.0.2:8080", "10.2.0.2:1->x:8081"
 SNIFFER = {
@@ -33,9 +34,9 @@ def test_stages_that_a_join_did_not_reach_are_left_out() -> None:
 @pytest.mark.parametrize("joiner", [False, True])
 def test_network_that_joins_is_capped_or_preferred(joiner: bool) -> None:
     preferred, capped = networks(joiner=joiner)
-    assert (preferred.preference, preferred.cap) == (1, None)
+    assert (preferred.preference, preferred.rates) == (1, {})
     assert capped.preference == 2
-    assert capped.cap is not None
+    assert RateKind.CAP in capped.rates
     assert (capped.subnets[0] == WIFI.v4) == joiner
 
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.plan import shares as planning
 from mptcp_throttled.plan.shares import PlanSettings, Slot, Slots, expiry, plan_for
-from mptcp_throttled.vocabulary.decision import Decision, RateKind, Share
+from mptcp_throttled.vocabulary.decision import Decision, Share
 from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, PAYLOAD_PART
 
 RULES = PlanSettings(max_minor=5, linger=10.0, other_traffic=None)
@@ -62,7 +63,9 @@ def test_stalled_subflows_take_no_part_of_the_pace_of_their_share() -> None:
 
 
 def test_limited_subflow_is_not_paced_and_has_its_rate_at_once() -> None:
-    decisions = decide_all([connection(1, subflow("10.2.0.2"))], [replace(WIFI, limit=ONE_MBIT), ETHERNET])
+    decisions = decide_all(
+        [connection(1, subflow("10.2.0.2"))], [WIFI.with_rates({RateKind.LIMIT: ONE_MBIT}), ETHERNET]
+    )
     rules = replace(RULES, settle=1.0)
     plan = plan_for(
         decisions, assign_classes([t.throttle.share for t in decisions if t.throttle], {}, 0.0, rules), rules

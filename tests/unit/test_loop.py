@@ -21,7 +21,7 @@ from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import Connection, FourTuple, Per, Token
+from mptcp_throttle.model import Connection, FourTuple, Per, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.status import connections
 from mptcp_throttled.control.inbox import Inbox
@@ -33,7 +33,6 @@ from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import REGISTRY
 from mptcp_throttled.vocabulary.clock import Now
-from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.features import FeatureName, FeatureState
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import (
@@ -187,7 +186,7 @@ def test_subflow_freed_without_the_sniffer_is_not_logged_as_ended(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    both_ways = (WIFI, replace(ETHERNET, uplink_cap=SLOW))
+    both_ways = (WIFI, ETHERNET.with_rates({RateKind.UPLINK_CAP: SLOW}))
     world.running.config = replace(world.running.config, networks=both_ways)
     world.step(client(1))
     assert {*world.uplinks.throttled} == world.throttled == {capped(1)}
@@ -557,7 +556,7 @@ def test_snapshot_has_the_same_networks_until_they_change(world: World) -> None:
         assert world.loop.snapshot.networks is networks
     world.operator.set(Override("ethernet", RateKind.CAP, None, None))
     world.step()
-    assert world.loop.snapshot.networks == (WIFI, replace(ETHERNET, cap=None))
+    assert world.loop.snapshot.networks == (WIFI, ETHERNET.with_rates({RateKind.CAP: None}))
 
 
 def test_snapshot_never_changes_afterwards(world: World) -> None:
@@ -671,7 +670,7 @@ def test_loop_goes_on_when_closed_subflows_cannot_be_read(world: World, monkeypa
 @pytest.fixture
 def uplinks(world: World) -> ModelUplinks:
     """Those of a world that caps what clients send over Ethernet, and nothing that they receive."""
-    capped_uplinks = replace(ETHERNET, cap=None, uplink_cap=SLOW)
+    capped_uplinks = ETHERNET.with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: SLOW})
     world.running.config = replace(world.running.config, networks=(WIFI, capped_uplinks))
     return world.uplinks
 

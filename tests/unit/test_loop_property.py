@@ -15,7 +15,7 @@ from model_uplinks import ModelUplinks
 from policy_oracle import decide_all
 from worlds import ManualClock, ManualSource, configuration
 
-from mptcp_throttle.model import Connection, Token
+from mptcp_throttle.model import Connection, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
@@ -34,7 +34,7 @@ from mptcp_throttled.vocabulary.operations import (
     RestoreQdisc,
 )
 
-NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))
+NETWORKS = (WIFI, ETHERNET.with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")}))
 NUMBERS = st.integers(1, 4)
 REFUSALS = st.sets(
     st.sampled_from(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mptcp_throttle.cli.setup_commands import require_seen
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
-from mptcp_throttle.model import Per, Token
+from mptcp_throttle.model import Per, RateKind, Token
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttle.setup import network_evidence
@@ -218,7 +218,7 @@ def test_proposed_files_are_valid_together(
         (directory / "networks.d" / f"{network.name}.yaml").write_text(network_file(network, CAP))
     config = load_config(directory / MAIN_FILE)
     assert len(config.networks) == len(grouping.networks)
-    assert {network.cap for network in config.networks} <= {None, CAP}
+    assert {network.rates.get(RateKind.CAP) for network in config.networks} <= {None, CAP}
 
 
 def test_proposed_file_has_the_evidence_beside_each_subnet() -> None:

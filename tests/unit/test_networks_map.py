@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.libbpf import BpfMap
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.networks_map import NetworksMap, pack_networks
 
@@ -35,7 +35,7 @@ def test_only_what_differs_is_written() -> None:
     both = (ETHERNET, WIFI)
     networks.set(both)
     networks.set(both)
-    networks.set((replace(ETHERNET, cap=Rate.parse("2mbit")),))
+    networks.set((ETHERNET.with_rates({RateKind.CAP: Rate.parse("2mbit")}),))
     # Two subnets of each network, and the one that all other IPv4 addresses are in.
     assert map_.writes == [(5, 0), (2, 2)]
-    assert map_.elements == pack_networks((replace(ETHERNET, cap=Rate.parse("2mbit")),))
+    assert map_.elements == pack_networks((ETHERNET.with_rates({RateKind.CAP: Rate.parse("2mbit")}),))

@@ -7,9 +7,9 @@ from examples import ETHERNET, WIFI, network
 from worlds import ManualClock
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.control.operator_state import OperatorStore
-from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause
 
 FIVE = Rate.parse("5mbit")
@@ -133,7 +133,7 @@ def test_overrides_that_no_longer_fit_are_dropped_alone(tmp_path: Path, caplog: 
     store.set(wider)
     store.set(cap("lte", Rate.parse("9mbit")))
     assert store.adopt(NETWORKS) == ()
-    assert store.adopt((WIFI, replace(ETHERNET, limit=Rate.parse("3mbit")), LIMITED)) == (
+    assert store.adopt((WIFI, ETHERNET.with_rates({RateKind.LIMIT: Rate.parse("3mbit")}), LIMITED)) == (
         "override of ethernet cap dropped: ethernet: cap 5mbit would be more than limit 3mbit; allowed: up to it",
     )
     assert store.adopt((ETHERNET, replace(LIMITED, preference=1))) == (

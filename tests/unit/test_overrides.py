@@ -1,18 +1,17 @@
 import math
-from dataclasses import replace
 
 import pytest
 from examples import ETHERNET, WIFI, network
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.rules.override import effective, objection, requested_override
-from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.operator import Override
 
 FIVE = Rate.parse("5mbit")
-LIMITED = replace(network("lte", 4, 2, cap="1mbit", limit="8mbit"), uplink_cap=Rate.parse("250kbit"))
+LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit").with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")})
 NETWORKS = (WIFI, ETHERNET, LIMITED)
 
 
@@ -25,17 +24,16 @@ def limit(name: str, rate: str) -> Override:
 
 
 def test_override_replaces_the_configured_rate() -> None:
-    assert [n.cap for n in effective(NETWORKS, [cap("ethernet", FIVE)])] == [None, FIVE, LIMITED.cap]
-    assert effective(NETWORKS, [cap("ethernet", None)])[1].cap is None
+    assert [n.rates.get(RateKind.CAP) for n in effective(NETWORKS, [cap("ethernet", FIVE)])] == [
+        *(None, FIVE, LIMITED.rates[RateKind.CAP])
+    ]
+    assert effective(NETWORKS, [cap("ethernet", None)])[1].rates == {}
     assert effective(NETWORKS, []) == NETWORKS
 
 
 def test_override_of_an_uplink_rate_leaves_the_other_direction() -> None:
     network = effective([LIMITED], [Override("lte", RateKind.UPLINK_CAP, FIVE, None)])[0]
-    assert (network.cap, network.limit, network.uplink_cap, network.uplink_limit) == (
-        *(LIMITED.cap, LIMITED.limit),
-        *(FIVE, LIMITED.uplink_limit),
-    )
+    assert network.rates == {**LIMITED.rates, RateKind.UPLINK_CAP: FIVE}
 
 
 @pytest.mark.parametrize(

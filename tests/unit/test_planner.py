@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
-from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, Token
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.plan.planner import PlanDelta, Planner
@@ -45,7 +45,7 @@ _NETWORKS = st.tuples(st.sampled_from(Per), st.sampled_from(Per), st.booleans())
     lambda per: (
         WIFI,
         replace(ETHERNET, per=per[0]),
-        replace(LIMITED, per=per[1], limit=None if per[2] else Rate(9000)),
+        replace(LIMITED, per=per[1]).with_rates({RateKind.LIMIT: None if per[2] else Rate(9000)}),
     )
 )
 _RULES = st.builds(

@@ -6,7 +6,7 @@ import pytest
 from mptcp_throttle.config.load import find_sockets, load_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import Per
+from mptcp_throttle.model import Per, RateKind
 from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,10 +36,8 @@ def test_networks_are_ordered_by_preference_with_defaults_filled_in(tmp_path: Pa
     assert [network.name for network in config.networks] == ["wifi", "ethernet"]
     ethernet = config.network("ethernet")
     assert ethernet is not None
-    assert ethernet.cap == Rate(1_000_000)
-    assert ethernet.limit is None
+    assert ethernet.rates == {RateKind.CAP: Rate(1_000_000)}
     assert ethernet.per is Per.CLIENT
-    assert (ethernet.uplink_cap, ethernet.uplink_limit) == (None, None)
     assert config.proxy.ports == (8080,)
     assert config.daemon.mark_mask == 0xFFFF0000
 
@@ -54,7 +52,7 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
     ethernet, wifi = config.network("ethernet"), config.network("wifi")
     assert ethernet is not None
     assert wifi is not None
-    assert (ethernet.cap, wifi.limit, config.daemon.other_traffic) == (
+    assert (ethernet.rates[RateKind.CAP], wifi.rates[RateKind.LIMIT], config.daemon.other_traffic) == (
         Rate(1_000_000),
         Rate(40_000_000),
         Rate(50_000_000),

@@ -10,6 +10,7 @@ from examples import examined_host
 
 from mptcp_throttle.cli.doctor import proxy_checks, squid_checks
 from mptcp_throttle.findings import Finding
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def findings() -> list[Finding]:
     """Of a host where an access network has a rate for uplinks."""
     host = examined_host()
-    capped = replace(host.config.networks[-1], uplink_cap=Rate.parse("1mbit"))
+    capped = host.config.networks[-1].with_rates({RateKind.UPLINK_CAP: Rate.parse("1mbit")})
     return list(squid_checks.uploads(replace(host, config=replace(host.config, networks=(capped,)))))
 
 

@@ -10,8 +10,8 @@ from examples import connection, subflow
 from immutables import Map
 from loops import snapshot_of
 
+from mptcp_throttle.model import RateKind
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
-from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 

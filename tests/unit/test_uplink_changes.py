@@ -1,15 +1,13 @@
-from dataclasses import replace
-
 import pytest
 from examples import ETHERNET, WIFI, connection, subflow
 
-from mptcp_throttle.model import Connection
+from mptcp_throttle.model import Connection, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.uplink_changes import uplink_changes
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.decision import Previous
 
-NETWORKS = (WIFI, replace(ETHERNET, cap=None, uplink_cap=Rate.parse("250kbit")))
+NETWORKS = (WIFI, ETHERNET.with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: Rate.parse("250kbit")}))
 BOTH = connection(1, subflow("10.1.0.1"), subflow("10.2.0.1"))
 LONE = connection(1, subflow("10.1.0.1"))
 OTHER = connection(2, subflow("10.1.0.1"), subflow("10.2.0.1"))
@@ -54,6 +52,6 @@ def test_subflow_of_a_new_connection_on_the_same_ends_is_not_named(table: Decisi
 
 def test_new_rate_is_a_change(table: DecisionTable) -> None:
     take(table, BOTH)
-    faster = (WIFI, replace(NETWORKS[1], uplink_cap=Rate.parse("1mbit")))
+    faster = (WIFI, NETWORKS[1].with_rates({RateKind.UPLINK_CAP: Rate.parse("1mbit")}))
     assert changes(table, table.reconfigure(faster, paused=False)) == {"10.1.0.1": "1mbit"}
     assert changes(table, table.reconfigure(faster, paused=True)) == {"10.1.0.1": "free"}

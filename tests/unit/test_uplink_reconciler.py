@@ -12,14 +12,14 @@ from model_uplinks import ModelUplinks
 from policy_oracle import decide_all
 from worlds import ManualClock
 
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.uplinks import UplinkReconciler
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.features import Situation
 
 INTERVAL = 1.0
-NETWORKS = (WIFI, replace(ETHERNET, uplink_cap=Rate.parse("250kbit")))
+NETWORKS = (WIFI, ETHERNET.with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")}))
 ONE, OTHER = ends("10.1.0.1"), ends("10.1.0.2")
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, format_token
+from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, RateKind, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.version import version
@@ -20,7 +20,7 @@ from mptcp_throttled.policy.rules.override import encode_override
 from mptcp_throttled.reporting.recent_decisions import RecentDecision
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
-from mptcp_throttled.vocabulary.decision import Decision, RateKind
+from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot, why_free, why_uplink_free, why_uplink_throttled
 
@@ -161,14 +161,8 @@ def _network_status(
         "preference": present.preference,
         "per": present.per,
         "client_prefix": asdict(present.client_prefix),
-        "cap": _text(present.cap),
-        "limit": _text(present.limit),
-        "configured_cap": _text(configured.cap),
-        "configured_limit": _text(configured.limit),
-        "uplink_cap": _text(present.uplink_cap),
-        "uplink_limit": _text(present.uplink_limit),
-        "configured_uplink_cap": _text(configured.uplink_cap),
-        "configured_uplink_limit": _text(configured.uplink_limit),
+        **{kind: _text(present.rates.get(kind)) for kind in RateKind},
+        **{f"configured_{kind}": _text(configured.rates.get(kind)) for kind in RateKind},
         "overrides": [encode_override(o, now) for o in snapshot.operator.overrides if o.network == present.name],
         "subflows": live,
         "held_subflows": throttled,

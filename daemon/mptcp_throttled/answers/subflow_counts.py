@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttle.model import RateKind
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack
 from mptcp_throttle.linux.libbpf import BpfMap
-from mptcp_throttle.model import AccessNetwork, Network
+from mptcp_throttle.model import AccessNetwork, Network, RateKind
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.program_layout import mapped
 from mptcp_throttled.vocabulary.kernel_plan import payload_pace
@@ -51,7 +51,8 @@ def _prefix(subnet: Network) -> bytes:
 
 
 def _network(network: AccessNetwork) -> bytes:
-    pace = 0 if network.cap is None else payload_pace(network.cap, 1)
+    cap = network.rates.get(RateKind.CAP)
+    pace = 0 if cap is None else payload_pace(cap, 1)
     provisional_ns = round(network.provisional * 1e9)
-    is_limited = network.limit is not None
+    is_limited = RateKind.LIMIT in network.rates
     return pack(program_layout.Network(network.preference, pace, provisional_ns, limited=is_limited))

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.vocabulary.decision import Decision, RateKind, Share
+from mptcp_throttled.vocabulary.decision import Decision, Share
 from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MINOR, KernelPlan, payload_pace
 
 

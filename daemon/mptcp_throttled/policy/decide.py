@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, Address, Connection, Per, Subflow, Token
+from mptcp_throttle.model import AccessNetwork, Address, Connection, Direction, Per, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.vocabulary.decision import Decision, RateKind, Share, Throttle
+from mptcp_throttled.vocabulary.decision import Decision, Share, Throttle
 from mptcp_throttled.vocabulary.locator import Locator
 
 _CACHE_ENTRIES: Final = 65536
@@ -78,32 +78,28 @@ def _decide(
     if network is None:
         return Decision(token, subflow, None, None, _NO_NETWORK, None, _NO_NETWORK)
     preferred = best if best is not None and best.preference < network.preference else None
-    down = (RateKind.CAP, network.cap), (RateKind.LIMIT, network.limit)
-    up = (RateKind.UPLINK_CAP, network.uplink_cap), (RateKind.UPLINK_LIMIT, network.uplink_limit)
-    throttle, reason = _applicable(subflow, network, *down, preferred, client_of, is_used=is_used)
-    if subflow.backup and (network.uplink_cap or network.uplink_limit):
-        uplink, uplink_reason = None, _BACKUP_UPLINK
-    else:
-        uplink, uplink_reason = _applicable(subflow, network, *up, preferred, client_of, is_used=is_used)
+    throttle, reason = _applicable(Direction.DOWNLINK, subflow, network, preferred, client_of, is_used=is_used)
+    uplink, uplink_reason = _applicable(Direction.UPLINK, subflow, network, preferred, client_of, is_used=is_used)
     return Decision(token, subflow, network.name, throttle, reason, uplink, uplink_reason)
 
 
 def _applicable(
+    direction: Direction,
     subflow: Subflow,
     network: AccessNetwork,
-    configured_cap: tuple[RateKind, Rate | None],
-    configured_limit: tuple[RateKind, Rate | None],
     preferred: AccessNetwork | None,
     client_of: Callable[[Address], Address],
     *,
     is_used: bool,
 ) -> tuple[Throttle | None, str]:
     """What applies in one direction, and why."""
-    (kind, cap), (limit_kind, limit) = configured_cap, configured_limit
+    cap, limit = network.rates.get(direction.cap), network.rates.get(direction.limit)
+    if subflow.backup and direction is Direction.UPLINK and (cap or limit):
+        return None, _BACKUP_UPLINK
     if cap is not None and preferred is not None and is_used:
-        rate, reason = (cap if limit is None else min(cap, limit)), _relieved_by(preferred.name)
+        kind, rate, reason = direction.cap, (cap if limit is None else min(cap, limit)), _relieved_by(preferred.name)
     elif limit is not None:
-        kind, rate, reason = limit_kind, limit, "limit of the network"
+        kind, rate, reason = direction.limit, limit, "limit of the network"
     else:
         return None, _why_free(cap, is_used=is_used)
     return _throttle(network.name, kind, _who(subflow, network, client_of), rate), reason

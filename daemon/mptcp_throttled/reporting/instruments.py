@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from mptcp_throttled.vocabulary.decision import RateKind
+from mptcp_throttle.model import RateKind
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
     ChangeAssignments,

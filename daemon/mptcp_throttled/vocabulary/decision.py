@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from mptcp_throttle.model import Subflow, Token
+from mptcp_throttle.model import RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
-
-
-class RateKind(StrEnum):
-    """One of the rates of a network: towards the clients, or from them (uplink)."""
-
-    CAP = "cap"
-    LIMIT = "limit"
-    UPLINK_CAP = "uplink_cap"
-    UPLINK_LIMIT = "uplink_limit"
 
 
 @dataclass(frozen=True, slots=True)

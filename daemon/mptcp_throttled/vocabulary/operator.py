@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.vocabulary.decision import RateKind
 
 
 @dataclass(frozen=True, slots=True)

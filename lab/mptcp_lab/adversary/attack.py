@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, ClientSpec, Family, Lab, Topology
 from mptcp_lab.traffic import start_pour
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ CAPPED: Final = Rate(1_000_000)
 FREE: Final = ETHERNET.rate
 
 _WIFI, _ETHERNET = WIFI_FIRST
-LIMITED: Final = (_WIFI, replace(_ETHERNET, cap=None, limit=CAPPED))
+LIMITED: Final = (_WIFI, _ETHERNET.with_rates({RateKind.CAP: None, RateKind.LIMIT: CAPPED}))
 """As `WIFI_FIRST`, with a limit instead of the cap."""
 
 

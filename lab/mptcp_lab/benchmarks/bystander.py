@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +22,16 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 from mptcp_lab.upload import Upload
+from mptcp_throttle.model import RateKind
 
 if TYPE_CHECKING:
     from mptcp_lab.origin import Document, Origin
 
 _SETTLE_SECONDS: Final = 3.0
 _SAMPLE_SECONDS: Final = 0.05
-_UPLINK_CAPPED: Final = replace(WIFI_FIRST[1], cap=None, uplink_cap=WIFI_FIRST[1].cap)
+_UPLINK_CAPPED: Final = WIFI_FIRST[1].with_rates(
+    {RateKind.CAP: None, RateKind.UPLINK_CAP: WIFI_FIRST[1].rates[RateKind.CAP]}
+)
 _NETWORKS: Final = {"down": WIFI_FIRST, "up": (WIFI_FIRST[0], _UPLINK_CAPPED)}
 
 

@@ -30,7 +30,7 @@ from mptcp_lab.throttled import Client, may_be_throttled, paced, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.errors import EX_INTERRUPTED
-from mptcp_throttle.model import ClassifierKind, KernelDecides
+from mptcp_throttle.model import ClassifierKind, KernelDecides, RateKind
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
@@ -420,7 +420,7 @@ def measure(
         origin = start_origin(lab.origin)
         document = origin.add(_BYTES)
         wifi, ethernet = WIFI_FIRST
-        networks = wifi, replace(ethernet, cap=_CAP, uplink_cap=_CAP)
+        networks = wifi, ethernet.with_rates({RateKind.CAP: _CAP, RateKind.UPLINK_CAP: _CAP})
         settings = {"reconcile_interval": "1s", "kernel_decides": str(kernel_decides)}
         services = Services(lab.proxy, networks, linger="200ms", daemon=settings)
         for seed in seeds:

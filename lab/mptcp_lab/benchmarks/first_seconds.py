@@ -40,6 +40,7 @@ from mptcp_lab.process import wait_until
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
+from mptcp_throttle.model import RateKind
 
 VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "discarding", "kernel", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
@@ -195,7 +196,7 @@ def ideal_seconds(size: int, joined: float) -> float:
     _, capped = WIFI_FIRST
     before, after = (
         sum(rate.bytes_per_second for rate in rates if rate is not None) * PAYLOAD_PART
-        for rates in ((ETHERNET.rate,), (WIFI.rate, capped.cap))
+        for rates in ((ETHERNET.rate,), (WIFI.rate, capped.rates[RateKind.CAP]))
     )
     return joined + (size - joined * before) / after
 

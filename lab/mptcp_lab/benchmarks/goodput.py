@@ -43,6 +43,7 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, Client, ClientSpec, Lab, Topology, build
 from mptcp_lab.upload import Upload
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.uplink.program import FORGIVEN_SECONDS
 
@@ -136,9 +137,9 @@ class Bench:
         slow, fast = (Rate(round(cap * 1e6)) for cap in cell.caps)
         wifi, ethernet = WIFI_FIRST
         if is_up:
-            services.configure((wifi, replace(ethernet, cap=None, uplink_cap=slow)))
+            services.configure((wifi, ethernet.with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: slow})))
         else:
-            services.configure((replace(wifi, limit=fast), replace(ethernet, cap=slow)))
+            services.configure((wifi.with_rates({RateKind.LIMIT: fast}), ethernet.with_rates({RateKind.CAP: slow})))
         services.ask("reload")
         capped = cell.variant != "none"
         throttle = partial(self._shape, slow) if cell.variant == "ifb" else partial(_throttle, services)

@@ -28,7 +28,7 @@ from mptcp_lab.percentiles import percentile
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, build
 from mptcp_lab.traffic import program, start_pour, start_server
-from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def networks(*, joiner: bool) -> tuple[AccessNetwork, AccessNetwork]:
     wifi, ethernet = WIFI_FIRST
     preferred, capped = (ethernet, wifi) if joiner else (wifi, ethernet)
     return (
-        replace(preferred, preference=1, cap=None),
-        replace(capped, preference=2, cap=_CAP, per=Per.SUBFLOW),
+        replace(preferred, preference=1).with_rates({RateKind.CAP: None}),
+        replace(capped, preference=2, per=Per.SUBFLOW).with_rates({RateKind.CAP: _CAP}),
     )
 
 

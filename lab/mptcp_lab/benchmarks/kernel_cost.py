@@ -31,7 +31,7 @@ from mptcp_lab.sampler import Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.topology import ClientSpec, Topology, build
 from mptcp_lab.traffic import drain, program, start_pour, start_server
-from mptcp_throttle.model import Per
+from mptcp_throttle.model import Per, RateKind
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
@@ -181,7 +181,10 @@ def costs_of_transfer(used: Used, received: float) -> dict[str, float]:
 def measure_uploads(uploads: int, seconds: float) -> dict[str, Any]:
     """The costs of so many capped uploads at once."""
     wifi, ethernet = WIFI_FIRST
-    configured = (wifi, replace(ethernet, cap=None, uplink_cap=_UPLINK_CAP, per=Per.SUBFLOW))
+    configured = (
+        wifi,
+        replace(ethernet, per=Per.SUBFLOW).with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: _UPLINK_CAP}),
+    )
     with build(Topology(clients=(ClientSpec(families=(4,)),))) as lab:
         server = lab.proxy.start("iperf3", "mptcpize", "run", "iperf3", "--server", "--port", str(PORT))
         server.wait_until(lambda: lab.proxy.listens(PORT, mptcp=True), f"listening on port {PORT}")

@@ -25,7 +25,7 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Lab, build
 from mptcp_lab.traffic import start_pour, start_server
-from mptcp_throttle.model import AccessNetwork, Per
+from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
@@ -46,8 +46,8 @@ _VIEWERS: Final = 10
 def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
     wifi, ethernet = ((IPv4Network(NETWORKS[name]),) for name in ("wifi", "ethernet"))
     return (
-        AccessNetwork("wifi", wifi, 1, None, None, Per.CLIENT),
-        AccessNetwork("ethernet", ethernet, 2, cap, None, Per.CLIENT),
+        AccessNetwork("wifi", wifi, 1, {}, Per.CLIENT),
+        AccessNetwork("ethernet", ethernet, 2, {} if cap is None else {RateKind.CAP: cap}, Per.CLIENT),
     )
 
 

@@ -18,6 +18,7 @@ from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, coupled_
 from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
 from mptcp_lab.scenario.scenario_schema import Kernel, Protocol
 from mptcp_lab.scenario.stage import perform
+from mptcp_throttle.model import Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,9 +70,9 @@ def _transfer_seconds(scenario: Scenario, flow: FlowSection) -> float:
         if link == flow.over or (flow.protocol is Protocol.MPTCP and "backup" not in endpoints.get(port.interface, ()))
     }
     for network in () if scenario.throttle is None else scenario.throttle.networks.values():
-        bounds = [rate for rate in (network.cap, network.limit, rates.get(network.link)) if rate is not None]
+        bounds = [rate for kind, rate in network.rates.items() if kind.direction is Direction.DOWNLINK]
         if network.link in rates and bounds:
-            rates[network.link] = min(bounds)
+            rates[network.link] = min(filter(None, (*bounds, rates[network.link])))
     total = sum(rate.bits_per_second for rate in rates.values() if rate is not None)
     return flow.start + (flow.size or 0) * 8 / total if total else 1.0
 

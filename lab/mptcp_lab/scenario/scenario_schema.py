@@ -15,7 +15,7 @@ from mptcp_lab.port import Port
 from mptcp_lab.proxy_server import Access
 from mptcp_lab.scenario.quantities import Amount, Moment, MomentText, Percent, Queue, QueueText, number
 from mptcp_lab.servers import ServerKind
-from mptcp_throttle.config.schema import UplinkSection
+from mptcp_throttle.config.schema import RatesSection
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -200,14 +200,11 @@ class LinkSection(Section):
         return self.model_copy(update={"loss": 0.0}) if is_lossless else self
 
 
-class ThrottledNetwork(Section):
+class ThrottledNetwork(RatesSection):
     """An access network of our services: the subnets of one link."""
 
     link: Name
     preference: Annotated[int, whole(1, 1000)]
-    cap: RateText | None = None
-    limit: RateText | None = None
-    uplink: UplinkSection = UplinkSection()
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
 
 

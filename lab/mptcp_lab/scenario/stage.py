@@ -329,11 +329,8 @@ class _Running:
                 name,
                 tuple(addresses.subnet(network.link, family) for family in (4, 6)),
                 network.preference,
-                network.cap,
-                network.limit,
+                network.rates,
                 network.per,
-                uplink_cap=network.uplink.cap,
-                uplink_limit=network.uplink.limit,
             )
             for name, network in ({} if section is None else section.networks).items()
         ]

@@ -19,7 +19,7 @@ from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
-from mptcp_throttle.model import AccessNetwork, Address, Network
+from mptcp_throttle.model import AccessNetwork, Address, Direction, Network
 from mptcp_throttle.programs import output_of
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
@@ -143,6 +143,6 @@ def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: 
         names = destinations[0].name + (f" and {len(destinations) - 1} more" if len(destinations) > 1 else "")
         problem = f"to {names} leave through {used}, where neither HTB nor mptcp-sniffer sees packets"
         remedy = f"route {network.name} through {' or '.join(interfaces)}, or name {used} in {_KEYS}"
-        has_rate = network.cap is not None or network.limit is not None
+        has_rate = any(kind.direction is Direction.DOWNLINK for kind in network.rates)
         harm = has_rate and any(destination.is_client for destination in destinations)
         yield Finding(f"routes to clients of {network.name}", problem, remedy, harm)

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.findings import Finding
+from mptcp_throttle.model import Direction
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
 
 
 def uploads(host: Host) -> Iterator[Finding]:
     """Whether Squid ends uploads that are faster than their server; only where uplinks have a rate."""
     subject = "uploads through Squid"
-    if all(network.uplink_cap is None and network.uplink_limit is None for network in host.config.networks):
+    kinds = {kind for network in host.config.networks for kind in network.rates}
+    if all(kind.direction is not Direction.UPLINK for kind in kinds):
         return
     try:
         if not CONFIGURATION.exists():

@@ -16,13 +16,13 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.answers.view import Observed, View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
-from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
@@ -180,7 +180,7 @@ def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
         ("uplink_cap", "Cap of what clients send; absent: none."),
         ("uplink_limit", "Limit of what clients send; absent: none."),
     ):
-        rates = [((network.name,), getattr(network, name)) for network in snapshot.networks]
+        rates = [((network.name,), network.rates.get(RateKind(name))) for network in snapshot.networks]
         values = [(labels, rate.bits_per_second / 8) for labels, rate in rates if rate is not None]
         yield _gauge(f"{name}_bytes_per_second", text, ("network",), values)
     overridden = {override.network for override in snapshot.operator.overrides}

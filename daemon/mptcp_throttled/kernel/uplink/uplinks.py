@@ -12,14 +12,14 @@ from itertools import count
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb.tc import Interface, find_interfaces, none_exists, read_link_header
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 from mptcp_throttled.vocabulary.counters import UplinkCounters
-from mptcp_throttled.vocabulary.decision import RateKind, Share, Throttle
+from mptcp_throttled.vocabulary.decision import Share, Throttle
 
 _log = logging.getLogger("mptcp-throttled")
 

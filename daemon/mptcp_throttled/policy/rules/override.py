@@ -6,13 +6,12 @@ unlimited, and the rest is as in `clock`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.model import Direction, RateKind
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.vocabulary.clock import decode_end, encode_end
-from mptcp_throttled.vocabulary.decision import RateKind
 from mptcp_throttled.vocabulary.operator import Override
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
     from mptcp_throttled.vocabulary.clock import Now
-
-_CAPS: Final = frozenset({RateKind.CAP, RateKind.UPLINK_CAP})
 
 
 def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now: float) -> Override:
@@ -61,13 +58,7 @@ def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) 
     """The access networks with the overrides' rates in place of their own."""
     rates = {(override.network, override.kind): override.rate for override in overrides}
     return tuple(
-        replace(
-            network,
-            cap=rates.get((network.name, RateKind.CAP), network.cap),
-            limit=rates.get((network.name, RateKind.LIMIT), network.limit),
-            uplink_cap=rates.get((network.name, RateKind.UPLINK_CAP), network.uplink_cap),
-            uplink_limit=rates.get((network.name, RateKind.UPLINK_LIMIT), network.uplink_limit),
-        )
+        network.with_rates({kind: rate for (name, kind), rate in rates.items() if name == network.name})
         for network in networks
     )
 
@@ -97,12 +88,14 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
     network = next((network for network in networks if network.name == override.network), None)
     if network is None:
         return no_such_network(override.network, networks)
-    if override.kind in _CAPS and network.preference == min(n.preference for n in networks):
+    if override.kind.is_cap and network.preference == min(n.preference for n in networks):
         return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
     then = effective([network], overrides)[0]
-    for name, cap, limit in (("", then.cap, then.limit), ("uplink ", then.uplink_cap, then.uplink_limit)):
+    for kind, limit_kind in ((direction.cap, direction.limit) for direction in Direction):
+        cap, limit = then.rates.get(kind), then.rates.get(limit_kind)
         if cap is not None and limit is not None and cap > limit:
-            return f"{network.name}: {name}cap {cap} would be more than {name}limit {limit}; allowed: up to it"
+            more = f"{kind} {cap} would be more than {limit_kind} {limit}".replace("_", " ")
+            return f"{network.name}: {more}; allowed: up to it"
     return None
 
 
