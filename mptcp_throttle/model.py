@@ -174,8 +174,8 @@ class RateKind(StrEnum):
 
     CAP = "cap"
     LIMIT = "limit"
-    UPLINK_CAP = "uplink_cap"
-    UPLINK_LIMIT = "uplink_limit"
+    UPLINK_CAP = "uplink cap"
+    UPLINK_LIMIT = "uplink limit"
 
     @property
     def direction(self) -> Direction:
@@ -186,6 +186,14 @@ class RateKind(StrEnum):
     def is_cap(self) -> bool:
         """Whether it is the cap of its direction, not the limit."""
         return self in {RateKind.CAP, RateKind.UPLINK_CAP}
+
+    @classmethod
+    def of(cls, direction: str, word: str) -> RateKind:
+        """The kind with this direction and `word`. Raises ValueError if there is none."""
+        try:
+            return next(kind for kind in cls if (kind.direction, kind.word) == (direction, word))
+        except StopIteration:
+            raise ValueError(f"{direction} {word}: no such rate") from None
 
     @property
     def word(self) -> str:

@@ -43,7 +43,8 @@ WIFI_FIRST: Final = (
 class SubflowStatus:
     """A live subflow as the daemon reports it; `rate` (bits per second) is None while it is neither capped nor limited.
 
-    `uplink_rule` and `uplink_rate` are the same for what its client sends; `uplink_policed`: the excess is dropped.
+    `kind` is `cap` or `limit`, or None as well. `uplink_kind` and `uplink_rate` are the same for what its client sends;
+    `uplink_policed`: the excess is dropped.
     `join_to_cap`: seconds from the SYN that led to the rate until the mark was in the kernel.
     """
 
@@ -52,10 +53,10 @@ class SubflowStatus:
     client_port: int
     network: str
     backup: bool
-    rule: str | None
+    kind: str | None
     rate: int | None
     reason: str
-    uplink_rule: str | None
+    uplink_kind: str | None
     uplink_rate: int | None
     uplink_policed: bool
     join_to_cap: float | None
@@ -251,12 +252,12 @@ class Services:
                 client_port=subflow["client_port"],
                 network=subflow["network"],
                 backup=subflow["backup"],
-                rule=subflow["rule"],
-                rate=subflow["rate_bps"],
-                reason=subflow["reason"],
-                uplink_rule=subflow["uplink_rule"],
-                uplink_rate=subflow["uplink_rate_bps"],
-                uplink_policed=subflow["uplink_policed"],
+                kind=subflow["downlink"]["kind"],
+                rate=subflow["downlink"]["rate_bps"],
+                reason=subflow["downlink"]["reason"],
+                uplink_kind=subflow["uplink"]["kind"],
+                uplink_rate=subflow["uplink"]["rate_bps"],
+                uplink_policed=subflow["uplink"]["policed"],
                 join_to_cap=None if subflow["join_to_cap_ms"] is None else subflow["join_to_cap_ms"] / 1000,
             )
             for connection in connections

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mptcp_throttle.cli.tables import shown_reason
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 
@@ -138,10 +139,11 @@ def _rows(data: Json, recent: Recent, *, ascii_only: bool) -> Iterator[tuple[Seq
     for network in data["networks"]:
         name = str(network["name"]) if network["name"] is not None else "in no access network"
         bars = sparkline(recent.rates[str(network["name"]), ""], ascii_only=ascii_only)
-        rates = [f"{kind} {network[kind]}" for kind in ("cap", "limit") if network[kind]]
+        present = {kind: rate["rate"] for kind, rate in network["rates"]["downlink"].items()}
+        rates = [f"{kind} {rate}" for kind, rate in present.items() if rate]
         per = f", per {network['per']}" if rates else ""
         cells = (_mbps(network["sent_bps"]), _mbps(network["received_bps"]))
-        yield (Text(name), *cells, network["cap"] or "-", "", "", bars, Text(", ".join(rates) + per)), "bold"
+        yield (Text(name), *cells, present["cap"] or "-", "", "", bars, Text(", ".join(rates) + per)), "bold"
         for client in network["clients"]:
             bars = sparkline(recent.rates[str(network["name"]), client["client"]], ascii_only=ascii_only)
             yield (Text(f"  {client['client']}"), *_client_cells(client), bars, ""), ""
@@ -165,19 +167,16 @@ def _client_cells(client: Json) -> tuple[str, ...]:
 
 
 def _subflow_cells(subflow: Json) -> tuple[Text | str, ...]:
-    rate, sent, rtt = subflow["rate_bps"], subflow["sent_bps"], subflow["rtt_ms"]
-    if subflow["not_enforced"]:
-        reason = f"not enforced: {subflow['not_enforced']}"
-    elif subflow["uplink_rule"] and not subflow["rule"]:
-        reason = subflow["uplink_reason"]
-    else:
-        reason = subflow["reason"]
-    state = "policed" if subflow["uplink_policed"] else subflow["state"]
+    downlink, sent, rtt = subflow["downlink"], subflow["sent_bps"], subflow["rtt_ms"]
+    rate = downlink["rate_bps"]
+    not_enforced = subflow["not_enforced"]
+    reason = f"not enforced: {not_enforced}" if not_enforced else shown_reason(subflow)
+    state = "policed" if subflow["uplink"]["policed"] else subflow["state"]
     return (
         Text(f"    port {subflow['client_port']}"),
         _mbps(sent),
         _mbps(subflow["received_bps"]),
-        "-" if rate is None else subflow["rate"],
+        downlink["rate"] or "-",
         "-" if rate is None or sent is None else _use(sent, rate),
         "-" if rtt is None else f"{rtt:.0f} ms",
         "",

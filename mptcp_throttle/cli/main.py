@@ -24,6 +24,9 @@ from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
+_FORMAT: Final = 1
+"""Of all documents that `--json` prints: another number where a reader of this one would go wrong."""
+
 _MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per connection
 
 
@@ -107,7 +110,7 @@ def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
 
 def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:
     if options.json:
-        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+        sys.stdout.write(json.dumps({"format": _FORMAT, **data}, indent=2) + "\n")
     else:
         show(data)
 
@@ -150,9 +153,10 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _set_rate(options: argparse.Namespace) -> None:
-    rule = f"{'uplink_' if options.uplink else ''}{'limit' if options.limit else 'cap'}"
+    direction, kind = "uplink" if options.uplink else "downlink", "limit" if options.limit else "cap"
     rate = None if options.rate is None else str(options.rate)
-    _print(options, _call(options, "set_rate", options.network, rule, rate, options.seconds), tables.show_network)
+    answer = _call(options, "set_rate", options.network, direction, kind, rate, options.seconds)
+    _print(options, answer, tables.show_network)
 
 
 def _reset_rate(options: argparse.Namespace) -> None:
@@ -205,7 +209,7 @@ def _doctor(options: argparse.Namespace) -> None:
         _monitor(options)
         return
     findings = _findings(options)
-    _print(options, [finding._asdict() for finding in findings], tables.show_findings)
+    _print(options, {"findings": [finding._asdict() for finding in findings]}, tables.show_findings)
     harms = sum(finding.problem is not None and finding.harm for finding in findings)
     if harms:
         raise UserError(f"{harms} of {len(findings)} findings are problems that prevent caps")

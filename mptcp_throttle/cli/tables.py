@@ -16,7 +16,8 @@ from rich.text import Text
 from mptcp_throttle.rpc import Json
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
-_UPLINK_RULES: Final = ("uplink_cap", "uplink_limit")
+_UPLINK: Final = "uplink"
+_RATES: Final = tuple((direction, kind) for direction in ("downlink", _UPLINK) for kind in ("cap", "limit"))
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
@@ -111,7 +112,7 @@ def show_reload(data: Json) -> None:
 def show_findings(data: Json) -> None:
     """The findings of `doctor`."""
     console = _console()
-    for finding in data:
+    for finding in data["findings"]:
         level, text = _judgement(finding)
         line = f"{level:7}  {finding['subject']}" + (f": {text}" if text else "")
         console.print(line, style=_LEVELS[level], markup=False)
@@ -132,20 +133,20 @@ def show_network(data: Json) -> None:
 
 
 def _show_networks(console: Console, networks: Json) -> None:
-    rules = ["cap", "limit"]
-    if any(network[rule] or network[f"configured_{rule}"] for network in networks for rule in _UPLINK_RULES):
-        rules += _UPLINK_RULES
-    names = (rule.replace("_", " ") for rule in rules)
+    uplinks = [rate for network in networks for rate in network["rates"][_UPLINK].values()]
+    has_uplinks = any(rate["rate"] or rate["configured"] for rate in uplinks)
+    rates = [(direction, kind) for direction, kind in _RATES if has_uplinks or direction != _UPLINK]
+    names = (f"{direction} {kind}" if direction == _UPLINK else kind for direction, kind in rates)
     flows = ("subflows", "throttled", "sends", "receives")
     table = Table("network", "preference", *names, "per", *flows, "subnets", box=None)
     for network in networks:
         table.add_row(
             network["name"],
             str(network["preference"]),
-            *(_rate(network, rule) for rule in rules),
+            *(_rate(network["rates"][direction][kind]) for direction, kind in rates),
             network["per"],
             str(network["subflows"]),
-            str(network["held_subflows"]),
+            str(network["throttled_subflows"]),
             _mbps(network["sent_bps"]),
             _mbps(network["received_bps"]),
             _subnets(network["subnets"], network["subnet_count"]),
@@ -162,35 +163,32 @@ def _mbps(bits_per_second: float | None) -> str:
     return "-" if bits_per_second is None else f"{bits_per_second / 1e6:.2f} Mb/s"
 
 
-def _applied_rate(subflow: Json) -> str:
-    if not subflow["rule"]:
-        return "-"
-    return f"{subflow['rate']} ({'not enforced' if subflow['not_enforced'] else subflow['rule']})"
-
-
-def _uplink_rate(subflow: Json) -> str:
-    rule = subflow["uplink_rule"]
-    return f"{subflow['uplink_rate']} ({rule.removeprefix('uplink_')})" if rule else "-"
+def _applied_rate(applied: Json, not_enforced: str | None = None) -> str:
+    return f"{applied['rate']} ({'not enforced' if not_enforced else applied['kind']})" if applied["kind"] else "-"
 
 
 def _reason(subflow: Json) -> str:
-    is_of_uplink = subflow["uplink_policed"] or (subflow["uplink_rule"] and not subflow["rule"])
-    return str(subflow["not_enforced"] or subflow["uplink_reason" if is_of_uplink else "reason"])
+    return str(subflow["not_enforced"] or shown_reason(subflow))
 
 
-def _rate(network: Json, rule: str) -> str:
-    now = network[rule] or "-"
-    override = next((o for o in network["overrides"] if o["rule"] == rule), None)
-    if override is None:
-        return str(now)
-    left = override["seconds_left"]
-    expiry = "until reset" if left is None else f"for {left:.0f} s"
-    return f"{network[rule] or 'unlimited'} (by hand, {expiry}; configured {network[f'configured_{rule}'] or '-'})"
+def shown_reason(subflow: Json) -> str:
+    """Of a subflow's uplink if only that is throttled, or does not obey; else of its downlink."""
+    downlink, uplink = subflow["downlink"], subflow["uplink"]
+    is_of_uplink = uplink["policed"] or (uplink["kind"] and not downlink["kind"])
+    return str((uplink if is_of_uplink else downlink)["reason"])
+
+
+def _rate(rate: Json) -> str:
+    if rate["reason"] is None:
+        return rate["rate"] or "-"
+    left = rate["seconds_left"]
+    reason = rate["reason"] if left is None else f"{rate['reason']}, for {left:.0f} s"
+    return f"{rate['rate'] or 'unlimited'} ({reason}; configured {rate['configured'] or '-'})"
 
 
 def show_connections(data: Json) -> None:
     """The answer to `connections`."""
-    has_uplinks = any(subflow["uplink_rule"] for entry in data["connections"] for subflow in entry["subflows"])
+    has_uplinks = any(subflow["uplink"]["kind"] for entry in data["connections"] for subflow in entry["subflows"])
     rates = ("rate", "uplink") if has_uplinks else ("rate",)
     table = Table(
         "token", "client", "network", "id", "backup", *rates, "class", "sends", "since join", "reason", box=None
@@ -204,8 +202,8 @@ def show_connections(data: Json) -> None:
                 subflow["network"] or "-",
                 str(subflow["address_id"]),
                 "yes" if subflow["backup"] else "no",
-                _applied_rate(subflow),
-                *((_uplink_rate(subflow),) if has_uplinks else ()),
+                _applied_rate(subflow["downlink"], subflow["not_enforced"]),
+                *((_applied_rate(subflow["uplink"]),) if has_uplinks else ()),
                 subflow["class"] or "-",
                 _mbps(subflow["sent_bps"]),
                 "-" if latency is None else f"{latency:.1f} ms",
@@ -276,7 +274,7 @@ def show_plan(data: Json) -> None:
     for operation in data["operations"]:
         for command in operation["commands"]:
             console.print(command, markup=False)
-    console.print("# applied" if data["in_force"] else "# not completely applied: see status", markup=False)
+    console.print("# applied" if data["applied"] else "# not completely applied: see status", markup=False)
 
 
 def show_check(data: Json) -> None:

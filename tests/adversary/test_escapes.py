@@ -33,7 +33,7 @@ def test_half_closed_subflow_stays_in_the_table_until_the_proxy_ends_it(attack: 
     with attack.begin(site) as act, act():
         eventually(lambda: len(proxy.run(*closed_by_client).stdout.splitlines()) == 1, "the FIN has arrived")
         (limited,) = [subflow for subflow in site.services.subflows() if subflow.network == "ethernet"]
-        assert limited.rule is not None
+        assert limited.kind is not None
         proxy.run("ss", "-K", "-t", "sport", "=", f":{POUR_PORT}")
         eventually(lambda: not site.services.subflows(), "gone", within=1)
 

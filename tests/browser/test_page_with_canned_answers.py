@@ -30,19 +30,23 @@ NUMBER_OF_BLUE_DOTS: Final = """canvas => {
 WITH_CONTROL: Final = {"password_hash": str(PasswordHash.of(PASSWORD)), "control": True}
 
 
+RATE: Final = {"rate": "1mbit", "rate_bps": 1_000_000}
+
+
 def client(address: str, *ports: int) -> dict[str, Any]:
     """A client with a subflow for each port."""
-    rates = {"sent_bps": 1_000_000, "received_bps": 0, "rate_bps": 1_000_000}
+    rates = {"sent_bps": 1_000_000, "received_bps": 0}
     subflows = [
-        {**rates, "client_port": port, "proxy": "192.0.2.1:8080", "rate": "1mbit", "rtt_ms": 20.0, "state": "cap"}
-        | {"reason": f"{address}:{port} is capped", "not_enforced": None, "uplink_rule": None}
+        {**rates, "client_port": port, "proxy": "192.0.2.1:8080", "rtt_ms": 20.0, "state": "cap", "not_enforced": None}
+        | {"downlink": {**RATE, "kind": "cap", "reason": f"{address}:{port} is capped"}, "uplink": {"kind": None}}
         for port in ports
     ]
     return {
         **rates,
         "client": address,
+        "rate_bps": 1_000_000,
         "throttled_bps": 1_000_000,
-        "throttled": len(ports),
+        "throttled_subflows": len(ports),
         "subflows": subflows,
         "more_subflows": 0,
     }
@@ -52,16 +56,12 @@ def client(address: str, *ports: int) -> dict[str, Any]:
 def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
     """With one access network, which has two clients."""
     with canned_daemon(tmp_path) as daemon:
-        daemon.status["daemon"].update(interfaces=["eth0"], marks="ipset", errors=[])
+        daemon.status["daemon"].update(interfaces=["eth0"], classifier="rules", errors=[])
         (network,) = daemon.top["networks"]
         network.update(
-            limit=None,
             per="client",
-            overrides=[],
-            uplink_cap="500kbit",
-            uplink_limit=None,
             subflows=2,
-            held_subflows=2,
+            throttled_subflows=2,
             clients=[client("10.1.0.2", 40001), client("10.1.0.3", 40002)],
         )
         yield daemon
@@ -307,7 +307,14 @@ def test_chart_has_its_colour_although_answers_overtake_the_history(daemon: Cann
 
 
 def test_decisions_of_other_days_show_their_date(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    decision = {"client": "10.1.0.2", "client_port": 40001, "network": "lte", "decision": "cap", "rate": "1mbit"}
+    decision = {
+        "client": "10.1.0.2",
+        "client_port": 40001,
+        "network": "lte",
+        "direction": "downlink",
+        "kind": "cap",
+        "rate": "1mbit",
+    }
     noon = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
     daemon.recent = [{**decision, "at": at, "reason": "wifi is live"} for at in (time.time(), noon)]
     times = page.tab.locator("#decision-rows td:first-child")
@@ -356,8 +363,9 @@ def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon,
 
 def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: PageInBrowser) -> None:
     eventually(lambda: page.network("lte")["rates of uplinks"] == "cap 500kbit per client", "the configured rate")
-    overrides = [{"rule": "uplink_cap", "seconds_left": 600.0}, {"rule": "uplink_limit", "seconds_left": None}]
-    daemon.top["networks"][0]["overrides"] = overrides
+    uplink = daemon.top["networks"][0]["rates"]["uplink"]
+    uplink["cap"].update(reason="by hand", seconds_left=600.0)
+    uplink["limit"].update(reason="by hand, until reset")
     shown = "cap 500kbit per client (by hand, for 10 min), limit unlimited (by hand, until reset)"
     eventually(lambda: page.network("lte")["rates of uplinks"] == shown, "both are marked")
     assert page.network("lte")["cap"] == "1mbit per client"

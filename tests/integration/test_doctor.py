@@ -40,7 +40,7 @@ def recommended_limits(hosts: Hosts) -> None:
 def findings(services: Services) -> tuple[int, list[Json]]:
     """Its exit status, and what it has found."""
     done = services.cli("doctor", "--json", check=False)
-    return done.returncode, json.loads(done.stdout)
+    return done.returncode, json.loads(done.stdout)["findings"]
 
 
 def problems(services: Services) -> tuple[int, dict[str, str]]:
@@ -206,7 +206,7 @@ def test_doctor_finds_that_its_user_is_no_member_of_the_socket_group(
     done = services.proxy.run(
         *user, EXECUTABLES / "mptcp-throttle", "--config", services.config, "doctor", "--json", check=False
     )
-    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    found = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
     assert (found["CLI user"]["problem"], found["CLI user"]["harm"]) == (problem, problem is None)
     assert found["JOINs"]["problem"] is None
     assert found["marks of others"]["unchecked"] == "only root may list the rules of iptables and nftables"

@@ -380,7 +380,7 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
     assert committer.exit_status is None
     committer.stop()
     eventually(lambda: len(world.marks()) == len(world.capped()) == 1, "as planned", WITHIN)
-    assert world.services.cli_json("plan")["in_force"]
+    assert world.services.cli_json("plan")["applied"]
     assert world.errors() == []
     proxy.run("iptables-legacy", "-t", "mangle", "-F", "SOMEBODY")
     proxy.run("iptables-legacy", "-t", "mangle", "-X", "SOMEBODY")

@@ -95,7 +95,8 @@ class Systemd:
     def doctor(self, *enter: str) -> dict[str, Json]:
         """What doctor finds, by subject, run by root or by the command `enter`."""
         program = (EXECUTABLES / "mptcp-throttle", "--config", CONFIG, "doctor", "--json")
-        return {one["subject"]: one for one in json.loads(self.run(*enter, *program, check=False).stdout)}
+        document = json.loads(self.run(*enter, *program, check=False).stdout)
+        return {finding["subject"]: finding for finding in document["findings"]}
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ class FaultyWorld(ProxyWorld):
 
     def is_as_planned(self) -> bool:
         """No errors, the plan is applied, and the kernel throttles exactly what the connections justify."""
-        if self.errors() or not self.services.ask("plan")["in_force"]:
+        if self.errors() or not self.services.ask("plan")["applied"]:
             return False
         return self.held() == dict.fromkeys(may_be_throttled(self.lab.proxy, WIFI), CAP)
 

@@ -51,9 +51,9 @@ def value(found: Samples, name: str, **labels: str) -> float:
 def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
     world.download()
     world.wait_capped()
-    eventually(lambda: value(samples(scraped(world)), "subflows", network="ethernet", treatment="cap") == 1, "a cap")
+    eventually(lambda: value(samples(scraped(world)), "subflows", network="ethernet", state="cap") == 1, "a cap")
     found = samples(scraped(world))
-    assert value(found, "subflows", network="wifi", treatment="free") == 1
+    assert value(found, "subflows", network="wifi", state="free") == 1
     assert value(found, "connections", paths="multi") == 1
     assert value(found, "cap_bytes_per_second", network="ethernet") == 125_000
     assert value(found, "ready", service="mptcp-sniffer") == 1
@@ -70,8 +70,8 @@ def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
     def is_equal() -> bool:
         found = samples(scraped(world))
         return has_carried() and all(
-            value(found, "sent_bytes_total", network=name, held="true")
-            + value(found, "sent_bytes_total", network=name, held="false")
+            value(found, "sent_bytes_total", network=name, throttled="true")
+            + value(found, "sent_bytes_total", network=name, throttled="false")
             == totals[name]["ip_sent"]
             and value(found, "received_bytes_total", network=name) == totals[name]["ip_received"]
             and value(found, "rtt_seconds_count", network=name) == totals[name]["rtt_samples"]
@@ -79,7 +79,7 @@ def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
         )
 
     eventually(is_equal, "metrics and status equal")
-    held = value(samples(scraped(world)), "sent_bytes_total", network="ethernet", held="true")
+    held = value(samples(scraped(world)), "sent_bytes_total", network="ethernet", throttled="true")
     assert 0 < held <= totals["ethernet"]["ip_sent"]
 
 
@@ -157,8 +157,8 @@ class Prometheus:
 
     def part_of_cap(self) -> float:
         """What has been sent to capped subflows in 5 s, as a fraction of the cap."""
-        sent = 'sum by (network) (rate(mptcpthrottle_sent_bytes_total{held="true"}[5s]))'
-        found = self.query(f"{sent} / on (network) mptcpthrottle_cap_bytes_per_second")
+        sent = 'sum by (network) (rate(mptcpthrottle_sent_bytes_total{throttled="true"}[5s]))'
+        found = self.query(f"{sent} / on (network) mptcpthrottle_rate_bytes_per_second")
         return float(found[0]["value"][1]) if found else 0.0
 
     def is_scraping(self) -> bool:

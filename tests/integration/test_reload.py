@@ -178,6 +178,7 @@ def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
     assert world.services.status()["networks"][0]["per"] == "subflow"
     assert world.services.status()["daemon"]["config"]["problems"] == []
     assert world.services.cli_json("reload") == {
+        "format": 1,
         "changes": [],
         "dropped_overrides": [],
         "problems": [],
@@ -256,9 +257,10 @@ def test_valid_overrides_survive_a_reload_and_a_restart(world: ProxyWorld) -> No
 
 def overrides(world: ProxyWorld) -> set[tuple[str, str, int]]:
     return {
-        (override["network"], override["rule"], override["rate_bps"])
+        (network["name"], kind, rate["rate_bps"])
         for network in world.services.status()["networks"]
-        for override in network["overrides"]
+        for kind, rate in network["rates"]["downlink"].items()
+        if rate["reason"] is not None
     }
 
 
@@ -266,7 +268,7 @@ def test_pause_frees_everybody_and_survives_a_crash(world: ProxyWorld) -> None:
     before = kernel_state(world.lab.proxy)
     world.services.cli("set-rate", "wifi", "20mbit", "--limit")
     world.download()
-    eventually(lambda: {s.rule for s in world.services.subflows()} == {"cap", "limit"}, "capped and limited")
+    eventually(lambda: {s.kind for s in world.services.subflows()} == {"cap", "limit"}, "capped and limited")
     for _ in range(2):
         assert world.services.cli("pause").stdout == "paused by the operator, until resumed: nothing is throttled\n"
         assert world.marks() == []
@@ -276,14 +278,14 @@ def test_pause_frees_everybody_and_survives_a_crash(world: ProxyWorld) -> None:
     world.daemon.kill()
     world.start_daemon()
     eventually(lambda: len(world.services.subflows()) == 2, "the sniffer's table known again")
-    assert {(s.rule, s.reason) for s in world.services.subflows()} == {(None, "paused by the operator")}
+    assert {(s.kind, s.reason) for s in world.services.subflows()} == {(None, "paused by the operator")}
     assert world.services.status()["daemon"]["pause"] == {"expires_at": None, "seconds_left": None}
     assert "paused by the operator, until resumed: nothing is throttled\n" in world.services.cli("status").stdout
     assert kernel_state(world.lab.proxy) == before
 
     for answer in ("resumed: the rates apply again\n", "nothing was paused\n"):
         assert world.services.cli("resume").stdout == answer
-        assert {s.rule for s in world.services.subflows()} == {"cap", "limit"}
+        assert {s.kind for s in world.services.subflows()} == {"cap", "limit"}
     assert world.services.status()["daemon"]["pause"] is None
 
 

@@ -173,7 +173,7 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
     assert " 1 classes, marks by socket, 1 subflows capped" in status
     assert re.search(r"^capture: 0 frames dropped, 0 segments refused; \d subflows in the kernel list$", status, re.M)
     plan = world.services.cli_json("plan")
-    assert plan["in_force"]
+    assert plan["applied"]
     operations = [operation["operation"] for operation in plan["operations"]]
     assert operations == ["ChangePaces", "InstallHtb", "AddClass", "MakeAssignments"]
     assert cli("plan").stdout.endswith("# applied\n")
@@ -193,9 +193,9 @@ def test_limit_set_by_hand_throttles_the_preferred_path(world: ProxyWorld) -> No
     world.download()
     world.wait_capped()
     world.services.cli("set-rate", "wifi", "3mbit", "--limit")
-    eventually(lambda: any(s.rule == "limit" and s.rate == 3_000_000 for s in world.services.subflows()), "limited")
+    eventually(lambda: any(s.kind == "limit" and s.rate == 3_000_000 for s in world.services.subflows()), "limited")
     world.services.cli("reset-rate", "wifi")
-    eventually(lambda: all(s.rule != "limit" for s in world.services.subflows()), "free again")
+    eventually(lambda: all(s.kind != "limit" for s in world.services.subflows()), "free again")
 
 
 def test_malformed_options_are_counted_and_ignored(world: ProxyWorld) -> None:

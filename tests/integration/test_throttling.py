@@ -135,7 +135,9 @@ def test_rate_set_by_hand_reaches_a_running_transfer_in_place(world: ProxyWorld)
     world.wait_settled()
     qdiscs = world.qdisc()
     changed = world.services.cli_json("set-rate", "ethernet", "5mbit")
-    assert (changed["cap"], changed["configured_cap"]) == ("5mbit", "1mbit")
+    cap = changed["rates"]["downlink"]["cap"]
+    assert (cap["rate"], cap["configured"], cap["reason"]) == ("5mbit", "1mbit", "by hand, until reset")
+    assert changed["format"] == 1
     # TCP takes some seconds to find the new rate.
     eventually(lambda: 4.5e6 < receive_rates(world.lab.client, 3)["eth0"] < 5.5e6, "5 Mb/s for 3 s")
     asked = time.monotonic()

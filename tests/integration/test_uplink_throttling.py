@@ -39,7 +39,7 @@ def world(hosts: Hosts) -> Iterator[ProxyWorld]:
 
 def capped(world: ProxyWorld) -> list[SubflowStatus]:
     """The subflows whose uplinks are capped."""
-    return [subflow for subflow in world.services.subflows() if subflow.uplink_rule == "uplink_cap"]
+    return [subflow for subflow in world.services.subflows() if subflow.uplink_kind == "cap"]
 
 
 def wait_capped(world: ProxyWorld) -> None:
@@ -123,7 +123,7 @@ def test_window_of_a_capped_uplink_is_small_and_that_of_others_is_not(world: Pro
 def test_document_arrives_intact_while_its_path_is_capped(world: ProxyWorld) -> None:
     result = world.upload(20 * MEGABYTE).wait()
     assert (result.exit_status, result.intact) == (0, True)
-    assert " uplink_cap token=" in world.daemon.log_text()
+    assert "network=ethernet direction=uplink rate=" in world.daemon.log_text()
     assert result.seconds < 20 * MEGABYTE * 8 / 25e6
 
 
@@ -146,14 +146,16 @@ def test_own_mp_prio_is_no_backup_to_the_policy(hosts: Hosts) -> None:
         wait_capped(world)
         for _ in range(40):
             ethernet = next(s for s in world.services.subflows() if s.network == "ethernet")
-            assert (ethernet.backup, ethernet.rule, ethernet.uplink_rule) == (False, "cap", "uplink_cap")
+            assert (ethernet.backup, ethernet.kind, ethernet.uplink_kind) == (False, "cap", "cap")
 
 
 def test_uplink_rate_set_by_hand_reaches_a_running_upload(world: ProxyWorld) -> None:
     world.upload(LONG)
     wait_capped(world)
     changed = world.services.cli_json("set-rate", "--uplink", "ethernet", "4mbit")
-    assert (changed["uplink_cap"], changed["configured_uplink_cap"], changed["cap"]) == ("4mbit", "1mbit", None)
+    cap = changed["rates"]["uplink"]["cap"]
+    assert (cap["rate"], cap["configured"]) == ("4mbit", "1mbit")
+    assert changed["rates"]["downlink"]["cap"]["rate"] is None
     eventually(lambda: 3.2e6 < send_rates(world.lab.client, 3)["eth0"] < 4.8e6, "4 Mb/s for 3 s")
     world.services.cli("pause")
     eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 7e6, "Ethernet free")
@@ -187,7 +189,7 @@ def test_cap_is_obeyed_although_the_client_ignores_mp_prio() -> None:
         ignore_priorities(world.lab.client)
         world.upload(LONG)
         eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
-        assert "uplink_policed client=" in world.daemon.log_text()
+        assert " policed client=" in world.daemon.log_text()
         assert not has_backup(world)
         # After a pause of TCP the share has credit for a moment.
         eventually(lambda: 0.5e6 < received_rates(world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")

@@ -115,7 +115,7 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
         daemon={"classifier": classifier},
     ) as world:
         world.download()
-        eventually(lambda: any(subflow.rule for subflow in world.services.subflows()), "throttled")
+        eventually(lambda: any(subflow.kind for subflow in world.services.subflows()), "throttled")
         eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
         eventually(lambda: "rate 10Gbit" not in world.classes(), "the proxy's queue drained")
         assert ethernet_subflow(world)["not_enforced"] is None
@@ -144,7 +144,7 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
 
 def harms(world: ProxyWorld) -> dict[str, str]:
     """The problems that prevent caps, as doctor finds them."""
-    found = json.loads(world.services.cli("doctor", "--json", check=False).stdout)
+    found = json.loads(world.services.cli("doctor", "--json", check=False).stdout)["findings"]
     return {one["subject"]: one["problem"] for one in found if one["problem"] is not None and one["harm"]}
 
 

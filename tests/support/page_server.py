@@ -32,6 +32,13 @@ PROGRAM: Final = Path(sys.executable).parent / "mptcp-throttle-web"
 JSON_BODY: Final = {"Content-Type": "application/json"}
 
 CLIENT: Final = "10.1.0.2"
+
+
+def rate(text: str | None, bits_per_second: int | None) -> dict[str, Any]:
+    """A configured rate, as in the answer to `status`."""
+    return {"rate": text, "rate_bps": bits_per_second, "configured": text, "reason": None, "seconds_left": None}
+
+
 TOP: Final[dict[str, Any]] = {
     "connections": 1,
     "networks": [
@@ -39,9 +46,15 @@ TOP: Final[dict[str, Any]] = {
             "name": "lte",
             "sent_bps": 940_000,
             "received_bps": 0,
-            "cap": "1mbit",
+            "rates": {
+                "downlink": {"cap": rate("1mbit", 1_000_000), "limit": rate(None, None)},
+                "uplink": {"cap": rate("500kbit", 500_000), "limit": rate(None, None)},
+            },
             "clients": [
-                {"client": CLIENT, "subflows": [{"client_port": 40001, "reason": f"{CLIENT}:40001 is capped"}]}
+                {
+                    "client": CLIENT,
+                    "subflows": [{"client_port": 40001, "downlink": {"reason": f"{CLIENT}:40001 is capped"}}],
+                }
             ],
             "more_clients": 0,
         }
@@ -109,10 +122,10 @@ class CannedDaemon:
             raise UserError(self.history_problem)
         return HISTORY
 
-    def _set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> None:
+    def _set_rate(self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None) -> None:
         if network != "lte":
             raise UserError(f"{network}: no such access network")
-        self.changes.append(("set_rate", network, rule, rate, seconds))
+        self.changes.append(("set_rate", network, direction, kind, rate, seconds))
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class ProxyWorld:
 
     def capped(self) -> list[SubflowStatus]:
         """The capped subflows."""
-        return [subflow for subflow in self.services.subflows() if subflow.rule == "cap"]
+        return [subflow for subflow in self.services.subflows() if subflow.kind == "cap"]
 
     def wait_capped(self, count: int = 1) -> list[SubflowStatus]:
         """The capped subflows, once there are `count`."""

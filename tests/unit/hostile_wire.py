@@ -16,6 +16,7 @@ from functools import cache, partial
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
+from policy_oracle import decision_table
 from segments import (
     PROXY,
     capable_ack,
@@ -38,7 +39,6 @@ from mptcp_sniffer.kernel_reader import _GATHER_SECONDS, _REPEAT_SECONDS
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import AccessNetwork, FourTuple, RateKind, Token
-from mptcp_throttled.policy.decisions import DecisionTable
 
 LIST_SECONDS: Final = 1.0
 """sniffer.kernel_list_interval."""
@@ -195,7 +195,7 @@ class HostileWire:
         self._event = event
         self.connections: dict[Token, Connection] = {}
         self.last_ended: PackedEndpoint | None = None
-        self.decisions = DecisionTable(networks)
+        self.decisions = decision_table(networks)
         self._begin_tracking()
         self._list_due = [self.now]
         self._gathered_at = self.now
@@ -359,7 +359,7 @@ class HostileWire:
             (decision.token, decision.subflow.ends)
             for decisions in self.decisions.decisions.values()
             for decision in decisions
-            if decision.throttle is not None and decision.throttle.share.kind is RateKind.CAP
+            if decision.downlink.share is not None and decision.downlink.share.kind is RateKind.CAP
         }
 
     def check(self) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from mptcp_throttled.plan.shares import PlanSettings, Slots, plan_for
 from mptcp_throttled.policy.clients import MAX_ADDRESSES, address_order, links
 from mptcp_throttled.policy.decide import decide
-from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.policy.decisions import DecisionTable
+from mptcp_throttled.policy.terms import terms_of
+from mptcp_throttled.vocabulary.decision import Decision, Previous, Share
+from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
 from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.terms import Facts, PresentTerms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mptcp_throttle.model import AccessNetwork, Address, Connection
+    from mptcp_throttle.model import AccessNetwork, Address, Connection, FourTuple
 
 
 def decide_all(
@@ -26,8 +31,46 @@ def decide_all(
     return tuple(
         decision
         for connection in connections
-        for decision in decide(connection, locate, lambda address: clients[locate.prefix(address)], paused=paused)
+        for decision in decide(
+            connection, locate, lambda a: clients[locate.prefix(a)], as_configured(networks), paused=paused
+        )
     )
+
+
+def as_configured(networks: Iterable[AccessNetwork]) -> PresentTerms:
+    """The terms of networks whose rates no rule changes."""
+    return terms_of(networks, 0.0, Facts())
+
+
+def decision_table(networks: Sequence[AccessNetwork]) -> DecisionTable:
+    """A table without connections for these networks."""
+    table = DecisionTable()
+    reconfigure(table, networks)
+    return table
+
+
+def reconfigure(
+    table: DecisionTable,
+    networks: Sequence[AccessNetwork],
+    *,
+    paused: bool = False,
+    ports: frozenset[int] | None = None,
+) -> Previous:
+    """Let a table use these networks, whose rates no rule changes."""
+    return table.reconfigure(networks, as_configured(networks), paused=paused, ports=ports)
+
+
+def plan_of(
+    decisions: Iterable[Decision], networks: Iterable[AccessNetwork], slots: Slots, settings: PlanSettings
+) -> KernelPlan:
+    """The plan for all of these decisions."""
+    members: dict[Share, dict[FourTuple, Decision]] = {}
+    for decision in decisions:
+        if decision.downlink.share is not None:
+            members.setdefault(decision.downlink.share, {})[decision.subflow.ends] = decision
+    terms = as_configured(networks)
+    rates = {share: rate for share in members if (rate := terms.rate(share)) is not None}
+    return plan_for(members, rates, slots, settings)
 
 
 def _group_clients(connections: Iterable[Connection], locate: Locator) -> dict[Address, Address]:

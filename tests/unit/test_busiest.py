@@ -82,7 +82,7 @@ def test_capped_client_has_its_rate_and_use(snapshot: Snapshot) -> None:
     first = ethernet["clients"][0]
     assert (first["client"], first["rate_bps"], first["throttled_bps"]) == ("10.1.0.1", 1_000_000, 500_000)
     assert [one["state"] for one in first["subflows"]] == ["cap"]
-    assert first["subflows"][0]["reason"] == "wifi is live"
+    assert first["subflows"][0]["downlink"]["reason"] == "wifi is live"
 
 
 @pytest.mark.parametrize(

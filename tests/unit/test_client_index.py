@@ -15,7 +15,7 @@ from loops import snapshot_of
 
 from mptcp_throttle.model import AccessNetwork, ClientPrefix
 from mptcp_throttled.answers.client_index import ClientIndex
-from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.decision import Decision, Verdict
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 
@@ -77,8 +77,11 @@ SUBFLOWS: Final = [
 ]
 
 
+FREE: Final = Verdict(None, "free")
+
+
 def decided(numbers: frozenset[int]) -> tuple[Decision, ...]:
-    return tuple(Decision(connection(1).token, SUBFLOWS[n], "wifi", None, "free") for n in sorted(numbers))
+    return tuple(Decision(connection(1).token, SUBFLOWS[n], "wifi", FREE, FREE) for n in sorted(numbers))
 
 
 TABLES: Final = st.dictionaries(

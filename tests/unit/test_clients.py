@@ -8,12 +8,11 @@ import pytest
 from examples import ETHERNET, WIFI, connection, subflow
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_oracle import decide_all
+from policy_oracle import decide_all, decision_table
 
 from mptcp_throttle.model import Address, ClientPrefix, Connection, Token
 from mptcp_throttled.policy import clients
 from mptcp_throttled.policy.clients import MAX_ADDRESSES, Clients
-from mptcp_throttled.policy.decisions import DecisionTable
 
 NETWORKS = tuple(replace(network, client_prefix=ClientPrefix(ipv6=128)) for network in (WIFI, ETHERNET))
 CHAIN = 4000
@@ -68,7 +67,7 @@ def chained(number: int) -> Connection:
 
 
 def test_chain_of_clients_concerns_few_addresses_at_each_link() -> None:
-    table = DecisionTable(NETWORKS)
+    table = decision_table(NETWORKS)
     table.update({Token(number): chained(number) for number in range(CHAIN)})
     for number in (CHAIN // 2, CHAIN // 3):
         previous = table.update({Token(number): None})
@@ -83,7 +82,7 @@ def paired(number: int, *more: str) -> Connection:
 
 
 def test_client_with_thousands_of_connections_is_renamed_in_portions() -> None:
-    table = DecisionTable(NETWORKS)
+    table = decision_table(NETWORKS)
     table.update(
         {Token(number): connection(number, *(subflow(one, number) for one in PAIR)) for number in range(CHAIN)}
     )
@@ -102,14 +101,14 @@ def test_client_with_thousands_of_connections_is_renamed_in_portions() -> None:
 
 
 def test_connection_that_waits_for_its_portion_may_end_or_change() -> None:
-    table = DecisionTable(NETWORKS)
+    table = decision_table(NETWORKS)
     table.update({Token(number): paired(number) for number in range(1000)})
     joining = paired(1000, "fd00:1::1")
     table.update({joining.token: joining})
     alone = connection(998, subflow("fd00:1::2", 998))
     previous = table.update({Token(999): None, Token(998): alone})
     assert {Token(998), Token(999)} < previous.keys()
-    assert table.decisions[Token(998)][0].throttle is None
+    assert table.decisions[Token(998)][0].downlink.share is None
     while not table.complete:
         assert not {Token(998), Token(999)} & table.update({}).keys()
     assert Token(999) not in table.decisions

@@ -4,28 +4,33 @@ import pytest
 from examples import ETHERNET, WIFI, connection, network, subflow
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_oracle import decide_all
+from policy_oracle import as_configured, decide_all, decision_table, reconfigure
 
-from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Per, RateKind, Token
+from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Direction, Per, RateKind, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.decision import Decision, Verdict
 
 
 def held(connections: list[Connection], *networks: AccessNetwork) -> dict[str, tuple[str, str]]:
-    """Client end -> (rule, rate) of every subflow that is held."""
-    return {
-        str(t.subflow.ends.client): (t.throttle.share.kind, str(t.throttle.rate))
-        for t in decide_all(connections, networks or (WIFI, ETHERNET))
-        if t.throttle is not None
-    }
+    """Client end -> (kind, rate) of every subflow that is throttled."""
+    return throttles(Direction.DOWNLINK, connections, *networks)
+
+
+def throttles(
+    direction: Direction, connections: list[Connection], *networks: AccessNetwork
+) -> dict[str, tuple[str, str]]:
+    """Client end -> (kind, rate) of every subflow that is throttled in this direction."""
+    terms = as_configured(networks or (WIFI, ETHERNET))
+    decisions = decide_all(connections, networks or (WIFI, ETHERNET))
+    found = ((d.subflow.ends.client, terms.throttle(d.of(direction))) for d in decisions)
+    return {str(client): (t.share.kind, str(t.rate)) for client, t in found if t is not None}
 
 
 def shares(connections: list[Connection], *networks: AccessNetwork) -> dict[str, str]:
     return {
-        str(t.subflow.ends.client): t.throttle.share.who
-        for t in decide_all(connections, networks)
-        if t.throttle is not None
+        str(d.subflow.ends.client): d.downlink.share.who
+        for d in decide_all(connections, networks)
+        if d.downlink.share is not None
     }
 
 
@@ -33,8 +38,8 @@ def test_cap_applies_while_a_preferred_path_is_live() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     assert held([both]) == {"10.1.0.2:40000": ("cap", "1mbit")}
     (capped, free) = decide_all([both], (WIFI, ETHERNET))
-    assert (capped.network, capped.reason) == ("ethernet", "wifi is live")
-    assert (free.network, free.throttle) == ("wifi", None)
+    assert (capped.network, capped.downlink.reason) == ("ethernet", "wifi is live")
+    assert (free.network, free.downlink.share) == ("wifi", None)
 
 
 def test_cap_never_applies_to_the_only_path() -> None:
@@ -85,7 +90,7 @@ def test_most_preferred_live_network_of_three_stays_free() -> None:
 def test_address_in_no_network_is_free_and_justifies_no_cap() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("192.0.2.1"))
     assert held([both]) == {}
-    assert decide_all([both], (WIFI, ETHERNET))[1].reason == "address is in no access network"
+    assert decide_all([both], (WIFI, ETHERNET))[1].downlink.reason == "address is in no access network"
 
 
 def test_limit_applies_whenever_the_cap_does_not() -> None:
@@ -109,8 +114,8 @@ def test_pause_frees_and_is_the_reason_only_for_those_it_frees() -> None:
     limited = network("ethernet", 1, 2, cap="1mbit", limit="5mbit")
     connections = [connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))]
     decisions = decide_all(connections, (WIFI, limited), paused=True)
-    assert [t.throttle for t in decisions] == [None, None, None]
-    assert [t.reason for t in decisions] == ["paused by the operator"] * 2 + ["network has no cap"]
+    assert [d.downlink.share for d in decisions] == [None, None, None]
+    assert [d.downlink.reason for d in decisions] == ["paused by the operator"] * 2 + ["network has no cap"]
 
 
 UPLINK = ETHERNET.with_rates(
@@ -122,54 +127,49 @@ def test_uplink_has_rates_of_its_own_by_the_same_rules() -> None:
     lone, both = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))
     backup = connection(3, subflow("10.1.0.4", backup=True), subflow("10.2.0.4"))
     decisions = decide_all([lone, both, backup], (WIFI, UPLINK))
-    assert [d.throttle for d in decisions] == [None] * 5
-    uplinks = {
-        str(d.subflow.ends.client.address): (d.uplink.share.kind, str(d.uplink.rate), d.uplink_reason)
-        for d in decisions
-        if d.uplink is not None
+    assert [d.downlink.share for d in decisions] == [None] * 5
+    assert throttles(Direction.UPLINK, [lone, both, backup], WIFI, UPLINK) == {
+        "10.1.0.2:40000": (RateKind.UPLINK_LIMIT, "4mbit"),
+        "10.1.0.3:40000": (RateKind.UPLINK_CAP, "250kbit"),
     }
-    assert uplinks == {
-        "10.1.0.2": (RateKind.UPLINK_LIMIT, "4mbit", "limit of the network"),
-        "10.1.0.3": (RateKind.UPLINK_CAP, "250kbit", "wifi is live"),
-    }
-    assert decisions[3].uplink_reason.startswith("backup subflow")
+    assert [d.uplink.reason for d in decisions[:2]] == ["limit of the network", "wifi is live"]
+    assert decisions[3].uplink.reason.startswith("backup subflow")
 
 
 def test_uplink_pays_from_another_share_than_the_downlink() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     capped = decide_all([both], (WIFI, UPLINK.with_rates({RateKind.CAP: UPLINK.rates[RateKind.UPLINK_CAP]})))[0]
-    assert capped.throttle is not None
-    assert capped.uplink is not None
-    assert capped.throttle.share != capped.uplink.share
+    assert None not in (capped.downlink.share, capped.uplink.share)
+    assert capped.downlink.share != capped.uplink.share
 
 
 def test_pause_frees_uplinks_too() -> None:
     both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
     capped, free = decide_all([both], (WIFI, UPLINK), paused=True)
-    assert (capped.uplink, capped.uplink_reason) == (None, "paused by the operator")
-    assert (free.uplink, free.uplink_reason) == (None, "network has no cap")
+    assert capped.uplink == Verdict(None, "paused by the operator")
+    assert free.uplink == Verdict(None, "network has no cap")
 
 
 def test_uplink_of_a_subflow_that_the_proxy_opened_is_throttled_too() -> None:
     joined = subflow("10.1.0.2")
     opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))
-    table = DecisionTable((WIFI, UPLINK))
-    table.reconfigure((WIFI, UPLINK), paused=False, ports=frozenset({8080}))
+    table = decision_table((WIFI, UPLINK))
+    reconfigure(table, (WIFI, UPLINK), paused=False, ports=frozenset({8080}))
     table.update({Token(1): connection(1, subflow("10.2.0.2"), opened)})
-    assert table.decisions[Token(1)][1].uplink is not None
+    assert table.decisions[Token(1)][1].uplink.share is not None
 
 
 def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None:
     joined = subflow("10.1.0.2")
     opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))
-    table = DecisionTable((WIFI, ETHERNET))
+    table = decision_table((WIFI, ETHERNET))
     table.update({Token(1): connection(1, subflow("10.2.0.2"), opened), Token(2): connection(2, joined)})
-    assert table.decisions[Token(1)][1].throttle is not None
-    assert table.reconfigure((WIFI, ETHERNET), paused=False, ports=frozenset({8080})).keys() == {Token(1)}
-    assert table.decisions[Token(1)][1].throttle is None
-    assert "classifier: socket" in table.decisions[Token(1)][1].reason
-    table.reconfigure((WIFI, ETHERNET), paused=False, ports=None)
-    assert table.decisions[Token(1)][1].throttle is not None
+    assert table.decisions[Token(1)][1].downlink.share is not None
+    assert reconfigure(table, (WIFI, ETHERNET), paused=False, ports=frozenset({8080})).keys() == {Token(1)}
+    assert table.decisions[Token(1)][1].downlink.share is None
+    assert "classifier: socket" in table.decisions[Token(1)][1].downlink.reason
+    reconfigure(table, (WIFI, ETHERNET), paused=False, ports=None)
+    assert table.decisions[Token(1)][1].downlink.share is not None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_cap_always_has_a_live_preferred_path_of_its_connection(
     decisions = decide_all(connections, networks)
     assert len(decisions) == sum(len(c.subflows) for c in connections)
     for decision in decisions:
-        if decision.throttle is not None and decision.throttle.share.kind is RateKind.CAP:
+        if decision.downlink.share is not None and decision.downlink.share.kind is RateKind.CAP:
             siblings = [other for other in decisions if other.token == decision.token]
             backups_used = all(sibling.subflow.backup for sibling in siblings)
             assert any(
@@ -261,5 +261,9 @@ def _is_preferred_to(other: Decision, capped: Decision, preference: dict[str, in
         and other.network is not None
         and capped.network is not None
         and preference[other.network] < preference[capped.network]
-        and (other.throttle is None or other.throttle.share.kind is RateKind.LIMIT or other.network != capped.network)
+        and (
+            other.downlink.share is None
+            or other.downlink.share.kind is RateKind.LIMIT
+            or other.network != capped.network
+        )
     )

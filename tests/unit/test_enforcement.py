@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 from examples import ETHERNET, WIFI, connection, ends, kernel_plan, subflow
+from policy_oracle import decision_table
 
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.observing.enforcement import GRACE_SECONDS, Enforcement
-from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -23,8 +23,7 @@ PACE = 117_500
 @pytest.fixture
 def snapshot() -> Snapshot:
     """A capped subflow and its free sibling, with the kernel program."""
-    table = DecisionTable()
-    table.reconfigure((WIFI, ETHERNET), paused=False)
+    table = decision_table((WIFI, ETHERNET))
     table.replace({Token(1): connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))})
     plan = kernel_plan({2: CAP}, {CAPPED: 2}, {CAPPED: PACE})
     return Snapshot(decisions=table.decisions, applied=plan, classifier="socket")

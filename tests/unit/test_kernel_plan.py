@@ -4,16 +4,17 @@ from dataclasses import replace
 from examples import ETHERNET, WIFI, connection, ends, subflow
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_oracle import decide_all
+from policy_oracle import decide_all, plan_of
 
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.plan import shares as planning
-from mptcp_throttled.plan.shares import PlanSettings, Slot, Slots, expiry, plan_for
+from mptcp_throttled.plan.shares import PlanSettings, Slot, Slots, expiry
 from mptcp_throttled.vocabulary.decision import Decision, Share
 from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, PAYLOAD_PART
 
 RULES = PlanSettings(max_minor=5, linger=10.0, other_traffic=None)
+NETWORKS = (WIFI, ETHERNET)
 ONE_MBIT = Rate.parse("1mbit")
 
 
@@ -30,14 +31,18 @@ def assign_classes(shares: Sequence[Share], before: Slots, now: float, rules: Pl
     return planning.assign_classes(shares, before, now, rules, free)
 
 
+def shares_of(decisions: Sequence[Decision]) -> list[Share]:
+    return list(dict.fromkeys(d.downlink.share for d in decisions if d.downlink.share is not None))
+
+
 def capped() -> tuple[Decision, ...]:
-    return decide_all([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))], [WIFI, ETHERNET])
+    return decide_all([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))], NETWORKS)
 
 
 def test_throttled_subflow_has_a_mark_and_a_class() -> None:
     decisions = capped()
-    assert decisions[0].throttle is not None
-    plan = plan_for(decisions, {decisions[0].throttle.share: Slot(2)}, RULES)
+    (share,) = shares_of(decisions)
+    plan = plan_of(decisions, NETWORKS, {share: Slot(2)}, RULES)
     assert (plan.htb, plan.default_minor) == (True, 0)
     assert dict(plan.classes) == {2: ONE_MBIT}
     assert dict(plan.assignments) == {ends("10.1.0.2"): 2}
@@ -45,10 +50,8 @@ def test_throttled_subflow_has_a_mark_and_a_class() -> None:
 
 def test_subflows_of_a_share_divide_its_pace_in_bytes_of_payload() -> None:
     connections = [connection(n, subflow("10.1.0.2", 4000 + n), subflow("10.2.0.2", 4000 + n)) for n in range(4)]
-    decisions = decide_all(connections, [WIFI, ETHERNET])
-    plan = plan_for(
-        decisions, assign_classes([t.throttle.share for t in decisions if t.throttle], {}, 0.0, RULES), RULES
-    )
+    decisions = decide_all(connections, NETWORKS)
+    plan = plan_of(decisions, NETWORKS, assign_classes(shares_of(decisions), {}, 0.0, RULES), RULES)
     assert dict(plan.paces) == {ends("10.1.0.2", 4000 + n): int(125_000 * PAYLOAD_PART / 4) for n in range(4)}
 
 
@@ -56,35 +59,32 @@ def test_stalled_subflows_take_no_part_of_the_pace_of_their_share() -> None:
     stalled = [replace(subflow("10.1.0.2", 5000 + n), stalled=True) for n in range(3)]
     paths = [subflow("10.1.0.2", 4000), subflow("10.1.0.2", 4001), *stalled]
     for used, sharers in ((paths, 2), (stalled, 1)):
-        decisions = decide_all([connection(1, subflow("10.2.0.2"), *used)], [WIFI, ETHERNET])
-        (share,) = {t.throttle.share for t in decisions if t.throttle}
-        plan = plan_for(decisions, {share: Slot(2)}, RULES)
+        decisions = decide_all([connection(1, subflow("10.2.0.2"), *used)], NETWORKS)
+        (share,) = shares_of(decisions)
+        plan = plan_of(decisions, NETWORKS, {share: Slot(2)}, RULES)
         assert dict(plan.paces) == {one.ends: int(125_000 * PAYLOAD_PART / sharers) for one in used}
 
 
 def test_limited_subflow_is_not_paced_and_has_its_rate_at_once() -> None:
-    decisions = decide_all(
-        [connection(1, subflow("10.2.0.2"))], [WIFI.with_rates({RateKind.LIMIT: ONE_MBIT}), ETHERNET]
-    )
+    networks = [WIFI.with_rates({RateKind.LIMIT: ONE_MBIT}), ETHERNET]
+    decisions = decide_all([connection(1, subflow("10.2.0.2"))], networks)
     rules = replace(RULES, settle=1.0)
-    plan = plan_for(
-        decisions, assign_classes([t.throttle.share for t in decisions if t.throttle], {}, 0.0, rules), rules
-    )
+    plan = plan_of(decisions, networks, assign_classes(shares_of(decisions), {}, 0.0, rules), rules)
     assert (len(plan.assignments), dict(plan.classes), len(plan.paces)) == (1, {2: ONE_MBIT}, 0)
 
 
 def test_class_that_settles_leaves_throttling_to_the_pace() -> None:
     decisions = capped()
-    (held,) = (t.throttle for t in decisions if t.throttle is not None)
+    (share,) = shares_of(decisions)
     rules = replace(RULES, settle=1.0)
-    fresh = assign_classes([held.share], {}, 0.0, rules)
-    assert expiry(fresh[held.share], rules.linger) == 1.0
-    assert dict(plan_for(decisions, fresh, rules).classes) == {2: DRAIN_RATE}
-    assert dict(plan_for(decisions, fresh, rules).paces) == {ends("10.1.0.2"): int(125_000 * PAYLOAD_PART)}
-    settled = assign_classes([held.share], fresh, 1.0, rules)
-    assert dict(plan_for(decisions, settled, rules).classes) == {2: ONE_MBIT}
+    fresh = assign_classes([share], {}, 0.0, rules)
+    assert expiry(fresh[share], rules.linger) == 1.0
+    assert dict(plan_of(decisions, NETWORKS, fresh, rules).classes) == {2: DRAIN_RATE}
+    assert dict(plan_of(decisions, NETWORKS, fresh, rules).paces) == {ends("10.1.0.2"): int(125_000 * PAYLOAD_PART)}
+    settled = assign_classes([share], fresh, 1.0, rules)
+    assert dict(plan_of(decisions, NETWORKS, settled, rules).classes) == {2: ONE_MBIT}
     idle = assign_classes([], settled, 2.0, rules)
-    assert assign_classes([held.share], idle, 3.0, rules) == {held.share: Slot(2, None, 4.0)}
+    assert assign_classes([share], idle, 3.0, rules) == {share: Slot(2, None, 4.0)}
 
 
 def test_class_does_not_settle_if_pacing_is_unavailable() -> None:
@@ -94,7 +94,7 @@ def test_class_does_not_settle_if_pacing_is_unavailable() -> None:
 
 def test_other_traffic_has_the_first_class_as_default() -> None:
     rules = PlanSettings(5, 10.0, Rate.parse("50mbit"))
-    plan = plan_for(capped(), {A: Slot(2)}, rules)
+    plan = plan_of(capped(), NETWORKS, {A: Slot(2)}, rules)
     assert plan.default_minor == 1
     assert dict(plan.classes) == {1: Rate.parse("50mbit"), 2: DRAIN_RATE}
 
@@ -109,7 +109,7 @@ def test_idle_class_drains_lingers_and_goes() -> None:
     slots = assign_classes([A], {}, 0.0, RULES)
     idle = assign_classes([], slots, 5.0, RULES)
     assert idle == {A: Slot(2, 5.0)}
-    assert dict(plan_for((), idle, RULES).classes) == {2: DRAIN_RATE}
+    assert dict(plan_of((), NETWORKS, idle, RULES).classes) == {2: DRAIN_RATE}
     assert expiry(idle[A], RULES.linger) == 15.0
     assert assign_classes([], idle, 14.9, RULES) == idle
     assert assign_classes([], idle, 15.0, RULES) == {}

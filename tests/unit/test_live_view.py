@@ -10,20 +10,18 @@ from rich.console import Console
 from mptcp_throttle.cli.live_view import Recent, View, render, sparkline
 from mptcp_throttle.rpc import Json
 
+DOWNLINK = {"kind": "cap", "rate": "1mbit", "rate_bps": 1_000_000, "reason": "wifi is live"}
+UPLINK = {"kind": None, "rate": None, "rate_bps": None, "reason": "network has no cap", "policed": False}
+FREE = {**DOWNLINK, "kind": None, "rate": None, "rate_bps": None}
 SUBFLOW = {
     "state": "cap",
     "client_port": 40000,
-    "rule": "cap",
-    "rate": "1mbit",
-    "rate_bps": 1_000_000,
+    "downlink": DOWNLINK,
+    "uplink": UPLINK,
     "sent_bps": 950_000,
     "received_bps": 10_000,
     "rtt_ms": 25.4,
-    "reason": "wifi is live",
     "not_enforced": None,
-    "uplink_rule": None,
-    "uplink_reason": "",
-    "uplink_policed": False,
 }
 CLIENT = {
     "client": "fd00:1:2:3::",
@@ -44,8 +42,7 @@ DATA: Json = {
             "name": "ethernet",
             "sent_bps": 950_000,
             "received_bps": 10_000,
-            "cap": "1mbit",
-            "limit": None,
+            "rates": {"downlink": {"cap": {"rate": "1mbit"}, "limit": {"rate": None}}},
             "per": "client",
             "clients": [CLIENT],
             "more_clients": 7,
@@ -73,7 +70,7 @@ def pressed(keys: str, view: View = DEFAULT) -> View:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    long = {**SUBFLOW, "reason": "x" * 300, "client_port": 65535}
+    long = {**SUBFLOW, "downlink": {**DOWNLINK, "reason": "x" * 300}, "client_port": 65535}
     network = {**DATA["networks"][0], "name": "n" * 32, "clients": [{**CLIENT, "subflows": [long]}]}
     lines = screen({**DATA, "networks": [network], "errors": ["e" * 300]}, width=width, problem="p" * 300)
     assert max(map(len, lines)) <= width
@@ -111,8 +108,8 @@ def test_what_is_wrong_is_above_the_table(change: Json, line: str) -> None:
     ("change", "text"),
     [
         ({"not_enforced": "marks"}, "cap: not enforced: marks"),
-        ({"rule": None, "uplink_rule": "uplink_cap", "uplink_reason": "in debt"}, "cap: in debt"),
-        ({"uplink_policed": True}, "policed: wifi is live"),
+        ({"downlink": FREE, "uplink": {**UPLINK, "kind": "cap", "reason": "in debt"}}, "cap: in debt"),
+        ({"uplink": {**UPLINK, "kind": "cap", "reason": "in debt", "policed": True}}, "policed: in debt"),
     ],
 )
 def test_reason_is_that_of_what_is_done(change: Json, text: str) -> None:

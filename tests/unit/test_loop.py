@@ -192,7 +192,7 @@ def test_subflow_freed_without_the_sniffer_is_not_logged_as_ended(
     assert {*world.uplinks.throttled} == world.throttled == {capped(1)}
     world.source.update = TableUpdate(problem="no service answers")
     world.step()
-    lines = [line for line in caplog.messages if line.startswith(("free ", "uplink_free "))]
+    lines = [line for line in caplog.messages if line.startswith("free ")]
     assert [line.partition(" reason=")[2] for line in lines] == ["'the sniffer does not answer'"] * 2
     world.step(client(2))
     world.step(ended=2)
@@ -548,15 +548,18 @@ def test_request_that_is_refused_changes_nothing(world: World) -> None:
 
 
 def test_snapshot_has_the_same_networks_until_they_change(world: World) -> None:
-    world.step()
-    networks = world.loop.snapshot.networks
+    world.step(client(1))
+    before = world.loop.snapshot
     world.running.take(configuration((replace(WIFI), replace(ETHERNET))), world.clock.time())
     for _ in range(2):
         world.step()
-        assert world.loop.snapshot.networks is networks
+        assert world.loop.snapshot.networks is before.networks
+        assert world.loop.snapshot.terms is before.terms
     world.operator.set(Override("ethernet", RateKind.CAP, None, None))
     world.step()
-    assert world.loop.snapshot.networks == (WIFI, ETHERNET.with_rates({RateKind.CAP: None}))
+    assert world.loop.snapshot.networks is before.networks
+    assert world.loop.snapshot.terms != before.terms
+    assert world.kernel.networks == (WIFI, ETHERNET.with_rates({RateKind.CAP: None}))
 
 
 def test_snapshot_never_changes_afterwards(world: World) -> None:
@@ -591,7 +594,7 @@ def test_subflow_freed_by_a_refusal_is_logged_as_not_applied(world: World, caplo
     world.settle()
     assert world.throttled == set()
     (line,) = [message for message in caplog.messages if message.startswith("free ")]
-    assert line.endswith(" network=ethernet reason='not applied; see status'")
+    assert line.endswith(" network=ethernet direction=downlink reason='not applied; see status'")
 
 
 def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World) -> None:
@@ -717,7 +720,7 @@ def test_refused_uplink_is_reported_and_tried_again(
     world.step(after=world.loop.next_deadline - world.clock.now)
     assert {*uplinks.throttled} == {capped(1), capped(2)}
     assert world.errors == []
-    assert "uplink_cap token=" in caplog.text
+    assert "network=ethernet direction=uplink rate=" in caplog.text
 
 
 def test_loop_puts_a_deleted_uplink_filter_back_and_says_so(
@@ -762,9 +765,11 @@ def test_policed_uplink_is_reported_with_its_reason_and_logged_once(
     for _ in range(3):
         world.step(after=INTERVAL)
     (connection_status,) = connections(world.loop.snapshot, Enforcement(), Now(0.0, 0.0))["connections"]
-    shown = {one["network"]: (one["uplink_policed"], one["uplink_reason"]) for one in connection_status["subflows"]}
+    shown = {
+        one["network"]: (one["uplink"]["policed"], one["uplink"]["reason"]) for one in connection_status["subflows"]
+    }
     assert shown == {
         "ethernet": (True, f"wifi is live; {KEEPS_SENDING}"),
         "wifi": (False, "network has no cap"),
     }
-    assert caplog.text.count("uplink_policed client=10.1.0.1:40000") == 1
+    assert caplog.text.count("policed client=10.1.0.1:40000 direction=uplink") == 1

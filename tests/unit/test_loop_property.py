@@ -109,12 +109,12 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
             source.update = TableUpdate("epoch", 1, dict(table), True, None)
             loop.step()
             decisions = decide_all(table.values(), NETWORKS)
-            justified = {d.subflow.ends for d in decisions if d.throttle is not None}
+            justified = {d.subflow.ends for d in decisions if d.downlink.share is not None}
             if RestoreQdisc not in kernel.refuse:
                 # With everything refused that could free, only the qdisc itself can go.
                 assert kernel.throttled.keys() <= justified
             assert set(loop.snapshot.throttled) <= justified
-            justified_uplinks = {d.subflow.ends for d in decisions if d.uplink is not None}
+            justified_uplinks = {d.subflow.ends for d in decisions if d.uplink.share is not None}
             # What cannot be freed is reported, and tried again.
             assert uplinks.throttled.keys() <= justified_uplinks or loop.snapshot.errors
             assert set(loop.snapshot.uplinks) <= uplinks.throttled.keys()

@@ -113,8 +113,7 @@ def test_bytes_and_rtts_are_those_of_the_accounts(tmp_path: Path) -> None:
 
 def test_rates_are_bytes_per_second_and_absent_if_there_is_none(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path)
-    assert metrics.values("cap_bytes_per_second") == {("ethernet",): 125_000}
-    assert metrics.values("limit_bytes_per_second") == {}
+    assert metrics.values("rate_bytes_per_second") == {("ethernet", "downlink", "cap"): 125_000}
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -163,6 +162,5 @@ def test_documented_metrics_are_those_that_exist(tmp_path: Path) -> None:
         if not family.name.startswith("process_"):
             name = family.name.removeprefix(f"{NAMESPACE}_") + ("_total" if family.type == "counter" else "")
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-            absent = "bytes_per_second" in name
-            existing.add((name, ("network",) if absent else tuple(sorted(labels))))
+            existing.add((name, tuple(sorted(labels))))
     assert documented == existing

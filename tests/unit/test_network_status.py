@@ -7,6 +7,7 @@ from ipaddress import ip_network
 
 import pytest
 from examples import ETHERNET
+from policy_oracle import as_configured
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
@@ -21,7 +22,7 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 def status_with(subnets: int) -> Json:
     many = tuple(ip_network(f"10.{number >> 8}.{number & 255}.0/24") for number in range(subnets))
     networks = (replace(ETHERNET, subnets=many),)
-    snapshot = Snapshot(configured=networks, networks=networks)
+    snapshot = Snapshot(networks=networks, terms=as_configured(networks))
     (answer,) = network_statuses(snapshot, Observed(Enforcement(), {}), SubflowCounts(), Now(1000.0, 1.7e9))
     return answer
 

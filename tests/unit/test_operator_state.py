@@ -108,12 +108,12 @@ def test_pause_lasts_until_resumed_and_both_are_idempotent(tmp_path: Path) -> No
         assert open_store(tmp_path).current() == OperatorState()
 
 
-def test_next_expiry_is_the_earliest_one() -> None:
+def test_operator_state_expires_if_any_of_it_does() -> None:
     overrides = (cap("lte", FIVE, 100.0), cap("ethernet", FIVE))
-    assert OperatorState().next_expiry is None
-    assert OperatorState(overrides[1:], Pause(None)).next_expiry is None
-    assert OperatorState(overrides, Pause(90.0)).next_expiry == 90.0
-    assert OperatorState(overrides, Pause(110.0)).next_expiry == 100.0
+    assert not OperatorState().expires
+    assert not OperatorState(overrides[1:], Pause(None)).expires
+    assert OperatorState(overrides).expires
+    assert OperatorState(overrides[1:], Pause(90.0)).expires
 
 
 def test_invalid_override_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -149,17 +149,19 @@ def test_overrides_that_no_longer_fit_are_dropped_alone(tmp_path: Path, caplog: 
 
 
 def saved(rate: str, expires_at: str) -> str:
-    item = f'{{"network": "lte", "rule": "cap", "rate_bps": {rate}, "expires_at": {expires_at}}}'
-    return f'{{"version": 1, "overrides": [{item}]}}'
+    item = (
+        f'{{"network": "lte", "direction": "downlink", "kind": "cap", "rate_bps": {rate}, "expires_at": {expires_at}}}'
+    )
+    return f'{{"format": 1, "overrides": [{item}], "pause": null}}'
 
 
-def test_file_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> None:
+def test_file_of_format_1_is_read(tmp_path: Path) -> None:
     path = tmp_path / "overrides.json"
     path.write_text(saved("5000000", "1700001100.0"))
     store = open_store(tmp_path)
     assert store.current() == OperatorState((cap("lte", FIVE, 1100.0),))
     store.pause(Pause(None))
-    assert json.loads(path.read_text())["version"] == 2
+    assert json.loads(path.read_text())["format"] == 1
     assert open_store(tmp_path).current() == OperatorState((cap("lte", FIVE, 1100.0),), Pause(None))
 
 
@@ -170,15 +172,17 @@ def test_file_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> N
         "{",
         "[]",
         "[" * 100_000,
-        '{"version": 3, "overrides": []}',
-        '{"version": 1}',
+        '{"format": 2, "overrides": [], "pause": null}',
+        '{"version": 2, "overrides": [], "pause": null}',
+        '{"format": 1}',
+        saved("8000000", "null").replace("downlink", "sideways"),
         saved("1e400", "null"),
         saved("8000000", "1e400"),
         saved("8000000", "NaN"),
         saved("8000000", '"tomorrow"'),
-        '{"version": 2, "overrides": [], "pause": true}',
-        '{"version": 2, "overrides": [], "pause": {"expires_at": NaN}}',
-        '{"version": 2, "overrides": [], "pause": {"expires_at": 1700000000, "seconds_left": null}}',
+        '{"format": 1, "overrides": [], "pause": true}',
+        '{"format": 1, "overrides": [], "pause": {"expires_at": NaN}}',
+        '{"format": 1, "overrides": [], "pause": {"expires_at": 1700000000, "seconds_left": null}}',
     ],
 )
 def test_unusable_file_means_an_empty_operator_state(tmp_path: Path, text: str) -> None:

@@ -4,11 +4,13 @@ import pytest
 from examples import ETHERNET, WIFI, network
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.rules.override import effective, objection, requested_override
+from mptcp_throttled.policy.rules.override import objection, requested_override
+from mptcp_throttled.policy.terms import terms_of
 from mptcp_throttled.vocabulary.operator import Override
+from mptcp_throttled.vocabulary.terms import Facts, Term, Terms
 
 FIVE = Rate.parse("5mbit")
 LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit").with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")})
@@ -23,17 +25,32 @@ def limit(name: str, rate: str) -> Override:
     return Override(name, RateKind.LIMIT, Rate.parse(rate), None)
 
 
+def terms(network: AccessNetwork, *overrides: Override, now: float = 0.0) -> Terms:
+    return terms_of([network], now, Facts(overrides)).by_network[network.name]
+
+
 def test_override_replaces_the_configured_rate() -> None:
-    assert [n.rates.get(RateKind.CAP) for n in effective(NETWORKS, [cap("ethernet", FIVE)])] == [
-        *(None, FIVE, LIMITED.rates[RateKind.CAP])
-    ]
-    assert effective(NETWORKS, [cap("ethernet", None)])[1].rates == {}
-    assert effective(NETWORKS, []) == NETWORKS
+    assert terms(ETHERNET, cap("ethernet", FIVE), cap("lte", None)).rates() == {RateKind.CAP: FIVE}
+    assert terms(ETHERNET, cap("ethernet", None)).rates() == {}
+    assert terms(ETHERNET).rates() == ETHERNET.rates
 
 
 def test_override_of_an_uplink_rate_leaves_the_other_direction() -> None:
-    network = effective([LIMITED], [Override("lte", RateKind.UPLINK_CAP, FIVE, None)])[0]
-    assert network.rates == {**LIMITED.rates, RateKind.UPLINK_CAP: FIVE}
+    changed = terms(LIMITED, Override("lte", RateKind.UPLINK_CAP, FIVE, None))
+    assert changed.rates() == {**LIMITED.rates, RateKind.UPLINK_CAP: FIVE}
+
+
+def test_override_is_the_reason_until_its_end() -> None:
+    overrides = cap("lte", FIVE, 60.0), limit("lte", "9mbit")
+    present = terms_of([LIMITED], 59.0, Facts(overrides))
+    assert present.next_change == 60.0
+    assert present.by_network["lte"].by_kind == {
+        RateKind.CAP: Term(FIVE, "by hand", 60.0),
+        RateKind.LIMIT: Term(Rate.parse("9mbit"), "by hand, until reset"),
+        RateKind.UPLINK_CAP: Term(LIMITED.rates[RateKind.UPLINK_CAP]),
+    }
+    assert terms(LIMITED, *overrides, now=60.0).by_kind[RateKind.CAP] == Term(LIMITED.rates[RateKind.CAP])
+    assert terms_of([LIMITED], 60.0, Facts(overrides)).next_change is None
 
 
 @pytest.mark.parametrize(
@@ -65,16 +82,19 @@ def test_override_may_fit_because_of_another() -> None:
 
 
 def test_set_rate_arguments_become_an_override() -> None:
-    assert requested_override("lte", "cap", "5mbit", 60, 1000.0) == cap("lte", FIVE, 1060.0)
-    assert requested_override("lte", "limit", None, None, 1000.0) == Override("lte", RateKind.LIMIT, None, None)
+    assert requested_override("lte", "downlink", "cap", "5mbit", 60, 1000.0) == cap("lte", FIVE, 1060.0)
+    assert requested_override("lte", "downlink", "limit", None, None, 1000.0) == Override(
+        "lte", RateKind.LIMIT, None, None
+    )
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "line"),
     [
         ("network", 5, "network: 5: allowed: the name of an access network"),
-        ("rule", "foo", "rule: 'foo': allowed: cap, limit, uplink_cap, uplink_limit"),
-        ("rule", ["cap"], "rule: ['cap']: allowed: cap, limit, uplink_cap, uplink_limit"),
+        ("direction", "up", "direction: 'up': allowed: downlink, uplink"),
+        ("kind", "foo", "kind: 'foo': allowed: cap, limit"),
+        ("kind", ["cap"], "kind: ['cap']: allowed: cap, limit"),
         ("rate", "fast", "rate: 'fast': is not a rate; allowed: a number with bit, kbit"),
         ("rate", 5, "rate: 5: is not text; allowed: a number with bit, kbit"),
         ("rate", int("9" * 400), f"rate: {'9' * 57}...: is not text; allowed: a number with bit"),
@@ -85,7 +105,14 @@ def test_set_rate_arguments_become_an_override() -> None:
     ],
 )
 def test_set_rate_refusal_names_the_argument(argument: str, value: Json, line: str) -> None:
-    arguments = {"network": "lte", "rule": "cap", "rate": "5mbit", "seconds": 60, argument: value}
+    arguments = {
+        "network": "lte",
+        "direction": "downlink",
+        "kind": "cap",
+        "rate": "5mbit",
+        "seconds": 60,
+        argument: value,
+    }
     with pytest.raises(UserError) as refused:
         requested_override(**arguments, now=1000.0)
     assert str(refused.value).startswith(line)

@@ -35,7 +35,7 @@ from mptcp_throttle.config.password_hash import PasswordHash
 
 PASSWORD = "correct-horse"  # noqa: S105
 WITH_CONTROL = {"password_hash": str(PasswordHash.of(PASSWORD)), "control": True}
-RATE = {"network": "lte", "rule": "cap", "rate": "5mbit", "seconds": 600}
+RATE = {"network": "lte", "direction": "downlink", "kind": "cap", "rate": "5mbit", "seconds": 600}
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,10 @@ def test_group_sees_addresses_and_strangers_of_this_host_do_not(page: PageServer
     assert CLIENT not in json.dumps(hidden)
     client = hidden["top"]["networks"][0]["clients"][0]
     assert client["client"].startswith("host-")
-    assert client["subflows"][0] == {"client_port": None, "reason": f"{client['client']} is capped"}
+    assert client["subflows"][0] == {
+        "client_port": None,
+        "downlink": {"reason": f"{client['client']} is capped"},
+    }
 
 
 def test_group_can_hide_addresses_for_a_picture(page: PageServer) -> None:
@@ -232,7 +235,7 @@ def test_changes_need_a_session_and_the_page_itself(
     assert page.ask("/api/change/set_rate", RATE, {**session, "Origin": "http://evil.example"}).status == 403
     assert daemon.changes == []
     assert page.ask("/api/change/set_rate", RATE, session).status == 200
-    assert daemon.changes == [("set_rate", "lte", "cap", "5mbit", 600.0)]
+    assert daemon.changes == [("set_rate", "lte", "downlink", "cap", "5mbit", 600.0)]
 
 
 def test_each_change_is_a_line_of_the_log(page: PageServer, session: dict[str, str]) -> None:
@@ -240,7 +243,7 @@ def test_each_change_is_a_line_of_the_log(page: PageServer, session: dict[str, s
     assert page.ask("/api/change/set_rate", {**RATE, "network": "dsl"}, session).status == 409
     assert "pause seconds=60.0 by session " in page.log
     assert "from 127.0.0.1: done" in page.log
-    assert "set_rate network=dsl rule=cap rate=5mbit seconds=600.0 by session " in page.log
+    assert "set_rate network=dsl direction=downlink kind=cap rate=5mbit seconds=600.0 by session " in page.log
     assert "refused: dsl: no such access network" in page.log
 
 
@@ -252,7 +255,7 @@ def test_each_change_is_a_line_of_the_log(page: PageServer, session: dict[str, s
         ("set_rate", [1]),
         ("set_rate", {**RATE, "more": 1}),
         ("set_rate", {**RATE, "more\nset_rate by root: done": 1}),
-        ("set_rate", {**RATE, "rule": "all"}),
+        ("set_rate", {**RATE, "kind": "all"}),
         ("set_rate", {**RATE, "rate": "1mbit\nset_rate by root: done"}),
         ("set_rate", {**RATE, "rate": "x" * 33}),
         ("set_rate", {**RATE, "network": "../lte"}),

@@ -10,20 +10,21 @@ import pytest
 from examples import ETHERNET, WIFI, connection, network, subflow
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_oracle import decide_all
+from policy_oracle import as_configured, decide_all, decision_table, plan_of, reconfigure
 
 from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Per, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.plan.planner import PlanDelta, Planner
-from mptcp_throttled.plan.shares import PlanSettings, Slot, plan_for
+from mptcp_throttled.plan.shares import PlanSettings, Slot
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.decision import Share
-from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, UNTOUCHED, KernelPlan, payload_pace
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, HtbState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import ChangeClass, ClassOperation
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
+TERMS = as_configured((WIFI, ETHERNET))
 _LIMIT = Rate(9_000_000)
 LIMITED = network("third", 3, 3, cap="2mbit", limit="3mbit")
 
@@ -119,16 +120,16 @@ def test_planner_equals_a_plan_made_from_the_whole_table(taken: list[Step]) -> N
     for changes, networks, paused, rules, passed, refused in taken:
         now += passed
         before = in_kernel(planner.plan)
-        previous = table.reconfigure(networks, paused=paused)
+        previous = reconfigure(table, networks, paused=paused)
         previous = {**table.update(without_ports_of_others(changes, table.connections)), **previous}
-        change = planner.update(previous, table.decisions, now, rules, refused)
+        change = planner.update(previous, table.decisions, as_configured(networks), now, rules, refused)
         decisions = decide_all(table.connections.values(), networks, paused=paused)
         assert [t for of in table.decisions.values() for t in of] == list(decisions)
-        wanted = {t.throttle.share for t in decisions if t.throttle is not None}
+        wanted = {d.downlink.share for d in decisions if d.downlink.share is not None}
         assert wanted == {s for s, slot in planner.slots.items() if slot.idle_since is None} | set(
             planner.without_class
         )
-        plan = plan_for(decisions, planner.slots, rules) if planner.slots else UNTOUCHED
+        plan = plan_of(decisions, networks, planner.slots, rules) if planner.slots else UNTOUCHED
         spare = {minor: rate for minor, rate in planner.plan.classes.items() if minor not in plan.classes}
         assert planner.plan == replace(plan, classes={**plan.classes, **spare}).persistent()
         assert len(spare) <= len(planner.slots) / 2
@@ -150,7 +151,7 @@ def play(
     planner: Planner, decisions: DecisionTable, now: float, *table: Connection, refused: Collection[int] = ()
 ) -> PlanDelta:
     previous = decisions.replace({c.token: c for c in table})
-    return planner.update(previous, decisions.decisions, now, RULES, refused)
+    return planner.update(previous, decisions.decisions, TERMS, now, RULES, refused)
 
 
 def client(number: int) -> Connection:
@@ -158,7 +159,7 @@ def client(number: int) -> Connection:
 
 
 def test_plan_without_shares_leaves_the_interface_untouched() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, connection(1, subflow("10.1.0.2")))
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.0, client(1))
@@ -169,8 +170,20 @@ def test_plan_without_shares_leaves_the_interface_untouched() -> None:
     assert planner.plan == UNTOUCHED
 
 
+def test_new_rate_of_a_share_needs_no_new_decision() -> None:
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
+    play(planner, decisions, 0.0, *map(client, (1, 2)))
+    faster = (WIFI, ETHERNET.with_rates({RateKind.CAP: Rate.parse("4mbit")}))
+    delta = planner.update({}, decisions.decisions, as_configured(faster), 0.1, RULES)
+    assert delta.after.classes == dict.fromkeys(planner.plan.assignments.values(), Rate.parse("4mbit"))
+    assert delta.after.persistent() == planner.plan
+    assert delta.decisions.keys() == {held_end(1), held_end(2)}
+    assert {*planner.plan.paces.values()} == {payload_pace(Rate.parse("4mbit"), 1)}
+    assert planner.update({}, decisions.decisions, as_configured(faster), 0.2, RULES).empty
+
+
 def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 8)))
     assert [share.who for share in planner.without_class] == ["10.1.0.6", "10.1.0.7"]
     play(planner, decisions, 1.0, *map(client, range(2, 8)))
@@ -182,7 +195,7 @@ def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
 
 
 def test_class_goes_to_another_share_when_the_first_that_waits_goes() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 8)))
     play(planner, decisions, 1.0, *map(client, range(2, 8)))
     play(planner, decisions, 4.0, *map(client, range(2, 8)))
@@ -192,7 +205,7 @@ def test_class_goes_to_another_share_when_the_first_that_waits_goes() -> None:
 
 
 def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, (1, 2, 3)))
     play(planner, decisions, 1.0, *map(client, (2, 3)))
     play(planner, decisions, 4.0, *map(client, (2, 3)))
@@ -205,7 +218,7 @@ def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
 
 
 def test_at_most_half_as_many_classes_are_spare_as_there_are_shares() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 6)))
     play(planner, decisions, 1.0, *map(client, (4, 5)))
     play(planner, decisions, 4.0, *map(client, (4, 5)))
@@ -221,7 +234,7 @@ def test_at_most_half_as_many_classes_are_spare_as_there_are_shares() -> None:
 
 
 def test_class_that_the_kernel_refuses_is_not_spare() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 6)))
     play(planner, decisions, 1.0, *map(client, (3, 4, 5)))
     play(planner, decisions, 4.0, *map(client, (3, 4, 5)), refused={3})
@@ -231,10 +244,10 @@ def test_class_that_the_kernel_refuses_is_not_spare() -> None:
 
 
 def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     planner.adopt(found or {})
     previous = decisions.replace({c.token: c for c in table})
-    planner.update(previous, decisions.decisions, 0.0, replace(RULES, settle=settle))
+    planner.update(previous, decisions.decisions, TERMS, 0.0, replace(RULES, settle=settle))
     return planner
 
 
@@ -251,7 +264,7 @@ def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
 
 
 def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
-    gone, decisions = {held_end(9): 2, held_end(1): 3}, DecisionTable((WIFI, ETHERNET))
+    gone, decisions = {held_end(9): 2, held_end(1): 3}, decision_table((WIFI, ETHERNET))
     planner = Planner()
     planner.adopt(gone)
     play(planner, decisions, 0.0, *map(client, (1, 2, 3, 4, 5)))
@@ -262,7 +275,7 @@ def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
 
 
 def test_adopted_marks_count_for_the_first_plan_only() -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     planner.adopt({held_end(1): 5, held_end(2): 3})
     play(planner, decisions, 0.0)
     assert planner.plan == UNTOUCHED
@@ -278,7 +291,7 @@ def test_adopted_marks_count_for_the_first_plan_only() -> None:
 def test_adopting_any_marks_gives_every_share_its_own_class(
     found: dict[int, int], first: list[int], then: list[int]
 ) -> None:
-    planner, decisions = Planner(), DecisionTable((WIFI, ETHERNET))
+    planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     planner.adopt({held_end(number): minor for number, minor in found.items()})
     for now, table in enumerate((first, then, then)):
         play(planner, decisions, float(now), *map(client, table))

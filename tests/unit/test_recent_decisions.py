@@ -20,18 +20,18 @@ def running(tmp_path: Path) -> LoopOnModels:
 def test_latest_decision_is_first_with_rate_and_reason(running: LoopOnModels) -> None:
     running.show(connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
     (cap,) = running.loop.recent_decisions.latest(10)
-    assert (cap.client, cap.network, cap.decision, cap.rate) == ("10.1.0.1", "ethernet", "cap", "1mbit")
+    assert (cap.client, cap.network, cap.kind, str(cap.rate)) == ("10.1.0.1", "ethernet", "cap", "1mbit")
     assert (cap.reason, cap.at) == ("wifi is live", running.clock.time())
     running.show(connection(1, subflow("10.1.0.1")))
     free, earlier = running.loop.recent_decisions.latest(10)
-    assert (free.decision, free.rate, free.reason) == ("free", None, "no live subflow on a more preferred network")
+    assert (free.kind, free.rate, free.reason) == (None, None, "no live subflow on a more preferred network")
     assert earlier == cap
 
 
 def test_end_of_a_subflow_is_no_decision(running: LoopOnModels) -> None:
     running.show(connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
     running.show()
-    assert [one.decision for one in running.loop.recent_decisions.latest(10)] == ["cap"]
+    assert [one.kind for one in running.loop.recent_decisions.latest(10)] == ["cap"]
 
 
 def test_number_is_bounded_however_much_happens(running: LoopOnModels) -> None:
@@ -44,8 +44,8 @@ def test_number_is_bounded_however_much_happens(running: LoopOnModels) -> None:
 def test_uplink_has_a_decision_of_its_own(running: LoopOnModels) -> None:
     running.show(connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
     running.operator.set(
-        requested_override("ethernet", "uplink_cap", str(Rate(500_000)), None, running.clock.monotonic())
+        requested_override("ethernet", "uplink", "cap", str(Rate(500_000)), None, running.clock.monotonic())
     )
     running.loop.step()
     (uplink,) = running.loop.recent_decisions.latest(1)
-    assert (uplink.decision, uplink.rate) == ("uplink_cap", "500kbit")
+    assert (uplink.direction, uplink.kind, str(uplink.rate)) == ("uplink", "cap", "500kbit")

@@ -32,11 +32,12 @@ flows: {x: {from: origin, to: ue, via: proxy}}
 """
 LOG = """\
 23:59:59.500 INFO following the sniffer: 0 connections
-23:59:59.900 INFO cap token=7fbd client=10.1.0.1:4000 network=lte rate=1mbit class=1:2 reason='x is live' after_ms=23.5
-00:00:02.400 INFO cap token=7fbd client=10.1.0.1:4000 network=lte rate=5mbit class=1:2 reason='x is live' after_ms=-
-00:00:03.400 INFO limit token=7fbd client=10.1.0.1:4000 network=lte rate=9mbit class=1:2 reason='no' after_ms=23.5
-00:00:04.400 INFO cap token=7fbd client=10.1.0.1:4001 network=lte rate=800kbit class=1:3 reason='x' after_ms=1.0
-00:00:05.400 INFO free token=7fbd client=10.1.0.1:4001 network=lte reason='subflow ended'
+23:59:59.900 INFO cap token=7 client=10.1.0.1:4000 network=lte direction=downlink rate=1mbit \
+class=1:2 reason='x is live' after_ms=23.5
+00:00:02.400 INFO cap token=7 client=10.1.0.1:4000 network=lte direction=downlink rate=5mbit reason='x' after_ms=-
+00:00:03.400 INFO limit token=7 client=10.1.0.1:4000 network=lte direction=downlink rate=9mbit reason='no' after_ms=23.5
+00:00:04.400 INFO cap token=7 client=10.1.0.1:4001 network=lte direction=downlink rate=800kbit reason='x' after_ms=1.0
+00:00:05.400 INFO free token=7 client=10.1.0.1:4001 network=lte direction=downlink reason='subflow ended'
 """
 CHANGES = [
     CapChange(0.5, "10.1.0.1:4000", "lte", 1.0, 0.0235),

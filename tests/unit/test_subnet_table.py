@@ -72,9 +72,9 @@ def test_catch_all_caps_beside_a_preferred_network_inside_it() -> None:
     rest = replace(ETHERNET, name="rest", subnets=REST.subnets)
     wifi = replace(WIFI, subnets=DSL.subnets)
     (inside, outside) = decide_all([connection(1, subflow("10.1.0.2"), subflow("198.51.100.2"))], (rest, wifi))
-    assert (inside.network, inside.throttle) == ("wifi", None)
-    assert (outside.network, outside.reason) == ("rest", "wifi is live")
-    assert outside.throttle is not None
+    assert (inside.network, inside.downlink.share) == ("wifi", None)
+    assert (outside.network, outside.downlink.reason) == ("rest", "wifi is live")
+    assert outside.downlink.share is not None
 
 
 def subnets_of(width: int, make: type[IPv4Network] | type[IPv6Network]) -> st.SearchStrategy[Network]:

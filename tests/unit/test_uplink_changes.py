@@ -1,5 +1,6 @@
 import pytest
 from examples import ETHERNET, WIFI, connection, subflow
+from policy_oracle import decision_table, reconfigure
 
 from mptcp_throttle.model import Connection, RateKind
 from mptcp_throttle.units import Rate
@@ -15,25 +16,25 @@ OTHER = connection(2, subflow("10.1.0.1"), subflow("10.2.0.1"))
 
 @pytest.fixture
 def table() -> DecisionTable:
-    return DecisionTable(NETWORKS)
+    return decision_table(NETWORKS)
 
 
 def take(table: DecisionTable, *connections: Connection) -> dict[str, str | None]:
-    """Give the table these connections. The changes: client address -> rate, "free", None for one that has ended."""
+    """Give the table these connections. The changes: client address -> kind, "free", None for one that has ended."""
     return changes(table, table.replace({one.token: one for one in connections}))
 
 
 def changes(table: DecisionTable, previous: Previous) -> dict[str, str | None]:
     shown: dict[str, str | None] = {}
     for ends, decision in uplink_changes(previous, table.decisions).items():
-        uplink = None if decision is None else decision.uplink
-        shown[str(ends.client.address)] = None if decision is None else "free" if uplink is None else str(uplink.rate)
+        share = None if decision is None else decision.uplink.share
+        shown[str(ends.client.address)] = None if decision is None else "free" if share is None else share.kind
     return shown
 
 
-def test_only_subflows_with_another_rate_are_named(table: DecisionTable) -> None:
+def test_only_subflows_with_another_share_are_named(table: DecisionTable) -> None:
     assert take(table, LONE) == {}
-    assert take(table, BOTH) == {"10.1.0.1": "250kbit"}
+    assert take(table, BOTH) == {"10.1.0.1": "uplink cap"}
     assert take(table, connection(1, *BOTH.subflows, subflow("10.2.0.1", 40001))) == {}
     assert take(table, LONE) == {"10.1.0.1": "free"}
 
@@ -50,8 +51,8 @@ def test_subflow_of_a_new_connection_on_the_same_ends_is_not_named(table: Decisi
     assert take(table, OTHER) == {}
 
 
-def test_new_rate_is_a_change(table: DecisionTable) -> None:
+def test_pause_is_a_change_and_a_new_rate_of_the_same_share_is_none(table: DecisionTable) -> None:
     take(table, BOTH)
     faster = (WIFI, NETWORKS[1].with_rates({RateKind.UPLINK_CAP: Rate.parse("1mbit")}))
-    assert changes(table, table.reconfigure(faster, paused=False)) == {"10.1.0.1": "1mbit"}
-    assert changes(table, table.reconfigure(faster, paused=True)) == {"10.1.0.1": "free"}
+    assert changes(table, reconfigure(table, faster)) == {}
+    assert changes(table, reconfigure(table, faster, paused=True)) == {"10.1.0.1": "free"}

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from examples import ETHERNET, WIFI, connection, ends, subflow
 from model_uplinks import ModelUplinks
-from policy_oracle import decide_all
+from policy_oracle import as_configured, decide_all
 from worlds import ManualClock
 
 from mptcp_throttle.model import FourTuple, RateKind
@@ -17,9 +17,11 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.uplinks import UplinkReconciler
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.features import Situation
+from mptcp_throttled.vocabulary.terms import PresentTerms
 
 INTERVAL = 1.0
 NETWORKS = (WIFI, ETHERNET.with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")}))
+TERMS = as_configured(NETWORKS)
 ONE, OTHER = ends("10.1.0.1"), ends("10.1.0.2")
 
 
@@ -39,7 +41,13 @@ class World:
         self.reconciler.follow(Situation(interval=INTERVAL))
         self.repairs = 0
 
-    def step(self, *capped: FourTuple, freed: FourTuple | None = None, ended: FourTuple | None = None) -> list[str]:
+    def step(
+        self,
+        *capped: FourTuple,
+        freed: FourTuple | None = None,
+        ended: FourTuple | None = None,
+        terms: PresentTerms = TERMS,
+    ) -> list[str]:
         """Take a step with these changes; the methods that it called."""
         changes: dict[FourTuple, Decision | None] = {one: decision(one) for one in capped}
         if freed is not None:
@@ -48,7 +56,7 @@ class World:
             changes[ended] = None
         self.kernel.calls.clear()
         self.kernel.tried.clear()
-        self.repairs += self.reconciler.step(changes).repairs
+        self.repairs += self.reconciler.step(changes, terms).repairs
         return list(self.kernel.calls)
 
     def step_when_due(self) -> list[str]:
@@ -105,7 +113,8 @@ def test_change_by_others_is_nothing_to_us_while_no_uplink_is_throttled(world: W
 def test_filter_goes_when_the_last_client_has_been_told(world: World, how: str) -> None:
     world.step(ONE)
     world.kernel.untold = 1 if how == "freed" else 2
-    assert world.step(**{how: ONE}) == ["forget", "throttle"]
+    done = world.step(freed=ONE) if how == "freed" else world.step(ended=ONE)
+    assert done == ["forget", "throttle"]
     assert (world.applied, world.kernel.throttled) == (set(), {})
     assert world.step_when_due() == ["detach_if_told"]
     assert world.kernel.has_filter
@@ -130,7 +139,7 @@ def test_refused_uplink_delays_nobody_else(world: World) -> None:
 def test_windows_that_cannot_be_bounded_are_told_for_each_attempt(world: World, refuse: set[str | FourTuple]) -> None:
     world.kernel.window_problem = "the windows of 1 uplinks are not bounded: ss -t: ENOMEM"
     world.kernel.refuse = refuse
-    problems = world.reconciler.step({ONE: decision(ONE)}).window_problems
+    problems = world.reconciler.step({ONE: decision(ONE)}, TERMS).window_problems
     assert problems == (world.kernel.window_problem,) * (2 if refuse else 1)
 
 
@@ -147,6 +156,15 @@ def test_refused_uplink_is_tried_again_with_growing_delays(world: World) -> None
     while world.reconciler.errors:
         world.step_when_due()
     assert world.applied == {ONE}
+
+
+def test_new_rate_reaches_the_uplinks_that_are_throttled(world: World) -> None:
+    world.kernel.refuse = {OTHER}
+    world.step(ONE, OTHER)
+    faster = ETHERNET.with_rates({RateKind.UPLINK_CAP: Rate.parse("1mbit")})
+    assert "throttle" in world.step(terms=as_configured((WIFI, faster)))
+    assert {str(throttle.rate) for throttle in world.kernel.throttled.values()} == {"1mbit"}
+    assert world.kernel.tried == [{ONE}]
 
 
 def test_subflow_that_ended_meanwhile_is_not_tried_again(world: World) -> None:
@@ -202,7 +220,7 @@ def test_client_of_a_subflow_that_may_live_is_told(world: World, may_live: bool)
     world.step(ONE)
     world.kernel.calls.clear()
     world.kernel.tried.clear()
-    world.reconciler.step({ONE: None}, may_live=may_live)
+    world.reconciler.step({ONE: None}, TERMS, may_live=may_live)
     assert ({ONE} in world.kernel.tried) == may_live
     assert (world.applied, world.kernel.throttled) == (set(), {})
 
@@ -212,6 +230,6 @@ def test_client_that_makes_its_subflow_a_backup_is_not_told_otherwise(world: Wor
     paths = replace(subflow("10.1.0.1"), backup=True), subflow("10.2.0.1")
     freed = decide_all([connection(1, *paths)], NETWORKS)[0]
     world.kernel.tried.clear()
-    world.reconciler.step({ONE: freed})
+    world.reconciler.step({ONE: freed}, TERMS)
     assert not any(world.kernel.tried)
     assert (world.applied, world.kernel.throttled) == (set(), {})

@@ -23,7 +23,8 @@ class SetRate(Section):
     """Override a rate of a network; `rate` null is unlimited, `seconds` null is until reset."""
 
     network: Name
-    rule: Literal["cap", "limit", "uplink_cap", "uplink_limit"]
+    direction: Literal["downlink", "uplink"]
+    kind: Literal["cap", "limit"]
     rate: Annotated[str, text_that(lambda text: len(text) <= 32, "up to 32 printable characters")] | None
     seconds: Seconds | None = None
 

@@ -129,15 +129,16 @@ class Api:
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],
-            "in_force": applied == (plan if is_paced else replace(plan, paces=applied.paces)),
+            "applied": applied == (plan if is_paced else replace(plan, paces=applied.paces)),
         }
 
-    def set_rate(self, network: str, rule: str, rate: str | None, seconds: float | None) -> Json:
+    def set_rate(self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None) -> Json:
         """Override a network's cap or limit; `rate` null is unlimited, `seconds` null is until reset.
 
-        Answers with the network's status once the rate is applied.
+        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. Answers with the network's status once the
+        rate is applied.
         """
-        override = requested_override(network, rule, rate, seconds, time.monotonic())
+        override = requested_override(network, direction, kind, rate, seconds, time.monotonic())
         self._change(SetRate(override))
         return self._network(network)
 

@@ -13,16 +13,17 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from mptcp_throttle.errors import UserError, shown
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import Direction, FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttled.answers.client_index import Client, ClientIndex
-from mptcp_throttled.answers.status import describe_subflow, network_statuses
+from mptcp_throttled.answers.status import describe_rates, describe_subflow, network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.terms import Terms
 
 _SUBFLOWS_SHOWN: Final = 8
 
@@ -58,7 +59,9 @@ def busiest(
     differing = observed.enforcement.not_enforced
     statuses: list[Json] = network_statuses(snapshot, observed, counts, now)
     if clients.get(None):
-        statuses.append({"name": None, "sent_bps": 0, "received_bps": 0, "cap": None, "limit": None, "per": None})
+        statuses.append(
+            {"name": None, "sent_bps": 0, "received_bps": 0, "rates": describe_rates({}, Terms({}), now), "per": None}
+        )
     networks = []
     for status in statuses:
         of_network = clients.get(status["name"], {})
@@ -89,7 +92,7 @@ _Clients = Mapping[str | None, Mapping[str, Client]]
 
 def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
     """The clients with those of their subflows that match."""
-    found: dict[str | None, dict[str, Client]] = {}
+    matching: dict[str | None, dict[str, Client]] = {}
     for network, clients in index.by_network.items():
         for client in clients.values():
             decisions = {
@@ -98,8 +101,8 @@ def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
                 if pattern in f"{ends.client} {network} {snapshot.state_of(decision)}"
             }
             if decisions:
-                found.setdefault(network, {})[client.name] = Client(client.name, network, decisions)
-    return found
+                matching.setdefault(network, {})[client.name] = Client(client.name, network, decisions)
+    return matching
 
 
 def _by_subflow(clients: _Clients) -> dict[FourTuple, Client]:
@@ -138,7 +141,7 @@ def _chosen(
         case Order.SUBFLOWS:
             return nlargest(number, clients.values(), key=lambda client: len(client.decisions))
     sums = sent if order is Order.SENT else received
-    busy = nlargest(number, (one for one in sums if clients.get(one.name) is one), key=sums.__getitem__)
+    busy = nlargest(number, (client for client in sums if clients.get(client.name) is client), key=sums.__getitem__)
     idle = (client for client in clients.values() if client not in sums)
     return [*busy, *islice(idle, number - len(busy))]
 
@@ -155,7 +158,8 @@ def _describe_client(
 
     `rate_bps` is the rate that its throttled subflows share, `throttled_bps` what they are sent.
     """
-    throttles = {ends: throttle for ends in client.decisions if (throttle := snapshot.throttle_of(ends)) is not None}
+    downlinks = ((ends, snapshot.throttle(Direction.DOWNLINK, ends)) for ends in client.decisions)
+    throttles = {ends: throttle for ends, throttle in downlinks if throttle is not None}
     shares = {throttle.share: throttle.rate for throttle in throttles.values()}
     busy = nlargest(_SUBFLOWS_SHOWN, rates, key=rates.__getitem__)
     idle = (ends for ends in client.decisions if ends not in rates)
@@ -163,10 +167,10 @@ def _describe_client(
     return {
         "throttled_bps": round(8 * sum(rate for ends, rate in rates.items() if ends in throttles)),
         "rate_bps": sum(rate.bits_per_second for rate in shares.values()) or None,
-        "throttled": len(throttles),
+        "throttled_subflows": len(throttles),
         "subflows": [
-            {"state": snapshot.state_of(one), **describe_subflow(one, snapshot, enforcement, differing, now)}
-            for one in chosen
+            {"state": snapshot.state_of(decision), **describe_subflow(decision, snapshot, enforcement, differing, now)}
+            for decision in chosen
         ],
         "more_subflows": len(client.decisions) - len(chosen),
     }

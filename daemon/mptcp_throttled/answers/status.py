@@ -7,22 +7,23 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, RateKind, format_token
+from mptcp_throttle.model import AccessNetwork, Connection, Direction, FourTuple, RateKind, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
+from mptcp_throttle.units import Rate
 from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
-from mptcp_throttled.policy.rules.override import encode_override
 from mptcp_throttled.reporting.recent_decisions import RecentDecision
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.operator import Pause
-from mptcp_throttled.vocabulary.snapshot import Snapshot, why_free, why_uplink_free, why_uplink_throttled
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.terms import Term, Terms
 
 _MAX_LINES: Final = 20
 
@@ -67,12 +68,14 @@ def network_statuses(snapshot: Snapshot, observed: Observed, counts: SubflowCoun
     sent, received = observed.enforcement.network_rates, observed.enforcement.received_network_rates
     return [
         {
-            **_network_status(configured, network, snapshot, live[network.name], throttled[network.name], now),
+            **_network_status(network, snapshot.terms.by_network[network.name], now),
+            "subflows": live[network.name],
+            "throttled_subflows": throttled[network.name],
             "sent_bps": round(8 * sent.get(network.name, 0.0)),
             "received_bps": round(8 * received.get(network.name, 0.0)),
             "totals": asdict(observed.accounts.get(network.name, NetworkAccounts()).traffic),
         }
-        for configured, network in zip(snapshot.configured, snapshot.networks, strict=True)
+        for network in snapshot.networks
     ]
 
 
@@ -83,7 +86,7 @@ def pause_status(pause: Pause | None, now: Now) -> Json:
 
 def decisions(recent: Iterable[RecentDecision]) -> Json:
     """The answer to `decisions`."""
-    return {"decisions": [one._asdict() for one in recent]}
+    return {"decisions": [{**decision._asdict(), "rate": _text(decision.rate)} for decision in recent]}
 
 
 def history(account: Account, resolution: int, periods: Iterable[Period]) -> Json:
@@ -151,48 +154,59 @@ def _opened_at(connection: Connection) -> float:
     return min((subflow.opened_at for subflow in connection.subflows), default=0.0)
 
 
-def _network_status(
-    configured: AccessNetwork, present: AccessNetwork, snapshot: Snapshot, live: int, throttled: int, now: Now
-) -> Json:
+def _network_status(network: AccessNetwork, terms: Terms, now: Now) -> Json:
     return {
-        "name": present.name,
-        "subnets": [str(subnet) for subnet in present.subnets[:_MAX_LINES]],
-        "subnet_count": len(present.subnets),
-        "preference": present.preference,
-        "per": present.per,
-        "client_prefix": asdict(present.client_prefix),
-        **{kind: _text(present.rates.get(kind)) for kind in RateKind},
-        **{f"configured_{kind}": _text(configured.rates.get(kind)) for kind in RateKind},
-        "overrides": [encode_override(o, now) for o in snapshot.operator.overrides if o.network == present.name],
-        "subflows": live,
-        "held_subflows": throttled,
+        "name": network.name,
+        "subnets": [str(subnet) for subnet in network.subnets[:_MAX_LINES]],
+        "subnet_count": len(network.subnets),
+        "preference": network.preference,
+        "per": network.per,
+        "client_prefix": asdict(network.client_prefix),
+        "rates": describe_rates(network.rates, terms, now),
     }
 
 
+def describe_rates(configured: Mapping[RateKind, Rate], terms: Terms, now: Now) -> Json:
+    """The present rates of a network by direction and kind, and why and until when they are not the configured ones."""
+    rates: dict[str, Json] = {direction: {} for direction in Direction}
+    for kind in RateKind:
+        term = terms.by_kind.get(kind, Term(None))
+        rates[kind.direction][kind.word] = {
+            **_rate(term.rate),
+            "configured": _text(configured.get(kind)),
+            "reason": term.reason,
+            **encode_end(term.next_change, now),
+        }
+    return rates
+
+
 def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
-    throttled = snapshot.throttled.get(decision.subflow.ends)
-    throttle = snapshot.throttle_of(decision.subflow.ends)
+    ends = decision.subflow.ends
+    throttled = snapshot.throttled.get(ends)
     latency = None if throttled is None else throttled.latency
-    uplink = snapshot.uplinks.get(decision.subflow.ends)
-    is_policed = uplink is not None and decision.subflow.ends in snapshot.policed
+    downlink, uplink = (_direction_status(direction, decision, snapshot) for direction in Direction)
     return {
         **encode_subflow(decision.subflow),
         "opened_at": now.in_epoch(decision.subflow.opened_at),
         "network": decision.network,
-        "rule": None if throttle is None else throttle.share.kind,
-        "rate": None if throttle is None else str(throttle.rate),
-        "rate_bps": None if throttle is None else throttle.rate.bits_per_second,
+        "downlink": downlink,
+        "uplink": {**uplink, "policed": ends in snapshot.uplinks and ends in snapshot.policed},
         "class": None if throttled is None else format_classid(classid(throttled.minor)),
-        "reason": why_free(decision) if throttle is None else decision.reason,
-        "uplink_rule": None if uplink is None else uplink.share.kind,
-        "uplink_rate": None if uplink is None else str(uplink.rate),
-        "uplink_rate_bps": None if uplink is None else uplink.rate.bits_per_second,
-        "uplink_policed": is_policed,
-        "uplink_reason": (
-            why_uplink_free(decision) if uplink is None else why_uplink_throttled(decision, is_policed=is_policed)
-        ),
         "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
     }
+
+
+def _direction_status(direction: Direction, decision: Decision, snapshot: Snapshot) -> Json:
+    throttle = snapshot.throttle(direction, decision.subflow.ends)
+    return {
+        "kind": None if throttle is None else throttle.share.kind.word,
+        **_rate(None if throttle is None else throttle.rate),
+        "reason": snapshot.reason(direction, decision),
+    }
+
+
+def _rate(rate: Rate | None) -> Json:
+    return {"rate": _text(rate), "rate_bps": None if rate is None else rate.bits_per_second}
 
 
 def _text(value: object | None) -> str | None:

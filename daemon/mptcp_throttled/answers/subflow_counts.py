@@ -19,8 +19,8 @@ class SubflowCounts:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> SubflowCounts:
-        """Those of a snapshot."""
-        throttles = [t.decision.throttle for t in snapshot.throttled.values() if t.decision.throttle is not None]
+        """Count the subflows of a snapshot."""
+        throttles = [throttled.throttle for throttled in snapshot.throttled.values()]
         kinds = Counter(throttle.share.kind for throttle in throttles)
         kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
         return cls(
@@ -37,7 +37,7 @@ class CountedSubflows:
         self._latest = Snapshot(), SubflowCounts()
 
     def of(self, snapshot: Snapshot) -> SubflowCounts:
-        """Those of this snapshot."""
+        """The counts of this snapshot."""
         counted, counts = self._latest
         is_same = (
             snapshot.decisions is counted.decisions

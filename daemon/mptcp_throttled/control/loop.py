@@ -21,12 +21,13 @@ from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.policy.rules.override import EffectiveNetworks
+from mptcp_throttled.policy.terms import CurrentTerms
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import max_minor
 from mptcp_throttled.vocabulary.features import Feature, FeatureName, Situation
-from mptcp_throttled.vocabulary.snapshot import MAX_ERRORS, Snapshot, SnifferState, update_throttled
+from mptcp_throttled.vocabulary.snapshot import MAX_ERRORS, Snapshot, SnifferState, update_throttled, uplink_transitions
+from mptcp_throttled.vocabulary.terms import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.clock import Clock
     from mptcp_throttled.vocabulary.decision import Decision, Previous
     from mptcp_throttled.vocabulary.operator import OperatorState
+    from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
 # How long only the pace slows a new class: the ramp of `pace.bpf.c`, or the longest drain of `throttle.bpf.c`.
@@ -93,7 +95,7 @@ class Loop:
         self._kernel = kernel
         self._clock = clock
         self._note_closed = note_closed
-        self._networks = EffectiveNetworks()
+        self._terms = CurrentTerms()
         self._decisions = DecisionTable()
         self._planner = Planner()
         self._keeper = Keeper(kernel, self._planner, clock)
@@ -117,15 +119,14 @@ class Loop:
     @property
     def next_deadline(self) -> float:
         """When the next step is due even if nothing comes, in monotonic seconds."""
-        operator_expiry = self.snapshot.operator.next_expiry
-        linger_expiry = self._planner.next_expiry
+        pause = self.snapshot.operator.pause
+        by_themselves = None if pause is None else pause.end, self._terms.terms.next_change, self._planner.next_expiry
         portion_due = math.inf if self._decisions.complete else self._clock.monotonic() + _PORTION_SECONDS
         return min(
             portion_due,
             self._keeper.next_deadline,
             self._uplinks.next_deadline,
-            math.inf if operator_expiry is None else operator_expiry,
-            math.inf if linger_expiry is None else linger_expiry,
+            *(at for at in by_themselves if at is not None),
         )
 
     def step(self, messages: Sequence[Message[Any]] = ()) -> None:
@@ -148,7 +149,8 @@ class Loop:
     def _step(self) -> None:
         before, config, now = self.snapshot, self._config.config, self._clock.monotonic()
         operator = self._operator.current()
-        networks = self._networks.update(config.networks, operator.overrides)
+        terms = self._terms.update(config.networks, now, Facts(operator.overrides))
+        networks = self._terms.configured
         settings = PlanSettings(
             max_minor(config.daemon.mark_mask),
             config.daemon.linger,
@@ -158,10 +160,11 @@ class Loop:
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
         is_active = _is_active(operator, sniffer)
-        if networks is not before.networks or is_active != _is_active(before.operator, before.sniffer):
+        was_active = _is_active(before.operator, before.sniffer)
+        if networks is not before.networks or terms is not before.terms or is_active != was_active:
             self._began = now
         situation = Situation(
-            networks,
+            self._terms.effective,
             paused=operator.pause is not None,
             # The kernel program must not pace what the daemon cannot throttle.
             throttling=is_active and not self._keeper.htb_refused,
@@ -170,16 +173,18 @@ class Loop:
         )
         for feature in self._features.values():
             feature.follow(situation)
-        previous = self._decide(update, networks, paused=operator.pause is not None)
+        previous = self._decide(update, terms, paused=operator.pause is not None)
         decisions = self._decisions.decisions
-        delta = self._planner.update(previous, decisions, now, settings, self._keeper.refused_minors)
+        delta = self._planner.update(previous, decisions, terms, now, settings, self._keeper.refused_minors)
         applied = self._keeper.step(delta, config.daemon.reconcile_interval)
-        uplinks = self._uplinks.step(uplink_changes(previous, decisions), may_live=update is not None and update.whole)
+        may_live = update is not None and update.whole
+        uplinks = self._uplinks.step(uplink_changes(previous, decisions), terms, may_live=may_live)
         throttled, transitions = update_throttled(
             before.throttled,
             self._concerned(delta, applied),
             applied.plan,
             decisions,
+            terms,
             self._adopted,
             self._began,
             self._clock.monotonic(),
@@ -191,8 +196,8 @@ class Loop:
         )
         self.snapshot = Snapshot(
             sniffer,
-            config.networks,
             networks,
+            terms,
             operator,
             self._decisions.connections,
             decisions,
@@ -207,11 +212,11 @@ class Loop:
         )
         with suppress(KernelError):
             self._note_closed(self._kernel.closed_subflows())
+        transitions += uplink_transitions(before.uplinks, self.snapshot.uplinks, uplinks.tried)
         eventlog.log_step(before, self.snapshot, transitions)
-        eventlog.log_uplinks(before, self.snapshot, uplinks.tried)
         eventlog.log_repairs(len(applied.repairs) + uplinks.repairs)
         eventlog.log_window_problems(uplinks.window_problems)
-        self.recent_decisions.note(self._clock.time(), transitions, uplinks.tried, before, self.snapshot)
+        self.recent_decisions.note(self._clock.time(), transitions, self.snapshot)
         instruments.count_step(before, self.snapshot, transitions)
         instruments.count_errors("kernel", len(uplinks.window_problems))
         instruments.count_reconciles(applied.durations, applied.repairs, uplinks.repairs)
@@ -224,14 +229,14 @@ class Loop:
         decisions.update((d.subflow.ends, d) for each in self._decisions.decisions.values() for d in each)
         return decisions
 
-    def _decide(self, update: TableUpdate | None, networks: Sequence[AccessNetwork], *, paused: bool) -> Previous:
+    def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
         """Decide for whom something has changed; their decisions before."""
         table = self._decisions
         # iptables rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its
         # connection, an nftables map and an OpenFlow rule both of its ends.
         on_any_port = self._kernel.classifier in {ClassifierKind.SOCKET, ClassifierKind.NFT, BackEnd.OVS}
         ports = None if on_any_port else frozenset(self._config.config.proxy.ports)
-        previous = table.reconfigure(networks, paused=paused, ports=ports)
+        previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
         if update is not None and update.whole:
             return {**table.replace(update.connections), **previous}
         return {**table.update({} if update is None else update.connections), **previous}

@@ -1,7 +1,7 @@
 """The operator state: rates set by hand (overrides) and a pause. They survive restarts and may expire.
 
-The file in the state directory: `{"version": 2, "overrides": [...], "pause": null or {...}}`, overrides as in
-`policy.overrides`, a pause as in `clock`. Version 1 had no pause.
+The file in the state directory: `{"format": 1, "overrides": [...], "pause": null or {...}}`, overrides as in
+`policy/rules/override.py`, a pause as in `clock`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.policy.rules.override import decode_override, encode_override, no_such_network, objection
 from mptcp_throttled.vocabulary.clock import Clock, Now, decode_end, encode_end
-from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause
+from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, is_over
 
 _log = logging.getLogger("mptcp-throttled")
 
-_FORMAT_VERSION: Final = 2
-_READABLE_VERSIONS: Final = (1, 2)
+_FORMAT: Final = 1
 _TOLERANCE_SECONDS: Final = 1.0
 
 
@@ -41,11 +40,11 @@ class OperatorStore:
     def current(self) -> OperatorState:
         """The present state; what has expired is removed."""
         now = self._clock.monotonic()
-        overrides = tuple(o for o in self._state.overrides if not _is_over(o, now))
+        overrides = tuple(o for o in self._state.overrides if not is_over(o, now))
         for expired in set(self._state.overrides) - set(overrides):
             _log.info("override of %s %s expired", expired.network, expired.kind)
         pause = self._state.pause
-        if pause is not None and _is_over(pause, now):
+        if pause is not None and is_over(pause, now):
             _log.info("pause expired")
             pause = None
         self._keep(OperatorState(overrides, pause))
@@ -91,7 +90,7 @@ class OperatorStore:
     def _store(self, state: OperatorState) -> None:
         now = Now.of(self._clock)
         document = {
-            "version": _FORMAT_VERSION,
+            "format": _FORMAT,
             "overrides": [encode_override(o, now) for o in state.overrides],
             "pause": None if state.pause is None else encode_end(state.pause.end, now),
         }
@@ -113,7 +112,7 @@ class OperatorStore:
 
     def _is_clock_set(self) -> bool:
         """Whether the wall clock has been set since the file was written, so that the ends there are wrong."""
-        if self._state.next_expiry is None:
+        if not self._state.expires:
             return False
         now = Now.of(self._clock)
         return abs(now.epoch - self._written_at.in_epoch(now.monotonic)) > _TOLERANCE_SECONDS
@@ -121,9 +120,9 @@ class OperatorStore:
     def _load(self) -> OperatorState:
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
-            if document["version"] not in _READABLE_VERSIONS:
-                raise ValueError(f"version {document['version']}")
-            now, pause = self._written_at, document.get("pause")
+            if document["format"] != _FORMAT:
+                raise ValueError(f"format {document['format']}")
+            now, pause = self._written_at, document["pause"]
             overrides = tuple(decode_override(item, now) for item in document["overrides"])
             return OperatorState(overrides, None if pause is None else Pause(decode_end(pause, now)))
         except FileNotFoundError:
@@ -131,7 +130,3 @@ class OperatorStore:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             _log.error("%s: cannot be used (%s): there is no override and no pause", self._path, error)
             return OperatorState()
-
-
-def _is_over(one: Override | Pause, now: float) -> bool:
-    return one.end is not None and one.end <= now

@@ -16,6 +16,7 @@ from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
+from mptcp_throttled.vocabulary.terms import PresentTerms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -89,6 +90,7 @@ class UplinkReconciler:
         self._interval = 0.0
         self._window_problems: list[str] = []
         self._wanted: dict[FourTuple, Decision] = {}
+        self._terms = PresentTerms()
         self._is_attached = False
         self._check_due = self._retry_due = math.inf
         self._delay = 0.0
@@ -119,16 +121,23 @@ class UplinkReconciler:
         if self._is_attached:
             self._check_due = -math.inf
 
-    def step(self, changes: Mapping[FourTuple, Decision | None], *, may_live: bool = False) -> UplinkStep:
+    def step(
+        self, changes: Mapping[FourTuple, Decision | None], terms: PresentTerms, *, may_live: bool = False
+    ) -> UplinkStep:
         """Take changed decisions, None for subflows that have ended, and do what is due.
 
-        `may_live`: those with None may live, since the sniffer's table was lost or replaced as a whole.
+        The rates are those of `terms`, also for decisions that have not changed.
+
+        `may_live`: those with None may live, since the sniffer lost or replaced its table as a whole.
         """
         for ends, decision in changes.items():
-            if decision is None or decision.uplink is None:
+            if decision is None or decision.uplink.share is None:
                 self._wanted.pop(ends, None)
             else:
                 self._wanted[ends] = decision
+        if terms is not self._terms:
+            self._terms = terms
+            changes = {**self._with_other_rate(), **changes}
         self._window_problems.clear()
         began = self._clock.monotonic()
         is_retry = began >= self._retry_due
@@ -141,7 +150,9 @@ class UplinkReconciler:
         due = self._missing() if is_retry else changes
         if due:
             untold = _not_to_be_told({} if is_retry else due, may_live=may_live)
-            throttles = {ends: None if d is None else d.uplink for ends, d in due.items() if ends not in untold}
+            throttles = {
+                ends: None if d is None else terms.throttle(d.uplink) for ends, d in due.items() if ends not in untold
+            }
             self._apply(throttles, untold)
         elif is_retry:
             self._succeeded()
@@ -158,9 +169,14 @@ class UplinkReconciler:
             self._check_due = self._retry_due = math.inf
         return ()
 
+    def _with_other_rate(self) -> dict[FourTuple, Decision | None]:
+        missing = self._missing()
+        return {ends: decision for ends, decision in missing.items() if decision is not None and ends in self.applied}
+
     def _missing(self) -> dict[FourTuple, Decision | None]:
         missing: dict[FourTuple, Decision | None] = {e: None for e in self.applied if e not in self._wanted}
-        missing.update((ends, d) for ends, d in self._wanted.items() if self.applied.get(ends) != d.uplink)
+        wanted = ((ends, d, self._terms.throttle(d.uplink)) for ends, d in self._wanted.items())
+        missing.update((ends, d) for ends, d, throttle in wanted if self.applied.get(ends) != throttle)
         return missing
 
     def _check(self) -> int:
@@ -203,7 +219,7 @@ class UplinkReconciler:
         if refused:
             self.errors = tuple(refused)
             self._delay_retry()
-        elif not self._missing():
+        elif self.errors and not self._missing():
             self._succeeded()
 
     def _throttle(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
@@ -257,5 +273,5 @@ def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: b
     return frozenset(
         ends
         for ends, decision in changes.items()
-        if (not may_live if decision is None else decision.uplink is None and decision.subflow.backup)
+        if (not may_live if decision is None else decision.uplink.share is None and decision.subflow.backup)
     )

@@ -13,15 +13,17 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
 from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttle.units import Rate
 from mptcp_throttled.plan.class_minors import ClassMinors
 from mptcp_throttled.plan.shares import PlanSettings, Slot, assign_classes, expiry, plan_for
 from mptcp_throttled.vocabulary.decision import Decision, Previous, Share
 from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MINOR, UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.terms import PresentTerms
 
 _EXPIRY_BATCH_SECONDS: Final = 0.02
 _SHARES_PER_SPARE_CLASS: Final = 2
@@ -55,7 +57,9 @@ class Planner:
         self.without_class: dict[Share, None] = {}
         self._exhausted: Counter[str] = Counter()
         self._settings = PlanSettings(OTHER_TRAFFIC_MINOR, 0.0, None)
+        self._terms = PresentTerms()
         self._members: dict[Share, dict[FourTuple, Decision]] = {}
+        self._rates: dict[Share, Rate] = {}
         self._minors = ClassMinors(OTHER_TRAFFIC_MINOR + 1)
         self._timers: list[tuple[float, int]] = []
         self._shares: dict[int, Share] = {}
@@ -73,29 +77,31 @@ class Planner:
         self,
         previous: Previous,
         present: Mapping[Token, Iterable[Decision]],
+        terms: PresentTerms,
         now: float,
         settings: PlanSettings,
         refused: Collection[int] = (),
     ) -> PlanDelta:
         """Plan for connections with `previous` decisions and those of `present`, at `now` (monotonic seconds).
 
-        `refused` are the minors of classes that the kernel has refused: none of them is spare.
+        `terms` have the rates. `refused` are the minors of classes that the kernel has refused: none of them is spare.
         """
         decisions: dict[FourTuple, Decision | None] = {d.subflow.ends: None for old in previous.values() for d in old}
         new = [decision for token in previous for decision in present.get(token, ())]
         self._minors.free_resting(settings.max_minor)
-        concerned = self._concerned(previous, new, now, settings)
+        concerned = self._concerned(previous, new, terms, now, settings)
 
         root = self._root
         slots_before = slots = {share: self.slots[share] for share in concerned if share in self.slots}
-        before = plan_for(self._decisions(concerned), slots, self._settings)
+        before = plan_for(self._members, self._rates, slots, self._settings)
         for old in previous.values():
             for decision in old:
                 self._remove(decision)
         for decision in new:
             decisions[decision.subflow.ends] = decision
-            if decision.throttle is not None:
-                self._members.setdefault(decision.throttle.share, {})[decision.subflow.ends] = decision
+            if (share := decision.downlink.share) is not None:
+                self._members.setdefault(share, {})[decision.subflow.ends] = decision
+        self._take_rates(concerned, terms)
         wanted = [share for share in concerned if share in self._members]
         if self._adopted:
             slots = self._adopt(wanted, settings)
@@ -105,7 +111,7 @@ class Planner:
         no_longer_spare |= self._drop_spare(refused) - newly_spare
         newly_spare &= self._spare.keys()
         before = _with_spare(before, no_longer_spare)
-        after = _with_spare(plan_for(self._decisions(concerned), slots, settings), newly_spare)
+        after = _with_spare(plan_for(self._members, self._rates, slots, settings), newly_spare)
         for share in wanted:
             decisions.update(self._members[share])
         self._settings = settings
@@ -114,13 +120,16 @@ class Planner:
 
     def part(self, minors: Collection[int]) -> KernelPlan:
         """The part of the plan about these classes, their shares, and the class of other traffic."""
-        shares = self._shares_with(minors)
-        part = plan_for(self._decisions(shares), {share: self.slots[share] for share in shares}, self._settings)
+        slots = {share: self.slots[share] for share in self._shares_with(minors)}
+        part = plan_for(self._members, self._rates, slots, self._settings)
         return _with_spare(part, self._spare.keys() & minors)
 
     def members(self, minors: Iterable[int]) -> dict[FourTuple, Decision]:
         """The decisions for the subflows in these classes."""
-        return {decision.subflow.ends: decision for decision in self._decisions(self._shares_with(minors))}
+        decisions: dict[FourTuple, Decision] = {}
+        for share in self._shares_with(minors):
+            decisions.update(self._members.get(share, {}))
+        return decisions
 
     @property
     def exhausted_networks(self) -> tuple[str, ...]:
@@ -137,11 +146,14 @@ class Planner:
         return bool(self.slots), OTHER_TRAFFIC_MINOR if self._settings.other_traffic is not None else 0
 
     def _concerned(
-        self, previous: Previous, new: Iterable[Decision], now: float, settings: PlanSettings
+        self, previous: Previous, new: Iterable[Decision], terms: PresentTerms, now: float, settings: PlanSettings
     ) -> dict[Share, None]:
-        """The shares to plan again: of these decisions, those that have expired, those for which a class is free."""
-        concerned = dict.fromkeys(d.throttle.share for old in previous.values() for d in old if d.throttle is not None)
-        concerned.update((d.throttle.share, None) for d in new if d.throttle is not None)
+        """The shares to plan again: of these decisions, those with another rate, those that have expired, and those for
+        which a class is free."""
+        decisions = chain.from_iterable((*previous.values(), new))
+        concerned = dict.fromkeys(share for d in decisions if (share := d.downlink.share) is not None)
+        if terms is not self._terms:
+            concerned.update((share, None) for share, rate in self._rates.items() if terms.rate(share) != rate)
         concerned.update(dict.fromkeys(self.slots if settings != self._settings else self._expired(now)))
         waiting = (share for share in self.without_class if share not in concerned)
         concerned.update(dict.fromkeys(islice(waiting, len(self._minors))))
@@ -163,15 +175,22 @@ class Planner:
         self._minors.adopt(marked, left)
         return slots
 
-    def _decisions(self, shares: Iterable[Share]) -> Iterator[Decision]:
-        return (decision for share in shares for decision in self._members.get(share, {}).values())
-
     def _remove(self, decision: Decision) -> None:
-        if decision.throttle is not None:
-            members = self._members[decision.throttle.share]
+        if (share := decision.downlink.share) is not None:
+            members = self._members[share]
             members.pop(decision.subflow.ends, None)
             if not members:
-                del self._members[decision.throttle.share]
+                del self._members[share]
+
+    def _take_rates(self, concerned: Iterable[Share], terms: PresentTerms) -> None:
+        """Take the rates of the shares concerned that have members; the terms have no other rates for the others."""
+        self._terms = terms
+        for share in concerned:
+            rate = terms.rate(share) if share in self._members else None
+            if rate is None:
+                self._rates.pop(share, None)
+            else:
+                self._rates[share] = rate
 
     def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], settings: PlanSettings) -> set[int]:
         """Give the shares concerned these slots; the classes that were spare and are used now."""
@@ -222,7 +241,7 @@ class Planner:
 
 
 def _with_spare(part: KernelPlan, minors: Collection[int]) -> KernelPlan:
-    """A part of the plan, with spare classes; nobody sends through these."""
+    """A part of the plan, with spare classes; no subflow sends through these."""
     if not minors:
         return part
     return replace(part, classes={**part.classes, **dict.fromkeys(minors, DRAIN_RATE)})

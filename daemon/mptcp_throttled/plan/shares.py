@@ -6,11 +6,10 @@ class for `linger` seconds at `DRAIN_RATE`: what is queued leaves at once, and a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Decision, Share
 from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MINOR, KernelPlan, payload_pace
@@ -30,6 +29,9 @@ class Slot:
 
 
 Slots = Mapping[Share, Slot]
+
+Members = Mapping[Share, Mapping[FourTuple, Decision]]
+"""The subflows of each share, and the decisions for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +76,26 @@ def _settling_until(share: Share, now: float, settings: PlanSettings) -> float |
     return now + settings.settle if settings.settle and share.kind is RateKind.CAP else None
 
 
-def plan_for(decisions: Iterable[Decision], slots: Slots, settings: PlanSettings) -> KernelPlan:
-    """The kernel state for these decisions, with HTB. Subflows whose share has no slot are free.
+def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settings: PlanSettings) -> KernelPlan:
+    """The kernel state for these shares, with HTB. Subflows whose share has no slot are free.
 
-    Shares are independent: the plan for some of them, with all their decisions, is that part of the whole plan.
+    `rates` are those of the shares that have members. Shares are independent: the plan for some of them is that part of
+    the whole plan.
     """
-    rates: dict[int, Rate] = {}
-    capped = {slot.minor for share, slot in slots.items() if share.kind is RateKind.CAP}
-    assignments = {}
-    sharers: Counter[int] = Counter()
-    for decision in decisions:
-        if decision.throttle is not None and (slot := slots.get(decision.throttle.share)) is not None:
-            rates[slot.minor] = decision.throttle.rate
-            assignments[decision.subflow.ends] = slot.minor
+    classes: dict[int, Rate] = {}
+    assignments: dict[FourTuple, int] = {}
+    paces: dict[FourTuple, int] = {}
+    for share, slot in slots.items():
+        rate = rates.get(share)
+        classes[slot.minor] = DRAIN_RATE if rate is None or slot.settling_until is not None else rate
+        if rate is None:
+            continue
+        subflows = members[share]
+        assignments.update(dict.fromkeys(subflows, slot.minor))
+        if share.kind is RateKind.CAP:
             # A stalled subflow sends next to nothing, perhaps for minutes.
-            sharers[slot.minor] += not decision.subflow.stalled
-    each = {minor: payload_pace(rates[minor], max(sharers[minor], 1)) for minor in capped & rates.keys()}
-    paces = {ends: each[minor] for ends, minor in assignments.items() if minor in each}
-    classes = {
-        slot.minor: DRAIN_RATE if slot.settling_until is not None else rates.get(slot.minor, DRAIN_RATE)
-        for slot in slots.values()
-    }
+            sharers = sum(not decision.subflow.stalled for decision in subflows.values())
+            paces.update(dict.fromkeys(subflows, payload_pace(rate, max(sharers, 1))))
     default_minor = 0
     if settings.other_traffic is not None:
         default_minor = OTHER_TRAFFIC_MINOR

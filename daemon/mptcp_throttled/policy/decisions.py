@@ -1,6 +1,6 @@
 """The decisions for all connections, kept up to date: only the connections that a change concerns are decided again.
 
-A connection that has changed is decided at once. Others, whose client is now known by another address, are decided a
+A connection that has changed is decided at once. Those whose client is now known by another address are decided a
 portion at a time, since one change may concern thousands; meanwhile their rates stay those of the client as it was
 known. When none of them is left, all decisions equal `decide` of every connection in the table.
 """
@@ -18,23 +18,25 @@ from mptcp_throttled.policy.clients import Clients, links
 from mptcp_throttled.policy.decide import decide
 from mptcp_throttled.vocabulary.decision import Decision, Previous
 from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.terms import PresentTerms
 
 _PORTION: Final = 256
-"""Connections: to decide, plan and assignment them takes some milliseconds, for which everybody else waits."""
+"""Connections: to decide, plan and assign that many takes some milliseconds, for which all others wait."""
 
 
 class DecisionTable:
     """The connections and the decisions for them, as maps that never change. For one thread."""
 
-    def __init__(self, networks: Sequence[AccessNetwork] = (), *, paused: bool = False) -> None:
+    def __init__(self) -> None:
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
         self._renamed: dict[Token, None] = {}
         self._ports: frozenset[int] | None = None
-        self._use(networks, paused=paused)
+        self._terms, self._paused = PresentTerms(), False
+        self._use(())
 
-    def _use(self, networks: Sequence[AccessNetwork], *, paused: bool) -> None:
-        self._inputs = tuple(networks), paused
+    def _use(self, networks: Sequence[AccessNetwork]) -> None:
+        self._networks = tuple(networks)
         self._locate = Locator(networks)
         self._clients = Clients()
         self._users: dict[Address, set[Token]] = {}
@@ -42,13 +44,22 @@ class DecisionTable:
             self._add_user(connection)
 
     def reconfigure(
-        self, networks: Sequence[AccessNetwork], *, paused: bool, ports: frozenset[int] | None = None
+        self,
+        networks: Sequence[AccessNetwork],
+        terms: PresentTerms,
+        *,
+        paused: bool,
+        ports: frozenset[int] | None = None,
     ) -> Previous:
         """Use these inputs of `decide` from now on; any decision may have changed."""
         before, self._ports = self._ports, ports
-        if self._inputs != (tuple(networks), paused):
-            self._use(networks, paused=paused)
+        is_same = paused == self._paused and (terms is self._terms or terms.kinds == self._terms.kinds)
+        self._terms, self._paused = terms, paused
+        if self._networks != tuple(networks):
+            self._use(networks)
             self._clients.change((), self._links(self.connections.values()))
+            is_same = False
+        if not is_same:
             self._renamed.clear()
             return self._decide(self.connections)
         if before == ports:
@@ -98,7 +109,6 @@ class DecisionTable:
         return self._decide((*changes, *portion))
 
     def _decide(self, tokens: Collection[Token]) -> Previous:
-        _, paused = self._inputs
         previous: Previous = {}
         if not tokens:
             return previous
@@ -110,7 +120,12 @@ class DecisionTable:
                     decisions.pop(token, None)
                 else:
                     decisions[token] = decide(
-                        connection, self._locate, self._client_of, paused=paused, ports=self._ports
+                        connection,
+                        self._locate,
+                        self._client_of,
+                        self._terms,
+                        paused=self._paused,
+                        ports=self._ports,
                     )
             self.decisions = decisions.finish()
         return previous

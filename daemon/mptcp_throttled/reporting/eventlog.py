@@ -10,7 +10,6 @@ from typing import Final
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
-from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import (
@@ -19,8 +18,6 @@ from mptcp_throttled.vocabulary.snapshot import (
     Snapshot,
     Throttled,
     Transition,
-    why_free,
-    why_uplink_free,
 )
 
 _log = logging.getLogger("mptcp-throttled")
@@ -40,8 +37,11 @@ _FEATURES: Final = {
 
 def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
     """Log what a step of the loop has changed."""
+    for ends in after.policed - before.policed:
+        of_client = about(str(ends.client.address))
+        _log.info("policed client=%s direction=uplink reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
     for transition in transitions:
-        _log_transition(transition, _why_unknown(after))
+        _log_transition(transition, after)
     for feature, (fine, drawback) in _FEATURES.items():
         if after.problem_of(feature) != before.problem_of(feature) and after.operator.pause is None:
             _log_feature(fine, drawback, after.problem_of(feature))
@@ -49,41 +49,13 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log.info("subflows are led to their classes by: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
         _log_sniffer(after)
-    # The one behind them says how many others there are: each new number would be a line.
+    # The line behind them says how many more errors there are: each new number would be a line.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
-
-
-def log_uplinks(before: Snapshot, after: Snapshot, changed: Mapping[FourTuple, Decision | None]) -> None:
-    """Log the uplinks whose throttle has changed.
-
-    `changed` has the decisions, None for subflows that have ended.
-    """
-    for ends in after.policed - before.policed:
-        of_client = about(str(ends.client.address))
-        _log.info("uplink_policed client=%s reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
-    for ends, decision in changed.items():
-        throttle = after.uplinks.get(ends)
-        if throttle == before.uplinks.get(ends):
-            continue
-        if decision is None:
-            _log.debug("uplink_free client=%s reason=%r", ends.client, _why_unknown(after))
-        elif throttle is None:
-            reason = why_uplink_free(decision)
-            _log.info("uplink_free %s reason=%r", _identify(decision), reason, extra=_about(decision))
-        else:
-            _log.info(
-                "%s %s rate=%s reason=%r",
-                throttle.share.kind,
-                _identify(decision),
-                throttle.rate,
-                decision.uplink_reason,
-                extra=_about(decision),
-            )
 
 
 def log_adopted(throttled: Iterable[Throttled]) -> None:
     """Log how many subflows kept the assignments of an earlier instance."""
-    adopted = [one.adopted for one in throttled]
+    adopted = [subflow.adopted for subflow in throttled]
     if adopted:
         _log.info("%d throttled subflows adopted, %d added", sum(adopted), len(adopted) - sum(adopted))
 
@@ -108,13 +80,13 @@ def log_window_problems(problems: Iterable[str]) -> None:
 
 
 def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
-    """Log for how many subflows what is applied is not enforced, when it is the first, and when there is none left."""
+    """Log that what is applied is not enforced for some subflows, and when it is enforced for all again."""
     if bool(before) == bool(after):
         return
     if not after:
         _log.info("resolved: the rates of all subflows are enforced")
     for ends, why in islice(after.items(), 1):
-        _log.error("%d subflows: what is applied is not enforced; client=%s: %s", len(after), ends.client, why)
+        _log.error("%d subflows: rate not enforced; client=%s: %s", len(after), ends.client, why)
 
 
 def _why_unknown(snapshot: Snapshot) -> str:
@@ -122,24 +94,25 @@ def _why_unknown(snapshot: Snapshot) -> str:
     return "subflow ended" if snapshot.sniffer.problem is None else "the sniffer does not answer"
 
 
-def _log_transition(transition: Transition, why_unknown: str) -> None:
-    before, after, decision = transition.before, transition.after, transition.decision
-    if after is not None and after.decision.throttle is not None:
-        _log.info(
-            "%s %s rate=%s class=%s reason=%r after_ms=%s",
-            after.decision.throttle.share.kind,
-            _identify(after.decision),
-            after.decision.throttle.rate,
-            format_classid(classid(after.minor)),
-            after.decision.reason,
-            None if after.latency is None else round(after.latency * 1000, 1),
-            extra=_about(after.decision),
-        )
-    elif decision is not None:
-        _log.info("free %s reason=%r", _identify(decision), why_free(decision), extra=_about(decision))
-    elif before is not None:
-        # Nobody has decided that.
-        _log.debug("free %s reason=%r", _identify(before.decision), why_unknown, extra=_about(before.decision))
+def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
+    direction, decision, throttle = transition.direction, transition.decision, transition.after
+    if decision is None:
+        if transition.before is not None:
+            # No decision: the daemon does not know the subflow any more.
+            client, network = transition.ends.client, transition.before.share.network
+            reason = _why_unknown(snapshot)
+            _log.debug("free client=%s network=%s direction=%s reason=%r", client, network, direction, reason)
+        return
+    about_token = f"token={format_token(decision.token)}"
+    subflow = f"{about_token} client={transition.ends.client} network={decision.network} direction={direction}"
+    what = "free" if throttle is None else throttle.share.kind.word
+    rate = "" if throttle is None else f" rate={throttle.rate}"
+    in_class, after_ms = "", ""
+    if transition.minor is not None:
+        in_class = f" class={format_classid(classid(transition.minor))}"
+        after_ms = f" after_ms={None if transition.latency is None else round(transition.latency * 1000, 1)}"
+    reason = snapshot.reason(direction, decision)
+    _log.info("%s %s%s%s reason=%r%s", what, subflow, rate, in_class, reason, after_ms, extra=about(about_token))
 
 
 def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
@@ -165,11 +138,3 @@ def _log_sniffer(snapshot: Snapshot) -> None:
         _log.info("following the sniffer: %d connections", len(snapshot.connections))
     else:
         _log.warning("the sniffer does not answer; all subflows are free: %s", snapshot.sniffer.problem)
-
-
-def _about(decision: Decision) -> Mapping[str, object]:
-    return about(f"token={format_token(decision.token)}")
-
-
-def _identify(decision: Decision) -> str:
-    return f"token={format_token(decision.token)} client={decision.subflow.ends.client} network={decision.network}"

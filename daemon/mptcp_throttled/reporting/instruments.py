@@ -47,7 +47,7 @@ _RECONCILE_DURATION: Final = Histogram(
 )
 _KERNEL_REPAIRS: Final = Counter(
     "kernel_repairs",
-    "Kernel objects that somebody else had changed and that were put right, by kind.",
+    "Kernel objects that another program had changed and that were put right, by kind.",
     ("object",),
     namespace=NAMESPACE,
     registry=REGISTRY,
@@ -82,11 +82,9 @@ for _stage in _STAGES:
 def count_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
     """Count what a step of the loop has changed."""
     for transition in transitions:
-        capped = transition.after
-        if transition.before is None and capped is not None and capped.latency is not None:
-            throttle = capped.decision.throttle
-            if throttle is not None and throttle.share.kind is RateKind.CAP:
-                _JOIN_TO_CAP.observe(capped.latency)
+        is_cap = transition.after is not None and transition.after.share.kind is RateKind.CAP
+        if is_cap and transition.before is None and transition.latency is not None:
+            _JOIN_TO_CAP.observe(transition.latency)
     if after.errors != before.errors:
         count_errors("kernel", len(set(after.errors) - set(before.errors)))
     if before.sniffer.problem is None and after.sniffer.problem is not None:

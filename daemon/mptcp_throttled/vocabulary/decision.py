@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mptcp_throttle.model import RateKind, Subflow, Token
+from mptcp_throttle.model import Direction, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
 
 
@@ -20,27 +20,33 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The rate of a subflow, which it has together with all others of its share."""
+    """The rate that a subflow has together with all others of its share."""
 
     share: Share
     rate: Rate
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What policy decides for one subflow. Without a `throttle` it is free; without an `uplink`, what its client sends
-    is not throttled.
+class Verdict:
+    """What policy decides for one direction of a subflow: the share that it belongs to, None if it is free; and why."""
 
-    `reason` is why, `uplink_reason` the same for what its client sends.
-    """
+    share: Share | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What policy decides for one subflow. The rate of a share is no part of it: that is in the terms."""
 
     token: Token
     subflow: Subflow
     network: str | None
-    throttle: Throttle | None
-    reason: str
-    uplink: Throttle | None = None
-    uplink_reason: str = ""
+    downlink: Verdict
+    uplink: Verdict
+
+    def of(self, direction: Direction) -> Verdict:
+        """The verdict for a direction."""
+        return self.downlink if direction is Direction.DOWNLINK else self.uplink
 
 
 Previous = dict["Token", tuple[Decision, ...]]

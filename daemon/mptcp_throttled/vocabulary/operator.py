@@ -33,9 +33,14 @@ class OperatorState:
     pause: Pause | None = None
 
     @property
-    def next_expiry(self) -> float | None:
-        """When the first of them expires, in monotonic seconds; None if none does."""
+    def expires(self) -> bool:
+        """Whether any of it ends by itself."""
         ends = [override.end for override in self.overrides]
         if self.pause is not None:
             ends.append(self.pause.end)
-        return min((end for end in ends if end is not None), default=None)
+        return any(end is not None for end in ends)
+
+
+def is_over(setting: Override | Pause, now: float) -> bool:
+    """Whether it has ended at `now`, in monotonic seconds."""
+    return setting.end is not None and setting.end <= now

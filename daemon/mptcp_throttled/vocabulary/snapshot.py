@@ -8,11 +8,12 @@ from typing import Final, Protocol
 
 from immutables import Map
 
-from mptcp_throttle.model import AccessNetwork, Connection, FourTuple, Token
+from mptcp_throttle.model import AccessNetwork, Connection, Direction, FourTuple, Token
 from mptcp_throttled.vocabulary.decision import Decision, Throttle
 from mptcp_throttled.vocabulary.features import FeatureName, FeatureState
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.vocabulary.operator import OperatorState
+from mptcp_throttled.vocabulary.terms import PresentTerms
 
 KEEPS_SENDING: Final = "client keeps sending (does not heed MP_PRIO, or has no other path): the excess is dropped"
 _NOT_APPLIED: Final = "not applied; see status"
@@ -23,7 +24,7 @@ MAX_ERRORS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Throttled:
-    """A subflow that is throttled in the kernel, by the class `minor`.
+    """A subflow that is throttled in the kernel as `throttle` says, by the class `minor`.
 
     `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
     the moment at which it was assigned to its class; None if no SYN did, but a start, a reload, the operator, or a
@@ -31,6 +32,7 @@ class Throttled:
     """
 
     decision: Decision
+    throttle: Throttle
     minor: int
     latency: float | None
     adopted: bool = False
@@ -49,14 +51,13 @@ class SnifferState:
 class Snapshot:
     """What was known, decided, planned and applied after a step of the loop.
 
-    `networks` are the `configured` ones with the operator's rates in place of their own. `classifier` is the one in
-    use. `uplinks` are those that are throttled in the kernel; of `policed`, what exceeds the rate is dropped.
-    `features` are by name.
+    `networks` are as configured; their present rates are in the `terms`. `classifier` is the one in use. `uplinks` are
+    those that are throttled in the kernel; of `policed`, what exceeds the rate is dropped. `features` are by name.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
-    configured: tuple[AccessNetwork, ...] = ()
     networks: tuple[AccessNetwork, ...] = ()
+    terms: PresentTerms = field(default_factory=PresentTerms)
     operator: OperatorState = field(default_factory=OperatorState)
     connections: Map[Token, Connection] = field(default_factory=Map)
     decisions: Map[Token, tuple[Decision, ...]] = field(default_factory=Map)
@@ -73,16 +74,28 @@ class Snapshot:
         """Why a feature is not in place although it should be; None also before the first step."""
         return self.features[feature].problem if feature in self.features else None
 
-    def throttle_of(self, ends: FourTuple) -> Throttle | None:
-        """What is applied for a subflow; None: it is free."""
+    def throttle(self, direction: Direction, ends: FourTuple) -> Throttle | None:
+        """What is applied for a subflow in a direction; None: it is free."""
+        if direction is Direction.UPLINK:
+            return self.uplinks.get(ends)
         throttled = self.throttled.get(ends)
-        return None if throttled is None else throttled.decision.throttle
+        return None if throttled is None else throttled.throttle
+
+    def reason(self, direction: Direction, decision: Decision) -> str:
+        """Why a subflow is throttled or free in a direction: as decided, or because the kernel does not have it."""
+        verdict, ends = decision.of(direction), decision.subflow.ends
+        if verdict.share is None:
+            return verdict.reason
+        if self.throttle(direction, ends) is None:
+            return _NOT_APPLIED
+        is_policed = direction is Direction.UPLINK and ends in self.policed
+        return f"{verdict.reason}; {KEEPS_SENDING}" if is_policed else verdict.reason
 
     def state_of(self, decision: Decision) -> str:
-        """In a word what a subflow is: `cap`, `limit`, `backup` or `free`."""
-        throttle = self.throttle_of(decision.subflow.ends)
+        """In a word what is done to what a subflow is sent: `cap`, `limit`, `backup` or `free`."""
+        throttle = self.throttle(Direction.DOWNLINK, decision.subflow.ends)
         if throttle is not None:
-            return throttle.share.kind
+            return throttle.share.kind.word
         return "backup" if decision.subflow.backup else "free"
 
 
@@ -94,26 +107,31 @@ class Snapshots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change for one subflow. `after` is None if it is free now, as `decision` says, or has ended (None)."""
+    """A change of what is applied to a subflow in one direction.
 
-    before: Throttled | None
-    after: Throttled | None
+    `decision` is None if the subflow has ended. `minor` and `latency` are those of a throttled downlink.
+    """
+
+    direction: Direction
+    ends: FourTuple
+    before: Throttle | None
+    after: Throttle | None
     decision: Decision | None
+    minor: int | None = None
+    latency: float | None = None
 
 
-def why_free(decision: Decision) -> str:
-    """Why a subflow is free: it has no rate, or the kernel does not have its rate."""
-    return decision.reason if decision.throttle is None else _NOT_APPLIED
-
-
-def why_uplink_free(decision: Decision) -> str:
-    """Why the uplink of a subflow is free, as `why_free`."""
-    return decision.uplink_reason if decision.uplink is None else _NOT_APPLIED
-
-
-def why_uplink_throttled(decision: Decision, *, is_policed: bool) -> str:
-    """Why the uplink of a subflow is throttled, and how, if not in the client."""
-    return f"{decision.uplink_reason}; {KEEPS_SENDING}" if is_policed else decision.uplink_reason
+def uplink_transitions(
+    before: Mapping[FourTuple, Throttle],
+    after: Mapping[FourTuple, Throttle],
+    concerned: Mapping[FourTuple, Decision | None],
+) -> list[Transition]:
+    """What has changed of the throttled uplinks; `concerned` has the decisions, None for subflows that have ended."""
+    return [
+        Transition(Direction.UPLINK, ends, before.get(ends), after.get(ends), decision)
+        for ends, decision in concerned.items()
+        if before.get(ends) != after.get(ends)
+    ]
 
 
 def update_throttled(
@@ -121,6 +139,7 @@ def update_throttled(
     concerned: Mapping[FourTuple, Decision | None],
     applied: KernelPlan,
     decisions: Mapping[Token, Iterable[Decision]],
+    terms: PresentTerms,
     adopted: Mapping[FourTuple, int],
     began: float,
     now: float,
@@ -135,22 +154,25 @@ def update_throttled(
     is_changed = False
     for ends, decision in concerned.items():
         before, minor = throttled.get(ends), applied.assignments.get(ends)
-        if decision is None or decision.throttle is None or minor is None:
+        applied_before = None if before is None else before.throttle
+        throttle = None if decision is None else terms.throttle(decision.downlink)
+        if decision is None or throttle is None or minor is None:
             if before is not None:
                 is_changed = True
                 del changed[ends]
-                transitions.append(Transition(before, None, decision))
+                transitions.append(Transition(Direction.DOWNLINK, ends, applied_before, None, decision))
             continue
         if before is None:
             is_adopted = adopted.get(ends) == minor
             since = now if is_adopted else max(d.subflow.opened_at for d in decisions[decision.token])
-            after = Throttled(decision, minor, None if is_adopted or since < began else now - since, is_adopted)
-            if not is_adopted:
-                transitions.append(Transition(None, after, decision))
+            latency = None if is_adopted or since < began else now - since
+            after = Throttled(decision, throttle, minor, latency, is_adopted)
         else:
-            after = replace(before, decision=decision, minor=minor)
-            if before.decision.throttle != decision.throttle:
-                transitions.append(Transition(before, after, decision))
+            after = replace(before, decision=decision, throttle=throttle, minor=minor)
+        if applied_before != throttle and not (before is None and after.adopted):
+            transitions.append(
+                Transition(Direction.DOWNLINK, ends, applied_before, throttle, decision, minor, after.latency)
+            )
         if after != before:
             is_changed = True
             changed[ends] = after

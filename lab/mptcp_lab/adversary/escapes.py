@@ -132,7 +132,7 @@ def _from_six_addresses(site: Site) -> Iterator[Act]:
         return client.start(f"fetch-{next(_serial)}", sys.executable, "-m", *program)
 
     def capped() -> bool:
-        return sum(subflow.rule is not None for subflow in site.services.subflows()) == len(further) + 1
+        return sum(subflow.kind is not None for subflow in site.services.subflows()) == len(further) + 1
 
     @contextmanager
     def act() -> Iterator[None]:

@@ -155,6 +155,6 @@ class _Trial:
         """The subflows that the daemon shows, and whether they are throttled over Ethernet."""
         return {
             (subflow.token, subflow.client, subflow.client_port): subflow.network == "ethernet"
-            and subflow.rule is not None
+            and subflow.kind is not None
             for subflow in self._site.services.subflows()
         }

@@ -71,7 +71,7 @@ def _run(
         transfer = Upload(lab, capped, origin, document.size) if is_up else Download(lab, capped, document)
         stack.callback(transfer.stop)
         if services is not None:
-            wait_until(lambda: any(s.rule or s.uplink_rule for s in services.subflows()), "capped")
+            wait_until(lambda: any(s.kind or s.uplink_kind for s in services.subflows()), "capped")
         time.sleep(_SETTLE_SECONDS)
         with Sampler({"proxy": lab.proxy.namespace}, (), _SAMPLE_SECONDS, time.monotonic()) as sampler:
             time.sleep(seconds)

@@ -340,7 +340,7 @@ class _Run:
             return str(error)
         if status["daemon"]["errors"]:
             return "; ".join(status["daemon"]["errors"])
-        if not plan["in_force"]:
+        if not plan["applied"]:
             return "the plan is not applied"
         known = status["sniffer"]["connected"]
         wanted = dict.fromkeys(may_be_throttled(self._proxy, _WIFI), _CAP.bits_per_second) if known else {}
@@ -349,7 +349,7 @@ class _Run:
             return f"throttled: {present}, to be throttled: {wanted}"
         if unwanted := paced(self._proxy) - wanted.keys():
             return f"paced: {unwanted}, to be throttled: {wanted}"
-        uplinks = {Client(s.client, s.client_port) for s in self._services.subflows() if s.uplink_rule is not None}
+        uplinks = {Client(s.client, s.client_port) for s in self._services.subflows() if s.uplink_kind is not None}
         if uplinks != wanted.keys():
             return f"throttled uplinks: {uplinks}, to be throttled: {wanted}"
         if unwanted := self._backups() - wanted.keys():

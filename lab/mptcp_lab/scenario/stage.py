@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.05
 _DAY_SECONDS: Final = 86_400
-# Of the daemon's log: `cap token=... client=... network=... rate=... after_ms=...`; `limit` and `free` end a cap. Of
-# uplinks: `uplink_cap` and so on.
+# Of the daemon's log: `cap token=... client=... network=... direction=... rate=... after_ms=...`; `limit` and `free`
+# end a cap.
 _CHANGE: Final = re.compile(
-    r"^(?P<at>[\d:.]+) INFO (?P<kind>(?:uplink_)?(?:cap|limit|free)) token=\S+ client=(?P<client>\S+)"
-    r" network=(?P<network>\S+)(?: rate=(?P<rate>\S+))?.*?(?: after_ms=(?P<after>[\d.]+))?$",
+    r"^(?P<at>[\d:.]+) INFO (?P<kind>cap|limit|free) token=\S+ client=(?P<client>\S+)"
+    r" network=(?P<network>\S+) direction=\S+(?: rate=(?P<rate>\S+))?.*?(?: after_ms=(?P<after>[\d.]+))?$",
     re.MULTILINE,
 )
 
@@ -342,7 +342,7 @@ def cap_changes(log: str, start: float) -> list[CapChange]:
     for match in _CHANGE.finditer(log):
         hours, minutes, seconds = match["at"].split(":")
         at = (int(hours) * 3600 + int(minutes) * 60 + float(seconds) - start) % _DAY_SECONDS
-        capped = match["kind"] in {"cap", "uplink_cap"}
+        capped = match["kind"] == "cap"
         rate = Rate.parse(match["rate"]).bits_per_second / MEGA if capped else None
         delay = float(match["after"]) / 1000 if capped and match["after"] else None
         changes.append(CapChange(at, match["client"], match["network"], rate, delay))

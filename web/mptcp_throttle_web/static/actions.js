@@ -80,9 +80,11 @@ export class Actions {
     ask(byId("set-rate"), () => {
       const rate = byId("rate").value.trim();
       const seconds = byId("seconds").value;
+      const [direction, kind] = byId("rate-kind").value.split(" ");
       return post("/api/change/set_rate", {
         network,
-        rule: byId("rule").value,
+        direction,
+        kind,
         rate: rate === "unlimited" ? null : rate,
         seconds: seconds === "" ? null : Number(seconds),
       });

@@ -34,8 +34,9 @@ function rowsOf(network) {
 }
 
 function reasonOf(subflow) {
-  const parts = [subflow.not_enforced ? `NOT ENFORCED: ${subflow.not_enforced}` : subflow.reason];
-  if (subflow.uplink_rule) parts.push(`uplink: ${subflow.uplink_reason}`);
+  const { downlink, uplink, not_enforced: notEnforced } = subflow;
+  const parts = [notEnforced ? `NOT ENFORCED: ${notEnforced}` : downlink.reason];
+  if (uplink.kind) parts.push(`uplink: ${uplink.reason}`);
   return parts.join("; ");
 }
 
@@ -60,15 +61,15 @@ function updateRow(made, item) {
     button.setAttribute("aria-expanded", String(isOpen(item.name)));
     fill(made, [
       null, format.rate(client.sent_bps), format.rate(client.received_bps), client.rate_bps ? format.rate(client.rate_bps) : "–",
-      format.percent(client.throttled_bps, client.rate_bps), "", client.throttled ? `${client.throttled} throttled` : "",
+      format.percent(client.throttled_bps, client.rate_bps), "", client.throttled_subflows ? `${client.throttled_subflows} throttled` : "",
       "",
     ]);
   } else {
     const { subflow } = item;
     fill(made, [
       subflow.client_port === null ? `subflow ${item.place + 1}` : `port ${subflow.client_port}`,
-      format.rate(subflow.sent_bps), format.rate(subflow.received_bps), subflow.rate ?? "–",
-      format.percent(subflow.sent_bps, subflow.rate_bps), format.milliseconds(subflow.rtt_ms), subflow.state, reasonOf(subflow),
+      format.rate(subflow.sent_bps), format.rate(subflow.received_bps), subflow.downlink.rate ?? "–",
+      format.percent(subflow.sent_bps, subflow.downlink.rate_bps), format.milliseconds(subflow.rtt_ms), subflow.state, reasonOf(subflow),
     ]);
     made.cells[6].className = `state-${subflow.state}`;
   }
@@ -109,16 +110,16 @@ export function showClients(top) {
 export function showDecisions(decisions) {
   const seen = new Map();
   const items = decisions.map((item) => {
-    const base = `${item.at} ${item.client} ${item.client_port} ${item.decision}`;
+    const base = `${item.at} ${item.client} ${item.client_port} ${item.direction} ${item.kind}`;
     seen.set(base, (seen.get(base) ?? 0) + 1);
     return { ...item, key: `${base} ${seen.get(base)}` };
   });
   keep(
     byId("decision-rows"), items, ({ key }) => key,
-    ({ decision }) => row(["", "", "", decision.endsWith("cap") ? "state-cap" : decision.endsWith("limit") ? "state-limit" : "", "", "reason"]),
-    (made, { at, client, client_port, network, decision, rate, reason }) => fill(made, [
+    ({ kind }) => row(["", "", "", kind ? `state-${kind}` : "", "", "reason"]),
+    (made, { at, client, client_port, network, direction, kind, rate, reason }) => fill(made, [
       format.moment(at), client_port === null ? client : `${client} port ${client_port}`,
-      network ?? "none", decision.replace("_", " "), rate ?? "–", reason,
+      network ?? "none", `${direction === "uplink" ? "uplink " : ""}${kind ?? "free"}`, rate ?? "–", reason,
     ]),
   );
 }

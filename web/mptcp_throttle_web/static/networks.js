@@ -8,24 +8,17 @@ import { get } from "./server.js";
 
 let shown = [];
 
-// A rate of a network, and whether it is set by hand; "" if there is none.
-function rule(network, name) {
-  const present = network[name];
+// A rate of a network, and why it is not the configured one; "" if there is none.
+function rate(network, direction, kind) {
+  const { rate: present, reason, seconds_left: left } = network.rates[direction][kind];
   const text = present === null ? "" : `${present}${network.per === "network" ? "" : ` per ${network.per}`}`;
-  const override = (network.overrides ?? []).find((candidate) => candidate.rule === name);
-  if (override === undefined) return text;
-  const left = override.seconds_left === null ? "until reset" : `for ${format.duration(override.seconds_left)}`;
-  return `${text || "unlimited"} (by hand, ${left})`;
+  if (reason === null) return text;
+  return `${text || "unlimited"} (${reason}${left === null ? "" : `, for ${format.duration(left)}`})`;
 }
 
 function uplink(network) {
-  const [cap, limit] = [rule(network, "uplink_cap"), rule(network, "uplink_limit")];
+  const [cap, limit] = [rate(network, "uplink", "cap"), rate(network, "uplink", "limit")];
   return [cap && `cap ${cap}`, limit && `limit ${limit}`].filter(Boolean).join(", ");
-}
-
-function bitsPerSecond(text) {
-  const match = /^([\d.]+)([kmg]?)bit$/.exec(text ?? "");
-  return match && Number(match[1]) * { "": 1, k: 1e3, m: 1e6, g: 1e9 }[match[2]];
 }
 
 export class Networks {
@@ -43,8 +36,8 @@ export class Networks {
       byId("network-rows"), shown, (network) => network.name,
       (network) => this.makeRow(network),
       (made, network) => fill(made, [
-        null, format.rate(network.sent_bps), format.rate(network.received_bps), rule(network, "cap") || "–",
-        rule(network, "limit") || "–", uplink(network) || "–", String(network.subflows), String(network.held_subflows), null,
+        null, format.rate(network.sent_bps), format.rate(network.received_bps), rate(network, "downlink", "cap") || "–",
+        rate(network, "downlink", "limit") || "–", uplink(network) || "–", String(network.subflows), String(network.throttled_subflows), null,
       ]),
     );
   }
@@ -79,7 +72,7 @@ export class Networks {
       values: histories[place][choices.direction],
       resolution: histories[place].resolution,
       // Per client or subflow, the sum of all has no such bound.
-      cap: network.per === "network" ? bitsPerSecond(choices.direction === "sent" ? network.cap : network.uplink_cap) : null,
+      cap: network.per === "network" ? network.rates[choices.direction === "sent" ? "downlink" : "uplink"].cap.rate_bps : null,
       colour,
     }));
     const now = Date.now() / 1000;

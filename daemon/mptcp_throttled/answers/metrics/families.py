@@ -27,11 +27,10 @@ from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 
-_DECISION: Final = "treatment"
-_DECISIONS: Final = ("free", "cap", "limit", "backup")
-_FREE, _CAP, _LIMIT, _BACKUP = range(len(_DECISIONS))
-_THROTTLED_UPLINKS: Final = ("uplink_cap", "uplink_limit", "policed")
-_UPLINK_DECISIONS: Final = ("free", *_THROTTLED_UPLINKS)
+_STATES: Final = ("free", "cap", "limit", "backup")
+_FREE, _CAP, _LIMIT, _BACKUP = range(len(_STATES))
+_THROTTLED_UPLINKS: Final = ("cap", "limit", "policed")
+_UPLINK_STATES: Final = ("free", *_THROTTLED_UPLINKS)
 _NO_NETWORK: Final = "none"
 
 
@@ -102,7 +101,7 @@ _Counts = Counter[tuple[str | None, str]]
 
 
 class _Subflows:
-    """Subflows by network and decision, and connections by whether they have several subflows.
+    """Subflows by network and state, and connections by whether they have several subflows.
 
     They are counted again only when something has changed.
     """
@@ -114,34 +113,34 @@ class _Subflows:
         self.connections: Counter[str] = Counter()
 
     def count(self, snapshot: Snapshot) -> None:
-        """Count those of this snapshot."""
+        """Count the subflows of this snapshot."""
         throttled, uplinks, policed = snapshot.throttled, snapshot.uplinks, snapshot.policed
-        state = snapshot.decisions, throttled, uplinks, policed
-        if len(self._counted) == len(state) and all(map(is_, self._counted, state)):
+        inputs = snapshot.decisions, throttled, uplinks, policed
+        if len(self._counted) == len(inputs) and all(map(is_, self._counted, inputs)):
             return
-        self._counted = state
+        self._counted = inputs
         # With thousands of subflows a count of each of them by itself takes several times as long.
-        downlinks: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(_DECISIONS))
+        downlinks: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(_STATES))
         self.uplinks = Counter()
         several = 0
         for decisions in snapshot.decisions.values():
             several += len(decisions) > 1
             for decision in decisions:
-                throttle, subflow = decision.throttle, decision.subflow
-                if throttle is None or (entry := throttled.get(subflow.ends)) is None:
+                subflow = decision.subflow
+                if decision.downlink.share is None or (applied := throttled.get(subflow.ends)) is None:
                     place = _BACKUP if subflow.backup else _FREE
                 else:
-                    applied = entry.decision.throttle
-                    place = _LIMIT if applied is not None and applied.share.kind is RateKind.LIMIT else _CAP
+                    place = _CAP if applied.throttle.share.kind is RateKind.CAP else _LIMIT
                 downlinks[decision.network][place] += 1
-                if decision.uplink is not None and (uplink := uplinks.get(subflow.ends)) is not None:
-                    kind = "policed" if subflow.ends in policed else uplink.share.kind
-                    self.uplinks[decision.network, kind] += 1
+                if decision.uplink.share is not None and (uplink := uplinks.get(subflow.ends)) is not None:
+                    state = "policed" if subflow.ends in policed else uplink.share.kind.word
+                    self.uplinks[decision.network, state] += 1
         self.downlinks = Counter()
         for network, counts in downlinks.items():
-            for name, number in zip(_DECISIONS, counts, strict=True):
-                self.downlinks[network, name] = number
-            self.uplinks[network, "free"] = sum(counts) - sum(self.uplinks[network, one] for one in _THROTTLED_UPLINKS)
+            for state, number in zip(_STATES, counts, strict=True):
+                self.downlinks[network, state] = number
+            throttled_uplinks = sum(self.uplinks[network, state] for state in _THROTTLED_UPLINKS)
+            self.uplinks[network, "free"] = sum(counts) - throttled_uplinks
         self.connections = Counter(multi=several, single=len(snapshot.decisions) - several)
 
 
@@ -156,33 +155,30 @@ def _subflow_families(snapshot: Snapshot, observed: Observed, counted: _Subflows
     yield _gauge(
         "subflows",
         "Subflows: capped, limited, or neither of them and regular (free) or backup.",
-        ("network", _DECISION),
-        [((name or _NO_NETWORK, one), counted.downlinks[name, one]) for name in networks for one in _DECISIONS],
+        ("network", "state"),
+        [((name or _NO_NETWORK, state), counted.downlinks[name, state]) for name in networks for state in _STATES],
     )
     yield _gauge(
         "uplinks",
         "Subflows by what is done to what their clients send; policed: the excess is dropped.",
-        ("network", _DECISION),
-        [
-            ((name or _NO_NETWORK, one.removeprefix("uplink_")), counted.uplinks[name, one])
-            for name in networks
-            for one in _UPLINK_DECISIONS
-        ],
+        ("network", "state"),
+        [((name or _NO_NETWORK, state), counted.uplinks[name, state]) for name in networks for state in _UPLINK_STATES],
     )
     not_enforced = len(observed.enforcement.not_enforced)
     yield _value("not_enforced_subflows", "Subflows whose rate is applied but not enforced.", not_enforced)
 
 
 def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
-    for name, text in (
-        ("cap", "Cap of what is sent to clients; absent: none."),
-        ("limit", "Limit of what is sent to clients; absent: none."),
-        ("uplink_cap", "Cap of what clients send; absent: none."),
-        ("uplink_limit", "Limit of what clients send; absent: none."),
-    ):
-        rates = [((network.name,), network.rates.get(RateKind(name))) for network in snapshot.networks]
-        values = [(labels, rate.bits_per_second / 8) for labels, rate in rates if rate is not None]
-        yield _gauge(f"{name}_bytes_per_second", text, ("network",), values)
+    yield _gauge(
+        "rate_bytes_per_second",
+        "Present cap or limit, of what is sent to clients (downlink) or by them (uplink); absent: none.",
+        ("network", "direction", "kind"),
+        [
+            ((network.name, kind.direction, kind.word), rate.bits_per_second / 8)
+            for network in snapshot.networks
+            for kind, rate in snapshot.terms.rates[network.name].items()
+        ],
+    )
     overridden = {override.network for override in snapshot.operator.overrides}
     yield _gauge(
         "overridden",
@@ -194,31 +190,31 @@ def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccounts]) -> Iterator[Metric]:
     traffic = {name: accounts[name].traffic if name in accounts else Traffic() for name in names}
-    held = [((name, "true"), one.ip_sent_throttled) for name, one in traffic.items()]
-    free = [((name, "false"), one.ip_sent - one.ip_sent_throttled) for name, one in traffic.items()]
+    throttled = [((name, "true"), sums.ip_sent_throttled) for name, sums in traffic.items()]
+    free = [((name, "false"), sums.ip_sent - sums.ip_sent_throttled) for name, sums in traffic.items()]
     yield _counter(
         "sent_bytes",
-        "IP bytes sent to clients, by whether the subflow was capped or limited (held).",
-        ("network", "held"),
-        [*held, *free],
+        "IP bytes sent to clients, by whether the subflow was capped or limited (throttled).",
+        ("network", "throttled"),
+        [*throttled, *free],
     )
-    received = [((name,), one.ip_received) for name, one in traffic.items()]
+    received = [((name,), sums.ip_received) for name, sums in traffic.items()]
     yield _counter("received_bytes", "IP bytes received from clients.", ("network",), received)
-    repeated = [((name,), one.retransmitted) for name, one in traffic.items()]
+    repeated = [((name,), sums.retransmitted) for name, sums in traffic.items()]
     yield _counter("retransmitted_bytes", "Bytes of payload sent again to clients.", ("network",), repeated)
     rtt = HistogramMetricFamily(
         f"{NAMESPACE}_rtt_seconds",
         "Smoothed RTT of subflows that carry something, about one sample of each per second.",
         labels=("network",),
     )
-    for name, one in traffic.items():
+    for name, sums in traffic.items():
         counts = accounts[name].rtts if name in accounts else (0,) * (len(RTT_BOUNDS) + 1)
         below = 0
         buckets = []
         for bound, count in zip((*map(str, RTT_BOUNDS), "+Inf"), counts, strict=True):
             below += count
             buckets.append((bound, below))
-        rtt.add_metric((name,), buckets, one.rtt_seconds)
+        rtt.add_metric((name,), buckets, sums.rtt_seconds)
     yield rtt
 
 

@@ -1,1 +1,1 @@
-"""What changes the configured rates: one module per rule."""
+"""What changes the configured rates: one module per policy rule."""

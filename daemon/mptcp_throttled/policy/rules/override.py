@@ -1,7 +1,7 @@
 """Overrides: rates set by hand in place of the configured ones. Pure functions, and the JSON of an override.
 
-In JSON: `{"network", "rule", "rate_bps", "expires_at", "seconds_left"}`: `rule` is the rate kind, `rate_bps` null is
-unlimited, and the rest is as in `clock`.
+In JSON: `{"network", "direction", "kind", "rate_bps", "expires_at", "seconds_left"}`: `direction` is `downlink` or
+`uplink`, `kind` is `cap` or `limit`, `rate_bps` null is unlimited, and the rest is as in `clock`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import Direction, RateKind
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.vocabulary.clock import decode_end, encode_end
-from mptcp_throttled.vocabulary.operator import Override
+from mptcp_throttled.vocabulary.operator import Override, is_over
+from mptcp_throttled.vocabulary.terms import Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,24 +21,26 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
     from mptcp_throttled.vocabulary.clock import Now
+    from mptcp_throttled.vocabulary.terms import Situation, Terms
 
 
-def requested_override(network: Json, rule: Json, rate: Json, seconds: Json, now: float) -> Override:
+def requested_override(network: Json, direction: Json, kind: Json, rate: Json, seconds: Json, now: float) -> Override:
     """The override that `set_rate` asks for, `now` being in monotonic seconds.
 
     Raises UserError naming the argument, its value and what is allowed.
     """
     if not isinstance(network, str):
         raise UserError(f"network: {shown(network)}: allowed: the name of an access network")
-    if rule not in list(RateKind):
-        raise UserError(f"rule: {shown(rule)}: allowed: {', '.join(RateKind)}")
+    for name, value, allowed in (("direction", direction, list(Direction)), ("kind", kind, ["cap", "limit"])):
+        if value not in allowed:
+            raise UserError(f"{name}: {shown(value)}: allowed: {', '.join(allowed)}")
     if not isinstance(rate, str | None):
         raise UserError(f"rate: {shown(rate)}: is not text; allowed: {RATE_SYNTAX}; or null, which is unlimited")
     try:
         parsed = None if rate is None else Rate.parse(rate)
     except ValueError as error:
         raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
-    return Override(network, RateKind(rule), parsed, requested_end(seconds, now))
+    return Override(network, RateKind.of(direction, kind), parsed, requested_end(seconds, now))
 
 
 def requested_end(seconds: Json, now: float) -> float | None:
@@ -54,33 +57,13 @@ def requested_end(seconds: Json, now: float) -> float | None:
     return now + seconds
 
 
-def effective(networks: Iterable[AccessNetwork], overrides: Iterable[Override]) -> tuple[AccessNetwork, ...]:
-    """The access networks with the overrides' rates in place of their own."""
-    rates = {(override.network, override.kind): override.rate for override in overrides}
-    return tuple(
-        network.with_rates({kind: rate for (name, kind), rate in rates.items() if name == network.name})
-        for network in networks
-    )
-
-
-class EffectiveNetworks:
-    """The effective networks, as the same tuple until they change: to compare thousands of subnets takes long."""
-
-    def __init__(self) -> None:
-        self._configured: tuple[AccessNetwork, ...] = ()
-        self._overrides: tuple[Override, ...] = ()
-        self._networks: tuple[AccessNetwork, ...] = ()
-
-    def update(
-        self, configured: tuple[AccessNetwork, ...], overrides: tuple[Override, ...]
-    ) -> tuple[AccessNetwork, ...]:
-        """The access networks with these overrides."""
-        if configured is not self._configured or overrides != self._overrides:
-            self._configured, self._overrides = configured, overrides
-            networks = effective(configured, overrides)
-            if networks != self._networks:
-                self._networks = networks
-        return self._networks
+def apply(terms: Terms, situation: Situation) -> Terms:
+    """The terms with rates set by hand in place of all others."""
+    for override in situation.facts.overrides:
+        if override.network == situation.network.name and not is_over(override, situation.now):
+            reason = "by hand, until reset" if override.end is None else "by hand"
+            terms = terms.changed(override.kind, Term(override.rate, reason, override.end))
+    return terms
 
 
 def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
@@ -90,12 +73,12 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
         return no_such_network(override.network, networks)
     if override.kind.is_cap and network.preference == min(n.preference for n in networks):
         return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
-    then = effective([network], overrides)[0]
+    by_hand = {o.kind: o.rate for o in overrides if o.network == network.name}
+    rates = network.with_rates(by_hand).rates
     for kind, limit_kind in ((direction.cap, direction.limit) for direction in Direction):
-        cap, limit = then.rates.get(kind), then.rates.get(limit_kind)
+        cap, limit = rates.get(kind), rates.get(limit_kind)
         if cap is not None and limit is not None and cap > limit:
-            more = f"{kind} {cap} would be more than {limit_kind} {limit}".replace("_", " ")
-            return f"{network.name}: {more}; allowed: up to it"
+            return f"{network.name}: {kind} {cap} would be more than {limit_kind} {limit}; allowed: up to it"
     return None
 
 
@@ -108,7 +91,8 @@ def encode_override(override: Override, now: Now) -> Json:
     """The JSON object of an override."""
     return {
         "network": override.network,
-        "rule": override.kind,
+        "direction": override.kind.direction,
+        "kind": override.kind.word,
         "rate_bps": None if override.rate is None else override.rate.bits_per_second,
         **encode_end(override.end, now),
     }
@@ -116,6 +100,6 @@ def encode_override(override: Override, now: Now) -> Json:
 
 def decode_override(data: Json, now: Now) -> Override:
     """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
-    rate = data["rate_bps"]
+    rate, kind = data["rate_bps"], RateKind.of(data["direction"], data["kind"])
     parsed = None if rate is None else Rate(int(rate))
-    return Override(str(data["network"]), RateKind(data["rule"]), parsed, decode_end(data, now))
+    return Override(str(data["network"]), kind, parsed, decode_end(data, now))

@@ -1,0 +1,75 @@
+"""The terms of access networks: the configured rates, after all rules. Pure functions.
+
+To add a rule, such as a schedule or a budget:
+
+1. Write `policy/rules/NAME.py` with `apply(terms, situation) -> Terms`. It replaces the terms that it changes with
+   `terms.changed(kind, Term(rate, reason, next_change))`, and knows neither kernel nor other rules.
+2. `reason` is a few words for the operator (`by hand`). `next_change` is when `apply` will say something else although
+   no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
+3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
+   hand replaces everything.
+4. If the rule is configured, add its keys to `config/schema.py` (`NetworkFile`), its field to `model.AccessNetwork`,
+   and a comment to the shipped YAML file. If it looks at something else, such as traffic, add that to `Facts`.
+
+Decisions, plan, uplinks, the log, `status` and metrics take the rates from the terms: none of them knows the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mptcp_throttle.model import AccessNetwork
+from mptcp_throttled.policy.rules import override
+from mptcp_throttled.vocabulary.terms import Facts, PresentTerms, Situation, Term, Terms
+
+Rule = Callable[[Terms, Situation], Terms]
+
+RULES: Final[tuple[Rule, ...]] = (override.apply,)
+
+_ANY_CLIENT: Final = ""
+
+
+def terms(network: AccessNetwork, client: str, now: float, facts: Facts) -> Terms:
+    """The terms of a client of a network at `now` (monotonic seconds)."""
+    situation = Situation(network, client, now, facts)
+    present = Terms({kind: Term(rate) for kind, rate in network.rates.items()})
+    for rule in RULES:
+        present = rule(present, situation)
+    return present
+
+
+def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> PresentTerms:
+    """The terms of all networks; no rule so far tells the clients of a network apart."""
+    return PresentTerms({network.name: terms(network, _ANY_CLIENT, now, facts) for network in networks})
+
+
+class CurrentTerms:
+    """The terms of the `configured` networks, as the same values until they change: readers compare identities, since
+    to compare thousands of subnets takes long. `effective` are the networks with the rates of the terms."""
+
+    def __init__(self) -> None:
+        self.configured: tuple[AccessNetwork, ...] = ()
+        self.effective: tuple[AccessNetwork, ...] = ()
+        self.terms = PresentTerms()
+        self._facts = Facts()
+
+    def update(self, configured: tuple[AccessNetwork, ...], now: float, facts: Facts) -> PresentTerms:
+        """The terms now. They are computed again if networks or facts have changed, or their next change is due."""
+        next_change = self.terms.next_change
+        is_due = next_change is not None and next_change <= now
+        if configured is self.configured and facts == self._facts and not is_due:
+            return self.terms
+        self._facts = facts
+        if configured != self.configured:
+            self.configured = configured
+        terms = terms_of(configured, now, facts)
+        if terms != self.terms:
+            self.terms = terms
+        effective = tuple(
+            network.with_rates({kind: term.rate for kind, term in terms.by_network[network.name].by_kind.items()})
+            for network in configured
+        )
+        if effective != self.effective:
+            self.effective = effective
+        return self.terms

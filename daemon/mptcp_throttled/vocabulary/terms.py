@@ -1,0 +1,89 @@
+"""The terms of an access network: its rates as they are now, each with its reason and the time of its next change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mptcp_throttle.model import AccessNetwork, RateKind
+from mptcp_throttle.units import Rate
+from mptcp_throttled.vocabulary.decision import Share, Throttle, Verdict
+from mptcp_throttled.vocabulary.operator import Override
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A rate as it is now; None: unlimited.
+
+    `reason` is why it is not the configured one; None if it is. `next_change` is when it changes by itself, in
+    monotonic seconds; None: never.
+    """
+
+    rate: Rate | None
+    reason: str | None = None
+    next_change: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms by rate kind; a kind that is absent is unlimited."""
+
+    by_kind: Mapping[RateKind, Term]
+
+    def changed(self, kind: RateKind, term: Term) -> Terms:
+        """With another term of that kind."""
+        return Terms({**self.by_kind, kind: term})
+
+    def rates(self) -> dict[RateKind, Rate]:
+        """The rates that there are."""
+        return {kind: term.rate for kind, term in self.by_kind.items() if term.rate is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PresentTerms:
+    """The terms of all access networks at one moment, and the `rates` that there are, by network."""
+
+    by_network: Mapping[str, Terms] = field(default_factory=dict)
+    rates: Mapping[str, Mapping[RateKind, Rate]] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", {name: terms.rates() for name, terms in self.by_network.items()})
+
+    def rate(self, share: Share) -> Rate | None:
+        """The one rate of a share; None if it has none any more. A limit bounds the cap of its direction."""
+        rates = self.rates.get(share.network, {})
+        rate = rates.get(share.kind)
+        return None if rate is None else min(rate, rates.get(share.kind.direction.limit, rate))
+
+    def throttle(self, verdict: Verdict) -> Throttle | None:
+        """The throttle that a verdict asks for now; None: the subflow is free."""
+        if verdict.share is None or (rate := self.rate(verdict.share)) is None:
+            return None
+        return Throttle(verdict.share, rate)
+
+    @property
+    def kinds(self) -> dict[str, Set[RateKind]]:
+        """By network, the kinds that there is a rate of: decisions depend on nothing else of the terms."""
+        return {name: rates.keys() for name, rates in self.rates.items()}
+
+    @property
+    def next_change(self) -> float | None:
+        """When the first of them changes by itself, in monotonic seconds; None: never."""
+        changes = (term.next_change for terms in self.by_network.values() for term in terms.by_kind.values())
+        return min((at for at in changes if at is not None), default=None)
+
+
+class Facts(NamedTuple):
+    """What rules may look at besides the configuration."""
+
+    overrides: tuple[Override, ...] = ()
+
+
+class Situation(NamedTuple):
+    """Whose terms are asked for, and when: of a client of a network, "" being any; at `now`, in monotonic seconds."""
+
+    network: AccessNetwork
+    client: str
+    now: float
+    facts: Facts
