@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from mptcp_throttle.config.schema import RATE_KEYS, Config
@@ -113,13 +113,10 @@ def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]
 
 
 def _network_settings(network: AccessNetwork) -> dict[str, object]:
-    return {
-        "preference": network.preference,
-        **{dotted(key): network.rates.get(kind) for kind, key in RATE_KEYS.items()},
-        "per": network.per,
-        "provisional": network.provisional,
-        "client_prefix": network.client_prefix,
-    }
+    settings = {field.name: getattr(network, field.name) for field in fields(network)}
+    for name in ("name", "subnets", "rates"):
+        del settings[name]
+    return {**settings, **{dotted(key): network.rates.get(kind) for kind, key in RATE_KEYS.items()}}
 
 
 def _not_in(present: Iterable[Network], subnets: Iterable[Network]) -> Iterator[str]:

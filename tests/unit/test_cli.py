@@ -20,7 +20,8 @@ def test_check_config_shows_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["--config", CONFIG, "check-config"]) == 0
     assert "valid: interface eth0, ports [8080], networks wifi, lte" in capsys.readouterr().out
     assert main(["--config", CONFIG, "check-config", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["networks"] == ["wifi", "lte"]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["format"], document["networks"]) == (1, ["wifi", "lte"])
 
 
 def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ _Clients = Mapping[str | None, Mapping[str, Client]]
 
 
 def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
-    """The clients with those of their subflows that match."""
+    """The clients that have matching subflows, with these."""
     matching: dict[str | None, dict[str, Client]] = {}
     for network, clients in index.by_network.items():
         for client in clients.values():

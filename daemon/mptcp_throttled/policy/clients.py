@@ -2,7 +2,7 @@
 
 A client has a prefix (`AccessNetwork.client_prefix`), known by its first address: that is what address means here. A
 token joins the addresses that its connection uses on the same network: they are one client's. If that joins too many,
-as connections of different clients behind a carrier's NAT can, or those of somebody who has a large IPv6 prefix, each
+as connections of different clients behind a carrier's NAT can, or those of a client with a large IPv6 prefix, each
 of these addresses is a client of its own. So one link concerns a bounded number of addresses.
 """
 
@@ -51,7 +51,7 @@ class Clients:
         self._groups: dict[Address, _Group] = {}
 
     def __call__(self, address: Address) -> Address:
-        """The lowest address of the client with this one."""
+        """The lowest address of the client with this address."""
         group = self._groups.get(address)
         return address if group is None else group.lowest
 
@@ -61,10 +61,10 @@ class Clients:
         Links are counted: a link that was added twice must be removed twice.
         """
         gone, come = tuple(gone), tuple(come)
-        for one, other in gone:
-            self._count(one, other, -1)
-        for one, other in come:
-            self._count(one, other, 1)
+        for link in gone:
+            self._count(link, -1)
+        for link in come:
+            self._count(link, 1)
         before: dict[Address, Address] = {}
         done: set[Address] = set()
         too_many: set[Address] = set()
@@ -83,8 +83,8 @@ class Clients:
                 done |= joined
         return [address for address, lowest in before.items() if self(address) != lowest]
 
-    def _count(self, one: Address, other: Address, by: int) -> None:
-        for here, there in ((one, other), (other, one)):
+    def _count(self, link: Link, by: int) -> None:
+        for here, there in (link, link[::-1]):
             neighbours = self._links.setdefault(here, Counter())
             neighbours[there] += by
             if not neighbours[there]:
@@ -93,7 +93,7 @@ class Clients:
                 del self._links[here]
 
     def _joined(self, address: Address, too_many: set[Address]) -> set[Address] | None:
-        """All addresses that links join to this one; None if there are too many, some of which `too_many` keeps."""
+        """All addresses that links join to this address; None if there are too many, some of which `too_many` keeps."""
         joined, ahead = {address}, [address]
         while ahead:
             for neighbour in self._links.get(ahead.pop(), ()):
@@ -116,6 +116,6 @@ class Clients:
 
     def _separate(self, group: _Group | None) -> None:
         for member in () if group is None else group.members:
-            # Others may be in another group already.
+            # Some members may be in another group already.
             if self._groups.get(member) is group:
                 del self._groups[member]

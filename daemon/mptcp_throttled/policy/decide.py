@@ -88,7 +88,7 @@ def _verdict(
     """What applies in one direction.
 
     `relieved_by` is the more preferred network on which the connection has a live path. `is_used`: MPTCP may send on
-    the subflow; false for a backup beside others.
+    the subflow; false for a backup beside regular subflows.
     """
     has_cap, has_limit = direction.cap in kinds, direction.limit in kinds
     if subflow.backup and direction is Direction.UPLINK and (has_cap or has_limit):

@@ -8,8 +8,9 @@ To add a rule, such as a schedule or a budget:
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
 3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
    hand replaces everything.
-4. If the rule is configured, add its keys to `config/schema.py` (`NetworkFile`), its field to `model.AccessNetwork`,
-   and a comment to the shipped YAML file. If it looks at something else, such as traffic, add that to `Facts`.
+4. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), a field to `AccessNetwork`
+   (`model.py`) that `config/load.py` fills, and a comment to the shipped network file. If it looks at anything else,
+   such as traffic, add that to `Facts`.
 
 Decisions, plan, uplinks, the log, `status` and metrics take the rates from the terms: none of them knows the rules.
 """

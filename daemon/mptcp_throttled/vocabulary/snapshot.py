@@ -19,7 +19,7 @@ KEEPS_SENDING: Final = "client keeps sending (does not heed MP_PRIO, or has no o
 _NOT_APPLIED: Final = "not applied; see status"
 
 MAX_ERRORS: Final = 20
-"""The errors of a snapshot; one more says how many others there are."""
+"""The errors of a snapshot; the last line says how many more there are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The metrics that a snapshot and the latest observation show.
 
 Their number depends on the access networks alone, never on clients, and no label has a token, a port or an address;
-except `client_sent_bytes`, for those who ask for it.
+except `client_sent_bytes`, which `metrics.clients` turns on.
 """
 
 from __future__ import annotations
