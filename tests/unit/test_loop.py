@@ -559,7 +559,7 @@ def test_snapshot_has_the_same_networks_until_they_change(world: World) -> None:
     world.step()
     assert world.loop.snapshot.networks is before.networks
     assert world.loop.snapshot.terms != before.terms
-    assert world.kernel.networks == (WIFI, ETHERNET.with_rates({RateKind.CAP: None}))
+    assert world.kernel.pacing.situation.networks == (WIFI, ETHERNET.with_rates({RateKind.CAP: None}))
 
 
 def test_snapshot_never_changes_afterwards(world: World) -> None:

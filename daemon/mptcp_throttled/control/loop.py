@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from mptcp_throttle.model import AccessNetwork, FourTuple
+    from mptcp_throttle.model import FourTuple
     from mptcp_throttled.control.inbox import Message
     from mptcp_throttled.control.operator_state import OperatorStore
     from mptcp_throttled.control.running_config import RunningConfig
