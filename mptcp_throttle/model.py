@@ -135,13 +135,11 @@ class BackEnd(StrEnum):
 
 class ClassifierKind(StrEnum):
     """What leads the packets of throttled subflows to their classes: the priority of their sockets, their own priority
-    by an nftables map, marks by ipset, or marks by one iptables rule per subflow; `auto`: the first of these that is
-    possible."""
+    by an nftables map, or fwmarks by one iptables rule per subflow; `auto`: the first of these that is possible."""
 
     AUTO = "auto"
     SOCKET = "socket"
     NFT = "nft"
-    IPSET = "ipset"
     RULES = "rules"
 
 

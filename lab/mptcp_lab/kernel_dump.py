@@ -24,8 +24,6 @@ def kernel_state(host: Host, interface: str = "eth0") -> dict[str, str]:
         # iptables-save lists a table only after its first use: use it first, always.
         host.run(tool, "-t", "mangle", "-S")
         state[f"{tool}-save"] = _VOLATILE.sub("", _saved(host, f"{tool}-save"))
-    # It fails on a kernel without ipset.
-    state["ipset save"] = host.run("ipset", "save", check=False).stdout
     state["nft list ruleset"] = host.run("nft", "list", "ruleset", check=False).stdout
     return state
 

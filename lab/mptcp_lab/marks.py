@@ -1,6 +1,6 @@
-"""What leads subflows to our classes: chain and ipsets, a table of nftables, or their sockets.
+"""What leads subflows to our classes: our iptables chain, a table of nftables, or their sockets.
 
-Read with iptables(8), ipset(8), nft(8) and ss(8).
+Read with iptables(8), nft(8) and ss(8).
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ CHAIN: Final = "MPTCP-THROTTLE"
 SHOW_MARKS: Final = """\
 iptables-legacy -t mangle -S
 ip6tables-legacy -t mangle -S
-ipset save 2>/dev/null
 for family in ip ip6; do nft list table $family mptcp-throttle 2>/dev/null; done
 ss -tnH --tos state established
 true
 """
-"""A script for sh(1) whose output `parse_marks` reads. ipset fails on a kernel without sets, nft without our table."""
+"""A script for sh(1) whose output `parse_marks` reads. nft fails without our table."""
 
 _RULE: Final = re.compile(
     rf"^-A {CHAIN} -s (\S+)/\d+ -d (\S+)/\d+ -p tcp -m tcp --sport (\d+) --dport (\d+)"
     r" -j MARK --set-xmark (0x\w+)/(0x\w+)$",
     re.MULTILINE,
 )
-_LOOK_UP: Final = re.compile(
-    rf"^-A {CHAIN} -p tcp -m tcp --sport (\d+) -j SET --map-set (\S+) dst,dst,src --map-mark$", re.MULTILINE
-)
-_ELEMENT: Final = re.compile(r"^add (\S+) ([^,]+),tcp:(\d+),(\S+) skbmark (0x\w+)/(0x\w+)$", re.MULTILINE)
 _PRIORITY: Final = re.compile(r"^\d+ +\d+ +(\S+):(\d+) +(\S+):(\d+) .*class_id:0x4d50(\w{4})", re.MULTILINE)
 TABLE: Final = re.compile(r"^table (?:ip|ip6) mptcp-throttle \{$.*?^\}$", re.MULTILINE | re.DOTALL)
 _MAP_RULE: Final = re.compile(r"^\t\tmeta priority set .* map @subflows$", re.MULTILINE)
@@ -60,12 +55,6 @@ def parse_marks(shown: str) -> list[Mark]:
     found = [
         _marked(client, client_port, proxy, proxy_port, mark, mask)
         for proxy, client, proxy_port, client_port, mark, mask in _RULE.findall(reached)
-    ]
-    ports = {name: port for port, name in _LOOK_UP.findall(reached)}
-    found += [
-        _marked(client, client_port, proxy, ports[name], mark, mask)
-        for name, client, client_port, proxy, mark, mask in _ELEMENT.findall(shown)
-        if name in ports
     ]
     found += [
         Mark(client, int(client_port), proxy, int(proxy_port), int(minor, 16), 0)

@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"how far back: {DURATION_SYNTAX}; default: 1h. By second up to 10m, by minute up to 1d, else by hour",
     )
     history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    add("plan", _plan, "show the planned kernel state as tc, nft, iptables and ipset commands")
+    add("plan", _plan, "show the planned kernel state as tc, nft and iptables commands")
     doctor = add("doctor", _doctor, "look for problems that keep the services from working")
     doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios and others; no JSON")
     doctor.epilog = monitoring.MONITORING_HELP

@@ -60,7 +60,7 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
     if service is not None:
         problems += [
             *_interfaces(service, service_file),
-            *_marks(service, service_file),
+            *_classifier(service, service_file),
             *_web(service, service_file),
         ]
     networks = _attempt(problems, _networks, service_file, network_files)
@@ -132,7 +132,7 @@ def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
     return []
 
 
-def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
+def _classifier(service: ServiceFile, file: YamlFile) -> list[str]:
     daemon = service.daemon
     if daemon.backend is BackEnd.OVS and daemon.classifier is not ClassifierKind.AUTO:
         where = file.where(("daemon", "classifier"))
@@ -144,7 +144,7 @@ def _marks(service: ServiceFile, file: YamlFile) -> list[str]:
         return []
     where = file.where(("daemon", "classifier"))
     needs = "daemon.pacing: true, daemon.kernel_decides: auto and sniffer.kernel_view: true"
-    return [f"{where}: daemon.classifier: socket: needs {needs}; allowed: auto, nft, ipset, rules, or these too"]
+    return [f"{where}: daemon.classifier: socket: needs {needs}; allowed: auto, nft, rules, or these too"]
 
 
 def _web(service: ServiceFile, file: YamlFile) -> list[str]:

@@ -56,7 +56,7 @@ def client(address: str, *ports: int) -> dict[str, Any]:
 def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
     """With one access network, which has two clients."""
     with canned_daemon(tmp_path) as daemon:
-        daemon.status["daemon"].update(interfaces=["eth0"], classifier="rules", errors=[])
+        daemon.status["daemon"].update(interfaces=["eth0"], classifier="nft", errors=[])
         (network,) = daemon.top["networks"]
         network.update(
             per="client",

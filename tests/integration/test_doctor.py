@@ -275,7 +275,7 @@ def test_doctor_heeds_chains_that_change_what_names_the_class(world: ProxyWorld)
         assert (status, set(found)) == (0, {"marks of others"}), "it changes the priority that the socket has given"
         proxy.run("iptables-legacy", "-t", "mangle", "-F", "OUTPUT")
         world.daemon.stop()
-        world.services.configure_daemon(classifier="ipset")
+        world.services.configure_daemon(classifier="rules")
         world.start_daemon()
         status, found = problems(world.services)
         assert (status, set(found) - {"iptables"}) == (0, {"marks of others"})

@@ -1,7 +1,7 @@
 """Whatever others do to the interface, its qdiscs and the rules is repaired, or nobody is capped and an error says why.
 
 The tests act from outside, with the commands of an operator or a network manager. The kernel notifies changes of tc
-and of the interface over netlink. Changes of rules and ipsets it does not: the reconcile of every second finds those.
+and of the interface over netlink. Changes of iptables rules it does not: the reconcile of every second finds those.
 """
 
 from __future__ import annotations
@@ -57,21 +57,12 @@ RULES_BY_HAND: Final = (
     "iptables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
     "iptables-legacy -t mangle -F; iptables-legacy -t mangle -X",
     "ip6tables-legacy -t mangle -N MPTCP-THROTTLE",
-    "ipset create mptcp-throttle-6-8080 hash:ip",
-)
-
-SETS_BY_HAND: Final = (
-    "ipset flush mptcp-throttle-4-8080",
-    "ipset add mptcp-throttle-4-8080 10.1.0.9,1,10.3.0.2 skbmark 0x20000/0xffff0000",
-    "ipset add mptcp-throttle-4-8080 10.1.0.9,1,10.3.0.2",
-    "ipset add mptcp-throttle-4-8080 10.1.0.9,1,10.3.0.2 skbmark 0x2/0xff",
-    "ipset add mptcp-throttle-4-8080 10.1.0.9,udp:1,10.3.0.2 skbmark 0x20000/0xffff0000",
-    "ipset create mptcp-throttle-4-9999 hash:ip,port,ip skbinfo",
-    "ipset create mptcp-throttle-4-8080-new hash:ip",
-    "ipset create other hash:ip,port,ip skbinfo; ipset swap mptcp-throttle-4-8080 other; ipset destroy other",
-    "iptables-legacy -t mangle -F; ipset destroy mptcp-throttle-4-8080",
-    "iptables-legacy -t mangle -F; ipset rename mptcp-throttle-4-8080 other; ipset destroy other",
-    "iptables-legacy -t mangle -F; ipset destroy mptcp-throttle-4-8080; ipset create mptcp-throttle-4-8080 hash:ip",
+    "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.9 -p tcp --sport 8080 --dport 1"
+    " -j MARK --set-xmark 0x20000/0xffff0000",
+    "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.9 -p tcp --sport 8080 --dport 1"
+    " -j MARK --set-xmark 0x2/0xff",
+    "iptables-legacy -t mangle -A MPTCP-THROTTLE -s 10.3.0.2 -d 10.1.0.9 -p udp --sport 8080 --dport 1"
+    " -j MARK --set-xmark 0x20000/0xffff0000",
 )
 
 NFT_BY_HAND: Final = (
@@ -119,7 +110,7 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
-    """With an indirect parameter, that is the back end that marks packets."""
+    """With an indirect parameter, that is the classifier."""
     hosts.lab.proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
     daemon = {"reconcile_interval": "1s", "classifier": getattr(request, "param", "auto")}
     with proxy_world.serving(hosts, daemon=daemon) as running:
@@ -156,7 +147,7 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("world", "by_hand"),
-    [("ipset", BY_HAND + RULES_BY_HAND + SETS_BY_HAND), ("rules", RULES_BY_HAND), ("nft", BY_HAND[:-1] + NFT_BY_HAND)],
+    [("rules", BY_HAND + RULES_BY_HAND), ("nft", BY_HAND[:-1] + NFT_BY_HAND)],
     indirect=["world"],
 )
 def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple[str, ...]) -> None:
@@ -172,14 +163,15 @@ def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple
     stop_and_compare(world, before)
 
 
-@pytest.mark.parametrize("world", ["ipset"], indirect=True)
+@pytest.mark.parametrize("world", ["rules"], indirect=True)
 def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> None:
     world.download()
     world.wait_settled()
     planned = in_kernel(world)
     (mark,) = world.marks()
-    subflow = f"{mark.client},{mark.client_port},{mark.proxy}"
-    world.lab.proxy.run("ipset", "add", "-exist", "mptcp-throttle-4-8080", subflow, "skbmark", "0x30000/0xffff0000")
+    ends = f"-s {mark.proxy} -d {mark.client} -p tcp --sport {mark.proxy_port} --dport {mark.client_port}"
+    rule = f"MPTCP-THROTTLE 1 {ends} -j MARK --set-xmark 0x30000/0xffff0000"
+    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-R", *rule.split())
     # The quick check does not see it: it counts. A full reconcile may come at any moment, so the log is what tells.
     eventually(lambda: "the kernel had been changed; repaired by" in world.daemon.log_text(), "the mark repaired")
     assert in_kernel(world) == planned

@@ -29,29 +29,25 @@ TREE = (
     "qdisc replace dev eth0 parent 7:1 handle 8: bfifo limit 900000",
 )
 STEPS = {
-    "ipset": (
+    "nft": (
         "record the root qdisc",
         "tc qdisc replace dev eth0 htb",
         "tc class add",
-        "ipset create",
-        "ipset add",
-        "iptables-legacy -t mangle -A",
+        "nft add table",
         "tc class change",
-        "ipset del",
-        "iptables-legacy -t mangle -X",
-        "ipset destroy",
+        "nft add element",
+        "nft delete table",
         "tc qdisc replace dev eth0 tbf",
         "tc qdisc replace dev eth0 bfifo",
     ),
-    "nft": ("nft add table", "nft add element", "nft delete table"),
     "rules": ("iptables-legacy -t mangle -A", "iptables-legacy -t mangle -X"),
     "socket": ("bpf map update", "bpf map delete"),
 }
-"""What the calls of one cycle must contain; those that are not for marks are the same for all back ends."""
+"""What the calls of one cycle must contain; those that are not for assignments are the same for all classifiers."""
 
 ERRORS = ("EBUSY", "EAGAIN", "ENOBUFS", "ENODEV", "EPERM")
 # How often the program is asked to decide at once depends on how long that takes.
-READS = re.compile(r" show\b| -S\b|^ss |^ipset list |^nft list |^look for |^the kernel has no |^bpf iterator")
+READS = re.compile(r" show\b| -S\b|^ss |^nft list |^look for |^the kernel has no |^bpf iterator")
 
 
 def changes_anything(call: str) -> bool:
@@ -157,11 +153,10 @@ def clean_up(world: FaultyWorld, before: dict[str, str], transfer: Download) -> 
 @pytest.mark.parametrize(
     ("back_end", "recover"),
     [
-        ("ipset", restart),
-        ("ipset", clean_up),
         ("nft", restart),
         ("nft", clean_up),
         ("rules", restart),
+        ("rules", clean_up),
         ("socket", restart),
         ("socket", clean_up),
     ],
@@ -174,8 +169,8 @@ def test_kernel_recovers_from_a_daemon_killed_at_any_call(
     before = world.state()
     kills = boundaries(world, before)
     assert [step for step in STEPS[back_end] if not any(kill.call.startswith(step) for kill in kills)] == []
-    if back_end in {"nft", "rules"}:
-        kills = [kill for kill in kills if kill.call.startswith(STEPS[back_end][0].partition(" ")[0])]
+    if back_end == "rules":
+        kills = [kill for kill in kills if kill.call.startswith("iptables")]
     world.start_daemon()
     for kill in kills:
         print(kill)
@@ -299,15 +294,15 @@ def cases(toggled: Toggled, change: Callable[[], str], done: Callable[[], bool])
     calls = [
         call for call in toggled.world.faults.calls() if not call.startswith(("ss -t", "bpf ", "tc -s class show"))
     ]
-    if toggled.back_end != "ipset":
-        # With ipset, the other calls are refused, and those for classes with every error.
-        calls = [call for call in calls if call.startswith(("iptables", "nft", "tc class"))]
+    if toggled.back_end != "nft":
+        # With nft, the other calls are refused, and those for classes with every error.
+        calls = [call for call in calls if call.startswith(("iptables", "tc class", "tc filter"))]
     found, kinds = [], set[str]()
     for number, (call, count) in enumerate(Counter(calls).items()):
         one_client = " classid " in call
         kind = re.sub(r"classid \S+", "", call)
         error = ERRORS[number % len(ERRORS)]
-        met = kind in kinds or (toggled.back_end != "ipset" and one_client)
+        met = kind in kinds or (toggled.back_end != "nft" and one_client)
         for some in (error,) if met or not changes_anything(call) else ERRORS:
             found.append(Case(Fault(some, call, times=FOREVER), len(CLIENTS) - 1 if one_client else 0))
         if changes_anything(call) and count == len(CLIENTS):
@@ -366,14 +361,18 @@ def test_subflow_is_freed_while_a_call_that_frees_it_fails(toggled: Toggled) -> 
 @pytest.mark.parametrize(
     ("toggled", "calls"),
     [
-        ("ipset", ("ipset del", "tc class")),
-        ("ipset", ("ipset", "tc class")),
-        ("ipset", ("ipset del", "iptables-legacy -t mangle -F", "tc class")),
-        ("ipset", ("iptables-legacy -t mangle -S", "tc class", "tc filter show")),
-        ("ipset", ("iptables-legacy -t mangle -S", "ipset del", "iptables-legacy -t mangle -F", "record")),
-        ("ipset", ("ipset del", "iptables-legacy -t mangle -F", "tc qdisc replace")),
-        ("ipset", ("ipset del", "iptables-legacy -t mangle -F", "tc class", "record")),
+        ("nft", ("nft add element", "tc class")),
+        ("nft", ("nft", "tc class")),
+        ("nft", ("nft add element", "nft delete table", "tc class")),
+        ("nft", ("nft list", "tc class", "tc filter show")),
+        ("nft", ("nft list", "nft add element", "nft delete table", "record")),
+        ("nft", ("nft add element", "nft delete table", "tc qdisc replace")),
+        ("nft", ("nft add element", "nft delete table", "tc class", "record")),
         ("rules", ("iptables-legacy -t mangle", "tc class")),
+        ("rules", ("iptables-legacy -t mangle -S", "tc class", "tc filter show")),
+        ("rules", ("iptables-legacy -t mangle -S", "iptables-legacy -t mangle -F", "record")),
+        ("rules", ("iptables-legacy: ", "iptables-legacy -t mangle -F", "tc qdisc replace")),
+        ("rules", ("iptables-legacy: ", "iptables-legacy -t mangle -F", "tc class", "record")),
     ],
     indirect=["toggled"],
 )

@@ -195,7 +195,7 @@ def kill_for_good(services: Booted) -> None:
         ({"classifier": "socket"}, restart),
         ({"classifier": "socket"}, restart_both),
         ({"classifier": "socket"}, kill),
-        ({"classifier": "ipset", "kernel_decides": "off"}, restart),
+        ({"classifier": "rules", "kernel_decides": "off"}, restart),
         ({"classifier": "nft", "kernel_decides": "off"}, restart),
     ],
     indirect=["services"],
@@ -310,7 +310,7 @@ def test_everything_is_restored_if_no_start_succeeds(
 
 @pytest.mark.parametrize("end", [restart, kill])
 @pytest.mark.parametrize(
-    "settings", [{"classifier": "rules", "kernel_decides": "off"}, {"classifier": "ipset", "pacing": False}]
+    "settings", [{"classifier": "rules", "kernel_decides": "off"}, {"classifier": "rules", "pacing": False}]
 )
 def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]

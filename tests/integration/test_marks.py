@@ -1,4 +1,4 @@
-"""All mark back ends do the same, and each replaces what the others left."""
+"""All classifiers do the same, and each replaces what the others left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 
 import pytest
 from foreign_program import own_cgroup
-from proxy_world import ALL_BACK_ENDS, BACK_ENDS, IPTABLES_BACK_ENDS
+from proxy_world import ALL_BACK_ENDS, BACK_ENDS
 
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
@@ -29,22 +29,19 @@ from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.choice import choose_classifier
 from mptcp_throttled.kernel.classes.classifier import Classifier
-from mptcp_throttled.kernel.classes.ipset import MAX_MARKS
 from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
-from mptcp_throttled.kernel.classes.sets import IpsetClassifier
 from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier, leaves_no_room
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch as Programs
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
-from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 AnyMarks = TypeVar("AnyMarks", bound=Classifier)
 
 MASK: Final = 0x00FF_0000
-MARKING: Final = MarkedTraffic(MASK, (8080, 3128))
+PORTS: Final = (8080, 3128)
 PROXY: Final = {4: "10.3.0.2", 6: "fd00:3::2"}
 
 
@@ -79,7 +76,7 @@ def use(host: Host) -> Iterator[Use]:
 def sockets() -> Iterator[PacedSockets]:
     """The kernel program on a cgroup without a process."""
     with own_cgroup() as cgroup:
-        sockets = PacedSockets(MARKING.ports, cgroup)
+        sockets = PacedSockets(PORTS, cgroup)
         sockets.read()
         assert sockets.deciding_problem is None
         yield sockets
@@ -121,20 +118,7 @@ def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[Cl
 
 
 def by_packet(kind: str) -> Classifier:
-    match kind:
-        case "nft":
-            return NftClassifier()
-        case "ipset":
-            return IpsetClassifier(MARKING)
-    return RulesClassifier(MASK)
-
-
-@pytest.fixture(params=IPTABLES_BACK_ENDS)
-def iptables_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
-    back_end = use(by_packet(request.param))
-    yield back_end
-    for version in (4, 6):
-        back_end.remove(version)
+    return NftClassifier() if kind == "nft" else RulesClassifier(MASK)
 
 
 def left(host: Host) -> str:
@@ -193,8 +177,8 @@ def test_back_end_reads_back_what_it_made_and_changed(any_marks: Classifier, hos
     assert marks.count() == {6: 1}
 
 
-def test_make_replaces_an_altered_chain_and_its_marks(iptables_marks: Classifier, host: Host) -> None:
-    marks = iptables_marks
+def test_make_replaces_an_altered_chain_and_its_marks(use: Use, host: Host) -> None:
+    marks = use(RulesClassifier(MASK))
     marks.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
@@ -203,6 +187,7 @@ def test_make_replaces_an_altered_chain_and_its_marks(iptables_marks: Classifier
     marks.make(4, {TWO: 4})
     assert marks.read() == {4: AssignmentState({TWO: 4})}
     assert in_kernel(host) == {TWO: 4}
+    marks.remove(4)
 
 
 def test_back_end_changes_marks_by_the_thousand(any_marks: Classifier) -> None:
@@ -230,8 +215,7 @@ def test_back_end_removes_what_another_one_left(marks: Classifier, host: Host, u
     marks.remove(6)
     assert marks.read() == {4: AssignmentState({TWO: 3})}
     assert is_in_kernel(marks, host, {TWO: 3})
-    assert ("create mptcp-throttle-4-8080 " in left(host)) == (marks.kind == "ipset")
-    assert ("MPTCP-THROTTLE" in left(host)) == (marks.kind in IPTABLES_BACK_ENDS)
+    assert ("MPTCP-THROTTLE" in left(host)) == (marks.kind == "rules")
     assert ("table ip mptcp-throttle" in left(host)) == (marks.kind == "nft")
     assert "table ip6 mptcp-throttle" not in left(host)
 
@@ -348,8 +332,8 @@ def test_change_of_a_map_is_made_as_a_whole(use: Use) -> None:
 def test_nft_makes_no_table_of_iptables() -> None:
     script = """
 from pathlib import Path
-from mptcp_throttled.kernel.marking.maps import NftClassifier
-from mptcp_throttled.kernel.marking.rules import RulesClassifier
+from mptcp_throttled.kernel.classes.nft import NftClassifier
+from mptcp_throttled.kernel.classes.rules import RulesClassifier
 marks = NftClassifier()
 marks.make(4, {})
 assert RulesClassifier(1).read()[4].altered
@@ -360,19 +344,9 @@ assert Path("/proc/net/ip_tables_names").read_text() == Path("/proc/net/ip6_tabl
     subprocess.run(["unshare", "--net", sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.parametrize(
-    ("marking", "max_marks"),
-    [
-        (MARKING._replace(ports=(8080, 9999)), MAX_MARKS),
-        (MARKING._replace(mask=0xFF00_0000), MAX_MARKS),
-        (MARKING, 7),
-    ],
-)
-def test_ipset_of_another_configuration_is_replaced(
-    host: Host, use: Use, marking: MarkedTraffic, max_marks: int
-) -> None:
-    use(IpsetClassifier(marking, max_marks)).make(4, {ONE: 2})
-    marks = use(IpsetClassifier(MARKING))
+def test_rules_of_another_configuration_are_replaced(host: Host, use: Use) -> None:
+    use(RulesClassifier(0xFF00_0000)).make(4, {ONE: 2})
+    marks = use(RulesClassifier(MASK))
     assert marks.read()[4].altered
     marks.make(4, {ONE: 2})
     assert marks.read() == {4: AssignmentState({ONE: 2})}
@@ -380,72 +354,48 @@ def test_ipset_of_another_configuration_is_replaced(
     marks.remove(4)
 
 
-def test_full_ipset_refuses_a_change_as_a_whole(use: Use) -> None:
-    marks = use(IpsetClassifier(MARKING, max_marks=4))
-    marks.make(4, {ONE: 2, TWO: 3})
-    many = {ends("10.1.0.9", port): 2 for port in range(1, 9)}
-    with pytest.raises(KernelError, match=r"^ipset add mptcp-throttle-4-8080: 9 marks: ENOSPC \(a set holds at most "):
-        marks.change(4, {ONE: 5, **many}, {ONE: 2, TWO: 3})
-    assert marks.read() == {4: AssignmentState({ONE: 2, TWO: 3})}
-    with pytest.raises(KernelError, match="ENOSPC"):
-        marks.make(4, many)
-    marks.make(4, {ONE: 2})
-    assert marks.read() == {4: AssignmentState({ONE: 2})}
-    marks.remove(4)
-
-
-@pytest.mark.parametrize("call", ["ipset add", "iptables-legacy -t mangle -A"])
-def test_make_that_fails_leaves_nothing(use: Use, call: str) -> None:
-    marks = use(IpsetClassifier(MARKING))
+@pytest.mark.parametrize(
+    ("kind", "call"), [("rules", "iptables-legacy -t mangle -A"), ("nft", "nft add table ip mptcp-throttle")]
+)
+def test_make_that_fails_leaves_nothing(use: Use, kind: str, call: str) -> None:
+    marks = use(by_packet(kind))
     with refused(call), pytest.raises(KernelError, match=call):
         marks.make(4, {ONE: 2})
     assert marks.read() == {}
 
 
-def test_remove_names_an_ipset_used_by_a_foreign_rule(host: Host, use: Use) -> None:
-    marks = use(IpsetClassifier(MARKING))
+def test_remove_names_a_chain_used_by_a_foreign_rule(host: Host, use: Use) -> None:
+    marks = use(RulesClassifier(MASK))
     marks.make(4, {ONE: 2})
-    rule = ("OUTPUT", "-m", "set", "--match-set", "mptcp-throttle-4-8080", "dst,dst,src")
-    host.run("iptables-legacy", "-A", *rule)
+    mangle = ("iptables-legacy", "-t", "mangle")
+    host.run(*mangle, "-N", "SOMEBODY")
+    host.run(*mangle, "-A", "SOMEBODY", "-j", "MPTCP-THROTTLE")
     marks.make(4, {TWO: 2})
     assert marks.read() == {4: AssignmentState({TWO: 2})}
-    with pytest.raises(KernelError, match=r"^ipset destroy mptcp-throttle-4-8080: EBUSY \(somebody else's rule"):
+    with pytest.raises(KernelError, match=r"^iptables-legacy -t mangle -X MPTCP-THROTTLE: "):
         marks.remove(4)
     assert in_kernel(host) == {}
-    host.run("iptables-legacy", "-D", *rule)
+    host.run(*mangle, "-F", "SOMEBODY")
+    host.run(*mangle, "-X", "SOMEBODY")
     marks.remove(4)
 
 
-def test_make_refuses_a_port_that_is_not_the_proxys(use: Use) -> None:
-    marks = use(IpsetClassifier(MARKING))
-    with pytest.raises(KernelError, match=r"^port 9999 is not among proxy\.ports: EINVAL$"):
-        marks.make(4, {ends("10.1.0.2", proxy_port=9999): 2})
-    assert marks.read() == {}
-
-
-def test_auto_means_nft_else_ipset(use: Use, caplog: pytest.LogCaptureFixture) -> None:
-    assert use(choose_classifier(ClassifierKind.AUTO, MARKING, None).present).kind == "nft"
-    with refused("look for maps of nftables"):
-        assert use(choose_classifier(ClassifierKind.AUTO, MARKING, None).present).kind == "ipset"
-        with pytest.raises(KernelError, match=r"^look for maps of nftables: ENOENT"):
-            use(choose_classifier(ClassifierKind.NFT, MARKING, None).present).require()
+def test_auto_means_nft(use: Use, caplog: pytest.LogCaptureFixture) -> None:
+    assert use(choose_classifier(ClassifierKind.AUTO, MASK, None).present).kind == "nft"
     assert caplog.messages == []  # no warning
 
 
-@pytest.mark.parametrize("call", ["look for hash:ip,port,ip", "the kernel has no target SET"])
-def test_auto_means_rules_where_the_kernel_lacks_ipset_too(
-    use: Use, caplog: pytest.LogCaptureFixture, call: str
-) -> None:
-    with refused("look for maps of nftables", call):
-        assert use(choose_classifier(ClassifierKind.AUTO, MARKING, None).present).kind == "rules"
-        with pytest.raises(KernelError, match=call):
-            use(choose_classifier(ClassifierKind.IPSET, MARKING, None).present).require()
+def test_auto_means_rules_where_the_kernel_lacks_nftables(use: Use, caplog: pytest.LogCaptureFixture) -> None:
+    with refused("look for maps of nftables"):
+        assert use(choose_classifier(ClassifierKind.AUTO, MASK, None).present).kind == "rules"
+        with pytest.raises(KernelError, match=r"^look for maps of nftables: ENOENT"):
+            use(choose_classifier(ClassifierKind.NFT, MASK, None).present).require()
     (line,) = caplog.messages
-    assert line.startswith("ipset is not available: where packets are marked, there is one iptables rule per subflow: ")
+    assert line.startswith("nftables is not available: where packets are classified, there is one iptables rule per ")
 
 
 def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: PacedSockets) -> None:
-    choice = choose_classifier(ClassifierKind.AUTO, MARKING, sockets)
+    choice = choose_classifier(ClassifierKind.AUTO, MASK, sockets)
     use(choice.present)
     assert choice.present.kind == "socket"
     sockets.close()

@@ -72,7 +72,7 @@ def test_next_daemon_adopts_the_subflow_that_the_proxy_has_opened() -> None:
 
 
 def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> None:
-    with announcing("ipset") as world:
+    with announcing("rules") as world:
         eventually(lambda: len(world.services.subflows()) == 2, "known by its token")
         (free,) = (subflow for subflow in world.services.subflows() if subflow.network == "ethernet")
         assert "throttled only with daemon.classifier: socket or nft" in free.reason

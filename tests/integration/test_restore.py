@@ -12,7 +12,7 @@ from pathlib import Path
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import ALL_BACK_ENDS, BACK_ENDS, IPTABLES_BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
+from proxy_world import ALL_BACK_ENDS, BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
@@ -24,14 +24,12 @@ FOREIGN_RULES = (
     ("iptables-legacy", "-t", "mangle", "-N", "SOMEBODY"),
     ("iptables-legacy", "-t", "mangle", "-A", "SOMEBODY", "-j", "RETURN"),
     ("ip6tables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "ACCEPT"),
-    ("ipset", "create", "mptcp-throttle-somebody", "hash:ip,port,ip", "skbinfo"),
-    ("ipset", "add", "mptcp-throttle-somebody", "10.1.0.2,8080,10.3.0.2", "skbmark", "0x7/0xff"),
 )
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    """The proxy has iptables rules and an ipset that are not ours."""
+    """The proxy has iptables rules that are not ours."""
     with proxy_world.hosts() as built:
         for rule in FOREIGN_RULES:
             built.lab.proxy.run(*rule)
@@ -92,15 +90,7 @@ def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, t
 
 @pytest.mark.parametrize(
     ("world", "after"),
-    [
-        ("nft", "nft"),
-        ("nft", "ipset"),
-        ("ipset", "nft"),
-        ("ipset", "ipset"),
-        ("ipset", "rules"),
-        ("rules", "ipset"),
-        ("rules", "auto"),
-    ],
+    [("nft", "nft"), ("nft", "rules"), ("rules", "nft"), ("rules", "rules"), ("rules", "auto")],
     indirect=["world"],
 )
 def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) -> None:
@@ -115,7 +105,6 @@ def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) 
     assert world.services.status()["daemon"]["classifier"] == after.replace("auto", "socket")
     assert ("meta priority set" in world.chain()) == (after == "nft")
     assert ("--set-xmark" in world.chain()) == (after == "rules")
-    assert ("--map-set" in world.chain()) == ("create mptcp-throttle-4-8080" in world.chain()) == (after == "ipset")
     world.abort()
     world.wait_restored()
     world.daemon.stop()
@@ -187,7 +176,7 @@ def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld
     world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
 
 
-@pytest.mark.parametrize("world", IPTABLES_BACK_ENDS, indirect=True)
+@pytest.mark.parametrize("world", ["rules"], indirect=True)
 def test_foreign_rules_neither_hide_ours_nor_are_lost(world: ProxyWorld) -> None:
     accept = ("POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
     mangle = ("iptables-legacy", "-t", "mangle")

@@ -154,7 +154,7 @@ def test_killed_daemon_leaves_classes_that_the_next_one_keeps(world: ProxyWorld)
     assert world.marks() == marks
 
 
-@pytest.mark.parametrize("after", ["nft", "ipset", "rules"])
+@pytest.mark.parametrize("after", ["nft", "rules"])
 def test_daemon_with_another_back_end_takes_sockets_out_of_classes(world: ProxyWorld, after: str) -> None:
     world.download()
     world.wait_settled()

@@ -285,7 +285,7 @@ def test_daemon_without_cap_perfmon_paces_what_it_decides_itself(hosts: Hosts, s
 
 def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWorld, services: InUnits) -> None:
     world.daemon.stop()
-    services.configure_daemon(classifier="ipset")
+    services.configure_daemon(classifier="rules")
     (services.root / "run" / "xtables.lock").chmod(0o600)
     world.start_daemon()
     before = kernel_state(world.lab.proxy)

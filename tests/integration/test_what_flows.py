@@ -64,7 +64,7 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
     assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
 
 
-@pytest.mark.parametrize("world", ["socket", "nft", "ipset"], indirect=True)
+@pytest.mark.parametrize("world", ["socket", "nft", "rules"], indirect=True)
 def test_rates_shown_are_those_that_the_client_receives(world: ProxyWorld) -> None:
     world.download()
     world.wait_settled()
@@ -102,7 +102,7 @@ def second_interface(world: ProxyWorld) -> Iterator[None]:
         ("socket", Rate.parse("1mbit"), None, "its packets do not reach its class, only its pace limits it"),
         ("socket", Rate.parse("100kbit"), None, "its packets do not reach its class, only its pace limits it"),
         ("socket", None, Rate.parse("2mbit"), "its packets do not reach its class"),
-        ("ipset", None, Rate.parse("2mbit"), "its packets do not reach its class"),
+        ("rules", None, Rate.parse("2mbit"), "its packets do not reach its class"),
     ],
 )
 def test_packets_that_leave_through_a_second_interface_are_reported(

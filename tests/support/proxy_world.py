@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 MEGABYTE: Final = 10**6
 
-IPTABLES_BACK_ENDS: Final = ("ipset", "rules")
-"""Those that mark packets."""
-BACK_ENDS: Final = ("nft", *IPTABLES_BACK_ENDS)
+BACK_ENDS: Final = ("nft", "rules")
 """Those that look at packets."""
 ALL_BACK_ENDS: Final = ("socket", *BACK_ENDS)
 EXECUTABLES: Final = Path(sys.executable).parent
@@ -185,11 +183,11 @@ class ProxyWorld:
         return parse_marks(self._shown_marks())
 
     def chain(self) -> str:
-        """Our iptables chain, the jumps to it, our sets and our tables, line by line; made again they show the same."""
+        """Our iptables chain, the jumps to it and our tables, line by line; made again they show the same."""
         shown = self._shown_marks()
-        lines = [line for line in shown.splitlines() if CHAIN in line or "mptcp-throttle-" in line]
+        lines = [line for line in shown.splitlines() if CHAIN in line]
         lines += [line for table in TABLE.findall(shown) for line in table.splitlines()]
-        return re.sub(r"(hashsize|initval) \S+", "", "\n".join(sorted(lines)))
+        return "\n".join(sorted(lines))
 
     def _shown_marks(self) -> str:
         return self.lab.proxy.run("sh", "-c", SHOW_MARKS).stdout

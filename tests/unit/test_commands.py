@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from examples import ends, kernel_plan
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.kernel.htb import htb
 from mptcp_throttled.vocabulary import class_ids
@@ -63,28 +63,6 @@ def test_commands_that_free_and_those_for_ipv6() -> None:
         "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
         "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
         "tc qdisc del dev eth0 root  # then the saved qdisc, if any",
-    ]
-
-
-def test_commands_of_marks_in_sets() -> None:
-    operations: list[Operation] = [
-        MakeAssignments(4, {ends("10.1.0.2"): 2}),
-        ChangeAssignments(4, {ends("10.1.0.3"): 3}, {ends("10.1.0.2"): 2}),
-        RemoveAssignments(6),
-    ]
-    assert commands_of(operations, "ipset") == [
-        "iptables-legacy -t mangle -N MPTCP-THROTTLE  # or -F, if it exists",
-        "iptables-legacy -t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists",
-        "ipset create mptcp-throttle-4-8080 hash:ip,port,ip family inet maxelem 1048576 skbinfo",
-        "iptables-legacy -t mangle -A MPTCP-THROTTLE -p tcp -m tcp --sport 8080"
-        " -j SET --map-set mptcp-throttle-4-8080 dst,dst,src --map-mark",
-        "ipset add mptcp-throttle-4-8080 10.1.0.2,40000,10.3.0.2 skbmark 0x20000/0xffff0000",
-        "ipset del mptcp-throttle-4-8080 10.1.0.2,40000,10.3.0.2",
-        "ipset add mptcp-throttle-4-8080 10.1.0.3,40000,10.3.0.2 skbmark 0x30000/0xffff0000",
-        "ip6tables-legacy -t mangle -D POSTROUTING -p tcp -j MPTCP-THROTTLE",
-        "ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
-        "ip6tables-legacy -t mangle -X MPTCP-THROTTLE",
-        "ipset destroy mptcp-throttle-6-8080",
     ]
 
 

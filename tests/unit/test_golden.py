@@ -7,14 +7,14 @@ against a kernel in memory. The lines of a step:
     network NAME SUBNET ... KEY=VALUE ...                    a network; before the first step, or changed in it
     daemon KEY=VALUE ...                                     mark_mask, linger, other_traffic, classifier; likewise
     paused                                                   by the operator, for this step
-    by hand COMMAND                                          what somebody else has done to the kernel before
+    by hand COMMAND                                          what another program has done to the kernel before
     refused COMMAND                                          the kernel refuses the operation with this command
     > COMMAND                                                what we do
     > # REMARK                                               an error that we report
 
 Every step begins with the kernel as the step before has left it. The mark filter's program is shown as `FILTER`:
-`test_commands.py` has it. After a wanted change, `python tests/unit/test_golden.py` rewrites the lines with `>`:
-read the difference before it is committed.
+`test_commands.py` has it. The classifier is `nft` where a story names no other. After a wanted change,
+`python tests/unit/test_golden.py` rewrites the lines with `>`: read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, RateKind, Subflow
 from mptcp_throttle.units import Rate, parse_duration
-from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
@@ -49,6 +49,7 @@ from mptcp_throttled.vocabulary.operator import Pause
 
 FILES: Final = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 SUBFLOW: Final = re.compile(r"\[?([0-9a-f.:]+?)\]?:(\d+)(?:\((backup|stalled)\))?")
+CLASSIFIER: Final = "nft"
 UNPACED: Final = KernelState(pacing=PacingState(None, "stories are about tc and assignments"))
 
 
@@ -57,11 +58,11 @@ class Story:
 
     def __init__(self, directory: Path) -> None:
         self.networks: dict[str, AccessNetwork] = {}
-        self.classifier = "rules"
         self.clock = ManualClock(0.0)
         self.source = ManualSource()
         self.kernel = ModelKernel(UNPACED)
         self.kernel.pacing.state = FeatureState(UNPACED.pacing.problem)
+        self.kernel.classifier = CLASSIFIER
         self.running = RunningConfig(configuration(), self.clock.time())
         self.operator = OperatorStore(directory / "overrides.json", (), self.clock)
         self.loop = Loop(
@@ -81,7 +82,7 @@ class Story:
 
     def commands(self, operations: Sequence[Operation]) -> Iterator[str]:
         for operation in operations:
-            for command in as_commands(operation, ("eth0",), self.marking, self.classifier):
+            for command in as_commands(operation, ("eth0",), self.marking, self.kernel.classifier):
                 yield command.replace(filter_bytecode(self.marking), "FILTER")
 
 
@@ -159,7 +160,7 @@ def _configure(story: Story, line: str) -> None:
             Per(values.get("per", Per.CLIENT)),
         )
     elif keyword == "daemon":
-        story.classifier = values.get("classifier", "rules")
+        story.kernel.classifier = values.get("classifier", CLASSIFIER)
         changes = {
             "mark_mask": int(values.get("mark_mask", "0xffff0000"), 16),
             "linger": parse_duration(values.get("linger", "5s")),

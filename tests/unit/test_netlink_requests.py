@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from ipaddress import ip_address
 from typing import Any
 
 import pytest
 from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST
-from pyroute2.netlink.nfnetlink.ipset import IPSET_CMD_ADD, IPSET_FLAG_WITH_SKBINFO, ipset_msg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.linux.netlink_codec import pack
 from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.classes.elements import Element, encode_element
-from mptcp_throttled.kernel.classes.ipset import OwnSet, create_request, elements_request
 from mptcp_throttled.kernel.htb import htb
 from mptcp_throttled.kernel.htb.tc import Interface, add_class, add_qdisc, delete_class, parse_message
 from mptcp_throttled.vocabulary import class_ids
@@ -59,27 +54,3 @@ def test_parse_message_returns_what_was_requested() -> None:
     options = htb.class_options(RATE)
     parsed = parse_message(add_class(ETH0, class_ids.classid(2), options, RATE).payload)
     assert parsed == (7, 0x4D50_0002, 0x4D50_0000, 0, {1: b"htb\0", 2: options})
-
-
-@pytest.mark.parametrize(("version", "family"), [(4, socket.AF_INET), (6, socket.AF_INET6)])
-def test_create_request_asks_for_a_set_with_skbinfo(version: int, family: int) -> None:
-    request = create_request(OwnSet(version, 8080), 5000)
-    message = decode(ipset_msg, request)
-    assert message.get_attr("IPSET_ATTR_SETNAME") == f"mptcp-throttle-{version}-8080"
-    assert message.get_attr("IPSET_ATTR_TYPENAME") == "hash:ip,port,ip"
-    assert message.get_attr("IPSET_ATTR_FAMILY") == family
-    assert message.get_nested("IPSET_ATTR_DATA", "IPSET_ATTR_MAXELEM") == 5000
-    assert message.get_nested("IPSET_ATTR_DATA", "IPSET_ATTR_CADT_FLAGS") == IPSET_FLAG_WITH_SKBINFO
-    assert request.flags == NLM_F_CREATE | NLM_F_EXCL
-
-
-def test_elements_request_carries_every_element() -> None:
-    proxy, mask = ip_address("10.3.0.2"), 0xFFFF_0000
-    elements = [Element(ip_address("10.1.0.2"), port, proxy, port << 16, mask) for port in (40000, 40001)]
-    encoded = [encode_element(element) for element in elements]
-    message = decode(ipset_msg, elements_request("add", IPSET_CMD_ADD, OwnSet(4, 8080), encoded))
-    found = [
-        (one.get_attr("IPSET_ATTR_PORT_FROM"), one.get_attr("IPSET_ATTR_SKBMARK"))
-        for one in message.get_attr("IPSET_ATTR_ADT").get_attrs("IPSET_ATTR_DATA")
-    ]
-    assert found == [(40000, (40000 << 16, mask)), (40001, (40001 << 16, mask))]

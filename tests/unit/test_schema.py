@@ -251,7 +251,7 @@ def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path, obstacle: 
     service = SERVICE + f"daemon:\n  classifier: socket\n  {obstacle}\n"
     assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
         "service.yaml:3: daemon.classifier: socket: needs daemon.pacing: true, daemon.kernel_decides: auto and"
-        " sniffer.kernel_view: true; allowed: auto, nft, ipset, rules, or these too"
+        " sniffer.kernel_view: true; allowed: auto, nft, rules, or these too"
     ]
 
 

@@ -14,6 +14,7 @@ from examples import examined_host
 from mptcp_throttle.cli.doctor import mark_checks, service_checks
 from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.findings import Finding, daemon_findings
+from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.rpc import Json
 
 
@@ -88,7 +89,6 @@ def test_problem_in_the_status_of_the_daemon_has_a_remedy(wrong: Json) -> None:
 @pytest.mark.parametrize(
     ("classifier", "version", "is_found"),
     [
-        ("ipset", "iptables v1.8.9 (nf_tables)", True),
         ("rules", "iptables v1.8.9 (nf_tables)", True),
         ("rules", "iptables v1.8.9 (legacy)", False),
         ("rules", None, False),
@@ -108,3 +108,29 @@ def test_host_without_rules_has_no_note_of_iptables(classifier: str) -> None:
     host = replace(examined_host(), daemon=status(classifier=classifier))
     findings: list[Finding] = list(mark_checks.legacy_tables(host))
     assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("in_use", "settings", "why"),
+    [
+        ("socket", {}, "the kernel program is attached to the proxy of this host"),
+        ("nft", {}, "the kernel program does not decide: no CAP_PERFMON"),
+        ("rules", {}, "the kernel has no nf_tables, and the kernel program does not decide: no CAP_PERFMON"),
+        ("rules", {"classifier": ClassifierKind.RULES}, "daemon.classifier is rules"),
+        ("ovs", {"backend": BackEnd.OVS}, "daemon.backend is ovs"),
+    ],
+)
+def test_classifier_in_use_is_remarked_with_its_reason(in_use: str, settings: dict[str, object], why: str) -> None:
+    host = examined_host()
+    config = replace(host.config, daemon=host.config.daemon.model_copy(update=settings))
+    answer = status({"pacing": "no CAP_PERFMON"}, classifier=in_use)
+    assert list(mark_checks.classifier(replace(host, config=config, daemon=answer))) == [
+        Finding("classifier", remark=f"{in_use}: {why}")
+    ]
+
+
+def test_classifier_of_a_host_that_forwards_is_remarked_with_its_reason() -> None:
+    host = examined_host()
+    config = replace(host.config, sniffer=host.config.sniffer.model_copy(update={"kernel_view": False}))
+    (finding,) = mark_checks.classifier(replace(host, config=config, daemon=status(classifier="nft")))
+    assert finding.remark == "nft: the connections end on another host (sniffer.kernel_view: false)"

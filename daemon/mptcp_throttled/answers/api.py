@@ -16,7 +16,7 @@ from mptcp_throttled.accounting.history import History, requested_account, resol
 from mptcp_throttled.answers import status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
-from mptcp_throttled.answers.plan_commands.tc import as_commands
+from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox
@@ -118,14 +118,14 @@ class Api:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
         snapshot, config = self._view.snapshot, self._config.config
         marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
-        plan, applied, assignments = snapshot.plan, snapshot.applied, snapshot.classifier
+        plan, applied = snapshot.plan, snapshot.applied
         is_paced = snapshot.problem_of(FeatureName.PACING) is None
         paces: dict[FourTuple, int] | None = {} if is_paced else None
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, assignments)),
+                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, snapshot.classifier)),
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttle.model import ClassifierKind
 from mptcp_throttled.control.requests import carry_out
 from mptcp_throttled.enforcing.keeper import Applied, Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
@@ -55,7 +55,7 @@ class DecidingKernel(Kernel, Protocol):
 
     @property
     def classifier(self) -> str:
-        """The classifier in use: `socket`, `nft`, `rules` or `ovs`."""
+        """The kind of the classifier in use: `socket`, `nft`, `rules` or `ovs`."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         """The subflows that have closed since the last call, as far as a kernel program has counted them.
@@ -232,10 +232,9 @@ class Loop:
     def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
         """Decide for whom something has changed; their decisions before."""
         table = self._decisions
-        # iptables rules, sets and the filter know a subflow by a port of the proxy; the kernel program knows its
-        # connection, an nftables map and an OpenFlow rule both of its ends.
-        on_any_port = self._kernel.classifier in {ClassifierKind.SOCKET, ClassifierKind.NFT, BackEnd.OVS}
-        ports = None if on_any_port else frozenset(self._config.config.proxy.ports)
+        # Only the filter for fwmarks knows a subflow by a port of the proxy: with `rules`, others have no class.
+        by_port = self._kernel.classifier == ClassifierKind.RULES
+        ports = frozenset(self._config.config.proxy.ports) if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
         if update is not None and update.whole:
             return {**table.replace(update.connections), **previous}

@@ -1,7 +1,7 @@
 """When the kernel is reconciled fully: at once where HTB itself changes, here for all other reasons.
 
 A full reconcile takes longer the more subflows are throttled. Between two of them, quick checks tell in constant time,
-except with the back end `rules`, which reads every rule, whether chains, sets and the program on the sockets are there;
+except with the classifier `rules`, which reads every rule, whether table and the program on the sockets are there;
 changes of qdiscs and classes are notified by the kernel.
 
 After a notification or an error a full reconcile follows soon; while each of them finds new trouble, exponential

@@ -68,7 +68,7 @@ class LinuxKernel:
 
     @property
     def classifier(self) -> str:
-        """The assignment back end in use: `socket`, `nft`, `ipset`, `rules` or `ovs`."""
+        """The kind of the classifier in use: `socket`, `nft`, `rules` or `ovs`."""
         return self._marks.present.kind
 
     @property
@@ -77,13 +77,13 @@ class LinuxKernel:
         return self._htb.ports
 
     def check(self) -> None:
-        """Raise KernelError if HTB or what the assignment back ends need is missing."""
+        """Raise KernelError if HTB or what the classifier needs is missing."""
         self._htb.require_htb()
         self._marks.require()
 
     def read(self) -> KernelState:
         """The observed state. Raises KernelError."""
-        pacing = self._pacing()  # first: it may attach the program, and so change the assignment back end
+        pacing = self._pacing()  # first: it may attach the program, and so change the classifier
         return KernelState(self._htb.read(), self._marks.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
@@ -109,7 +109,7 @@ class LinuxKernel:
         assignments = {**classes, **{ends: minor for of in found for ends, minor in of.assignments.items()}}
         self._marks.adopt(classes)
         if self._sockets is not None:
-            # The proxy may pace its sockets, too: only those that are marked have their pace from us.
+            # The proxy may pace its sockets, too: only those that are assigned have their pace from us.
             paces = {
                 ends: state.pace for ends, state in sockets.items() if ends in assignments and state.pace is not None
             }

@@ -1,6 +1,6 @@
 """Notifications of the kernel: somebody else has changed our interfaces, their addresses, qdiscs, classes or filters.
 
-iptables rules and ipsets have no such notifications (iptables-legacy does not use netlink); the periodic quick check
+iptables rules have no such notifications (iptables-legacy does not use netlink); the periodic quick check
 and full reconcile find changes of these, and of nftables. Every notification is decoded by our own codec: others may
 cause thousands.
 """

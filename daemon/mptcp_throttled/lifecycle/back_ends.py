@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.model import BackEnd, KernelDecides
@@ -12,7 +13,7 @@ from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_class
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
-from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.linux_kernel import Htb, LinuxKernel
 from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
@@ -21,6 +22,18 @@ from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.features import Absent, Feature, FeatureName
 
 _log = logging.getLogger("mptcp-throttled")
+
+_Parts = tuple[Htb, ClassifierChoice]
+
+
+class _BackEnd(NamedTuple):
+    """How the parts of a back end are put together: for the service, and to remove what an instance has left."""
+
+    serving: Callable[[Config, PacedSockets | None], _Parts]
+    """With None for sockets, no socket is to name the class of its subflow."""
+
+    removing: Callable[[Config], _Parts]
+    can_remove: Callable[[Config], bool]
 
 
 def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[LinuxKernel, dict[str, Feature]]:
@@ -33,28 +46,20 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[Linux
         FeatureName.PACING: sockets or Absent("daemon.pacing is false"),
         FeatureName.DISCARDS: _discard_prevention(config),
     }
-    if config.daemon.backend is BackEnd.OVS:
-        return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets), features
     is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
-    classifier = choose_classifier(config.daemon.classifier, _marking(config), sockets if is_deciding else None)
-    return LinuxKernel(_root_qdiscs(config, classifier), classifier, sockets), features
+    parts = _BACK_ENDS[config.daemon.backend].serving(config, sockets if is_deciding else None)
+    return LinuxKernel(*parts, sockets), features
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
     """The kernel layer that removes what an instance with this configuration has left."""
-    sockets = _paced_sockets(config)
-    if config.daemon.backend is BackEnd.OVS:
-        return LinuxKernel(*_of_switch(config.proxy.interfaces[0], _switch(config)), sockets)
-    assignments = _removing_classifier()
-    return LinuxKernel(_root_qdiscs(config, assignments), assignments, sockets)
+    return LinuxKernel(*_BACK_ENDS[config.daemon.backend].removing(config), _paced_sockets(config))
 
 
 def other_kernel(config: Config) -> LinuxKernel | None:
     """The kernel layer of the back end that is not configured; None if nothing of that one can be found."""
-    if config.daemon.backend is BackEnd.OVS:
-        assignments = _removing_classifier()
-        return LinuxKernel(_root_qdiscs(config, assignments), assignments)
-    return _openvswitch_to_clean(config.proxy.interfaces[0], _switch(config))
+    (other,) = (back_end for kind, back_end in _BACK_ENDS.items() if kind is not config.daemon.backend)
+    return LinuxKernel(*other.removing(config)) if other.can_remove(config) else None
 
 
 def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | None]:
@@ -62,30 +67,35 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
 
     `directory` has the saved qdiscs; Open vSwitch is looked for in the default directory.
     """
-    switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
     kernel = LinuxKernel(RootQdiscs((), MarkedTraffic(1, ()), directory), _removing_classifier())
-    return kernel, _openvswitch_to_clean("", switch)
+    switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
+    return kernel, LinuxKernel(*_of_switch("", switch)) if _is_accessible(switch) else None
 
 
-def _openvswitch_to_clean(interface: str, switch: OpenVswitch) -> LinuxKernel | None:
-    if switch.is_accessible:
-        return LinuxKernel(*_of_switch(interface, switch))
-    if switch.may_be_there:
-        _log.info("%s: access denied: what an instance with backend ovs may have left is not removed", switch.database)
-    return None
+def _tc(config: Config, sockets: PacedSockets | None) -> _Parts:
+    return _with_root_qdiscs(config, choose_classifier(config.daemon.classifier, config.daemon.mark_mask, sockets))
 
 
-def _root_qdiscs(config: Config, assignments: ClassifierChoice) -> RootQdiscs:
-    return RootQdiscs(
+def _with_root_qdiscs(config: Config, classifiers: ClassifierChoice) -> _Parts:
+    qdiscs = RootQdiscs(
         config.proxy.interfaces,
-        _marking(config),
+        MarkedTraffic(config.daemon.mark_mask, config.proxy.ports),
         config.sockets.daemon.parent,
-        needs_filter=lambda: assignments.present.needs_filter,
+        needs_filter=lambda: classifiers.present.needs_filter,
         force=config.daemon.replace_any_qdisc,
     )
+    return qdiscs, classifiers
 
 
-def _of_switch(interface: str, switch: OpenVswitch) -> tuple[PortQueues, ClassifierChoice]:
+def _removing_classifier() -> ClassifierChoice:
+    return ClassifierChoice(RulesClassifier(1))  # removes tables, too, and needs no kernel that has them
+
+
+def _openvswitch(config: Config) -> _Parts:
+    return _of_switch(config.proxy.interfaces[0], _switch(config))
+
+
+def _of_switch(interface: str, switch: OpenVswitch) -> _Parts:
     return PortQueues(interface, switch), ClassifierChoice(OpenFlowClassifier(interface, switch))
 
 
@@ -93,8 +103,21 @@ def _switch(config: Config) -> OpenVswitch:
     return OpenVswitch(Path(config.daemon.openvswitch_directory))
 
 
-def _removing_classifier() -> ClassifierChoice:
-    return ClassifierChoice(RulesClassifier(1))  # removes sets and tables, too, and needs no kernel that has them
+def _is_accessible(switch: OpenVswitch) -> bool:
+    if not switch.is_accessible and switch.may_be_there:
+        _log.info("%s: access denied: what an instance with backend ovs may have left is not removed", switch.database)
+    return switch.is_accessible
+
+
+_BACK_ENDS: Final = {
+    BackEnd.TC: _BackEnd(
+        _tc, lambda config: _with_root_qdiscs(config, _removing_classifier()), can_remove=lambda _: True
+    ),
+    BackEnd.OVS: _BackEnd(
+        lambda config, _: _openvswitch(config), _openvswitch, can_remove=lambda config: _is_accessible(_switch(config))
+    ),
+}
+"""A new back end is registered here."""
 
 
 def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:
@@ -110,7 +133,3 @@ def _discard_prevention(config: Config) -> Feature:
     if not (config.daemon.prevent_discards and config.sniffer.kernel_view):
         return Absent()
     return DiscardPrevention(config.proxy.interfaces, config.proxy.ports)
-
-
-def _marking(config: Config) -> MarkedTraffic:
-    return MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)

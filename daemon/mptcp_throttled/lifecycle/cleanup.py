@@ -1,4 +1,4 @@
-"""Remove what another instance has left behind: our chains, sets and paces, and every root qdisc that is ours."""
+"""Remove what another instance has left behind: our chains, tables and paces, and every root qdisc that is ours."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class HtbState:
 class AssignmentState:
     """The class assignments of one IP version, whichever classifier has made them.
 
-    `altered`: chain, sets or table are not as we made them, not exactly one rule jumps to the chain, or another back
-    end has left something.
+    `altered`: chain or table are not as we made them, not exactly one rule jumps to the chain, or another classifier
+    has left something.
     """
 
     assignments: Mapping[FourTuple, int]

@@ -16,7 +16,7 @@ from mptcp_throttle.units import Rate
 class InstallHtb:
     """Save the root qdisc of each interface that has not our HTB, and replace it by HTB.
 
-    HTB gets its filter from assignment to class if the assignment back end needs one.
+    HTB gets its filter from mark to class if the classifier needs it.
     """
 
     default_minor: int
@@ -48,7 +48,7 @@ class DeleteClass:
 
 @dataclass(frozen=True, slots=True)
 class MakeAssignments:
-    """Make exactly these assignments of one IP version, with our chain, sets or table if needed, whatever is there."""
+    """Make exactly these assignments of one IP version, with our chain or table if needed, whatever is there."""
 
     ip_version: int
     assignments: Mapping[FourTuple, int]
@@ -73,7 +73,7 @@ class ChangePaces:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAssignments:
-    """Remove all assignments of one IP version, with our chain, the jumps to it, our sets and our table."""
+    """Remove all assignments of one IP version, with our chain, the jumps to it and our table."""
 
     ip_version: int
 

@@ -88,13 +88,6 @@ _CALLS: Final = (
     "nft add table",
     "nft add element",
     "nft delete table",
-    "ipset",
-    "ipset list",
-    "ipset create",
-    "ipset add",
-    "ipset del",
-    "ipset swap",
-    "ipset destroy",
     "ip6tables-legacy",
     "ip6tables-legacy: ",
     "bpf",
@@ -112,8 +105,6 @@ _DELETIONS: Final = {
     "class deleted": "tc class del dev eth0 classid 4d50:2",
     "mangle flushed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F",
     "chain flushed": "iptables-legacy -t mangle -F MPTCP-THROTTLE; ip6tables-legacy -t mangle -F MPTCP-THROTTLE",
-    "sets flushed": "ipset flush mptcp-throttle-4-8080; ipset flush mptcp-throttle-6-8080",
-    "rules flushed, sets destroyed": "iptables-legacy -t mangle -F; ip6tables-legacy -t mangle -F; ipset destroy",
     "nftables flushed": "nft flush ruleset",
     "clsact deleted": "tc qdisc del dev eth0 clsact",
     "jump deleted": "iptables-legacy -t mangle -F POSTROUTING; ip6tables-legacy -t mangle -F POSTROUTING",
@@ -174,12 +165,7 @@ def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
     is_deciding = kernel_decides is KernelDecides.AUTO
     return Scenario(
         marks=chance.choice(
-            (
-                *((ClassifierKind.SOCKET,) if is_deciding else ()),
-                ClassifierKind.NFT,
-                ClassifierKind.IPSET,
-                ClassifierKind.RULES,
-            )
+            (*((ClassifierKind.SOCKET,) if is_deciding else ()), ClassifierKind.NFT, ClassifierKind.RULES)
         ),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
@@ -403,7 +389,6 @@ def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         lab.proxy.run(tool, "-t", "mangle", "-F")
         lab.proxy.run(tool, "-t", "mangle", "-X")
-    lab.proxy.run("ipset", "destroy")
     lab.proxy.run("nft", "flush", "ruleset")
     shutil.rmtree(services.directory / "state", ignore_errors=True)
     if original:

@@ -33,6 +33,7 @@ CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
     qdisc_checks.root_qdiscs,
     squid_checks.access,
     squid_checks.uploads,
+    mark_checks.classifier,
     mark_checks.foreign_marks,
     mark_checks.legacy_tables,
     file_checks.configuration_files,

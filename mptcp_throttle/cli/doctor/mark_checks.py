@@ -1,4 +1,4 @@
-"""Checks of what other programs do to marks and priorities of packets."""
+"""Checks of the classifier, and of what other programs do to marks and priorities of packets."""
 
 from __future__ import annotations
 
@@ -12,28 +12,50 @@ from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.programs import ProgramFailed, output_of
+from mptcp_throttle.rpc import Json
 
 _SUBJECT: Final = "marks of others"
 # Without a table's name these list the tables that exist, and make none.
 _IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save")
 
 
+def classifier(host: Host) -> Iterator[Finding]:
+    """Which classifier the daemon uses, and why."""
+    if not isinstance(host.daemon, str):
+        yield Finding("classifier", remark=f"{_classifier_of(host)}: {_why(host, host.daemon['daemon'])}")
+
+
+def _why(host: Host, daemon: Json) -> str:
+    configured = host.config.daemon
+    if configured.backend is BackEnd.OVS:
+        return "daemon.backend is ovs"
+    if configured.classifier is not ClassifierKind.AUTO:
+        return f"daemon.classifier is {configured.classifier}"
+    if daemon["classifier"] == ClassifierKind.SOCKET:
+        return "the kernel program is attached to the proxy of this host"
+    here = f"the kernel program does not decide: {daemon['features']['pacing']['problem']}"
+    elsewhere = "the connections end on another host (sniffer.kernel_view: false)"
+    no_program = here if host.config.sniffer.kernel_view else elsewhere
+    if daemon["classifier"] == ClassifierKind.NFT:
+        return no_program
+    return f"the kernel has no nf_tables, and {no_program}"
+
+
 def foreign_marks(host: Host) -> list[Finding]:
     """Whether chains of others change what names the class of a packet: its mark, or its priority, which it has from
     its socket or from our chain of nftables. What OpenFlow rules name is changed by none."""
-    marks = _marks_in_use(host)
-    if marks == BackEnd.OVS:
+    kind = _classifier_of(host)
+    if kind == BackEnd.OVS:
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
-    by_priority = marks in (ClassifierKind.NFT, ClassifierKind.SOCKET)
-    mask = None if by_priority else host.config.daemon.mark_mask
-    return or_ok(_SUBJECT, _found(mask, all_hooks=marks == ClassifierKind.SOCKET))
+    mask = host.config.daemon.mark_mask if kind == ClassifierKind.RULES else None
+    return or_ok(_SUBJECT, _found(mask, all_hooks=kind == ClassifierKind.SOCKET))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
     """Whether `iptables` shows the rules that mark packets, which are in the tables of iptables-legacy(8)."""
-    if _marks_in_use(host) not in (ClassifierKind.IPSET, ClassifierKind.RULES):
+    if _classifier_of(host) != ClassifierKind.RULES:
         return
     subject = "iptables"
     try:
@@ -52,7 +74,7 @@ def legacy_tables(host: Host) -> Iterator[Finding]:
     yield Finding(subject, problem, remedy, harm=False)
 
 
-def _marks_in_use(host: Host) -> str:
+def _classifier_of(host: Host) -> str:
     """What the daemon uses now; of one that does not answer, what it is configured to use."""
     if not isinstance(host.daemon, str):
         return str(host.daemon["daemon"]["classifier"])
@@ -80,5 +102,5 @@ def _changes(chain: str, mask: int | None) -> Finding:
     problem = f"chain {chain} changes {changed} after us: where its rules match, no class limits the packets"
     remedy = "let it change other bits, or set daemon.mark_mask to others, or daemon.classifier to socket"
     if mask is None:
-        remedy = "let it match other packets, or set daemon.classifier to ipset"
+        remedy = "let it match other packets, or set daemon.classifier to rules"
     return Finding(_SUBJECT, problem, remedy, harm=False)

@@ -1,11 +1,12 @@
-"""Operations as the `nft` commands that an operator would type for the same effect."""
+"""Assignments by the classifier `nft`, as the `nft` commands that an operator would type for the same effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from mptcp_throttle.model import OWN_TABLE, FourTuple
+from mptcp_throttled.answers.plan_commands.by_client import by_client
 from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP
 from mptcp_throttled.vocabulary import class_ids
 from mptcp_throttled.vocabulary import operations as op
@@ -14,7 +15,7 @@ from mptcp_throttled.vocabulary.class_ids import format_classid
 _ADDRESSES: Final = {4: "ipv4_addr", 6: "ipv6_addr"}
 
 
-def nft_commands(operation: op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments) -> Iterator[str]:
+def commands(operation: op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments, _mask: int) -> Iterator[str]:
     """The commands of one operation, in order."""
     family = FAMILIES[operation.ip_version]
     table = f"{family} {OWN_TABLE}"
@@ -28,12 +29,12 @@ def nft_commands(operation: op.MakeAssignments | op.ChangeAssignments | op.Remov
             yield f"nft add map {table} {MAP} '{{ type {key} : classid; }}'"
             yield f"nft add chain {table} {CHAIN} '{{ type filter hook postrouting priority mangle; }}'"
             yield f"nft add rule {table} {CHAIN} meta priority set {fields} map @{MAP}"
-            for assignment in _by_client(made):
+            for assignment in by_client(made):
                 yield _element("add", table, *assignment)
         case op.ChangeAssignments(_, add, remove):
-            for assignment in _by_client(remove):
+            for assignment in by_client(remove):
                 yield _element("delete", table, *assignment)
-            for assignment in _by_client(add):
+            for assignment in by_client(add):
                 yield _element("add", table, *assignment)
         case op.RemoveAssignments():
             yield f"nft delete table {table}"
@@ -43,9 +44,3 @@ def _element(verb: str, table: str, ends: FourTuple, minor: int) -> str:
     client, proxy = ends.client, ends.proxy
     key = f"{client.address} . {client.port} . {proxy.address} . {proxy.port}"
     return f"nft {verb} element {table} {MAP} '{{ {key} : {format_classid(class_ids.classid(minor))} }}'"
-
-
-def _by_client(assignments: Mapping[FourTuple, int]) -> list[tuple[FourTuple, int]]:
-    return sorted(
-        assignments.items(), key=lambda assignment: (int(assignment[0].client.address), assignment[0].client.port)
-    )

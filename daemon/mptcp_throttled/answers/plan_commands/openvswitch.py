@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from mptcp_throttled.answers.plan_commands.by_client import by_client
 from mptcp_throttled.kernel.openvswitch.openflow import add_line, delete_all_line, delete_line, queue_of
 from mptcp_throttled.kernel.openvswitch.queues import add_queue, delete_queue, make_qos, set_queue
 from mptcp_throttled.vocabulary import operations as op
 
-if TYPE_CHECKING:
-    from mptcp_throttle.model import FourTuple
 
-
-def openvswitch_commands(operation: op.Operation, port: str) -> Iterator[str]:
+def commands(operation: op.Operation, port: str) -> Iterator[str]:
     """The commands of one operation but `ChangePaces`, in order."""
     match operation:
         case op.InstallHtb(default_minor):
@@ -25,12 +22,11 @@ def openvswitch_commands(operation: op.Operation, port: str) -> Iterator[str]:
         case op.DeleteClass(minor):
             yield _transaction(delete_queue(port, minor, _queue(port, minor)))
         case op.MakeAssignments(ip_version, assignments):
-            yield from _bundle(
-                port, [delete_all_line(ip_version), *(add_line(*assignment) for assignment in _by_client(assignments))]
-            )
+            added = [add_line(*assignment) for assignment in by_client(assignments)]
+            yield from _bundle(port, [delete_all_line(ip_version), *added])
         case op.ChangeAssignments(_, add, remove):
-            removed = [delete_line(ends) for ends, _ in _by_client(remove) if ends not in add]
-            yield from _bundle(port, [*removed, *(add_line(*assignment) for assignment in _by_client(add))])
+            removed = [delete_line(ends) for ends, _ in by_client(remove) if ends not in add]
+            yield from _bundle(port, [*removed, *(add_line(*assignment) for assignment in by_client(add))])
         case op.RemoveAssignments(ip_version):
             yield from _bundle(port, [delete_all_line(ip_version)])
         case op.RestoreQdisc(other):
@@ -49,9 +45,3 @@ def _bundle(port: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _queue(port: str, minor: int) -> str:
     return f"$(ovs-vsctl get QoS {port} queues:{queue_of(minor)})"
-
-
-def _by_client(assignments: Mapping[FourTuple, int]) -> list[tuple[FourTuple, int]]:
-    return sorted(
-        assignments.items(), key=lambda assignment: (int(assignment[0].client.address), assignment[0].client.port)
-    )

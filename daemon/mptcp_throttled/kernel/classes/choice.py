@@ -1,4 +1,4 @@
-"""The choice between the assignment back ends."""
+"""The choice between the classifiers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from mptcp_throttle.model import ClassifierKind, FourTuple
 from mptcp_throttled.kernel.classes.classifier import Classifier
 from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
-from mptcp_throttled.kernel.classes.sets import IpsetClassifier
 from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
-from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -28,7 +26,7 @@ class ClassifierChoice:
 
     @property
     def present(self) -> Classifier:
-        """The back end to be used now: it changes when the program is attached or detached."""
+        """The classifier to be used now: it changes when the program is attached or detached."""
         if self._by_socket is not None and self._by_socket.usable:
             return self._by_socket
         return self._otherwise
@@ -39,54 +37,38 @@ class ClassifierChoice:
             self._by_socket.adopt(classes)
 
     def require(self) -> None:
-        """Raise KernelError if no back end can be used."""
+        """Raise KernelError if neither can be used."""
         if self._by_socket is not None:
             with suppress(KernelError):
                 return self._by_socket.require()
         return self._otherwise.require()
 
 
-def choose_classifier(wanted: ClassifierKind, marking: MarkedTraffic, sockets: PacedSockets | None) -> ClassifierChoice:
-    """The back end that is `wanted`; for `auto`: sockets while the kernel program is attached, else nft, ipset, rules.
+def choose_classifier(wanted: ClassifierKind, mark_mask: int, sockets: PacedSockets | None) -> ClassifierChoice:
+    """The classifier that is `wanted`; for `auto`: sockets while the kernel program is attached, else nft, else rules.
 
-    The first of these that the kernel has: what other programs use may change at any time, and does not matter.
-
-    `sockets` is None if no subflow ends at a socket of this host, or the program is not to decide.
+    `sockets` is None if no subflow ends at a socket of this host, or the program is not to decide. A new classifier is
+    registered here. Which of them other programs use may change at any time, and does not matter.
     """
     match wanted:
         case ClassifierKind.RULES:
-            return ClassifierChoice(RulesClassifier(marking.mask))
-        case ClassifierKind.IPSET:
-            return ClassifierChoice(IpsetClassifier(marking))
+            return ClassifierChoice(RulesClassifier(mark_mask))
         case ClassifierKind.NFT:
             return ClassifierChoice(NftClassifier())
         case ClassifierKind.SOCKET if sockets is not None:
-            return ClassifierChoice(SocketClassifier(sockets, RulesClassifier(marking.mask)))
-    by_packet = _by_packet(marking)
+            return ClassifierChoice(SocketClassifier(sockets, RulesClassifier(mark_mask)))
+    by_packet = _by_packet(mark_mask)
     return ClassifierChoice(by_packet, None if sockets is None else SocketClassifier(sockets, by_packet))
 
 
-def _by_packet(marking: MarkedTraffic) -> Classifier:
+def _by_packet(mark_mask: int) -> Classifier:
     by_map = NftClassifier()
-    problem = _problem(by_map)
-    if problem is None:
-        return by_map
-    _log.info("nftables is not available: where packets are marked, iptables marks them: %s", problem)
-    by_set = IpsetClassifier(marking)
-    problem = _problem(by_set)
-    if problem is None:
-        return by_set
-    _log.warning(
-        "ipset is not available: where packets are marked, there is one iptables rule per subflow: %s", problem
-    )
-    return RulesClassifier(marking.mask)
-
-
-def _problem(back_end: Classifier) -> KernelError | None:
-    """Why it cannot be used; it is closed then."""
     try:
-        back_end.require()
+        by_map.require()
     except KernelError as error:
-        back_end.close()
-        return error
-    return None
+        by_map.close()
+        _log.warning(
+            "nftables is not available: where packets are classified, there is one iptables rule per subflow: %s", error
+        )
+        return RulesClassifier(mark_mask)
+    return by_map

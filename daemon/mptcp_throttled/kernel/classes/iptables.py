@@ -1,4 +1,4 @@
-"""Our chain in the mangle tables, through python-iptables; the back ends decide which rules it has.
+"""Our chain in the mangle tables, through python-iptables; the classifier `rules` decides which rules it has.
 
 `-t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE` leads to it. POSTROUTING, because the kernel repeats the route
 lookup of each packet whose mark changes in OUTPUT (net/ipv4/netfilter/iptable_mangle.c).
@@ -70,12 +70,6 @@ class OwnChain:
         """Raise KernelError if the kernel has no mangle table for this IP version."""
         with _iptables_errors(f"the kernel has no mangle table for IPv{self._ip_version} (CONFIG_IP_NF_MANGLE)"):
             self._fresh_table()
-
-    def require_target(self, name: str) -> None:
-        """Raise KernelError with ENOENT if libxtables or the kernel does not have a target."""
-        what = f"the kernel has no target {name} (CONFIG_NETFILTER_XT_TARGET_{name}, xt_{name.lower()})"
-        with _iptables_errors(what):
-            self.new_rule().create_target(name)
 
     def new_rule(self) -> Any:
         """A new rule of this IP version that matches TCP, for `make` and `change`."""

@@ -1,44 +1,47 @@
-"""The back end `nft`: one map lookup per packet, whatever the number of subflows, in a table of our own.
+"""The classifier `nft`: one map lookup per packet, whatever the number of subflows, in a table of our own.
 
 The map has the class of a subflow, which becomes the priority of its packets. HTB looks at that before it asks a
-filter, as with the back end `socket`: there is no filter, and no assignment of another program has an effect.
+filter, as with the classifier `socket`: there is no filter, and no fwmark of another program has an effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted
 from mptcp_throttle.model import FourTuple
-from mptcp_throttled.kernel.classes.contents import Contents, read_contents
+from mptcp_throttled.kernel.classes.iptables import OwnChain
 from mptcp_throttled.kernel.classes.nft_elements import MAP_ELEMENT_BYTES, decode_map_element, encode_map_element
-from mptcp_throttled.kernel.classes.packet_classifier import PacketClassifier
+from mptcp_throttled.kernel.classes.nft_tables import OwnTables
 from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, AssignmentState
 
 _READINGS: Final = 5
 
 
-class NftClassifier(PacketClassifier):
-    """The back end `nft`. For one thread only; all methods raise KernelError."""
+class NftClassifier:
+    """The classifier `nft`."""
 
     kind = "nft"
     needs_filter = False
 
     def __init__(self) -> None:
-        super().__init__()
-        self._last: dict[int, Contents] = {}
+        self._tables = OwnTables()
+        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}  # of the classifier `rules`
+        self._last: dict[int, _Contents] = {}
         self._counts: dict[int, int | None] = {}
         self._generation: int | None = None  # of nftables when it had `_counts`; None: unknown
 
+    def close(self) -> None:
+        self._tables.close()
+
     def require(self) -> None:
-        """Raise KernelError if the kernel cannot have our table for IPv4."""
         self._tables.require()
 
     def read(self) -> dict[int, AssignmentState]:
-        """Our tables by IP version, with the elements of their maps."""
         found = self._at_one_time()
         for version in self._left():
             found[version] = AssignmentState(found[version].assignments if version in found else {}, altered=True)
@@ -46,24 +49,20 @@ class NftClassifier(PacketClassifier):
         return found
 
     def count(self) -> dict[int, int | None]:
-        """The number of assignments by IP version; None for an altered table.
-
-        Takes constant time while nobody else changes nftables; then everything of ours is read.
-        """
+        """Takes constant time while no other program changes nftables; otherwise everything of ours is read."""
         if self._generation is None or self._generation != self._tables.generation():
             self.read()
         return dict(self._counts)
 
     def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
-        """Make our table with exactly these assignments, in one transaction; one that exists is replaced."""
+        """In one transaction."""
         generation, self._generation = self._generation, None
         self._tables.make(ip_version, [encode_map_element(*assignment) for assignment in assignments.items()])
         self._chains[ip_version].remove()
-        self._sets.destroy_all(ip_version)
         self._note(generation, ip_version, len(assignments))
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add assignments, in one transaction; an assignment in both is changed."""
+        """In one transaction."""
         generation, self._generation = self._generation, None
         added, removed = (
             [encode_map_element(*assignment) for assignment in assignments.items()] for assignments in (add, remove)
@@ -72,12 +71,12 @@ class NftClassifier(PacketClassifier):
         self._note(generation, ip_version, (self._counts.get(ip_version) or 0) + len(add) - len(remove))
 
     def remove(self, ip_version: int) -> None:
-        """Remove everything of ours."""
         self._generation = None
-        super().remove(ip_version)
+        self._chains[ip_version].remove()
+        self._tables.remove(ip_version)
 
     def _at_one_time(self) -> dict[int, AssignmentState]:
-        """Our tables: nobody has changed nftables while they were read, or they are the same when read again.
+        """Our tables: nftables was not changed while they were read, or they are the same when read again.
 
         A program that keeps changing its own tables must not keep us from reading ours.
         """
@@ -102,20 +101,51 @@ class NftClassifier(PacketClassifier):
         is_as_made = self._tables.is_as_made(ip_version)
         if not is_as_made:
             return None if is_as_made is None else AssignmentState({}, altered=True)
-        self._last[ip_version] = contents = read_contents(
-            self._last.get(ip_version),
-            self._tables.elements(ip_version),
-            MAP_ELEMENT_BYTES[ip_version],
-            partial(decode_map_element, ip_version=ip_version),
+        self._last[ip_version] = contents = _read_contents(
+            ip_version, self._last.get(ip_version), self._tables.elements(ip_version)
         )
         return contents.state
 
     def _left(self) -> set[int]:
-        """The IP versions for which an iptables back end has left something."""
-        with_chain = {v for v, chain in self._chains.items() if chain.read(lambda _: AssignmentState({})) is not None}
-        return with_chain | {own.ip_version for own in self._sets.present()}
+        """The IP versions for which the classifier `rules` has left something."""
+        return {v for v, chain in self._chains.items() if chain.read(lambda _: AssignmentState({})) is not None}
 
     def _note(self, generation: int | None, ip_version: int, count: int) -> None:
         """A transaction of ours has made the next generation, and `count` assignments."""
         self._counts[ip_version] = count
         self._generation = None if generation is None else (generation + 1) % 2**32
+
+
+class _Contents(NamedTuple):
+    """Raw elements of a map, how many of them are `foreign` (not as we add them), the assignments of the others.
+
+    `state` shows `assignments` through a proxy, which readers cannot change. Copying a dict hashes no key again.
+    """
+
+    elements: frozenset[bytes]
+    foreign: int
+    assignments: dict[FourTuple, int]
+    state: AssignmentState
+
+
+def _read_contents(ip_version: int, last: _Contents | None, rows: Iterable[bytes]) -> _Contents:
+    """What the kernel has listed in `rows`, each several elements; only those that are not in `last` are decoded."""
+    size, decode = MAP_ELEMENT_BYTES[ip_version], partial(decode_map_element, ip_version=ip_version)
+    raw = frozenset(row[begin : begin + size] for row in rows for begin in range(0, len(row), size))
+    if last is not None and raw == last.elements:
+        return last
+    assignments = {} if last is None else last.assignments.copy()
+    foreign, before = (0, frozenset()) if last is None else (last.foreign, last.elements)
+    for removed in before - raw:
+        assignment = decode(removed)
+        if assignment is None:
+            foreign -= 1
+        else:
+            del assignments[assignment[0]]
+    for added in raw - before:
+        assignment = decode(added)
+        if assignment is None:
+            foreign += 1
+        else:
+            assignments[assignment[0]] = assignment[1]
+    return _Contents(raw, foreign, assignments, AssignmentState(MappingProxyType(assignments), altered=foreign > 0))

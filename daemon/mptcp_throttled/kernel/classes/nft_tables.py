@@ -26,8 +26,8 @@ _NO_NFTABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOS
 class OwnTables:
     """Our tables in the kernel. For one thread only; all methods raise KernelError.
 
-    Every change is one transaction: all of it is made, or nothing. Whether somebody has changed nftables between or
-    during calls that read, `generation` tells.
+    Every change is one transaction: all of it is made, or nothing. `generation` tells whether nftables was changed
+    between or during calls that read.
     """
 
     def __init__(self) -> None:

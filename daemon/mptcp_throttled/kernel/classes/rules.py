@@ -1,4 +1,4 @@
-"""The back end `rules`: one MARK rule per subflow in our chain, which matches address and port of both ends.
+"""The classifier `rules`: one MARK rule per subflow in our chain, which matches address and port of both ends.
 
 Easy to read with iptables-save, but every packet is compared with every rule, and every change writes the whole table.
 """
@@ -11,61 +11,72 @@ from typing import Any
 
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.iptables import OwnChain, target_of
-from mptcp_throttled.kernel.classes.iptables_classifier import IptablesClassifier
+from mptcp_throttled.kernel.classes.nft_tables import OwnTables
 from mptcp_throttled.vocabulary.class_ids import mark_shift
-from mptcp_throttled.vocabulary.kernel_state import AssignmentState
+from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, AssignmentState
 
 
-class RulesClassifier(IptablesClassifier):
-    """The back end `rules`. For one thread only; all methods raise KernelError."""
+class RulesClassifier:
+    """The classifier `rules`. `mask` has the bits of the fwmark that name the class."""
 
     kind = "rules"
+    needs_filter = True
+
+    def __init__(self, mask: int) -> None:
+        self._mask = mask
+        self._chains = {version: OwnChain(version) for version in IP_VERSIONS}
+        self._tables = OwnTables()  # of the classifier `nft`
+
+    def close(self) -> None:
+        self._tables.close()
+
+    def require(self) -> None:
+        self._chains[4].require_table()
 
     def read(self) -> dict[int, AssignmentState]:
-        """Our chains by IP version; a chain is altered if sets or a table of another back end are there."""
         found = {}
-        with_others = {our_set.ip_version for our_set in self._sets.present()} | self._tables.present()
+        with_table = self._tables.present()
         for version, chain in self._chains.items():
             state = chain.read(self._parse)
-            if version in with_others:
+            if version in with_table:
                 found[version] = AssignmentState({} if state is None else state.assignments, altered=True)
             elif state is not None:
                 found[version] = state
         return found
 
     def count(self) -> dict[int, int | None]:
-        """The number of marks by IP version; None for an altered chain."""
         return {version: None if state.altered else len(state.assignments) for version, state in self.read().items()}
 
-    def make(self, ip_version: int, marks: Mapping[FourTuple, int]) -> None:
-        """Make our chain with exactly these marks, in one commit."""
+    def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
         chain = self._chains[ip_version]
-        chain.make(lambda: [self._rule(chain, *mark) for mark in marks.items()])
-        self._sets.destroy_all(ip_version)
+        chain.make(lambda: [self._rule(chain, *assignment) for assignment in assignments.items()])
         self._tables.remove(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add marks, in one commit."""
         chain = self._chains[ip_version]
         chain.change(
             f"add {len(add)} marks, remove {len(remove)}",
             lambda: (
-                [self._rule(chain, *mark) for mark in add.items()],
-                [self._rule(chain, *mark) for mark in remove.items()],
+                [self._rule(chain, *assignment) for assignment in add.items()],
+                [self._rule(chain, *assignment) for assignment in remove.items()],
             ),
         )
 
+    def remove(self, ip_version: int) -> None:
+        self._chains[ip_version].remove()
+        self._tables.remove(ip_version)
+
     def _parse(self, rules: Sequence[Any]) -> AssignmentState:
-        marks: dict[FourTuple, int] = {}
+        assignments: dict[FourTuple, int] = {}
         altered = False
         for rule in rules:
             ends = _ends_of(rule)
             minor = self._minor_of(rule)
-            if ends is None or minor is None or ends in marks:
+            if ends is None or minor is None or ends in assignments:
                 altered = True
             else:
-                marks[ends] = minor
-        return AssignmentState(marks, altered)
+                assignments[ends] = minor
+        return AssignmentState(assignments, altered)
 
     def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
         rule = chain.new_rule()

@@ -1,6 +1,6 @@
-"""The back end `socket`: the class of a subflow is the SO_PRIORITY of its socket, which the kernel program sets.
+"""The classifier `socket`: the class of a subflow is the SO_PRIORITY of its socket, which the kernel program sets.
 
-HTB looks at it before it asks a filter, so there is neither chain nor filter, and no mark of another program has an
+HTB looks at it before it asks a filter, so there is neither chain nor filter, and no fwmark of another program has an
 effect.
 """
 
@@ -16,10 +16,7 @@ from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 
 class SocketClassifier:
-    """The back end `socket`. For one thread only; all methods raise KernelError.
-
-    `by_packet` removes what another back end has left.
-    """
+    """The classifier `socket`. `by_packet` removes what another classifier has left."""
 
     kind = "socket"
     needs_filter = False
@@ -35,15 +32,12 @@ class SocketClassifier:
         return self._sockets.deciding_problem is None
 
     def close(self) -> None:
-        """Close the netlink sockets."""
         self._by_packet.close()
 
     def require(self) -> None:
-        """Raise KernelError if the kernel does not load the program."""
         self._sockets.require_deciding()
 
     def read(self) -> dict[int, AssignmentState]:
-        """The classes that the program has, by IP version; altered if another back end has left something."""
         left = self._left()
         return {v: AssignmentState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
@@ -53,11 +47,9 @@ class SocketClassifier:
         self._made.update(ends.client.address.version for ends in assignments)
 
     def count(self) -> dict[int, int | None]:
-        """The number of classes by IP version, as far as the program has them."""
         return {version: len(self._sockets.classes(version)) for version in self._made}
 
     def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
-        """Give the program exactly these classes."""
         if ip_version in self._left():
             self._by_packet.remove(ip_version)
         self._sockets.change_classes(
@@ -66,11 +58,9 @@ class SocketClassifier:
         self._made.add(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add classes."""
         self._sockets.change_classes(ip_version, add, remove.keys() - add.keys())
 
     def remove(self, ip_version: int) -> None:
-        """Remove all classes, and what another back end has left."""
         if ip_version in self._left():
             self._by_packet.remove(ip_version)
         self._sockets.change_classes(ip_version, {}, tuple(self._sockets.classes(ip_version)))
@@ -80,4 +70,4 @@ class SocketClassifier:
         try:
             return set(self._by_packet.read())
         except KernelError:
-            return set()  # a kernel without them has no rule
+            return set()  # a kernel without nftables or iptables has nothing of ours there

@@ -42,7 +42,7 @@ class RootQdiscs:
     Each interface has a class of the whole rate of a share: a packet takes the class of the interface that it
     leaves through, and the paces of the sockets keep the sum to the rate. The interfaces are looked up by name at each
     use, because they appear, disappear and are renamed; those that do not exist are passed over. With `force`, a root
-    qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether assignments lead to the classes.
+    qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether marks lead to the classes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Marks as OpenFlow rules: `set_queue` for the four-tuple of a throttled subflow, and then what the bridge does anyway.
+"""The classifier `ovs`: an OpenFlow rule `set_queue` for each throttled subflow, and then what the bridge does anyway.
 
 Only for a bridge whose single other rule is the action NORMAL of a learning switch: what other rules would have done
 with a packet, a rule of ours that comes first cannot know.
@@ -67,14 +67,13 @@ def leaves_no_room(switch: OpenVswitch, bridge: str) -> bool:
 
 
 def _version_of(rule: str) -> int | None:
-    """The IP version of a rule with our cookie; None if it is somebody else's."""
+    """The IP version of a rule with our cookie; None if it is another program's."""
     found = _WITH_COOKIE.match(rule)
     return None if found is None else _VERSION_OF[found[1]]
 
 
 class OpenFlowClassifier:
-    """The classifier `ovs`, on the bridge that has the port `interface`. For one thread only; all methods raise
-    KernelError."""
+    """The classifier `ovs`, on the bridge that has the port `interface`."""
 
     kind = BackEnd.OVS
     needs_filter = False
@@ -86,14 +85,13 @@ class OpenFlowClassifier:
         self._made: set[int] = set()
 
     def close(self) -> None:
-        """There is nothing to close: each call is a program of its own."""
+        pass  # each call is a program of its own
 
     def require(self) -> None:
-        """Raise KernelError if Open vSwitch does not answer."""
         self._switch.bridges()
 
     def read(self) -> dict[int, AssignmentState]:
-        """Our rules by IP version; altered if one is not as we make them, or is on another bridge than ours."""
+        """Altered if a rule is not as we make it, or is on another bridge than ours."""
         bridges = self._find_bridge()
         assignments: dict[int, dict[FourTuple, int]] = {version: {} for version in self._made}
         altered: set[int] = set()
@@ -111,18 +109,17 @@ class OpenFlowClassifier:
         return {version: AssignmentState(of, version in altered) for version, of in assignments.items()}
 
     def count(self) -> dict[int, int | None]:
-        """The number of assignments by IP version; None if they are altered."""
         return {version: None if state.altered else len(state.assignments) for version, state in self.read().items()}
 
     def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
-        """Make exactly these assignments, in one bundle."""
+        """In one bundle."""
         self._remove_elsewhere(ip_version)
         lines = [delete_all_line(ip_version), *(add_line(*assignment) for assignment in assignments.items())]
         self._switch.change_rules(self._own_bridge(), lines)
         self._made.add(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
-        """Remove and add assignments, in one bundle; an assignment in both is changed in place."""
+        """In one bundle; an assignment in both is changed in place."""
         removed = [delete_line(ends) for ends in remove if ends not in add]
         self._switch.change_rules(
             self._own_bridge(), [*removed, *(add_line(*assignment) for assignment in add.items())]
@@ -130,7 +127,6 @@ class OpenFlowClassifier:
         self._made.add(ip_version)
 
     def remove(self, ip_version: int) -> None:
-        """Remove all assignments."""
         self._remove_elsewhere(ip_version)
         if self._bridge is not None:
             self._switch.change_rules(self._bridge, [delete_all_line(ip_version)])
@@ -153,7 +149,7 @@ class OpenFlowClassifier:
     def _find_bridge(self) -> list[Bridge]:
         """Look up our bridge among all, which are returned."""
         bridges, port = self._switch.bridges(), self._switch.port(self._interface)
-        self._bridge = next((one.name for one in bridges if port is not None and port.record in one.ports), None)
+        self._bridge = next((b.name for b in bridges if port is not None and port.record in b.ports), None)
         return bridges
 
     def _own_bridge(self) -> str:

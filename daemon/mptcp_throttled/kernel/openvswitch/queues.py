@@ -55,9 +55,9 @@ class _Qos:
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """What the database has: QoS of ours, the rates (bit/s) of our queues that nobody else uses, and all ports.
+    """What the database has: QoS of ours, the rates (bit/s) of our queues that no other program uses, and all ports.
 
-    A rate is None if somebody has made something else of it.
+    A rate is None if another program has changed the queue.
     """
 
     qos: Mapping[str, _Qos]
@@ -71,7 +71,7 @@ class _Records:
 class PortQueues:
     """HTB of the port `interface`, by its queues. For one thread only; all methods raise KernelError.
 
-    A port whose QoS or root qdisc is somebody else's is not touched.
+    A port whose QoS or root qdisc is another program's is not touched.
     """
 
     def __init__(self, interface: str, switch: OpenVswitch) -> None:
@@ -233,7 +233,7 @@ class PortQueues:
         with closing(tc.TrafficControl()) as control:
             if not _has_htb(control, interface):
                 return None
-            return {one.classid - _HANDLE: htb.rate_of(one.options) for one in control.htb_classes(interface)}
+            return {class_.classid - _HANDLE: htb.rate_of(class_.options) for class_ in control.htb_classes(interface)}
 
     def _obstacle(self, found: _Records) -> str | None:
         """Why the port cannot have our QoS."""
@@ -267,16 +267,16 @@ class PortQueues:
             return None
 
     def _records(self) -> _Records:
-        qos, queues, ports = self._switch.tables(
+        all_qos, queues, ports = self._switch.tables(
             ("--columns=_uuid,queues,external_ids", "list", "QoS"),
             ("--columns=_uuid,other_config", "find", "Queue", _OWNER),
             LIST_PORTS,
         )
-        parsed = [_parse_qos(row) for row in qos]
-        foreign = {queue for one in parsed if not one.is_ours for queue in one.queues.values()}
+        parsed = [_parse_qos(row) for row in all_qos]
+        foreign = {queue for qos in parsed if not qos.is_ours for queue in qos.queues.values()}
         rates = {records(row["_uuid"])[0]: _parse_rate(row) for row in queues}
         return _Records(
-            {one.record: one for one in parsed if one.is_ours},
+            {qos.record: qos for qos in parsed if qos.is_ours},
             {record: rate for record, rate in rates.items() if record not in foreign},
             {port.name: port for port in map(Port.of, ports)},
         )
@@ -327,7 +327,7 @@ def _destroy(table: str, record: str) -> tuple[str, ...]:
 def _freed(found: _Records, kept: set[str]) -> list[tuple[str, ...]]:
     """The commands that take our QoS from all ports but those that are `kept`, and delete it."""
     ours = found.with_our_qos()
-    # Not `clear`: somebody may have given the port another QoS by now.
+    # Not `clear`: another program may have given the port another QoS by now.
     removed = [("remove", "Port", port.name, "qos", port.qos or "") for port in ours if port.name not in kept]
     return [*removed, *(_destroy("QoS", record) for record in found.qos.keys() - _used(found, kept))]
 

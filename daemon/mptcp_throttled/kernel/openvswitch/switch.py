@@ -152,7 +152,7 @@ class OpenVswitch:
         try:
             result = self._finished(words, text)
             if result.returncode in _STOPPED:
-                # systemd stops all processes of the service at once; what it wants then is that everybody is freed.
+                # systemd stops all processes of the service at once; what it wants then is that all subflows are freed.
                 result = self._finished(words, text)
         except FileNotFoundError as error:
             raise KernelError(what, errno.ENOENT, "is openvswitch-switch installed?") from error

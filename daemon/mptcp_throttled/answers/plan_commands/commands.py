@@ -1,0 +1,47 @@
+"""Operations as the commands that an operator would type for the same effect.
+
+tc and those of the classifier, or those of Open vSwitch for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttled.answers.plan_commands import nft, openvswitch, rules, socket, tc
+from mptcp_throttled.answers.plan_commands.by_client import by_client
+from mptcp_throttled.vocabulary import operations as op
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+
+_Assigning = op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments
+
+_ASSIGNING: Final[Mapping[str, Callable[[_Assigning, int], Iterator[str]]]] = {
+    ClassifierKind.SOCKET: socket.commands,
+    ClassifierKind.NFT: nft.commands,
+    ClassifierKind.RULES: rules.commands,
+}
+
+
+def as_commands(
+    operation: op.Operation, interfaces: tuple[str, ...], marking: MarkedTraffic, classifier: str
+) -> Iterator[str]:
+    """The commands of one operation, in order; `classifier` is `socket`, `nft`, `rules` or `ovs`.
+
+    What no command can do is a comment.
+    """
+    match operation:
+        case op.ChangePaces(add, remove):
+            for ends, pace in by_client(add):
+                yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: {pace} bytes/s"
+            for ends, _ in by_client(remove):
+                yield f"# SO_MAX_PACING_RATE of {ends.proxy} to {ends.client}: none"
+        case _ if classifier == BackEnd.OVS:
+            yield from openvswitch.commands(operation, interfaces[0])
+        case op.MakeAssignments() | op.ChangeAssignments() | op.RemoveAssignments():
+            yield from _ASSIGNING[classifier](operation, marking.mask)
+        case _:
+            filtered = marking if classifier == ClassifierKind.RULES else None
+            named = operation.interface if isinstance(operation, op.RestoreQdisc) else None
+            for interface in interfaces if named is None else (named,):
+                yield from tc.commands(operation, interface, filtered)
