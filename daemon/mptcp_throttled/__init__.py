@@ -3,7 +3,7 @@
 One step of the loop, by package:
 
     control/source     what is new in the sniffer's table
-    policy/            a decision for each subflow that the change concerns
+    policy/            the terms of each network, and a decision for each subflow that the change concerns
     plan/              classes, class assignments and paces that these decisions ask for
     enforcing/         the operations that lead from the kernel's state to the plan, and what to try again
     kernel/            carries them out: HTB, classifiers, sockets, uplinks, discards; knows no policy

@@ -209,7 +209,7 @@ def test_reload_with_a_change_that_needs_a_restart_is_refused(world: ProxyWorld)
     assert (refused.returncode, refused.stderr.splitlines()) == (1, lines)
     status = world.services.status()
     assert status["daemon"]["config"]["problems"] == lines
-    assert status["networks"][1]["configured_cap"] == "1mbit"
+    assert status["networks"][1]["rates"]["downlink"]["cap"]["configured"] == "1mbit"
     config.write_text(good)
     assert world.services.cli("reload").stdout == "reloaded: network ethernet: cap 1mbit -> 5mbit\n"
     assert world.services.status()["daemon"]["config"]["problems"] == []

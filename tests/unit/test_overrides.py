@@ -1,4 +1,6 @@
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from examples import ETHERNET, WIFI, network
@@ -8,9 +10,9 @@ from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.rules.override import objection, requested_override
-from mptcp_throttled.policy.terms import terms_of
+from mptcp_throttled.policy.terms import CurrentTerms, terms_of
 from mptcp_throttled.vocabulary.operator import Override
-from mptcp_throttled.vocabulary.terms import Facts, Term, Terms
+from mptcp_throttled.vocabulary.terms import Facts, Term
 
 FIVE = Rate.parse("5mbit")
 LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit").with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")})
@@ -25,32 +27,45 @@ def limit(name: str, rate: str) -> Override:
     return Override(name, RateKind.LIMIT, Rate.parse(rate), None)
 
 
-def terms(network: AccessNetwork, *overrides: Override, now: float = 0.0) -> Terms:
-    return terms_of([network], now, Facts(overrides)).by_network[network.name]
+def rates(network: AccessNetwork, *overrides: Override) -> Mapping[RateKind, Rate]:
+    return terms_of([network], 0.0, Facts(overrides)).rates[network.name]
 
 
 def test_override_replaces_the_configured_rate() -> None:
-    assert terms(ETHERNET, cap("ethernet", FIVE), cap("lte", None)).rates() == {RateKind.CAP: FIVE}
-    assert terms(ETHERNET, cap("ethernet", None)).rates() == {}
-    assert terms(ETHERNET).rates() == ETHERNET.rates
+    assert rates(ETHERNET, cap("ethernet", FIVE), cap("lte", None)) == {RateKind.CAP: FIVE}
+    assert rates(ETHERNET, cap("ethernet", None)) == {}
+    assert rates(ETHERNET) == ETHERNET.rates
 
 
 def test_override_of_an_uplink_rate_leaves_the_other_direction() -> None:
-    changed = terms(LIMITED, Override("lte", RateKind.UPLINK_CAP, FIVE, None))
-    assert changed.rates() == {**LIMITED.rates, RateKind.UPLINK_CAP: FIVE}
+    changed = rates(LIMITED, Override("lte", RateKind.UPLINK_CAP, FIVE, None))
+    assert changed == {**LIMITED.rates, RateKind.UPLINK_CAP: FIVE}
 
 
 def test_override_is_the_reason_until_its_end() -> None:
     overrides = cap("lte", FIVE, 60.0), limit("lte", "9mbit")
     present = terms_of([LIMITED], 59.0, Facts(overrides))
     assert present.next_change == 60.0
-    assert present.by_network["lte"].by_kind == {
+    assert present.by_network["lte"] == {
         RateKind.CAP: Term(FIVE, "by hand", 60.0),
         RateKind.LIMIT: Term(Rate.parse("9mbit"), "by hand, until reset"),
         RateKind.UPLINK_CAP: Term(LIMITED.rates[RateKind.UPLINK_CAP]),
     }
-    assert terms(LIMITED, *overrides, now=60.0).by_kind[RateKind.CAP] == Term(LIMITED.rates[RateKind.CAP])
-    assert terms_of([LIMITED], 60.0, Facts(overrides)).next_change is None
+    later = terms_of([LIMITED], 60.0, Facts(overrides))
+    assert (later.by_network["lte"][RateKind.CAP], later.next_change) == (Term(LIMITED.rates[RateKind.CAP]), None)
+
+
+def test_terms_are_the_same_values_until_they_change() -> None:
+    current, facts = CurrentTerms(), Facts((cap("lte", FIVE, 60.0),))
+    terms = current.update((WIFI, LIMITED), 0.0, facts)
+    configured, effective = current.configured, current.effective
+    assert effective == (WIFI, LIMITED.with_rates({RateKind.CAP: FIVE}))
+    reloaded = replace(WIFI), replace(LIMITED)
+    for now in (1.0, 59.9):
+        assert current.update(reloaded, now, facts) is terms
+        assert (current.configured is configured, current.effective is effective) == (True, True)
+    assert current.update(reloaded, 60.0, facts) is not terms
+    assert (current.configured is configured, current.effective) == (True, (WIFI, LIMITED))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from mptcp_throttled.answers.view import Observed
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot
-from mptcp_throttled.vocabulary.terms import Terms
 
 _SUBFLOWS_SHOWN: Final = 8
 
@@ -60,7 +59,7 @@ def busiest(
     statuses: list[Json] = network_statuses(snapshot, observed, counts, now)
     if clients.get(None):
         statuses.append(
-            {"name": None, "sent_bps": 0, "received_bps": 0, "rates": describe_rates({}, Terms({}), now), "per": None}
+            {"name": None, "sent_bps": 0, "received_bps": 0, "rates": describe_rates({}, {}, now), "per": None}
         )
     networks = []
     for status in statuses:

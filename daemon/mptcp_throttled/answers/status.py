@@ -170,7 +170,7 @@ def describe_rates(configured: Mapping[RateKind, Rate], terms: Terms, now: Now) 
     """The present rates of a network by direction and kind, and why and until when they are not the configured ones."""
     rates: dict[str, Json] = {direction: {} for direction in Direction}
     for kind in RateKind:
-        term = terms.by_kind.get(kind, Term(None))
+        term = terms.get(kind, Term(None))
         rates[kind.direction][kind.word] = {
             **_rate(term.rate),
             "configured": _text(configured.get(kind)),

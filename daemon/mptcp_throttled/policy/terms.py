@@ -2,8 +2,8 @@
 
 To add a rule, such as a schedule or a budget:
 
-1. Write `policy/rules/NAME.py` with `apply(terms, situation) -> Terms`. It replaces the terms that it changes with
-   `terms.changed(kind, Term(rate, reason, next_change))`, and knows neither kernel nor other rules.
+1. Write `policy/rules/NAME.py` with `apply(terms, situation) -> Terms`. It returns the terms with a
+   `Term(rate, reason, next_change)` in place of each that it changes, and knows neither kernel nor other rules.
 2. `reason` is a few words for the operator (`by hand`). `next_change` is when `apply` will say something else although
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
 3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
@@ -34,7 +34,7 @@ _ANY_CLIENT: Final = ""
 def terms(network: AccessNetwork, client: str, now: float, facts: Facts) -> Terms:
     """The terms of a client of a network at `now` (monotonic seconds)."""
     situation = Situation(network, client, now, facts)
-    present = Terms({kind: Term(rate) for kind, rate in network.rates.items()})
+    present: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
     for rule in RULES:
         present = rule(present, situation)
     return present
@@ -53,22 +53,23 @@ class CurrentTerms:
         self.configured: tuple[AccessNetwork, ...] = ()
         self.effective: tuple[AccessNetwork, ...] = ()
         self.terms = PresentTerms()
-        self._facts = Facts()
+        self._inputs: tuple[tuple[AccessNetwork, ...], Facts] = (), Facts()
 
     def update(self, configured: tuple[AccessNetwork, ...], now: float, facts: Facts) -> PresentTerms:
         """The terms now. They are computed again if networks or facts have changed, or their next change is due."""
         next_change = self.terms.next_change
         is_due = next_change is not None and next_change <= now
-        if configured is self.configured and facts == self._facts and not is_due:
+        networks_before, facts_before = self._inputs
+        if configured is networks_before and facts == facts_before and not is_due:
             return self.terms
-        self._facts = facts
+        self._inputs = configured, facts
         if configured != self.configured:
             self.configured = configured
         terms = terms_of(configured, now, facts)
         if terms != self.terms:
             self.terms = terms
         effective = tuple(
-            network.with_rates({kind: term.rate for kind, term in terms.by_network[network.name].by_kind.items()})
+            network.with_rates({kind: term.rate for kind, term in terms.by_network[network.name].items()})
             for network in configured
         )
         if effective != self.effective:

@@ -25,30 +25,30 @@ class Term:
     next_change: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms by rate kind; a kind that is absent is unlimited."""
-
-    by_kind: Mapping[RateKind, Term]
-
-    def changed(self, kind: RateKind, term: Term) -> Terms:
-        """With another term of that kind."""
-        return Terms({**self.by_kind, kind: term})
-
-    def rates(self) -> dict[RateKind, Rate]:
-        """The rates that there are."""
-        return {kind: term.rate for kind, term in self.by_kind.items() if term.rate is not None}
+Terms = Mapping[RateKind, Term]
+"""The terms of a network, or of one of its clients. A kind that is absent is unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresentTerms:
-    """The terms of all access networks at one moment, and the `rates` that there are, by network."""
+    """The terms of all access networks at one moment.
+
+    `rates` has the rates that there are, by network. `next_change` is when the first term changes by itself, in
+    monotonic seconds; None: never.
+    """
 
     by_network: Mapping[str, Terms] = field(default_factory=dict)
     rates: Mapping[str, Mapping[RateKind, Rate]] = field(init=False, compare=False)
+    next_change: float | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", {name: terms.rates() for name, terms in self.by_network.items()})
+        rates = {
+            name: {kind: term.rate for kind, term in terms.items() if term.rate is not None}
+            for name, terms in self.by_network.items()
+        }
+        changes = [term.next_change for terms in self.by_network.values() for term in terms.values()]
+        object.__setattr__(self, "rates", rates)
+        object.__setattr__(self, "next_change", min((at for at in changes if at is not None), default=None))
 
     def rate(self, share: Share) -> Rate | None:
         """The one rate of a share; None if it has none any more. A limit bounds the cap of its direction."""
@@ -66,12 +66,6 @@ class PresentTerms:
     def kinds(self) -> dict[str, Set[RateKind]]:
         """By network, the kinds that there is a rate of: decisions depend on nothing else of the terms."""
         return {name: rates.keys() for name, rates in self.rates.items()}
-
-    @property
-    def next_change(self) -> float | None:
-        """When the first of them changes by itself, in monotonic seconds; None: never."""
-        changes = (term.next_change for terms in self.by_network.values() for term in terms.by_kind.values())
-        return min((at for at in changes if at is not None), default=None)
 
 
 class Facts(NamedTuple):

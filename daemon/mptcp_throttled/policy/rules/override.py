@@ -59,11 +59,12 @@ def requested_end(seconds: Json, now: float) -> float | None:
 
 def apply(terms: Terms, situation: Situation) -> Terms:
     """The terms with rates set by hand in place of all others."""
-    for override in situation.facts.overrides:
-        if override.network == situation.network.name and not is_over(override, situation.now):
-            reason = "by hand, until reset" if override.end is None else "by hand"
-            terms = terms.changed(override.kind, Term(override.rate, reason, override.end))
-    return terms
+    by_hand = {
+        o.kind: Term(o.rate, "by hand, until reset" if o.end is None else "by hand", o.end)
+        for o in situation.facts.overrides
+        if o.network == situation.network.name and not is_over(o, situation.now)
+    }
+    return {**terms, **by_hand}
 
 
 def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
