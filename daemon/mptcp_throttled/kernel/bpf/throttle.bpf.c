@@ -31,7 +31,9 @@ char LICENSE[] SEC("license") = "GPL";
 #define DEAD_RETRANSMITS 2
 
 /* A cap begins when the socket's queue has drained, or after 1.5 s: at the cap's pace the reader would wait for its last
- * byte. Until then MPTCP adds to the queue only when it is nearly empty. */
+ * byte. Until then MPTCP adds to the queue only when it is nearly empty. The first subflow of a connection, if its network
+ * has a cap, is limited so from its beginning on, whenever it is not capped: what it has not sent stays with MPTCP, for the
+ * preferred path that joins. */
 #define DRAINED_BYTES 8192
 #define DRAIN_NS 1500000000ULL
 
@@ -50,10 +52,10 @@ struct {
 } classes SEC(".maps");
 
 /* Of a subflow: the pace, the limit of unsent data and the priority that the socket had before, and what it has from us.
- * `pace` is UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `class_id` is 0 when it is in no
- * class. `began` is 0 if it is not the first of its connection, or older than the program. `preferred_at` is when the
- * connection had a preferred path that MPTCP used. Times are those of bpf_ktime_get_ns(). Without `callbacks` only the
- * iterator serves it. */
+ * `pace` is UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `has_unsent_limit`: from us.
+ * `class_id` is 0 when it is in no class. `began` is 0 if it is not the first of its connection, or older than the program.
+ * `preferred_at` is when the connection had a preferred path that MPTCP used. Times are those of bpf_ktime_get_ns().
+ * Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
@@ -64,6 +66,7 @@ struct subflow {
 	__u32 class_id;
 	__u32 priority_before;
 	__u32 token;
+	bool has_unsent_limit;
 	bool callbacks;
 };
 
@@ -108,11 +111,12 @@ static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
 	return msk ? foreign_priority(BPF_CORE_READ(msk, sk_priority)) : 0;
 }
 
-/* The limit of unsent data that MPTCP gives a subflow. Since Linux 6.9 it sets ~0 on those that join, some time after they
- * are established (net/mptcp/sockopt.c, mptcp_sockopt_sync_locked). */
-static __always_inline __u32 default_unsent_limit(struct tcp_sock *tp)
+/* The limit of unsent data that MPTCP gives a subflow. Since Linux 6.9 it sets ~0 on the listener, from which the first
+ * subflow of a connection has it, and on those that join, some time after they are established (net/mptcp/sockopt.c,
+ * mptcp_sockopt_sync_locked). */
+static __always_inline __u32 default_unsent_limit(void)
 {
-	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) && joined(tp) ? UNLIMITED : 0;
+	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) ? UNLIMITED : 0;
 }
 
 static __always_inline bool is_live(struct mptcp_subflow_context *context, struct sock *sk)
@@ -174,11 +178,10 @@ static __always_inline void remember_former_options(struct subflow *subflow, str
 
 	subflow->token = BPF_CORE_READ(subflow_context(tp), token);
 	subflow->pace_before = subflow->pace = UNLIMITED;
-	subflow->unsent_limit_before = default_unsent_limit(tp);
+	subflow->unsent_limit_before = default_unsent_limit();
 	if (was_paced_by_us(pace, limit)) {
 		subflow->pace = pace;
-		if (pace == UNLIMITED)
-			subflow->drain_began = bpf_ktime_get_ns();
+		subflow->has_unsent_limit = true;
 	} else {
 		subflow->pace_before = pace;
 		if (limit)
@@ -209,6 +212,7 @@ static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *t
 			subflow->drain_began = now;
 		if (limit != DRAIN_UNSENT_LIMIT)
 			set_unsent_limit(target, DRAIN_UNSENT_LIMIT);
+		subflow->has_unsent_limit = true;
 		if (subflow->callbacks && unsent > DRAINED_BYTES && now - subflow->drain_began < DRAIN_NS)
 			return;
 	}
@@ -220,16 +224,21 @@ static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *t
 	subflow->drain_began = 0;
 }
 
-static __always_inline void end_cap(void *target, struct subflow *subflow)
+/* `waits`: the subflow has the limit of unsent data until a preferred path joins. */
+static __always_inline void end_cap(void *target, struct subflow *subflow, bool waits)
 {
-	if (subflow->pace == UNLIMITED && !subflow->drain_began)
+	bool is_paced = subflow->pace != UNLIMITED;
+
+	subflow->drain_began = 0;
+	if (!is_paced && subflow->has_unsent_limit == waits)
 		return;
-	if (set_pace(target, subflow->pace_before) || set_unsent_limit(target, subflow->unsent_limit_before)) {
+	if ((is_paced && set_pace(target, subflow->pace_before)) ||
+	    set_unsent_limit(target, waits ? DRAIN_UNSENT_LIMIT : subflow->unsent_limit_before)) {
 		count(SOCKETS_REFUSED);
 		return;
 	}
 	subflow->pace = UNLIMITED;
-	subflow->drain_began = 0;
+	subflow->has_unsent_limit = waits;
 }
 
 /* Puts the socket into a class; into none if `class_id` is 0. */
@@ -276,8 +285,9 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	struct network *network = network_of(ends->client);
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
 	struct pace *pace = bpf_map_lookup_elem(&paces, ends);
+	bool may_be_capped = network && network->pace;
 
-	if (network && network->pace && (pace || subflow->callbacks) &&
+	if (may_be_capped && (pace || subflow->callbacks) &&
 	    is_capped(tp, subflow, network, pace)) {
 		begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
@@ -286,7 +296,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		 * stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
 
-		end_cap(target, subflow);
+		end_cap(target, subflow, may_be_capped && subflow->callbacks && !joined(tp));
 		set_class(target, tp, subflow, has_class ? *class_id : 0);
 	}
 }

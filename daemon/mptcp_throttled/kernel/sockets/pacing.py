@@ -272,15 +272,31 @@ class PacedSockets:
         deadline = time.monotonic() + _RELEASE_SECONDS
         if self._program is not None:
             self._program.release()
+        is_released = self._program is not None
         while True:
-            if self._program is None:
-                # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
-                with suppress(KernelError):
-                    SocketProgram(ProgramKind.THROTTLE, self._ports).close()
+            # A proxy that is stopping has no listener any more, so that its cgroup is unknown: this needs none.
+            is_released = is_released or self._release_unattached()
             paced = count_paced(self._ports)
-            if not paced or time.monotonic() > deadline:
+            if (is_released and not paced) or time.monotonic() > deadline:
                 return paced
             time.sleep(_RELEASE_POLL_SECONDS)
+
+    def _release_unattached(self) -> bool:
+        """Free all sockets by a program that is attached to no cgroup; false if another try may be needed.
+
+        Sockets without a pace may have a limit of unsent data, which inet_diag does not show.
+        """
+        try:
+            program = SocketProgram(ProgramKind.THROTTLE, self._ports)
+        except KernelError as error:
+            return error.number in LASTING_ERRORS and not count_paced(self._ports)
+        try:
+            program.release()
+        except KernelError:
+            return False
+        finally:
+            program.detach()
+        return True
 
     def close(self) -> None:
         """Detach the program and drop its maps."""

@@ -1,0 +1,56 @@
+"""What the proxy's sockets may have unsent (`unsent_limits.bpf.c`): no system call tells it of a subflow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.namespaces import in_namespace
+from mptcp_throttle.linux.libbpf import BpfObject
+from mptcp_throttled.kernel.program_layout import OBJECTS
+
+if TYPE_CHECKING:
+    from mptcp_lab.host import Host
+
+_SOURCE: Final = Path(__file__).with_name("unsent_limits.bpf.c")
+_FOUND: Final = Struct("=IHBB")
+
+
+@dataclass(frozen=True)
+class UnsentLimits:
+    """TCP_NOTSENT_LOWAT of the sockets with a connection on one port."""
+
+    first: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    plain: tuple[int, ...] = ()
+
+
+class UnsentLimitReader:
+    """Reads it of the sockets of a host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        compiled = host.directory / "unsent_limits.bpf.o"
+        system = Path("/usr/include") / f"{os.uname().machine}-linux-gnu"
+        command = ("clang", "-O2", "-g", "-target", "bpf", f"-I{OBJECTS}", "-idirafter", system, "-c", _SOURCE)
+        subprocess.run([*command, "-o", compiled], check=True)
+        self._object = BpfObject(compiled)
+
+    def read(self, port: int) -> UnsentLimits:
+        """The present limits of the sockets on `port`."""
+        with in_namespace(self._host.namespace):
+            written = self._object.iterate("unsent_limits")
+        found: dict[str, tuple[int, ...]] = {}
+        for limit, own_port, is_mptcp, has_joined in _FOUND.iter_unpack(written):
+            if own_port == port:
+                kind = "joined" if has_joined else "first" if is_mptcp else "plain"
+                found[kind] = (*found.get(kind, ()), limit)
+        return UnsentLimits(**found)
+
+    def close(self) -> None:
+        """Drop the program."""
+        self._object.close()
