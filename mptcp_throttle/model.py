@@ -143,13 +143,6 @@ class ClassifierKind(StrEnum):
     RULES = "rules"
 
 
-class KernelDecides(StrEnum):
-    """Whether a program in the kernel decides which subflows are capped: where it is available, or never."""
-
-    AUTO = "auto"
-    OFF = "off"
-
-
 class Direction(StrEnum):
     """Which way a subflow's bytes go: to the client, or from it."""
 

@@ -215,12 +215,12 @@ class Services:
         self.sniffer.wait_until(lambda: self.answers(self.sockets.sniffer), "answering", timeout)
         self.daemon.wait_until(self._connected, "connected to the sniffer", timeout)
 
-    def check_kernel_decides(self) -> None:
-        """Raise LabError if it is configured to and does not, as without the programs that `lab/bootstrap` compiles."""
+    def check_kernel_program(self) -> None:
+        """Raise LabError if it is configured and not attached, as without what `lab/bootstrap` compiles."""
         settings = yaml.safe_load(self.config.read_text(encoding="utf-8"))["daemon"]
         problem = self.status()["daemon"]["features"]["pacing"]["problem"]
-        if settings.get("kernel_decides", "auto") == "auto" and settings.get("pacing", True) and problem is not None:
-            raise LabError(f"mptcp-throttled: the kernel does not decide: {problem}")
+        if settings.get("pacing", True) and problem is not None:
+            raise LabError(f"mptcp-throttled: the kernel program is not attached: {problem}")
 
     @property
     def exit_statuses(self) -> tuple[int | None, int | None]:

@@ -26,7 +26,6 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.classifier",
         "daemon.replace_any_qdisc",
         "daemon.pacing",
-        "daemon.kernel_decides",
         "daemon.prevent_discards",
         "daemon.cgroup",
         "metrics.listen",

@@ -31,7 +31,6 @@ from mptcp_throttle.model import (
     ClassifierKind,
     ClientPrefix,
     Direction,
-    KernelDecides,
     Network,
     RateKind,
 )
@@ -139,11 +138,11 @@ def _classifier(service: ServiceFile, file: YamlFile) -> list[str]:
         return [
             f"{where}: daemon.classifier: {daemon.classifier}: is of no use with daemon.backend: ovs; allowed: auto"
         ]
-    is_deciding = daemon.pacing and daemon.kernel_decides is KernelDecides.AUTO and service.sniffer.kernel_view
-    if daemon.classifier is not ClassifierKind.SOCKET or is_deciding:
+    has_program = daemon.pacing and service.sniffer.kernel_view
+    if daemon.classifier is not ClassifierKind.SOCKET or has_program:
         return []
     where = file.where(("daemon", "classifier"))
-    needs = "daemon.pacing: true, daemon.kernel_decides: auto and sniffer.kernel_view: true"
+    needs = "daemon.pacing: true and sniffer.kernel_view: true"
     return [f"{where}: daemon.classifier: socket: needs {needs}; allowed: auto, nft, rules, or these too"]
 
 

@@ -36,7 +36,6 @@ from mptcp_throttle.model import (
     BackEnd,
     ClassifierKind,
     Endpoint,
-    KernelDecides,
     LogLevel,
     Network,
     Per,
@@ -173,7 +172,6 @@ class DaemonSection(Section):
     other_traffic: RateText | None = None
     replace_any_qdisc: Flag = False
     pacing: Flag = True
-    kernel_decides: Annotated[KernelDecides, one_of(KernelDecides)] = KernelDecides.AUTO
     prevent_discards: Flag = True
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 

@@ -21,7 +21,7 @@ _LOG_BYTES: Final = 1 << 24
 _MAX_LINE: Final = 200
 _MAX_GROWTH: Final = 256
 
-LASTING_ERRORS: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP})
+LASTING_ERRORS: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP, errno.ESRCH})
 """Errors that another try will not cure: missing capabilities, files or type information (BTF), an old kernel."""
 
 

@@ -69,7 +69,7 @@ def propose(facts: HostFacts, interfaces: Collection[str] = (), ports: Collectio
     values = (
         _interface(names, why),
         Value(("proxy", "ports"), str(list(chosen)), why_ports(listening, chosen, named=bool(ports))),
-        _kernel_decides(facts),
+        _pacing(facts),
         Value(("daemon", "replace_any_qdisc"), "false", "; ".join(map(why_qdisc, used)), only_over_default=True),
         *_listen_addresses(facts.listeners),
         _socket_group(facts),
@@ -103,16 +103,14 @@ def _quoted(name: str) -> str:
     return name if is_plain else json.dumps(name)
 
 
-def _kernel_decides(facts: HostFacts) -> Value:
+def _pacing(facts: HostFacts) -> Value:
     needed = (("/sys/kernel/btf/vmlinux", facts.has_type_information), ("libbpf.so.1", facts.has_libbpf))
     lacks = [name for name, exists in needed if not exists]
     if lacks:
-        reason = (
-            f"without {' and '.join(lacks)} the daemon decides, milliseconds later; auto uses them once they are there"
-        )
+        reason = f"without {' and '.join(lacks)} HTB alone enforces the rates; true uses them once they are there"
     else:
-        reason = "this host has /sys/kernel/btf/vmlinux and libbpf.so.1, so the kernel can decide, in microseconds"
-    return Value(("daemon", "kernel_decides"), "auto", reason, only_over_default=True)
+        reason = "this host has /sys/kernel/btf/vmlinux and libbpf.so.1, which the kernel program needs"
+    return Value(("daemon", "pacing"), "true", reason, only_over_default=True)
 
 
 def why_qdisc(interface: Interface) -> str:

@@ -195,11 +195,11 @@ def kill_for_good(services: Booted) -> None:
         ({"classifier": "socket"}, restart),
         ({"classifier": "socket"}, restart_both),
         ({"classifier": "socket"}, kill),
-        ({"classifier": "rules", "kernel_decides": "off"}, restart),
-        ({"classifier": "nft", "kernel_decides": "off"}, restart),
+        ({"classifier": "rules"}, restart),
+        ({"classifier": "nft"}, restart),
     ],
     indirect=["services"],
-    ids=["daemon", "both", "kill -9", "daemon that decides itself", "the same with nftables"],
+    ids=["daemon", "both", "kill -9", "rules", "nftables"],
 )
 def test_restart_lets_nothing_pass_above_the_cap(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
@@ -309,9 +309,7 @@ def test_everything_is_restored_if_no_start_succeeds(
 
 
 @pytest.mark.parametrize("end", [restart, kill])
-@pytest.mark.parametrize(
-    "settings", [{"classifier": "rules", "kernel_decides": "off"}, {"classifier": "rules", "pacing": False}]
-)
+@pytest.mark.parametrize("settings", [{"classifier": "rules"}, {"classifier": "rules", "pacing": False}])
 def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The programs on the proxy's sockets: one contract for both, and what only the one that decides in the kernel does."""
+"""The program on the proxy's sockets: what it does for the daemon, and what needs no daemon."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import errno
 import re
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, receive_rates, serving
 
@@ -23,64 +21,51 @@ from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
-PROGRAMS = {"auto": "caps decided in the kernel", "off": "caps decided in the daemon: daemon.kernel_decides is off"}
+# For the daemon
 
 
-@pytest.fixture(params=PROGRAMS)
-def either(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
-    """Services that use one of the programs."""
-    with serving(hosts, daemon={"kernel_decides": request.param}) as world:
-        assert PROGRAMS[request.param] in world.services.cli("status").stdout
-        yield world
-
-
-# The contract
-
-
-def test_only_the_capped_subflow_is_paced(either: ProxyWorld) -> None:
-    either.download()
-    either.wait_capped()
-    either.wait_paced()
-    plain = either.download(3 * MEGABYTE, mptcp=False)
+def test_only_the_capped_subflow_is_paced(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_capped()
+    world.wait_paced()
+    plain = world.download(3 * MEGABYTE, mptcp=False)
     eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
-    assert either.paced() == 1
+    assert world.paced() == 1
     assert plain.wait().goodput > 3e6
 
 
-@pytest.mark.parametrize("decides", PROGRAMS)
-def test_pace_goes_with_the_preferred_path(decides: str) -> None:
-    with proxy_world(daemon={"kernel_decides": decides}) as world:
-        world.download()
-        world.wait_paced()
-        world.lab.client.leave(WIFI)
-        eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+def test_pace_goes_with_the_preferred_path(own_world: ProxyWorld) -> None:
+    own_world.download()
+    own_world.wait_paced()
+    own_world.lab.client.leave(WIFI)
+    eventually(lambda: own_world.paced() == 0, "no socket paced", within=1)
 
 
-def test_pace_follows_a_rate_set_by_hand(either: ProxyWorld) -> None:
-    either.download()
-    either.wait_paced()
-    either.services.cli("set-rate", "ethernet", "4mbit")
+def test_pace_follows_a_rate_set_by_hand(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_paced()
+    world.services.cli("set-rate", "ethernet", "4mbit")
     pace = f"/{round(4e6 * 0.94)}bps"
-    eventually(lambda: pace in either.lab.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
-    either.services.cli("set-rate", "ethernet", "unlimited")
-    eventually(lambda: either.paced() == 0, "no socket paced", within=1)
+    eventually(lambda: pace in world.lab.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
+    world.services.cli("set-rate", "ethernet", "unlimited")
+    eventually(lambda: world.paced() == 0, "no socket paced", within=1)
 
 
-def test_daemon_that_stops_leaves_no_socket_paced(either: ProxyWorld) -> None:
-    download = either.download(10 * MEGABYTE)
-    either.wait_paced()
-    assert either.daemon.stop() == 0
-    assert either.paced() == 0
+def test_daemon_that_stops_leaves_no_socket_paced(world: ProxyWorld) -> None:
+    download = world.download(10 * MEGABYTE)
+    world.wait_paced()
+    assert world.daemon.stop() == 0
+    assert world.paced() == 0
     assert download.wait().intact
 
 
-def test_clean_up_after_a_killed_daemon_leaves_no_socket_paced(either: ProxyWorld) -> None:
-    either.download()
-    either.wait_paced()
-    either.daemon.kill()
-    assert either.paced() == 1
-    either.services.clean_up()
-    assert either.paced() == 0
+def test_clean_up_after_a_killed_daemon_leaves_no_socket_paced(world: ProxyWorld) -> None:
+    world.download()
+    world.wait_paced()
+    world.daemon.kill()
+    assert world.paced() == 1
+    world.services.clean_up()
+    assert world.paced() == 0
 
 
 # What needs no daemon

@@ -78,7 +78,7 @@ def sockets() -> Iterator[PacedSockets]:
     with own_cgroup() as cgroup:
         sockets = PacedSockets(PORTS, cgroup)
         sockets.read()
-        assert sockets.deciding_problem is None
+        assert sockets.is_attached
         yield sockets
         sockets.close()
 

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 
-import pytest
 from foreign_program import own_cgroup, sockets_of
 from polling import eventually
-from proxy_world import EXECUTABLES, MEGABYTE, Hosts, ProxyWorld, attended, serving
+from proxy_world import EXECUTABLES, MEGABYTE, Hosts, ProxyWorld, attended
 
 from mptcp_lab.download import Download
 from mptcp_lab.services import WIFI_FIRST, Services
@@ -140,20 +139,18 @@ def pacing_rate(world: ProxyWorld) -> list[str]:
     return re.findall(r"pacing_rate \S+/(\S+)", world.lab.proxy.run("ss", "-tinH").stdout)
 
 
-@pytest.mark.parametrize("decides", ["auto", "off"])
-def test_plain_tcp_keeps_the_pace_and_unsent_limit_that_its_server_gave_it(hosts: Hosts, decides: str) -> None:
-    with serving(hosts, daemon={"kernel_decides": decides}) as world:
-        plain = world.download(MEGABYTE, mptcp=False, rate_limit=Rate(4 * MEGABYTE))
-        eventually(lambda: plain.received > 0, "plain TCP in progress")
-        for found in plain_sockets(world):
-            found.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 250_000)
-            found.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 50_000)
-        received = plain.received
-        eventually(lambda: plain.received > received + 200_000, "plain TCP goes on")
-        assert pacing_rate(world) == ["2000000bps"]
-        (left,) = (found.getsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT) for found in plain_sockets(world))
-        assert left == 50_000
-        assert plain.wait().intact
+def test_plain_tcp_keeps_the_pace_and_unsent_limit_that_its_server_gave_it(world: ProxyWorld) -> None:
+    plain = world.download(MEGABYTE, mptcp=False, rate_limit=Rate(4 * MEGABYTE))
+    eventually(lambda: plain.received > 0, "plain TCP in progress")
+    for found in plain_sockets(world):
+        found.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 250_000)
+        found.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 50_000)
+    received = plain.received
+    eventually(lambda: plain.received > received + 200_000, "plain TCP goes on")
+    assert pacing_rate(world) == ["2000000bps"]
+    (left,) = (found.getsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT) for found in plain_sockets(world))
+    assert left == 50_000
+    assert plain.wait().intact
 
 
 def test_listener_of_somebody_else_on_a_proxy_port_frees_nobody(hosts: Hosts) -> None:

@@ -167,13 +167,13 @@ def test_daemon_with_another_back_end_takes_sockets_out_of_classes(world: ProxyW
     eventually(lambda: [mark.mask for mark in world.marks()] == wanted and world.chain() != "", "by packet alone")
 
 
-@pytest.mark.parametrize("decides", ["auto", "off"])
-def test_sockets_of_a_killed_daemon_leave_their_classes(world: ProxyWorld, decides: str) -> None:
+@pytest.mark.parametrize("pacing", [True, False])
+def test_sockets_of_a_killed_daemon_leave_their_classes(world: ProxyWorld, pacing: bool) -> None:
     world.download()
     world.wait_settled()
     wait_classed(world)
     world.daemon.kill()
-    world.services.configure_daemon(classifier="auto", kernel_decides=decides)
+    world.services.configure_daemon(classifier="auto", pacing=pacing)
     wifi, ethernet = WIFI_FIRST
     world.services.configure([wifi, ethernet.with_rates({RateKind.CAP: None})])
     world.start_daemon()

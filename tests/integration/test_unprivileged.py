@@ -178,8 +178,8 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWor
     (capped,) = world.wait_settled()
     assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
     assert "htb 4d50:" in world.qdisc()
-    assert (services.status()["daemon"]["unpaced"], services.status()["daemon"]["paced_subflows"]) == (None, 1)
-    assert services.status()["daemon"]["deciding_problem"] is None
+    status = services.status()["daemon"]
+    assert (status["features"]["pacing"]["problem"], status["paced_subflows"]) == (None, 1)
     assert len(world.marks()) == 1
     assert receive_rates(world.lab.client, 3)["eth0"] < 1.3e6
 
@@ -258,29 +258,23 @@ def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, servi
     assert sniffer.stop() == 0
 
 
-def test_daemon_without_cap_bpf_throttles_with_htb_alone(lab: Lab, services: InUnits) -> None:
-    daemon = lab.proxy.start("limited", *services.command("mptcp-throttled", without="CAP_BPF"), machine_files=True)
-    daemon.wait_until(lambda: services.answers(services.sockets.daemon), "answering")
-    assert services.status()["daemon"]["unpaced"] == "load pace.bpf.o: EPERM"
-    assert "only HTB enforces the rates" in daemon.log_text()
-    assert daemon.stop() == 0
-
-
-def test_daemon_without_cap_perfmon_paces_what_it_decides_itself(hosts: Hosts, services: InUnits) -> None:
-    proxy, sniffer = hosts.lab.proxy, services.start_sniffer()
-    daemon = proxy.start("limited", *services.command("mptcp-throttled", without="CAP_PERFMON"), machine_files=True)
-    services.daemon = daemon
+@pytest.mark.parametrize("capability", ["CAP_BPF", "CAP_PERFMON"])
+def test_daemon_without_the_kernel_program_throttles_with_htb_alone(
+    hosts: Hosts, services: InUnits, capability: str
+) -> None:
+    sniffer, command = services.start_sniffer(), services.command("mptcp-throttled", without=capability)
+    daemon = services.daemon = hosts.lab.proxy.start("limited", *command, machine_files=True)
     services.wait_ready()
     world = ProxyWorld(hosts.lab, hosts.origin, services)
     world.download()
-    eventually(lambda: world.paced() == 1, "one socket paced")
-    status = services.status()["daemon"]
-    assert status["unpaced"] is None
-    assert status["deciding_problem"].startswith("load throttle.bpf.o: E")
-    assert f"decided in the daemon, milliseconds after a join: {status['deciding_problem']}" in daemon.log_text()
+    world.wait_settled()
+    problem = services.status()["daemon"]["features"]["pacing"]["problem"]
+    assert problem.startswith("load throttle.bpf.o: E")
+    assert problem.endswith(f"(missing: {capability})")
+    assert f"only HTB enforces the rates, which slows whole connections down: {problem}" in daemon.log_text()
+    assert world.paced() == 0
     world.abort()
     assert (daemon.stop(), sniffer.stop()) == (0, 0)
-    assert world.paced() == 0
 
 
 def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWorld, services: InUnits) -> None:

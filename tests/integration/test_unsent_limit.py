@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import proxy_world
 import pytest
@@ -21,13 +20,13 @@ from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology
 from mptcp_throttle.linux.kernel_error import set_faults
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
 WIFI_NETWORK, ETHERNET_NETWORK = WIFI_FIRST
-WITHOUT_CAP = (WIFI_NETWORK, replace(ETHERNET_NETWORK, cap=None))
-LIMITED_ONLY = (WIFI_NETWORK, replace(ETHERNET_NETWORK, cap=None, limit=Rate.parse("4mbit")))
+WITHOUT_CAP = (WIFI_NETWORK, ETHERNET_NETWORK.with_rates({RateKind.CAP: None}))
+LIMITED_ONLY = (WIFI_NETWORK, ETHERNET_NETWORK.with_rates({RateKind.CAP: None, RateKind.LIMIT: Rate.parse("4mbit")}))
 
 ONE_SEGMENT = 1448
 OTHER_PORT = 9090

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import time
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,7 +19,6 @@ from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.sockets import pacing
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
-from mptcp_throttled.kernel.sockets.program import ProgramKind
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup
 from mptcp_throttled.vocabulary.features import Situation
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, PacingState
@@ -37,17 +37,16 @@ class NothingLeft(RulesClassifier):
 
 
 class Program:
-    """A program that is attached to nothing. `refused` are the kinds that the kernel does not load."""
+    """A program that is attached to nothing. `refused` is the error with which the kernel does not load it."""
 
-    refused: frozenset[ProgramKind] = frozenset()
+    refused: int | None = None
     attached: list[Program]
     links = itertools.count(1)
 
-    def __init__(self, kind: ProgramKind, _ports: object) -> None:
-        if kind in self.refused:
-            raise KernelError(f"load {kind}.bpf.o", errno.EPERM)
+    def __init__(self, _ports: object) -> None:
+        if self.refused is not None:
+            raise KernelError("load throttle.bpf.o", self.refused)
         self.link: int | None = None
-        self.kind = kind
         self.networks: tuple[AccessNetwork, ...] = ()
         self.paces: dict[FourTuple, int] = {}
         self.classes: dict[FourTuple, int] = {}
@@ -66,8 +65,7 @@ class Program:
             raise KernelError("bpf map update", errno.ENOMEM)
         self.networks = networks
 
-    def set_paces(self, paces: Mapping[FourTuple, int], *, present: bool = False) -> None:
-        assert present == (self.link is None)
+    def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
         if self.full and paces:
             raise KernelError("bpf map update", errno.ENOMEM)
         self.paces.update(paces)
@@ -224,9 +222,9 @@ def test_program_that_cannot_be_attached_again_is_missed_once(
     sockets.change_classes(4, {ONE: 2}, ())
     (detached,) = Program.attached
     detached.is_attached = False
-    monkeypatch.setattr(Program, "refused", frozenset(ProgramKind))
+    monkeypatch.setattr(Program, "refused", errno.EPERM)
     for _ in range(3):
-        assert look(sockets).problem == "load pace.bpf.o: EPERM"
+        assert look(sockets).problem == "load throttle.bpf.o: EPERM"
     assert (detached.is_closed, dict(sockets.classes(4))) == (True, {})  # no socket keeps its pace or class
     assert len(caplog.records) == 1
 
@@ -243,7 +241,7 @@ def test_kernel_decides_by_networks_that_were_set_before_it_was_attached(sockets
     sockets.follow(Situation((WIFI, ETHERNET), throttling=True))
     look(sockets)
     (program,) = Program.attached
-    assert (program.kind, program.networks, sockets.deciding_problem) == (ProgramKind.THROTTLE, (WIFI, ETHERNET), None)
+    assert (program.networks, sockets.is_attached) == ((WIFI, ETHERNET), True)
 
 
 def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSockets) -> None:
@@ -267,23 +265,20 @@ def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path, sockets: P
     assert kept == [program.link, None, Program.attached[0].link]
 
 
-def test_kernel_without_the_deciding_program_still_paces(
-    sockets: PacedSockets, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "seconds"), [(errno.EPERM, 30.0), (errno.ESRCH, 30.0), (errno.ENOMEM, 1.0)])
+def test_program_is_loaded_again_soon_unless_that_is_of_no_use(
+    sockets: PacedSockets, monkeypatch: pytest.MonkeyPatch, number: int, seconds: float
 ) -> None:
-    monkeypatch.setattr(Program, "refused", frozenset({ProgramKind.THROTTLE}))
-    assert look(sockets).paces == {}
-    assert [program.kind for program in Program.attached] == [ProgramKind.PACE]
-    assert sockets.deciding_problem == "load throttle.bpf.o: EPERM"
-
-
-def test_kernel_does_not_decide_if_the_configuration_says_off(
-    sockets: PacedSockets,  # noqa: ARG001
-    tmp_path: Path,
-) -> None:
-    off = PacedSockets((8080,), tmp_path, decides=False)
-    look(off)
-    assert [program.kind for program in Program.attached] == [ProgramKind.PACE]
-    assert off.deciding_problem == "daemon.kernel_decides is off"
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(pacing, "_FIND_SECONDS", 1.0)
+    monkeypatch.setattr(Program, "refused", number)
+    assert look(sockets).problem == sockets.state.problem == f"load throttle.bpf.o: {errno.errorcode[number]}"
+    monkeypatch.setattr(Program, "refused", None)
+    now += seconds - 0.5
+    assert look(sockets).paces is None
+    now += 1.5
+    assert look(sockets) == PacingState({})
 
 
 def test_kernel_caps_no_subflow_while_none_may_be_throttled(sockets: PacedSockets) -> None:

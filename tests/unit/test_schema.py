@@ -246,11 +246,10 @@ def test_cap_that_can_never_apply_is_refused(tmp_path: Path, line: str, key: str
     assert refusals == [f"networks.d/wifi.yaml:4: {key}: 1mbit: {refused}"]
 
 
-@pytest.mark.parametrize("obstacle", ["pacing: false", "kernel_decides: off"])
-def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path, obstacle: str) -> None:
-    service = SERVICE + f"daemon:\n  classifier: socket\n  {obstacle}\n"
+def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path) -> None:
+    service = SERVICE + "daemon:\n  classifier: socket\n  pacing: false\n"
     assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
-        "service.yaml:3: daemon.classifier: socket: needs daemon.pacing: true, daemon.kernel_decides: auto and"
+        "service.yaml:3: daemon.classifier: socket: needs daemon.pacing: true and"
         " sniffer.kernel_view: true; allowed: auto, nft, rules, or these too"
     ]
 

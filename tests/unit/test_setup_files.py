@@ -150,7 +150,7 @@ proxy:
   ports: [8080]
 daemon:
   replace_any_qdisc: true
-  kernel_decides: off
+  pacing: false
 metrics:
   listen: 127.0.0.1:9999
 socket_group: root

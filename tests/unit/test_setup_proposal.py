@@ -74,7 +74,7 @@ def test_proposal_names_what_listens_with_mptcp_and_where_clients_come() -> None
     assert values(proposal) == {
         "proxy.interface": "eth0",
         "proxy.ports": [8080],
-        "daemon.kernel_decides": "auto",
+        "daemon.pacing": True,
         "daemon.replace_any_qdisc": False,
         "socket_group": "mptcp-throttle",
     }
@@ -248,9 +248,9 @@ def test_ports_of_metrics_and_page_that_others_have_are_left_to_them() -> None:
     )
 
 
-def test_kernel_that_cannot_decide_is_the_reason() -> None:
+def test_kernel_without_type_information_is_the_reason() -> None:
     proposal = propose(replace(HOST, has_type_information=False))
-    assert reason(proposal, "daemon.kernel_decides").startswith("without /sys/kernel/btf/vmlinux the daemon decides")
+    assert reason(proposal, "daemon.pacing").startswith("without /sys/kernel/btf/vmlinux HTB alone")
 
 
 def test_host_without_the_group_gets_none() -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
-# How long only the pace slows a new class: the ramp of `pace.bpf.c`, or the longest drain of `throttle.bpf.c`.
+# How long only the pace slows a new class: the longest drain of `throttle.bpf.c`.
 _DRAIN_SECONDS: Final = 1.5
 # Between the portions of `DecisionTable`: the rest of the time is for others.
 _PORTION_SECONDS: Final = 0.02

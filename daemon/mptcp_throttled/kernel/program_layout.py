@@ -49,14 +49,6 @@ PackedEnds = Annotated[bytes, f"{size_of(Ends)}s"]
 PackedLastAck = Annotated[bytes, "132s"]
 
 
-class Pace(NamedTuple):
-    """The pace of a subflow."""
-
-    bytes_per_second: U32
-    ramp_from: U32
-    ramp_began: U64
-
-
 class Prefix(NamedTuple):
     """The key of an access network."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config, DaemonSection
-from mptcp_throttle.model import BackEnd, KernelDecides
+from mptcp_throttle.model import BackEnd
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.discards import DiscardPrevention
@@ -46,9 +46,8 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[Linux
         FeatureName.PACING: sockets or Absent("daemon.pacing is false"),
         FeatureName.DISCARDS: _discard_prevention(config),
     }
-    is_deciding = config.daemon.kernel_decides is KernelDecides.AUTO and config.sniffer.kernel_view
-    parts = _BACK_ENDS[config.daemon.backend].serving(config, sockets if is_deciding else None)
-    return LinuxKernel(*parts, sockets), features
+    local = sockets if config.sniffer.kernel_view else None
+    return LinuxKernel(*_BACK_ENDS[config.daemon.backend].serving(config, local), sockets), features
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
@@ -124,8 +123,7 @@ def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _
     if not config.daemon.pacing:
         return None
     cgroup = config.daemon.cgroup
-    decides = config.daemon.kernel_decides is KernelDecides.AUTO
-    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), decides=decides, keep=keep)
+    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), keep=keep)
 
 
 def _discard_prevention(config: Config) -> Feature:

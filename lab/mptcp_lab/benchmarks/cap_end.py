@@ -21,7 +21,6 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
 from mptcp_lab.throttled import paced
 from mptcp_lab.topology import WIFI, Lab, Topology, build
-from mptcp_throttle.model import KernelDecides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,20 +71,18 @@ def main() -> None:
     parser = command_line("cap-end", __doc__)
     parser.add_argument("--runs", type=int, default=30, help="of each; default: %(default)s")
     options = parser.parse_args()
-    print(f"{'decided':10}{'end of the preferred path':30}{'median':>8}{'p90':>8}{'worst':>8}  ms")
+    print(f"{'end of the preferred path':30}{'median':>8}{'p90':>8}{'worst':>8}  ms")
     rows = []
     with build(Topology()) as lab:
         start_squid(lab.proxy)
         origin = start_origin(lab.origin)
-        for decides in KernelDecides:
-            daemon = {"kernel_decides": decides.value}
-            with Services(lab.proxy, WIFI_FIRST, name=f"throttle-{decides}", daemon=daemon) as on:
-                on.check_kernel_decides()
-                for name, end in ENDS.items():
-                    times = [1000 * measure(lab, origin, end) for _ in range(options.runs)]
-                    figures = {"median": median(times), "p90": percentile(times, 90), "worst": max(times)}
-                    print(f"{decides:10}{name:30}" + "".join(f"{value:8.0f}" for value in figures.values()), flush=True)
-                    rows.append({"kernel_decides": decides, "end": name, "milliseconds": times, **figures})
+        with Services(lab.proxy, WIFI_FIRST) as services:
+            services.check_kernel_program()
+            for name, end in ENDS.items():
+                times = [1000 * measure(lab, origin, end) for _ in range(options.runs)]
+                figures = {"median": median(times), "p90": percentile(times, 90), "worst": max(times)}
+                print(f"{name:30}" + "".join(f"{value:8.0f}" for value in figures.values()), flush=True)
+                rows.append({"end": name, "milliseconds": times, **figures})
     write_json(options.json, rows)
 
 

@@ -30,7 +30,7 @@ from mptcp_lab.throttled import Client, may_be_throttled, paced, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.errors import EX_INTERRUPTED
-from mptcp_throttle.model import ClassifierKind, KernelDecides, RateKind
+from mptcp_throttle.model import ClassifierKind, RateKind
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.units import Rate
 
@@ -153,8 +153,8 @@ class Scenario:
         return f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {then}"
 
 
-def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
-    """The run of that seed. Only the program that decides can put sockets into classes."""
+def scenario(seed: int) -> Scenario:
+    """The run of that seed."""
     chance = random.Random(seed)  # noqa: S311
     events = [Event(chance.uniform(0.0, 0.9), chance.choice(_KILLS)) for _ in range(chance.choice((0, 1, 1)))]
     events += [
@@ -162,11 +162,8 @@ def scenario(seed: int, kernel_decides: KernelDecides) -> Scenario:
     ]
     events += [Event(chance.uniform(0.2, 0.9), _WIFI_LOST)] * chance.choice((0, 1))
     clean_up = chance.random() < 0.5
-    is_deciding = kernel_decides is KernelDecides.AUTO
     return Scenario(
-        marks=chance.choice(
-            (*((ClassifierKind.SOCKET,) if is_deciding else ()), ClassifierKind.NFT, ClassifierKind.RULES)
-        ),
+        marks=chance.choice((ClassifierKind.SOCKET, ClassifierKind.NFT, ClassifierKind.RULES)),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
         faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
@@ -395,9 +392,7 @@ def _wipe(lab: Lab, services: Services, original: Sequence[str]) -> None:
         lab.proxy.tc(original)
 
 
-def measure(
-    seeds: Sequence[int], kernel_decides: KernelDecides, report: Callable[[Result, Scenario], None]
-) -> list[Result]:
+def measure(seeds: Sequence[int], report: Callable[[Result, Scenario], None]) -> list[Result]:
     """Carry out the runs of these seeds in one lab; `report` is called after each."""
     results = []
     with build(Topology(ethernet=_ETHERNET, wifi=_WIFI)) as lab:
@@ -406,16 +401,15 @@ def measure(
         document = origin.add(_BYTES)
         wifi, ethernet = WIFI_FIRST
         networks = wifi, ethernet.with_rates({RateKind.CAP: _CAP, RateKind.UPLINK_CAP: _CAP})
-        settings = {"reconcile_interval": "1s", "kernel_decides": str(kernel_decides)}
-        services = Services(lab.proxy, networks, linger="200ms", daemon=settings)
+        services = Services(lab.proxy, networks, linger="200ms", daemon={"reconcile_interval": "1s"})
         for seed in seeds:
-            plan = scenario(seed, kernel_decides)
+            plan = scenario(seed)
             results.append(_Run(lab, services, origin, document, plan).carry_out(seed))
             report(results[-1], plan)
     return results
 
 
-def _report(result: Result, plan: Scenario, kernel_decides: KernelDecides) -> None:
+def _report(result: Result, plan: Scenario) -> None:
     problems = [
         *(f"leftover: {line}" for line in result.leftovers),
         *(f"stranded: {line}" for line in result.stranded),
@@ -423,7 +417,7 @@ def _report(result: Result, plan: Scenario, kernel_decides: KernelDecides) -> No
     print(f"seed {result.seed} {'FAILED' if problems else 'ok'} {result.seconds:.1f} s: {plan}", flush=True)
     if problems:
         print(*problems, *result.log.splitlines()[-_LOG_LINES:], sep="\n  ")
-        print(f"benchmarks/faults --runs 1 --seed {result.seed} --kernel-decides {kernel_decides}", flush=True)
+        print(f"benchmarks/faults --runs 1 --seed {result.seed}", flush=True)
 
 
 def main() -> int:
@@ -431,18 +425,10 @@ def main() -> int:
     parser = command_line("faults", __doc__)
     parser.add_argument("--runs", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the first run, then counted up; default: 1")
-    parser.add_argument(
-        "--kernel-decides",
-        type=KernelDecides,
-        choices=list(KernelDecides),
-        default=KernelDecides.AUTO,
-        help="default: auto",
-    )
     options = parser.parse_args()
     raise_on_signals()
-    seeds, decides = range(options.seed, options.seed + options.runs), options.kernel_decides
     try:
-        results = measure(seeds, decides, lambda result, plan: _report(result, plan, decides))
+        results = measure(range(options.seed, options.seed + options.runs), _report)
     except Interrupted:
         return EX_INTERRUPTED
     write_json(options.json, [asdict(result) for result in results])

@@ -1,8 +1,8 @@
 """How long downloads take that are capped from their first moment: one, six at once, a page of 30 objects over six.
 
 Side by side: plain TCP over Wi-Fi (56 Mb/s) alone, MPTCP over Ethernet (10 Mb/s) and Wi-Fi without a cap, and the same
-with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), decided by the daemon, decided in the kernel without
-prevention of discards and with it, and with a provisional pace of 0.3 s besides. The connection begins over Ethernet,
+with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), by the kernel program without prevention of discards
+and with it, and with a provisional pace of 0.3 s besides. The connection begins over Ethernet,
 and Wi-Fi joins it. Times are from the first SYN to the last byte, in seconds; a ratio is a time divided by the median
 of plain TCP over Wi-Fi of the same cell.
 
@@ -42,7 +42,7 @@ from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 from mptcp_throttle.model import RateKind
 
-VARIANTS: Final = ("wifi", "uncapped", "htb", "daemon", "discarding", "kernel", "provisional")
+VARIANTS: Final = ("wifi", "uncapped", "htb", "discarding", "kernel", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
 """Documents of so many MB; `6x3`: six of 3 MB at once, over a connection each. Besides, `page` and `late`."""
 
@@ -58,10 +58,9 @@ _CONNECTIONS: Final = 6
 _BLOCK: Final = 5
 _DAEMON_SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "htb": {"pacing": False},
-    "daemon": {"kernel_decides": "off"},
-    "discarding": {"kernel_decides": "auto", "prevent_discards": False},
-    "kernel": {"kernel_decides": "auto"},
-    "provisional": {"kernel_decides": "auto"},
+    "discarding": {"prevent_discards": False},
+    "kernel": {},
+    "provisional": {},
 }
 _PROVISIONAL_SECONDS: Final = 0.3
 
@@ -147,7 +146,7 @@ class Bench:
             ethernet = replace(ethernet, provisional=_PROVISIONAL_SECONDS)
         daemon = _DAEMON_SETTINGS[variant]
         with Services(self._lab.proxy, (wifi, ethernet), name=next(self._names), daemon=daemon) as services:
-            services.check_kernel_decides()
+            services.check_kernel_program()
             yield
 
     def _program(self, size: str, *options: str) -> tuple[str, ...]:

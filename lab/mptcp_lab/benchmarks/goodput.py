@@ -269,7 +269,7 @@ def measure(cells: Sequence[Cell], seconds: float, repeats: int, seed: int) -> I
     with bench(first.cc, first.delay, first.direction, first.client_kernel) as here:
         for variant, turns in groupby(order):
             with here.services(variant) as services:
-                services.check_kernel_decides()
+                services.check_kernel_program()
                 for _ in turns:
                     shuffle(variants[variant])
                     for cell in variants[variant]:

@@ -143,7 +143,7 @@ def _observed(lab: Lab, case: Case, noted: _Noted) -> Iterator[None]:
     services = Services(lab.proxy, networks(joiner=case.joiner), ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
     files = services.start_timed()
     services.wait_ready()
-    services.check_kernel_decides()
+    services.check_kernel_program()
     if services.daemon is None:
         raise LabError("mptcp-throttled: not started")
     namespace = namespaces.path(lab.proxy.namespace)
@@ -219,10 +219,8 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
     parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
-    parser.add_argument("--kernel-decides", help="daemon.kernel_decides; default: as configured")
     options = parser.parse_args()
-    settings = {"classifier": options.classifier, "kernel_decides": options.kernel_decides}
-    daemon = {key: value for key, value in settings.items() if value is not None}
+    daemon = {} if options.classifier is None else {"classifier": options.classifier}
     rows = []
     headings = "".join(f" {name:>8}" for name in _PERCENTILES)
     print(f"{'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")

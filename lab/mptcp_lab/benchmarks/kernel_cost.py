@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +95,7 @@ def _measure(
     with ExitStack() as stack:
         of_networks = networks(joiner=False) if configured is None else configured
         services = stack.enter_context(Services(lab.proxy, of_networks, ports=(PORT,), daemon=settings))
-        services.check_kernel_decides()
+        services.check_kernel_program()
         before_work(services)
         sampler = stack.enter_context(Sampler({"proxy": lab.proxy.namespace}, (), 1.0, 0.0, sockets=False))
         stack.enter_context(_programs_measured())
@@ -230,7 +229,6 @@ def main() -> None:
     """Print the costs of JOINs at each rate, and of a transfer."""
     parser = command_line("kernel-cost", __doc__)
     parser.add_argument("--rates", type=float, nargs="*", default=[50, 200, 1000], help="JOINs per second")
-    parser.add_argument("--kernel-decides", nargs="+", default=["auto", "off"], help="default: auto off")
     parser.add_argument("--classifier", nargs="+", default=["auto"], help="daemon.classifier; default: auto")
     parser.add_argument("--uploads", type=int, nargs="*", default=[1, 100], help="at once; default: 1 100")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
@@ -239,8 +237,8 @@ def main() -> None:
     for uploads in options.uploads:
         rows["uploads"].append(measure_uploads(uploads, options.seconds))
         _print(rows["uploads"][-1])
-    for decides, marks in product(options.kernel_decides, options.classifier):
-        settings = {"kernel_decides": decides, "classifier": marks}
+    for classifier in options.classifier:
+        settings = {"classifier": classifier}
         for rate in options.rates:
             rows["joins"].append(measure_joins(rate, options.seconds, settings))
             _print(rows["joins"][-1])

@@ -91,7 +91,7 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     )
     yield _value(
         "kernel_decides",
-        "Whether a kernel program decides which subflows are capped.",
+        "Whether the kernel program decides which subflows are capped, and paces them.",
         snapshot.problem_of(FeatureName.PACING) is None,
     )
     yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))

@@ -29,14 +29,6 @@ struct ends {
 	__u32 proxy_port;
 };
 
-/* The pace that the daemon has decided, in bytes/s; and the rate (bytes/s) and the time (ns) at which the ramp to it
- * began, which pace.bpf.c writes; 0: it has not begun. */
-struct pace {
-	__u32 bytes_per_second;
-	__u32 ramp_from;
-	__u64 ramp_began;
-};
-
 /* The key of an access network: a prefix, IPv4-mapped like all addresses. */
 struct prefix {
 	__u32 bits;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What the programs do with a socket. */
+/* What the program does with a socket. */
 #ifndef SOCKET_H
 #define SOCKET_H
 
@@ -16,14 +16,6 @@
 #define UNLIMITED 0xffffffffU /* net/core/sock.c: SO_MAX_PACING_RATE of ~0 in 32 bits means no limit */
 #define SEGMENT_BYTES 1448
 #define DRAIN_UNSENT_LIMIT SEGMENT_BYTES
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct ends);
-	__type(value, struct pace);
-} paces SEC(".maps");
 
 static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)
 {

@@ -41,6 +41,15 @@ char LICENSE[] SEC("license") = "GPL";
  * hardly used, and a client that changes priorities all the time has its cap all the time. */
 #define PRIORITY_NS 1000000000ULL
 
+/* The paces that the daemon has decided, in bytes/s. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ends);
+	__type(value, __u32);
+} paces SEC(".maps");
+
 /* The class ids that the daemon has decided. Those of capped subflows are in `paces`, too; the others are limited, whatever
  * the other subflows of their connection do. */
 struct {
@@ -284,12 +293,12 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 {
 	struct network *network = network_of(ends->client);
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
-	struct pace *pace = bpf_map_lookup_elem(&paces, ends);
+	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
 	bool may_be_capped = network && network->pace;
 
 	if (may_be_capped && (pace || subflow->callbacks) &&
 	    is_capped(tp, subflow, network, pace)) {
-		begin_or_change_cap(target, tp, subflow, pace ? pace->bytes_per_second : network->pace);
+		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
 	} else {
 		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon gives it that of the limit, it

@@ -29,13 +29,13 @@ class SocketClassifier:
     @property
     def usable(self) -> bool:
         """Whether the kernel program is attached."""
-        return self._sockets.deciding_problem is None
+        return self._sockets.is_attached
 
     def close(self) -> None:
         self._by_packet.close()
 
     def require(self) -> None:
-        self._sockets.require_deciding()
+        self._sockets.require()
 
     def read(self) -> dict[int, AssignmentState]:
         left = self._left()

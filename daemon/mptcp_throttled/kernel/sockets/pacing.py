@@ -5,9 +5,8 @@ it first: bytes queued divided by the socket's pacing rate. It does not see qdis
 still appears to offer hundreds, is given hundreds of kilobytes, and the whole connection waits for them. With a pace
 equal to its part of the cap, the scheduler gives it only what it can deliver.
 
-The sockets belong to the proxy, so a program on the proxy's cgroup sets their pace (`socket_program`). The program
-`throttle` also decides which of them are capped, and sets their class; where it is not available, `pace` does what
-the daemon decides.
+The sockets belong to the proxy, so a program on the proxy's cgroup (`program.py`) sets their pace. It decides which of
+them are capped, and sets their class, too. Where it is not available, HTB alone enforces the rates.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS
 from mptcp_throttle.model import AccessNetwork, FourTuple
-from mptcp_throttled.kernel.sockets.program import ProgramKind, SocketProgram
+from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.vocabulary.counters import ProgramCounters
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
@@ -48,9 +47,8 @@ _RELEASE_POLL_SECONDS: Final = 0.02
 class PacedSockets:
     """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
 
-    `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `decides`: the kernel program
-    is to decide, where it can. `keep` is called with each new file descriptor that keeps the program attached; with
-    None when there is none any more.
+    `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `keep` is called with each new
+    file descriptor that keeps the program attached; with None when there is none any more.
     """
 
     def __init__(
@@ -58,14 +56,12 @@ class PacedSockets:
         ports: Sequence[int],
         cgroup: Path | None = None,
         *,
-        decides: bool = True,
         keep: Callable[[int | None], None] = lambda _: None,
     ) -> None:
         self._ports = ports
         self._keep = keep
         self._configured = cgroup
         self._proxy = ProxyCgroup(ports)
-        self._decides = decides
         self._program: SocketProgram | None = None
         self._attached_to: tuple[Path, tuple[int, int]] | None = None
         self._networks: tuple[AccessNetwork, ...] = ()
@@ -76,9 +72,8 @@ class PacedSockets:
         self._find_at = -math.inf
         self._decide_at = -math.inf
         self._is_decision_due = False
-        self._retry_at = math.inf
+        self._load_at = -math.inf
         self._problem = ""
-        self._deciding_problem = "" if decides else "daemon.kernel_decides is off"
 
     def follow(self, situation: Situation) -> None:
         """Let the kernel program decide by the networks of the situation while subflows may be throttled.
@@ -94,11 +89,11 @@ class PacedSockets:
 
     @property
     def state(self) -> FeatureState:
-        """Why no kernel program decides which subflows are capped; what it has counted since it was attached."""
+        """Why the program is not attached; what it has counted since it was."""
         if self._program is not None:
             with suppress(KernelError):
                 self._counters = self._program.counters()
-        return FeatureState(self.deciding_problem, asdict(self._counters))
+        return FeatureState(None if self.is_attached else self._problem, asdict(self._counters))
 
     def release(self) -> tuple[str, ...]:
         """Cap no subflow any more; `free_sockets` waits until the sockets follow."""
@@ -116,18 +111,16 @@ class PacedSockets:
         return self._snapshot
 
     @property
-    def deciding_problem(self) -> str | None:
-        """Why no kernel program decides which subflows are capped; None if one does."""
-        if self._program is None:
-            return self._problem
-        return None if self._program.kind is ProgramKind.THROTTLE else self._deciding_problem
+    def is_attached(self) -> bool:
+        """Whether the program is attached."""
+        return self._program is not None
 
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
             if self._is_detached(cgroup):
                 self._attach_again(cgroup)
-            elif self._program is None or not self._covers(cgroup) or time.monotonic() >= self._retry_at:
+            elif (self._program is None or not self._covers(cgroup)) and time.monotonic() >= self._load_at:
                 self._replace(self._attached_program(cgroup))
                 self._attached_to = cgroup, _identity(cgroup)
         except KernelError as error:
@@ -152,8 +145,6 @@ class PacedSockets:
 
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
-        if program.kind is not ProgramKind.THROTTLE:
-            self._classes = _by_version({})
         if self._program is not None:
             self._program.detach()
         self._program = program
@@ -174,30 +165,26 @@ class PacedSockets:
         return False
 
     def _attached_program(self, cgroup: Path) -> SocketProgram:
-        self._retry_at = math.inf
-        if self._decides:
-            try:
-                return self._attach(ProgramKind.THROTTLE, cgroup)
-            except KernelError as error:
-                self._deciding_problem = str(error)
-                if error.number not in LASTING_ERRORS:
-                    self._retry_at = time.monotonic() + _RETRY_SECONDS
-        return self._attach(ProgramKind.PACE, cgroup)
-
-    def _attach(self, kind: ProgramKind, cgroup: Path) -> SocketProgram:
         """A program that has all that it acts by before it is attached, so that it frees no socket meanwhile."""
-        program = SocketProgram(kind, self._ports)
+        program = self._loaded_program()
         try:
-            program.set_paces(self._paces, present=True)
-            if kind is ProgramKind.THROTTLE:
-                for minors in self._classes.values():
-                    program.set_classes(minors)
-                program.set_networks(self._networks)
+            program.set_paces(self._paces)
+            for minors in self._classes.values():
+                program.set_classes(minors)
+            program.set_networks(self._networks)
             program.attach(cgroup)
         except KernelError:
             program.detach()
             raise
         return program
+
+    def _loaded_program(self) -> SocketProgram:
+        try:
+            return SocketProgram(self._ports)
+        except KernelError as error:
+            if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
+                self._load_at = time.monotonic() + _RETRY_SECONDS
+            raise
 
     def _set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Let the kernel program decide by these from now on; if it refuses, `follow` soon attaches it again."""
@@ -240,9 +227,9 @@ class PacedSockets:
         _change(self._classes[ip_version], program.set_classes, program.remove_classes, add, remove)
         self._decide_now()
 
-    def require_deciding(self) -> None:
-        """Raise KernelError if the kernel does not load the program that decides."""
-        SocketProgram(ProgramKind.THROTTLE, self._ports).detach()
+    def require(self) -> None:
+        """Raise KernelError if the kernel does not load the program."""
+        SocketProgram(self._ports).detach()
 
     def _attached(self, purpose: str) -> SocketProgram:
         if self._program is None:
@@ -260,7 +247,7 @@ class PacedSockets:
             self._decide_at = ended + (ended - began) / _DECIDING_MAX_FRACTION
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as a kernel program has counted them.
+        """The subflows that have closed since the last call, as far as the program has counted them.
 
         Raises KernelError.
         """
@@ -287,7 +274,7 @@ class PacedSockets:
         Sockets without a pace may have a limit of unsent data, which inet_diag does not show.
         """
         try:
-            program = SocketProgram(ProgramKind.THROTTLE, self._ports)
+            program = SocketProgram(self._ports)
         except KernelError as error:
             return error.number in LASTING_ERRORS and not count_paced(self._ports)
         try:

@@ -1,30 +1,27 @@
-"""The programs on the proxy's cgroup (`bpf/`), and what they share with the daemon (`bpf/settings.h`).
+"""The program on the proxy's cgroup (`bpf/throttle.bpf.c`), and what it shares with the daemon (`bpf/settings.h`).
 
-`throttle` decides itself which subflows are capped, by the kernel's account of their connection, and puts subflows into
-their classes; `pace` only sets the paces that it is given. Both are attached beside the programs of others, until
-`close` or the end of this process.
+It decides which subflows are capped, by the kernel's account of their connection, paces them, and puts subflows into
+their classes. It is attached beside the programs of others, until `close` or the end of this process.
 """
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from mptcp_throttle.linux.c_layout import pack, unpack
+from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
-from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
+from mptcp_throttle.linux.libbpf import BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, FourTuple, Token
+from mptcp_throttle.service import missing_capabilities
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
     Closed,
-    Pace,
     pack_ends,
     pack_settings,
     pack_u32,
@@ -40,43 +37,27 @@ _SO_NETNS_COOKIE: Final = 71
 _COOKIE: Final = Struct("=Q")
 _UNLIMITED: Final = 0xFFFF_FFFF
 
-_RAMP_TO_BEGIN: Final = 0
-_LONG_AGO: Final = 1
-
-
-class ProgramKind(StrEnum):
-    """A program, by the name of its object file."""
-
-    THROTTLE = "throttle"
-    PACE = "pace"
-
-
-_FUNCTIONS: Final = {ProgramKind.THROTTLE: "throttle", ProgramKind.PACE: "apply_paces"}
+# include/uapi/linux/capability.h
+_CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 
 
 class SocketProgram:
-    """One of the programs; before `attach`, it can only free sockets. Raises KernelError.
+    """The program; before `attach`, it can only free sockets. Raises KernelError.
 
     `link` is the file descriptor that keeps it attached; None before.
-    There is room for 65 536 paces, and as many classes (`bpf/socket.h`).
+    There is room for 65 536 paces, and as many classes.
     """
 
-    def __init__(self, kind: ProgramKind, ports: Sequence[int]) -> None:
-        self.kind = kind
+    def __init__(self, ports: Sequence[int]) -> None:
         self.link: int | None = None
-        self._networks: NetworksMap | None = None
-        self._classes: BpfMap | None = None
-        self._counters: BpfMap | None = None
-        self._totals: RingBuffer | None = None
-        self._object = BpfObject(OBJECTS / f"{kind}.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE))
+        self._object = _load(ports)
         try:
-            self._paces = self._object.map("paces")
-            if kind is ProgramKind.THROTTLE:
-                self._networks, self._classes = NetworksMap(self._object.map("networks")), self._object.map("classes")
-                self._counters = self._object.map("counters")
-                self._totals = RingBuffer(self._object.map("totals"))
+            self._paces, self._classes = self._object.map("paces"), self._object.map("classes")
+            self._networks, self._counters = NetworksMap(self._object.map("networks")), self._object.map("counters")
+            self._totals = RingBuffer(self._object.map("totals"))
         except KernelError:
-            self.detach()
+            self._object.close()
             raise
 
     def attach(self, cgroup: Path) -> None:
@@ -84,7 +65,7 @@ class SocketProgram:
 
         Raises KernelError.
         """
-        self.link = self._object.attach_cgroup(_FUNCTIONS[self.kind], cgroup)
+        self.link = self._object.attach_cgroup("throttle", cgroup)
         self.decide_now()
 
     @property
@@ -94,8 +75,6 @@ class SocketProgram:
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         """Decide by these networks at each socket's next ACK; by none, nobody is capped. Raises KernelError."""
-        if self._networks is None:
-            return
         self._networks.set(networks)
 
     def decide_now(self) -> None:
@@ -103,16 +82,11 @@ class SocketProgram:
 
         Raises KernelError.
         """
-        if self._networks is not None:
-            self._object.iterate("adopt")
+        self._object.iterate("adopt")
 
-    def set_paces(self, paces: Mapping[FourTuple, int], *, present: bool = False) -> None:
-        """Give subflows their paces, in bytes/s; `present`: they have them already, so that `pace` begins no ramp.
-
-        Raises KernelError, and has changed all, some or none of them.
-        """
-        began = _LONG_AGO if present else _RAMP_TO_BEGIN
-        self._paces.update({pack_ends(ends): _pace(pace, began) for ends, pace in paces.items()})
+    def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
+        """Give subflows their paces, in bytes/s. Raises KernelError, and has changed all, some or none of them."""
+        self._paces.update({pack_ends(ends): pack_u32(min(pace, _UNLIMITED - 1)) for ends, pace in paces.items()})
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
         """Take their paces back. Raises KernelError."""
@@ -120,48 +94,51 @@ class SocketProgram:
 
     def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
         """Put subflows into classes of our HTB. Raises KernelError, and has changed all, some or none of them."""
-        if self._classes is None:
-            raise KernelError("set the class of sockets", errno.EOPNOTSUPP, "only the program `throttle` can")
         self._classes.update({pack_ends(ends): pack_u32(classid(minor)) for ends, minor in minors.items()})
 
     def remove_classes(self, subflows: Collection[FourTuple]) -> None:
         """Take them out of their classes. Raises KernelError."""
-        if self._classes is not None:
-            self._classes.delete_all([pack_ends(ends) for ends in subflows])
+        self._classes.delete_all([pack_ends(ends) for ends in subflows])
 
     def release(self) -> None:
-        """Free all sockets now, idle or not, where the program can do that. Raises KernelError."""
+        """Free all sockets now, idle or not. Raises KernelError."""
         self._paces.clear()
-        if self._classes is not None:
-            self._classes.clear()
-            self.set_networks(())
-            self.decide_now()
+        self._classes.clear()
+        self.set_networks(())
+        self.decide_now()
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
         """The subflows that have closed since the last call. Raises KernelError."""
-        return map(closed_subflow, () if self._totals is None else self._totals.take())
+        return map(closed_subflow, self._totals.take())
 
     def counters(self) -> ProgramCounters:
         """What the program has counted since it was attached. Raises KernelError."""
-        if self._counters is None:
-            return ProgramCounters()
         return read_counters(self._counters, ProgramCounters)
 
     def close(self) -> None:
-        """Free the sockets where the program can, detach it, and drop its maps."""
+        """Free the sockets, detach it, and drop its maps."""
         with suppress(KernelError):
             self.release()
         self.detach()
 
     def detach(self) -> None:
         """Detach it and drop its maps; sockets keep what they have."""
-        if self._totals is not None:
-            self._totals.close()
+        self._totals.close()
         self._object.close()
 
 
-def _pace(bytes_per_second: int, began: int) -> bytes:
-    return pack(Pace(min(bytes_per_second, _UNLIMITED - 1), ramp_from=0, ramp_began=began))
+def _load(ports: Sequence[int]) -> BpfObject:
+    try:
+        return BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE))
+    except KernelError as error:
+        missing = [*missing_capabilities(**_CAPABILITIES), *_missing_type_information()]
+        if missing:
+            raise KernelError("load throttle.bpf.o", error.number, f"missing: {', '.join(missing)}") from error
+        raise
+
+
+def _missing_type_information() -> list[str]:
+    return [] if _TYPE_INFORMATION.exists() else [f"{_TYPE_INFORMATION} (CONFIG_DEBUG_INFO_BTF)"]
 
 
 def closed_subflow(record: bytes) -> ClosedSubflow:
