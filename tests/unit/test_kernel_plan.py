@@ -68,28 +68,8 @@ def test_stalled_subflows_take_no_part_of_the_pace_of_their_share() -> None:
 def test_limited_subflow_is_not_paced_and_has_its_rate_at_once() -> None:
     networks = [WIFI.with_rates({RateKind.LIMIT: ONE_MBIT}), ETHERNET]
     decisions = decide_all([connection(1, subflow("10.2.0.2"))], networks)
-    rules = replace(RULES, settle=1.0)
-    plan = plan_of(decisions, networks, assign_classes(shares_of(decisions), {}, 0.0, rules), rules)
+    plan = plan_of(decisions, networks, assign_classes(shares_of(decisions), {}, 0.0, RULES), RULES)
     assert (len(plan.assignments), dict(plan.classes), len(plan.paces)) == (1, {2: ONE_MBIT}, 0)
-
-
-def test_class_that_settles_leaves_throttling_to_the_pace() -> None:
-    decisions = capped()
-    (share,) = shares_of(decisions)
-    rules = replace(RULES, settle=1.0)
-    fresh = assign_classes([share], {}, 0.0, rules)
-    assert expiry(fresh[share], rules.linger) == 1.0
-    assert dict(plan_of(decisions, NETWORKS, fresh, rules).classes) == {2: DRAIN_RATE}
-    assert dict(plan_of(decisions, NETWORKS, fresh, rules).paces) == {ends("10.1.0.2"): int(125_000 * PAYLOAD_PART)}
-    settled = assign_classes([share], fresh, 1.0, rules)
-    assert dict(plan_of(decisions, NETWORKS, settled, rules).classes) == {2: ONE_MBIT}
-    idle = assign_classes([], settled, 2.0, rules)
-    assert assign_classes([share], idle, 3.0, rules) == {share: Slot(2, None, 4.0)}
-
-
-def test_class_does_not_settle_if_pacing_is_unavailable() -> None:
-    fresh = assign_classes([A], {}, 0.0, replace(RULES, settle=1.0))
-    assert assign_classes([A], fresh, 0.1, RULES) == {A: Slot(2)}
 
 
 def test_other_traffic_has_the_first_class_as_default() -> None:

@@ -53,7 +53,6 @@ _RULES = st.builds(
     replace,
     st.just(RULES),
     linger=st.sampled_from([0.0, 3.0]),
-    settle=st.sampled_from([0.0, 1.5]),
     other_traffic=st.sampled_from([None, Rate(10_000_000)]),
 )
 
@@ -243,11 +242,11 @@ def test_class_that_the_kernel_refuses_is_not_spare() -> None:
     assert set(planner.plan.classes) == {4, 5, 6}
 
 
-def planned(*table: Connection, found: dict[FourTuple, int] | None = None, settle: float = 0.0) -> Planner:
+def planned(*table: Connection, found: dict[FourTuple, int] | None = None) -> Planner:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     planner.adopt(found or {})
     previous = decisions.replace({c.token: c for c in table})
-    planner.update(previous, decisions.decisions, TERMS, 0.0, replace(RULES, settle=settle))
+    planner.update(previous, decisions.decisions, TERMS, 0.0, RULES)
     return planner
 
 
@@ -258,7 +257,7 @@ def held_end(number: int) -> FourTuple:
 def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
     before = planned(*map(client, (3, 1, 4, 2)))
     kernel = in_kernel(before.plan)
-    after = planned(*map(client, (1, 2, 3, 4)), found=dict(before.plan.assignments), settle=1.0)
+    after = planned(*map(client, (1, 2, 3, 4)), found=dict(before.plan.assignments))
     assert diff(kernel, after.plan) == ()
     assert diff(kernel, planned(*map(client, (1, 2, 3, 4))).plan) != ()
 

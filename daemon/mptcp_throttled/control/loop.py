@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
-# How long only the pace slows a new class: the longest drain of `throttle.bpf.c`.
-_DRAIN_SECONDS: Final = 1.5
 # Between the portions of `DecisionTable`: the rest of the time is for others.
 _PORTION_SECONDS: Final = 0.02
 
@@ -151,12 +149,8 @@ class Loop:
         operator = self._operator.current()
         terms = self._terms.update(config.networks, now, Facts(operator.overrides))
         networks = self._terms.configured
-        settings = PlanSettings(
-            max_minor(config.daemon.mark_mask),
-            config.daemon.linger,
-            config.daemon.other_traffic,
-            _settle_seconds(before),
-        )
+        daemon = config.daemon
+        settings = PlanSettings(max_minor(daemon.mark_mask), daemon.linger, daemon.other_traffic)
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
         is_active = _is_active(operator, sniffer)
@@ -168,15 +162,15 @@ class Loop:
             paused=operator.pause is not None,
             # The kernel program must not pace what the daemon cannot throttle.
             throttling=is_active and not self._keeper.htb_refused,
-            linger=config.daemon.linger,
-            interval=config.daemon.reconcile_interval,
+            linger=daemon.linger,
+            interval=daemon.reconcile_interval,
         )
         for feature in self._features.values():
             feature.follow(situation)
         previous = self._decide(update, terms, paused=operator.pause is not None)
         decisions = self._decisions.decisions
         delta = self._planner.update(previous, decisions, terms, now, settings, self._keeper.refused_minors)
-        applied = self._keeper.step(delta, config.daemon.reconcile_interval)
+        applied = self._keeper.step(delta, daemon.reconcile_interval)
         may_live = update is not None and update.whole
         uplinks = self._uplinks.step(uplink_changes(previous, decisions), terms, may_live=may_live)
         throttled, transitions = update_throttled(
@@ -244,13 +238,6 @@ class Loop:
 def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:
     """Whether anybody may be throttled."""
     return operator.pause is None and sniffer.problem is None
-
-
-def _settle_seconds(before: Snapshot) -> float:
-    # A socket whose class the kernel program sets is put into it when its queue has drained.
-    if before.problem_of(FeatureName.PACING) is not None or before.classifier == ClassifierKind.SOCKET:
-        return 0.0
-    return _DRAIN_SECONDS
 
 
 def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,15 +17,10 @@ from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MIN
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A class minor that a share has; `idle_since` is the monotonic time at which its last subflow went.
-
-    Until the monotonic time `settling_until`, only the pace slows its subflows, so that what their sockets had queued
-    before still leaves at the old rate. A share that comes back after less time than that has no second one.
-    """
+    """A class minor that a share has; `idle_since` is the monotonic time at which its last subflow went."""
 
     minor: int
     idle_since: float | None = None
-    settling_until: float | None = None
 
 
 Slots = Mapping[Share, Slot]
@@ -36,15 +31,11 @@ Members = Mapping[Share, Mapping[FourTuple, Decision]]
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What planning needs of the configuration. `max_minor` is the largest number that fits under the mark mask.
-
-    `settle` is how long only the pace slows the subflows of a new class, in seconds; 0 where sockets cannot be paced.
-    """
+    """What planning needs of the configuration. `max_minor` is the largest number that fits under the mark mask."""
 
     max_minor: int
     linger: float
     other_traffic: Rate | None
-    settle: float = 0.0
 
 
 def assign_classes(
@@ -59,21 +50,13 @@ def assign_classes(
     for share, slot in before.items():
         idle_since = now if slot.idle_since is None else slot.idle_since
         if share in wanted:
-            is_back = slot.idle_since is not None and now - slot.idle_since >= settings.settle
-            until = _settling_until(share, now, settings) if is_back else slot.settling_until
-            settling = until is not None and now < until and settings.settle > 0
-            slots[share] = Slot(slot.minor, None, until if settling else None)
+            slots[share] = Slot(slot.minor)
         elif now - idle_since < settings.linger:
-            slots[share] = Slot(slot.minor, idle_since, slot.settling_until)
+            slots[share] = Slot(slot.minor, idle_since)
     for share in wanted:
         if share not in slots and (minor := next(free, None)) is not None:
-            slots[share] = Slot(minor, None, _settling_until(share, now, settings))
+            slots[share] = Slot(minor)
     return slots
-
-
-def _settling_until(share: Share, now: float, settings: PlanSettings) -> float | None:
-    # Only capped subflows are paced.
-    return now + settings.settle if settings.settle and share.kind is RateKind.CAP else None
 
 
 def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settings: PlanSettings) -> KernelPlan:
@@ -87,7 +70,7 @@ def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settin
     paces: dict[FourTuple, int] = {}
     for share, slot in slots.items():
         rate = rates.get(share)
-        classes[slot.minor] = DRAIN_RATE if rate is None or slot.settling_until is not None else rate
+        classes[slot.minor] = DRAIN_RATE if rate is None else rate
         if rate is None:
             continue
         subflows = members[share]
@@ -104,5 +87,5 @@ def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settin
 
 
 def expiry(slot: Slot, linger: float) -> float | None:
-    """The monotonic time at which a share has settled, or lingered long enough; None if it does neither."""
-    return slot.settling_until if slot.idle_since is None else slot.idle_since + linger
+    """The monotonic time at which a share has lingered long enough; None if it is in use."""
+    return None if slot.idle_since is None else slot.idle_since + linger
