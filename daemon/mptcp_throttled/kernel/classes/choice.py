@@ -47,8 +47,8 @@ class ClassifierChoice:
 def choose_classifier(wanted: ClassifierKind, mark_mask: int, sockets: PacedSockets | None) -> ClassifierChoice:
     """The classifier that is `wanted`; for `auto`: sockets while the kernel program is attached, else nft, else rules.
 
-    `sockets` is None if no subflow ends at a socket of this host, or none is to be paced. A new classifier is registered
-    here. Which classifiers other programs use may change at any time, and does not matter.
+    `sockets` is None if no subflow ends at a socket of this host, or none is to be paced. A new classifier is
+    registered here. Which classifiers other programs use may change at any time, and does not matter.
     """
     match wanted:
         case ClassifierKind.RULES:
