@@ -55,7 +55,7 @@ def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
     found = samples(scraped(world))
     assert value(found, "subflows", network="wifi", state="free") == 1
     assert value(found, "connections", paths="multi") == 1
-    assert value(found, "cap_bytes_per_second", network="ethernet") == 125_000
+    assert value(found, "rate_bytes_per_second", network="ethernet", direction="downlink", kind="cap") == 125_000
     assert value(found, "ready", service="mptcp-sniffer") == 1
     assert value(found, "join_to_cap_seconds_count") >= 1
     totals: dict[str, dict[str, float]] = {}

@@ -31,7 +31,7 @@ COMMANDS: Final = {
 
 SCRIPT: Final = """
 import json, subprocess, sys, threading, time
-from mptcp_throttled.kernel.tc import TrafficControl
+from mptcp_throttled.kernel.htb.tc import TrafficControl
 from mptcp_throttled.kernel.watch import Notifications
 subprocess.run("ip link add ours up type veth peer name theirs; ip link set theirs up", shell=True, check=True)
 changed, tc = threading.Event(), TrafficControl()
