@@ -47,7 +47,10 @@ def status(
             "capped_uplinks": kinds[RateKind.UPLINK_CAP],
             "limited_uplinks": kinds[RateKind.UPLINK_LIMIT],
             "paced_subflows": len(snapshot.applied.paces),
-            "features": {name: asdict(state) for name, state in snapshot.features.items()},
+            "features": {
+                name: {"problem": state.problem, "counters": dict(state.counters)}
+                for name, state in snapshot.features.items()
+            },
             "errors": list(snapshot.errors),
             "not_enforced": _not_enforced(observed.enforcement),
         },
