@@ -218,6 +218,7 @@ POSTROUTING: Final = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j")
 
 @pytest.mark.parametrize("tool", ["iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"])
 def test_doctor_finds_chains_of_iptables_that_change_marks(proxy: Host, services: Services, tool: str) -> None:
+    services.configure_daemon(classifier="rules")
     mangle = (tool, "-t", "mangle")
     proxy.run(*mangle, "-A", *POSTROUTING, "MARK", "--set-xmark", "0x1/0xffff")
     assert "marks of others" not in problems(services)[1]
@@ -254,6 +255,7 @@ table {family} others {{
 def test_doctor_finds_chains_of_nftables_that_change_marks(
     proxy: Host, services: Services, family: str, hook: str, value: str, is_found: bool
 ) -> None:
+    services.configure_daemon(classifier="rules")
     file = services.directory / "others.nft"
     file.write_text(NFT_TABLE.format(family=family, hook=hook, value=value))
     proxy.run("nft", "-f", file)
