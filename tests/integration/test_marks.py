@@ -36,6 +36,7 @@ from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier, leav
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch as Programs
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.vocabulary.features import Situation
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 AnyMarks = TypeVar("AnyMarks", bound=Classifier)
@@ -77,7 +78,7 @@ def sockets() -> Iterator[PacedSockets]:
     """The kernel program on a cgroup without a process."""
     with own_cgroup() as cgroup:
         sockets = PacedSockets(PORTS, cgroup)
-        sockets.read()
+        sockets.follow(Situation())
         assert sockets.is_attached
         yield sockets
         sockets.close()

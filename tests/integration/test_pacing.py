@@ -45,9 +45,11 @@ import subprocess
 import time
 from pathlib import Path
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.vocabulary.features import Situation
 mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout
 sockets = PacedSockets((8080,), Path(mounts.split()[0]))
-print("attached" if sockets.read().paces is not None else "not attached", flush=True)
+sockets.follow(Situation())
+print("attached" if sockets.is_attached else "not attached", flush=True)
 time.sleep(60)
 """
 
