@@ -46,6 +46,18 @@ MAY_IMPORT_IN_DAEMON: Final = {
 }
 """By the parts of the daemon, the lowest first: a part imports from itself, and from these."""
 
+NO_NAMES: Final = {
+    *("one", "found", "other", "others", "those", "these", "more"),
+    *("somebody", "nobody", "everybody", "anybody"),
+}
+"""They do not say what they name."""
+
+MAY_BE_CALLED: Final = {
+    "mptcp_throttle/cli": {"found"},
+    "daemon/mptcp_throttled/kernel": {"one", "found", "others"},
+}
+"""The exceptions, by folder."""
+
 
 def _imported(module: Path) -> Iterator[str]:
     """Modules and names of all imports, those for type checking included."""
@@ -116,5 +128,25 @@ def test_names_of_tests_are_short_and_independent_of_history() -> None:
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
         if len(node.name) > 70 or re.search(r"issue_?\d|_(?=\w*\d)[0-9a-f]{7,40}(_|$)", node.name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _names(module: Path) -> Iterator[str]:
+    """The arguments, variables and attributes that a module names, without leading underscores."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        match node:
+            case ast.arg(arg=name) | ast.Name(id=name) | ast.Attribute(attr=name):
+                yield name.lstrip("_")
+
+
+def test_names_in_product_code_say_what_they_name() -> None:
+    modules = {module: module.relative_to(REPOSITORY).as_posix() for module in MODULES}
+    wrong = [
+        f"{path}: {name}"
+        for module, path in modules.items()
+        if any(path.startswith(f"{package}/") for package in MAY_IMPORT)
+        for name in NO_NAMES.intersection(_names(module))
+        if not any(path.startswith(f"{folder}/") and name in names for folder, names in MAY_BE_CALLED.items())
     ]
     assert not wrong, "\n".join(wrong)

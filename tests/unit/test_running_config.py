@@ -7,7 +7,7 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import LogLevel
-from mptcp_throttled.control.running_config import RunningConfig, Verdict, judge
+from mptcp_throttled.control.running_config import Judgement, RunningConfig, judge
 
 CONFIG = Config(
     Proxy(("eth0",), (8080,)),
@@ -38,7 +38,7 @@ def test_reload_is_refused_as_a_whole_if_a_key_needs_a_restart() -> None:
 
 
 def test_reload_tells_invalid_files_from_a_needed_restart() -> None:
-    assert judge(CONFIG, INVALID) == Verdict(problems=tuple(INVALID.problems), valid=False)
+    assert judge(CONFIG, INVALID) == Judgement(problems=tuple(INVALID.problems), valid=False)
 
 
 def test_last_valid_configuration_stays_in_force_with_the_problem(

@@ -116,7 +116,7 @@ def _live(
     """The subflows among the sockets: plain TCP is not ours."""
     unknown = {ends for ends, socket in sockets.items() if not meter.knows(socket.cookie)}
     if unknown:
-        unknown -= {decision.subflow.ends for of in snapshot.decisions.values() for decision in of}
+        unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}
     for ends, socket in sockets.items():
         if ends not in unknown:
             yield ends, LiveSubflow(socket.cookie, socket.totals, socket.rtt, ends in snapshot.throttled)

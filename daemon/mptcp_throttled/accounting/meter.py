@@ -16,7 +16,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
 
 FORGET_SECONDS: Final = 120.0
-"""A socket that has not been seen for so long, and whose end nobody reports, is forgotten: it has closed unseen."""
+"""A socket that has not been seen for so long, and whose end no program reports, is forgotten: it has closed unseen."""
 
 
 class LiveSubflow(NamedTuple):
@@ -55,7 +55,7 @@ class Meter:
     @property
     def counted(self) -> dict[int, SocketTotals]:
         """What has been counted of each socket that has not closed, by cookie."""
-        return {cookie: one.totals for cookie, one in self._counted.items()}
+        return {cookie: counted.totals for cookie, counted in self._counted.items()}
 
     def look(
         self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]
@@ -64,15 +64,15 @@ class Meter:
 
         `closed` are those that have closed since; they may still be among the live ones. `at` is in monotonic seconds.
         """
-        found: list[tuple[FourTuple, Traffic]] = []
+        carried: list[tuple[FourTuple, Traffic]] = []
         gone = set()
-        for one in closed:
-            gone.add(one.cookie)
-            known = self._counted.pop(one.cookie, None)
-            before, throttled = (known.totals, known.throttled) if known else (self._uncounted(one.cookie), False)
-            added = one.totals.since(before)
-            version = one.ends.client.address.version
-            found.append((one.ends, Traffic.of(added, version, throttled=throttled, closed=True, rtt=None)))
+        for subflow in closed:
+            gone.add(subflow.cookie)
+            known = self._counted.pop(subflow.cookie, None)
+            before, throttled = (known.totals, known.throttled) if known else (self._uncounted(subflow.cookie), False)
+            added = subflow.totals.since(before)
+            version = subflow.ends.client.address.version
+            carried.append((subflow.ends, Traffic.of(added, version, throttled=throttled, closed=True, rtt=None)))
         for ends, flow in live.items():
             if flow.cookie in gone:
                 continue
@@ -85,18 +85,18 @@ class Meter:
                 # Between two looks a subflow counts as throttled if it was so at both.
                 throttled = flow.throttled and known.throttled
                 traffic = Traffic.of(added, version, throttled=throttled, closed=False, rtt=flow.rtt)
-                found.append((ends, traffic))
+                carried.append((ends, traffic))
                 known.totals = flow.totals
             known.throttled, known.seen = flow.throttled, at
         self._forget(at)
-        return found
+        return carried
 
     def _uncounted(self, cookie: int) -> SocketTotals:
         return self._ignored.pop(cookie, SocketTotals())
 
     def _forget(self, at: float) -> None:
-        for cookie, one in list(self._counted.items()):
-            if one.seen is math.inf:
-                one.seen = at
-            elif at - one.seen > FORGET_SECONDS:
+        for cookie, counted in list(self._counted.items()):
+            if counted.seen is math.inf:
+                counted.seen = at
+            elif at - counted.seen > FORGET_SECONDS:
                 del self._counted[cookie]

@@ -105,7 +105,9 @@ def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
 
 
 def _by_subflow(clients: _Clients) -> dict[FourTuple, Client]:
-    return {ends: client for of in clients.values() for client in of.values() for ends in client.decisions}
+    return {
+        ends: client for of_network in clients.values() for client in of_network.values() for ends in client.decisions
+    }
 
 
 _Carrying = defaultdict[Client, dict[FourTuple, float]]

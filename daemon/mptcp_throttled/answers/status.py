@@ -106,8 +106,8 @@ def _not_enforced(enforcement: Enforcement) -> list[str]:
     """A line per subflow, of thousands the first only."""
     differing = enforcement.not_enforced
     lines = [f"client {ends.client}: {why}" for ends, why in islice(differing.items(), _MAX_LINES)]
-    more = len(differing) - len(lines)
-    return [*lines, f"and {more} more subflows"] if more else lines
+    omitted = len(differing) - len(lines)
+    return [*lines, f"and {omitted} more subflows"] if omitted else lines
 
 
 def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:

@@ -24,7 +24,7 @@ class SubflowCounts:
         kinds = Counter(throttle.share.kind for throttle in throttles)
         kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
         return cls(
-            Counter(decision.network for of in snapshot.decisions.values() for decision in of),
+            Counter(decision.network for decision in snapshot.all_decisions()),
             Counter(throttle.share.network for throttle in throttles),
             kinds,
         )

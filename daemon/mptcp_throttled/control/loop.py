@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
-# Between the portions of `DecisionTable`: the rest of the time is for others.
+# Between the portions of `DecisionTable`: the rest of the time is for other work.
 _PORTION_SECONDS: Final = 0.02
 
 
@@ -226,7 +226,7 @@ class Loop:
     def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
         """Decide for whom something has changed; their decisions before."""
         table = self._decisions
-        # Only the filter for fwmarks knows a subflow by a port of the proxy: with `rules`, others have no class.
+        # The filter for fwmarks needs a port of the proxy: with `rules`, subflows on other ports have no class.
         by_port = self._kernel.classifier == ClassifierKind.RULES
         ports = frozenset(self._config.config.proxy.ports) if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
@@ -242,5 +242,5 @@ def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:
 
 def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:
     """The errors for the operator: with thousands of refused classes, not a line each."""
-    more = len(errors) - MAX_ERRORS
-    return errors if more <= 0 else (*errors[:MAX_ERRORS], f"and {more} more errors")
+    omitted = len(errors) - MAX_ERRORS
+    return errors if omitted <= 0 else (*errors[:MAX_ERRORS], f"and {omitted} more errors")

@@ -63,8 +63,8 @@ class OperatorStore:
 
     def set(self, override: Override) -> None:
         """Set an override in place of an earlier one. Raises UserError with what is allowed."""
-        others = (o for o in self._state.overrides if (o.network, o.kind) != (override.network, override.kind))
-        overrides = (*others, override)
+        kept = (o for o in self._state.overrides if (o.network, o.kind) != (override.network, override.kind))
+        overrides = (*kept, override)
         problem = objection(override, overrides, self._networks)
         if problem is not None:
             raise UserError(problem)

@@ -82,7 +82,7 @@ def carry_out(request: Request[T], operator: OperatorStore, running: RunningConf
 
 
 def _reload(loaded: Config | ConfigError, operator: OperatorStore, running: RunningConfig) -> Reloaded:
-    verdict = running.take(loaded, time.time())
-    dropped = () if verdict.problems else operator.adopt(running.config.networks)
+    judgement = running.take(loaded, time.time())
+    dropped = () if judgement.problems else operator.adopt(running.config.networks)
     logs.set_level(running.config.log_level)
-    return Reloaded(verdict.changes, dropped, verdict.problems, verdict.valid)
+    return Reloaded(judgement.changes, dropped, judgement.problems, judgement.valid)

@@ -15,7 +15,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """Whether loaded files become the configuration in force: yes, with `changes`; or no, because of `problems`.
 
     `valid` is false if they are not a valid configuration at all.
@@ -26,13 +26,13 @@ class Verdict:
     valid: bool = True
 
 
-def judge(present: Config, loaded: Config | ConfigError) -> Verdict:
+def judge(present: Config, loaded: Config | ConfigError) -> Judgement:
     """Whether `loaded` can replace `present` without a restart."""
     if not isinstance(loaded, Config):
-        return Verdict(problems=tuple(loaded.problems), valid=False)
-    found = changes(present, loaded)
-    refused = tuple(str(change) for change in found if change.restart)
-    return Verdict(problems=refused) if refused else Verdict(found)
+        return Judgement(problems=tuple(loaded.problems), valid=False)
+    changed = changes(present, loaded)
+    refused = tuple(str(change) for change in changed if change.restart)
+    return Judgement(problems=refused) if refused else Judgement(changed)
 
 
 class RunningConfig:
@@ -43,22 +43,22 @@ class RunningConfig:
         self._loaded_at = now
         self._problems: tuple[str, ...] = ()
 
-    def take(self, loaded: Config | ConfigError, now: float) -> Verdict:
+    def take(self, loaded: Config | ConfigError, now: float) -> Judgement:
         """Put a configuration in force if it can replace the present one."""
-        verdict = judge(self.config, loaded)
-        self._problems = verdict.problems
-        for problem in verdict.problems:
+        judgement = judge(self.config, loaded)
+        self._problems = judgement.problems
+        for problem in judgement.problems:
             _log.error("reload refused: %s", problem)
-        if verdict.problems:
+        if judgement.problems:
             count_errors("reload")
-        if isinstance(loaded, Config) and not verdict.problems:
+        if isinstance(loaded, Config) and not judgement.problems:
             self.config = loaded
             self._loaded_at = now
-            for change in verdict.changes:
+            for change in judgement.changes:
                 _log.info("reloaded: %s", change)
-            if not verdict.changes:
+            if not judgement.changes:
                 _log.info("reloaded: nothing changed")
-        return verdict
+        return judgement
 
     def status(self) -> Json:
         """`{loaded_at, problems}`: since when it is in force, and what was wrong with the last reload, line by line."""

@@ -104,12 +104,12 @@ class TableSource(threading.Thread):
         self._arrived()
 
     def _follow(self) -> None:
-        update, more = self._take_table(), True
-        while more:
+        update, is_behind = self._take_table(), True
+        while is_behind:
             answer = self._client.call("changes", update.epoch, update.revision, 0.0)
             if answer.get("resync"):
                 return
-            update, more = update.then(_decode_changes(answer)), answer["more"]
+            update, is_behind = update.then(_decode_changes(answer)), answer["more"]
         self._problem = None
         self._deliver(update)
         next_at = -math.inf

@@ -107,7 +107,7 @@ def after(state: KernelState, operation: op.Operation) -> KernelState:
         case op.ChangePaces(add, remove):
             return replace(state, pacing=replace(state.pacing, paces=_changed(state.pacing.paces or {}, add, remove)))
         case op.RemoveAssignments(ip_version):
-            return replace(state, assignments={v: of for v, of in state.assignments.items() if v != ip_version})
+            return replace(state, assignments={v: s for v, s in state.assignments.items() if v != ip_version})
 
 
 def _classes(state: KernelState) -> Map[int, Rate | None]:

@@ -40,7 +40,7 @@ class Kernel(Protocol):
         """Apply each of these, in order, wholly or not at all; for each, why it was refused."""
 
     def fail_open(self) -> None:
-        """Free everybody without reading assignments: restore the root qdisc if it is ours."""
+        """Free all subflows without reading assignments: restore the root qdisc if it is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Reconciler:
     def quick_check(self, applied: KernelPlan) -> bool:
         """Whether what was applied seems to be there still.
 
-        The time does not grow with the number of subflows, except with the back end `rules`, which reads every rule.
+        The time does not grow with the number of subflows, except with the classifier `rules`, which reads every rule.
         tc is left out: the kernel notifies us of its changes (kernel/watch.py). An assignment that was changed in
         place does not change the count; a full reconcile finds it.
         """
@@ -178,7 +178,7 @@ class Reconciler:
             return state, wanted
         reachable, all_done = self._apply(operations, wanted, progress)[1:]
         if all_done and all(isinstance(operation, op.ChangePaces) for operation in operations):
-            return state, reachable  # nobody else changes paces: what is read of them is what we have written
+            return state, reachable  # no other program changes paces: what is read of them is what we have written
         state = self._read(plan)
         if all_done:
             for operation in diff(state, reachable):
@@ -288,7 +288,7 @@ def _wrongly_throttled(state: KernelState, wanted: KernelPlan) -> bool:
     if state.qdisc.htb is None or not state.qdisc.htb.classifies:
         return False
     classes = state.qdisc.htb.classes
-    assignments = (assignment for of in state.assignments.values() for assignment in of.assignments.items())
+    assignments = (assignment for made in state.assignments.values() for assignment in made.assignments.items())
     return any(
         minor in classes and (wanted.assignments.get(ends) != minor or classes[minor] != wanted.classes.get(minor))
         for ends, minor in assignments
@@ -301,7 +301,8 @@ def _applied(state: KernelState, plan: KernelPlan) -> KernelPlan:
     if htb is None or not htb.classifies or not plan.htb:
         return UNTOUCHED
     classes = {minor: rate for minor, rate in plan.classes.items() if htb.classes.get(minor) == rate}
-    present = {ends: m for of in state.assignments.values() if not of.altered for ends, m in of.assignments.items()}
+    intact = (made.assignments for made in state.assignments.values() if not made.altered)
+    present = {ends: minor for assignments in intact for ends, minor in assignments.items()}
     assignments = {ends: m for ends, m in plan.assignments.items() if m in classes and present.get(ends) == m}
     known = state.pacing.paces or {}
     paces = {ends: pace for ends, pace in plan.paces.items() if ends in assignments and known.get(ends) == pace}

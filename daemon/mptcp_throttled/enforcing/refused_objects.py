@@ -42,7 +42,7 @@ def objects_of(operation: op.Operation) -> set[KernelObject]:
 def blocked_by(operation: op.Operation) -> set[KernelObject]:
     """The classes that must not exist if an operation is refused: assignments that should be gone still lead to them.
 
-    A assignment without a class throttles nobody.
+    An assignment without a class throttles no subflow.
     """
     match operation:
         case op.ChangeAssignments(remove=remove):
@@ -58,9 +58,9 @@ def without(plan: KernelPlan, refused: Collection[KernelObject]) -> KernelPlan:
     """
     if not refused:
         return plan
-    gone = {one.key for one in refused if isinstance(one.key, int)}
-    lost = {one.key for one in refused if one.kind is ObjectKind.ASSIGNMENT and not isinstance(one.key, int)}
-    unpaced = {one.key for one in refused if one.kind is ObjectKind.PACE}
+    gone = {key for _, key in refused if isinstance(key, int)}
+    lost = {key for kind, key in refused if kind is ObjectKind.ASSIGNMENT and not isinstance(key, int)}
+    unpaced = {key for kind, key in refused if kind is ObjectKind.PACE}
     assignments = plan.assignments
     if lost:
         assignments = {ends: minor for ends, minor in assignments.items() if ends not in lost}

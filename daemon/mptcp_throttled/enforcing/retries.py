@@ -16,7 +16,7 @@ from typing import Final
 from mptcp_throttled.enforcing.refused_objects import KernelObject
 
 _FIRST_SECONDS: Final = 0.1
-# Fraction of the time. However many objects are refused, to try them again leaves nine tenths for the others.
+# Fraction of the time. However many objects are refused, to try them again leaves nine tenths for all else.
 _MAX_FRACTION: Final = 0.1
 
 
@@ -47,7 +47,7 @@ class Retries:
     @property
     def refused_minors(self) -> frozenset[int]:
         """The minors of the classes that are refused."""
-        return frozenset(one.key for one in self._retries if isinstance(one.key, int))
+        return frozenset(key for _, key in self._retries if isinstance(key, int))
 
     @property
     def next_due(self) -> float:
@@ -79,22 +79,22 @@ class Retries:
 
         `longest` is the longest delay between two attempts, in seconds.
         """
-        for one in due:
-            if one not in refused:
-                self._retries.pop(one, None)
-        for one, error in refused.items():
-            before = self._retries.get(one)
+        for kernel_object in due:
+            if kernel_object not in refused:
+                self._retries.pop(kernel_object, None)
+        for kernel_object, error in refused.items():
+            before = self._retries.get(kernel_object)
             delay = _FIRST_SECONDS if before is None else min(before.delay * 2, longest)
-            self._retries[one] = _Retry(error, delay, ended + delay)
-            heapq.heappush(self._timers, (ended + delay, next(self._order), one))
+            self._retries[kernel_object] = _Retry(error, delay, ended + delay)
+            heapq.heappush(self._timers, (ended + delay, next(self._order), kernel_object))
         if refused:
             self._not_before = ended + (ended - began) / _MAX_FRACTION
 
     def forget(self, gone: Iterable[KernelObject]) -> None:
         """These objects are not planned any more."""
-        for one in gone:
-            self._retries.pop(one, None)
+        for kernel_object in gone:
+            self._retries.pop(kernel_object, None)
 
-    def _is_current(self, due: float, _order: int, one: KernelObject) -> bool:
-        retry = self._retries.get(one)
+    def _is_current(self, due: float, _order: int, kernel_object: KernelObject) -> bool:
+        retry = self._retries.get(kernel_object)
         return retry is not None and retry.due == due

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 _SHORTEST_SECONDS: Final = 0.1
-# Fractions of the time. A full reconcile with thousands of classes takes long, and JOINs wait for it meanwhile.
+# Fractions of the time. A full reconcile with thousands of classes takes long, and JOINs wait until it ends.
 _MAX_FRACTION: Final = 0.1
 _MAX_FRACTION_PERIODIC: Final = 0.0025
 _MAX_FRACTION_QUICK_CHECKS: Final = 0.01

@@ -1,4 +1,4 @@
-"""The kernel layer that a configuration asks for, and the one that removes what others have left."""
+"""The kernel layer that a configuration asks for, and the one that removes what other instances have left."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def kernel_to_clean(config: Config) -> LinuxKernel:
     return LinuxKernel(*_BACK_ENDS[config.daemon.backend].removing(config), _paced_sockets(config))
 
 
-def other_kernel(config: Config) -> LinuxKernel | None:
-    """The kernel layer of the back end that is not configured; None if nothing of that one can be found."""
-    (other,) = (back_end for kind, back_end in _BACK_ENDS.items() if kind is not config.daemon.backend)
-    return LinuxKernel(*other.removing(config)) if other.can_remove(config) else None
+def unused_kernel(config: Config) -> LinuxKernel | None:
+    """The kernel layer of the back end that is not configured; None if nothing of that back end can be found."""
+    (unused,) = (back_end for kind, back_end in _BACK_ENDS.items() if kind is not config.daemon.backend)
+    return LinuxKernel(*unused.removing(config)) if unused.can_remove(config) else None
 
 
 def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | None]:
-    """As `kernel_to_clean` and `other_kernel`, for what is recognised without a configuration.
+    """As `kernel_to_clean` and `unused_kernel`, for what is recognised without a configuration.
 
     `directory` has the saved qdiscs; Open vSwitch is looked for in the default directory.
     """

@@ -59,10 +59,10 @@ def release_ports(ports: Iterable[int]) -> None:
 
 def release_other_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
     """Free the sockets that an earlier instance has throttled on other ports than these."""
-    others = {*recorded} - {*ports}
-    if others:
+    unserved = {*recorded} - {*ports}
+    if unserved:
         kept.forget_earlier()  # its program would throttle them again
-        release_ports(others)
+        release_ports(unserved)
 
 
 def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
@@ -137,19 +137,19 @@ def clean_up_host(path: Path) -> None:
     group = None
     try:
         config = load_config(path)
-        kernel, other = back_ends.kernel_to_clean(config), back_ends.other_kernel(config)
+        kernel, unused = back_ends.kernel_to_clean(config), back_ends.unused_kernel(config)
         directory, group = config.sockets.daemon.parent, config.socket_group
     except ConfigError as error:
         for problem in error.problems:
             _log.warning("%s", problem)
         directory = find_daemon_directory(path)
-        kernel, other = back_ends.unconfigured_kernels(directory)
+        kernel, unused = back_ends.unconfigured_kernels(directory)
     with service.single_instance(directory, "mptcp-throttled", group):
         try:
             clean_up(kernel)
         finally:
-            if other is not None:
-                remove_leftovers(other)
+            if unused is not None:
+                remove_leftovers(unused)
             record = PortRecord(directory)
             recorded = record.load()
             with closing(ClsactFilters(directory)) as filters:

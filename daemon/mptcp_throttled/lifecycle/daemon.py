@@ -168,7 +168,7 @@ class Daemon:
         return errors
 
     def _wait_for_table(self) -> list[Message[Any]]:
-        """Wait for the sniffer's table, or for a second without a part of it; the requests that came meanwhile.
+        """Wait for the sniffer's table, or for a second without a part of it; the requests that came until then.
 
         Without a sniffer, the source says so at once. The wait is bounded: a table may change faster than it is read.
         """

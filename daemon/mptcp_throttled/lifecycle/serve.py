@@ -38,9 +38,9 @@ def serve(path: Path) -> None:
         kernel, features = back_ends.kernel_of(config, kept.replace)
         service.require_writable(config.state_directory)
         # First: if this back end cannot be used, no subflow may stay throttled by the other one.
-        other = back_ends.other_kernel(config)
-        if other is not None:
-            remove_leftovers(other)
+        unused = back_ends.unused_kernel(config)
+        if unused is not None:
+            remove_leftovers(unused)
         _check_kernel(kernel)
         record = PortRecord(directory)
         recorded = record.load()

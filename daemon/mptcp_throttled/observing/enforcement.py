@@ -2,7 +2,7 @@
 
 The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed every second,
 or every few seconds. A difference must still be seen `GRACE_SECONDS` after it was seen first, and the subflow must send
-meanwhile: the kernel program may decide before the daemon, and a socket gets its class when its queue has drained.
+all that time: the kernel program may decide before the daemon, and a socket gets its class when its queue has drained.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Enforcement:
     def not_enforced(self) -> dict[FourTuple, str]:
         """Why the rate of a subflow is not enforced, for those with a difference that has lasted."""
         at = 0.0 if self.latest is None else self.latest.at
-        return {ends: one.text for ends, one in self.differences.items() if at - one.since >= GRACE_SECONDS}
+        return {ends: d.text for ends, d in self.differences.items() if at - d.since >= GRACE_SECONDS}
 
     def after(self, now: Observation, snapshot: Snapshot) -> Enforcement:
         """With one more observation, of what the snapshot says is applied."""
         before = self.latest
         if before is None:
             return Enforcement(now, anchors=(now,))
-        networks = {one.subflow.ends: one.network for of in snapshot.decisions.values() for one in of}
-        found = dict(_differences(before, now, snapshot, networks))
+        networks = {d.subflow.ends: d.network for d in snapshot.all_decisions()}
+        texts = dict(_differences(before, now, snapshot, networks))
         since = {ends: old.since for ends, old in self.differences.items()}
         is_due = now.at - self.anchors[-1].at >= _LONG_SECONDS
         sent, received = _rates(before, now, _SENT), _rates(before, now, _RECEIVED)
@@ -83,7 +83,7 @@ class Enforcement:
             _rates(self.anchors[0], now, _SENT),
             _network_rates(sent, networks),
             _network_rates(received, networks),
-            {ends: Difference(text, since.get(ends, now.at)) for ends, text in found.items()},
+            {ends: Difference(text, since.get(ends, now.at)) for ends, text in texts.items()},
             (self.anchors[-1], now) if is_due else self.anchors,
         )
 

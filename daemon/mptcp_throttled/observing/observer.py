@@ -86,8 +86,7 @@ class Observer(threading.Thread):
             with suppress(KernelError):  # the interface may be gone, or HTB with it
                 classes = self._class_bytes()
         before = self.enforcement
-        decisions = (decision for of in snapshot.decisions.values() for decision in of)
-        on_all_ports = any(decision.subflow.ends.proxy.port not in self._ports for decision in decisions)
+        on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
         sockets = self._sockets.read(on_all_ports=on_all_ports)
         after = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
         eventlog.log_enforcement(before.not_enforced, after.not_enforced)

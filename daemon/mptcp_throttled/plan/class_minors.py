@@ -25,10 +25,10 @@ class ClassMinors(Iterator[int]):
         self._next += 1
         return self._next - 1
 
-    def adopt(self, marked: Collection[int], unused: Iterable[int]) -> None:
-        """Before any minor is given out: the minors `marked` are not free; the `unused` ones of them rest."""
-        self._next = max(marked, default=self._first - 1) + 1
-        self._free = [minor for minor in reversed(range(self._first, self._next)) if minor not in marked]
+    def adopt(self, assigned: Collection[int], unused: Iterable[int]) -> None:
+        """Before any minor is given out: the minors `assigned` are not free; the `unused` ones of them rest."""
+        self._next = max(assigned, default=self._first - 1) + 1
+        self._free = [minor for minor in reversed(range(self._first, self._next)) if minor not in assigned]
         self._resting = sorted(unused, reverse=True)
 
     def release(self, minor: int) -> None:

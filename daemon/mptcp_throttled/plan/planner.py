@@ -67,7 +67,7 @@ class Planner:
         self._adopted: Mapping[FourTuple, int] = {}
 
     def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
-        """In the next update, the first, give shares the classes that their subflows are marked for in the kernel.
+        """In the next update, the first, give shares the classes to which their subflows are assigned in the kernel.
 
         No other share gets a class that any assignment names.
         """
@@ -164,15 +164,15 @@ class Planner:
 
     def _adopt(self, shares: Iterable[Share], settings: PlanSettings) -> dict[Share, Slot]:
         assignments, self._adopted = self._adopted, {}
-        marked = set(assignments.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, settings.max_minor + 1))
-        left = set(marked)
+        assigned = set(assignments.values()) & set(range(OTHER_TRAFFIC_MINOR + 1, settings.max_minor + 1))
+        left = set(assigned)
         slots = {}
         for share in shares:
             minor = next((assignments[ends] for ends in self._members[share] if assignments.get(ends) in left), None)
             if minor is not None:
                 slots[share] = Slot(minor)
                 left.remove(minor)
-        self._minors.adopt(marked, left)
+        self._minors.adopt(assigned, left)
         return slots
 
     def _remove(self, decision: Decision) -> None:

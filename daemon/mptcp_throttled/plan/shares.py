@@ -31,7 +31,7 @@ Members = Mapping[Share, Mapping[FourTuple, Decision]]
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What planning needs of the configuration. `max_minor` is the largest number that fits under the mark mask."""
+    """What planning needs of the configuration. `max_minor` is the largest number that fits under the fwmark mask."""
 
     max_minor: int
     linger: float

@@ -1,7 +1,7 @@
 """The decisions for all connections, kept up to date: only the connections that a change concerns are decided again.
 
 A connection that has changed is decided at once. Those whose client is now known by another address are decided a
-portion at a time, since one change may concern thousands; meanwhile their rates stay those of the client as it was
+portion at a time, since one change may concern thousands; until then their rates stay those of the client as it was
 known. When none of them is left, all decisions equal `decide` of every connection in the table.
 """
 
@@ -21,7 +21,7 @@ from mptcp_throttled.vocabulary.locator import Locator
 from mptcp_throttled.vocabulary.terms import PresentTerms
 
 _PORTION: Final = 256
-"""Connections: to decide, plan and assign that many takes some milliseconds, for which all others wait."""
+"""Connections: to decide, plan and assign that many takes some milliseconds, for which all other work waits."""
 
 
 class DecisionTable:

@@ -2,7 +2,7 @@
 
 To add a rule, such as a schedule or a budget:
 
-1. Write `policy/rules/NAME.py` with `apply(terms, situation) -> Terms`. It returns the terms with a
+1. Write `policy/rules/NAME.py` with `apply(terms, given) -> Terms`. It returns the terms with a
    `Term(rate, reason, next_change)` in place of each that it changes, and knows neither kernel nor other rules.
 2. `reason` is a few words for the operator (`by hand`). `next_change` is when `apply` will say something else although
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
@@ -22,27 +22,22 @@ from typing import Final
 
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.policy.rules import override
-from mptcp_throttled.vocabulary.terms import Facts, PresentTerms, Situation, Term, Terms
+from mptcp_throttled.vocabulary.terms import Facts, PresentTerms, RuleInput, Term, Terms
 
-Rule = Callable[[Terms, Situation], Terms]
+Rule = Callable[[Terms, RuleInput], Terms]
 
 RULES: Final[tuple[Rule, ...]] = (override.apply,)
 
-_ANY_CLIENT: Final = ""
-
-
-def terms(network: AccessNetwork, client: str, now: float, facts: Facts) -> Terms:
-    """The terms of a client of a network at `now` (monotonic seconds)."""
-    situation = Situation(network, client, now, facts)
-    present: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
-    for rule in RULES:
-        present = rule(present, situation)
-    return present
-
 
 def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> PresentTerms:
-    """The terms of all networks; no rule so far tells the clients of a network apart."""
-    return PresentTerms({network.name: terms(network, _ANY_CLIENT, now, facts) for network in networks})
+    """The terms of all networks at `now` (monotonic seconds)."""
+    by_network: dict[str, Terms] = {}
+    for network in networks:
+        terms: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
+        for rule in RULES:
+            terms = rule(terms, RuleInput(network, now, facts))
+        by_network[network.name] = terms
+    return PresentTerms(by_network)
 
 
 class CurrentTerms:

@@ -1,4 +1,4 @@
-"""The ids of our HTB classes, and the marks that lead to them."""
+"""The ids of our HTB classes, and the fwmarks that lead to them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ HANDLE: Final = OWN_HANDLE
 
 
 class MarkedTraffic(NamedTuple):
-    """Which packets the filter classifies: those from the proxy's TCP `ports`, by the mark bits under `mask`."""
+    """Which packets the filter classifies: those from the proxy's TCP `ports`, by the fwmark bits under `mask`."""
 
     mask: int
     ports: tuple[int, ...]
 
 
 def mark_shift(mask: int) -> int:
-    """By how many bits a class minor is shifted left to fit the mark mask."""
+    """By how many bits a class minor is shifted left to fit the fwmark mask."""
     return (mask & -mask).bit_length() - 1
 
 
 def max_minor(mask: int) -> int:
-    """The largest class minor that fits under the mark mask."""
+    """The largest class minor that fits under the fwmark mask."""
     return mask >> mark_shift(mask)
 
 

@@ -73,7 +73,7 @@ def encode_end(end: float | None, now: Now) -> dict[str, Json]:
 def decode_end(data: Json, now: Now) -> float | None:
     """The end, in monotonic seconds, that `encode_end` wrote.
 
-    It is at most `seconds_left` from now, in case the wall clock was set back meanwhile.
+    It is at most `seconds_left` from now, in case the wall clock was set back since.
 
     Raises ValueError, KeyError or TypeError if it is none.
     """

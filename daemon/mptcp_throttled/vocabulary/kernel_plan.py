@@ -27,7 +27,7 @@ stamps and a DSS option, 1408 with IPv6. A little less, so that no queue builds 
 
 
 OTHER_TRAFFIC_MINOR: Final = 1
-"""The class of all unmarked traffic, if `other_traffic` is configured. The classes of shares have higher numbers."""
+"""The class of traffic without an assignment, if `other_traffic` is configured. Those of shares have higher numbers."""
 
 
 _NONE: Final[Map] = Map()  # type: ignore[type-arg]
@@ -39,7 +39,8 @@ class KernelPlan:
 
     `paces` are bytes/s of payload, by capped subflow: what the subflow's socket tells MPTCP's scheduler. A limited
     subflow has none: it fills its congestion window, which tells its rate, and a pace would keep the connection's send
-    buffer from growing. With `default_minor` 0, HTB does not shape unmarked traffic (sch_htb.c, direct queue).
+    buffer from growing. With `default_minor` 0, HTB does not shape traffic without an assignment (sch_htb.c, direct
+    queue).
 
     A whole plan that is kept consists of persistent maps, which share what does not change with the plan before; a part
     of a plan, made and read once, of whatever is fastest.

@@ -20,7 +20,7 @@ IP_VERSIONS: Final = (4, 6)
 class HtbState:
     """Our HTB, which is the same on each interface of the proxy.
 
-    `classifies`: the filter from mark to class is there exactly if the classifier needs it. A class that is not as we
+    `classifies`: the filter from fwmark to class is there exactly if the classifier needs it. A class that is not as we
     make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface lacks
     HTB, but for those that do not exist or have an obstacle.
     """
@@ -47,9 +47,9 @@ class AssignmentState:
 class QdiscState:
     """Our HTB, if it is the root qdisc of an interface of the proxy, else the `obstacle` to installing it, if any.
 
-    `restore_pending`: the saved qdisc is not back yet, because somebody has deleted our HTB or because restoring was
-    interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB (the
-    interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
+    `restore_pending`: the saved qdisc is not back yet, because another program has deleted our HTB or because restoring
+    was interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB
+    (the interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
     `left_out` says why some interfaces of the proxy have no HTB, if others have it or can have it.
     """
 

@@ -33,5 +33,5 @@ class Locator:
         except KeyError:
             if len(self._known) >= _CACHE_ENTRIES:
                 self._known.clear()
-            found = self._known[address] = self._table.find(address)
-            return found
+            network = self._known[address] = self._table.find(address)
+            return network

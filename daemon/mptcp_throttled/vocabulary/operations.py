@@ -16,7 +16,7 @@ from mptcp_throttle.units import Rate
 class InstallHtb:
     """Save the root qdisc of each interface that has not our HTB, and replace it by HTB.
 
-    HTB gets its filter from mark to class if the classifier needs it.
+    HTB gets its filter from fwmark to class if the classifier needs it.
     """
 
     default_minor: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final, Protocol
 
 from immutables import Map
@@ -69,6 +70,10 @@ class Snapshot:
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()
     features: Mapping[str, FeatureState] = field(default_factory=dict)
+
+    def all_decisions(self) -> Iterator[Decision]:
+        """The decisions for all subflows."""
+        return chain.from_iterable(self.decisions.values())
 
     def problem_of(self, feature: FeatureName) -> str | None:
         """Why a feature is not in place although it should be; None also before the first step."""

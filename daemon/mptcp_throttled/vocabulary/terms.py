@@ -26,7 +26,7 @@ class Term:
 
 
 Terms = Mapping[RateKind, Term]
-"""The terms of a network, or of one of its clients. A kind that is absent is unlimited."""
+"""The terms of a network. A kind that is absent is unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,9 @@ class Facts(NamedTuple):
     overrides: tuple[Override, ...] = ()
 
 
-class Situation(NamedTuple):
-    """Whose terms are asked for, and when: of a client of a network, "" being any; at `now`, in monotonic seconds."""
+class RuleInput(NamedTuple):
+    """Of which network the terms are asked for; `now` is in monotonic seconds."""
 
     network: AccessNetwork
-    client: str
     now: float
     facts: Facts

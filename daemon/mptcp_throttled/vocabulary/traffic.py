@@ -88,18 +88,18 @@ class Traffic:
             0 if rtt is None else 1,
         )
 
-    def plus(self, other: Traffic) -> Traffic:
+    def plus(self, added: Traffic) -> Traffic:
         """The sum."""
         return Traffic(
-            self.sent + other.sent,
-            self.retransmitted + other.retransmitted,
-            self.received + other.received,
-            self.ip_sent + other.ip_sent,
-            self.ip_sent_throttled + other.ip_sent_throttled,
-            self.ip_received + other.ip_received,
-            self.closed + other.closed,
-            self.rtt_seconds + other.rtt_seconds,
-            self.rtt_samples + other.rtt_samples,
+            self.sent + added.sent,
+            self.retransmitted + added.retransmitted,
+            self.received + added.received,
+            self.ip_sent + added.ip_sent,
+            self.ip_sent_throttled + added.ip_sent_throttled,
+            self.ip_received + added.ip_received,
+            self.closed + added.closed,
+            self.rtt_seconds + added.rtt_seconds,
+            self.rtt_samples + added.rtt_samples,
         )
 
 

@@ -140,7 +140,7 @@ class MetricsServer:
         self._start(server)
 
     def serve_address(self, address: ListenAddress, exposition: Exposition) -> None:
-        """On a TCP address, for everybody who can connect to it."""
+        """On a TCP address, for all who can connect to it."""
         family = socket.AF_INET6 if address.host.version == 6 else socket.AF_INET
         server = _Server(family, (str(address.host), address.port), exposition)
         try:

@@ -29,8 +29,8 @@ def commands(operation: op.Operation, port: str) -> Iterator[str]:
             yield from _bundle(port, [*removed, *(add_line(*assignment) for assignment in by_client(add))])
         case op.RemoveAssignments(ip_version):
             yield from _bundle(port, [delete_all_line(ip_version)])
-        case op.RestoreQdisc(other):
-            yield f"ovs-vsctl clear Port {other or port} qos  # then destroy the records of QoS and Queue"
+        case op.RestoreQdisc(interface):
+            yield f"ovs-vsctl clear Port {interface or port} qos  # then destroy the records of QoS and Queue"
 
 
 def _transaction(commands: Sequence[Sequence[str]]) -> str:

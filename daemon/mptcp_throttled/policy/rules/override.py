@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
     from mptcp_throttled.vocabulary.clock import Now
-    from mptcp_throttled.vocabulary.terms import Situation, Terms
+    from mptcp_throttled.vocabulary.terms import RuleInput, Terms
 
 
 def requested_override(network: Json, direction: Json, kind: Json, rate: Json, seconds: Json, now: float) -> Override:
@@ -57,12 +57,12 @@ def requested_end(seconds: Json, now: float) -> float | None:
     return now + seconds
 
 
-def apply(terms: Terms, situation: Situation) -> Terms:
+def apply(terms: Terms, given: RuleInput) -> Terms:
     """The terms with rates set by hand in place of all others."""
     by_hand = {
         o.kind: Term(o.rate, "by hand, until reset" if o.end is None else "by hand", o.end)
-        for o in situation.facts.overrides
-        if o.network == situation.network.name and not is_over(o, situation.now)
+        for o in given.facts.overrides
+        if o.network == given.network.name and not is_over(o, given.now)
     }
     return {**terms, **by_hand}
 
