@@ -4,7 +4,7 @@ from policy_oracle import decision_table, reconfigure
 
 from mptcp_throttle.model import Connection, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.enforcing.uplink_changes import uplink_changes
+from mptcp_throttled.enforcing.uplinks import uplink_changes
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.decision import Previous
 

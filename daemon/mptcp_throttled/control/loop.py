@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import ClassifierKind
 from mptcp_throttled.control.requests import carry_out
-from mptcp_throttled.enforcing.keeper import Applied, Keeper
+from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
-from mptcp_throttled.enforcing.uplink_changes import uplink_changes
-from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
+from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler, uplink_changes
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
 from mptcp_throttled.policy.decisions import DecisionTable
@@ -26,7 +25,7 @@ from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import max_minor
 from mptcp_throttled.vocabulary.features import Feature, FeatureName, Situation
-from mptcp_throttled.vocabulary.snapshot import MAX_ERRORS, Snapshot, SnifferState, update_throttled, uplink_transitions
+from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState, bounded, update_throttled, uplink_transitions
 from mptcp_throttled.vocabulary.terms import Facts
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
     from mptcp_throttled.control.inbox import Message
     from mptcp_throttled.control.operator_state import OperatorStore
     from mptcp_throttled.control.running_config import RunningConfig
-    from mptcp_throttled.control.source import TableUpdate
+    from mptcp_throttled.control.source import Source, TableUpdate
+    from mptcp_throttled.vocabulary.applied import Applied
     from mptcp_throttled.vocabulary.clock import Clock
     from mptcp_throttled.vocabulary.decision import Decision, Previous
-    from mptcp_throttled.vocabulary.operator import OperatorState
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -60,13 +59,6 @@ class DecidingKernel(Kernel, Protocol):
 
         Raises KernelError.
         """
-
-
-class Source(Protocol):
-    """Where the sniffer's table comes from."""
-
-    def take(self) -> TableUpdate | None:
-        """What is new since the last call; None if nothing."""
 
 
 class Loop:
@@ -101,6 +93,7 @@ class Loop:
         self._features = {**features, FeatureName.UPLINKS: self._uplinks}
         self._adopted: Mapping[FourTuple, int] = {}
         self._began = -math.inf
+        self._is_active = False
         self._kernel_changed = threading.Event()
         self.snapshot = Snapshot()
         self.recent_decisions = RecentDecisions()
@@ -146,74 +139,57 @@ class Loop:
 
     def _step(self) -> None:
         before, config, now = self.snapshot, self._config.config, self._clock.monotonic()
+        daemon = config.daemon
         operator = self._operator.current()
+        is_paused = operator.pause is not None
         terms = self._terms.update(config.networks, now, Facts(operator.overrides))
         networks = self._terms.configured
-        daemon = config.daemon
-        settings = PlanSettings(max_minor(daemon.mark_mask), daemon.linger, daemon.other_traffic)
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
-        is_active = _is_active(operator, sniffer)
-        was_active = _is_active(before.operator, before.sniffer)
-        if networks is not before.networks or terms is not before.terms or is_active != was_active:
+        was_active, self._is_active = self._is_active, not is_paused and sniffer.problem is None
+        if networks is not before.networks or terms is not before.terms or self._is_active != was_active:
             self._began = now
+        # The kernel program must not pace what the daemon cannot throttle.
+        throttling = self._is_active and not self._keeper.htb_refused
         situation = Situation(
-            self._terms.effective,
-            paused=operator.pause is not None,
-            # The kernel program must not pace what the daemon cannot throttle.
-            throttling=is_active and not self._keeper.htb_refused,
-            linger=daemon.linger,
-            interval=daemon.reconcile_interval,
+            self._terms.effective, is_paused, throttling, linger=daemon.linger, interval=daemon.reconcile_interval
         )
         for feature in self._features.values():
             feature.follow(situation)
-        previous = self._decide(update, terms, paused=operator.pause is not None)
+        previous = self._decide(update, terms, paused=is_paused)
         decisions = self._decisions.decisions
+        settings = PlanSettings(max_minor(daemon.mark_mask), daemon.linger, daemon.other_traffic)
         delta = self._planner.update(previous, decisions, terms, now, settings, self._keeper.refused_minors)
         applied = self._keeper.step(delta, daemon.reconcile_interval)
         may_live = update is not None and update.whole
         uplinks = self._uplinks.step(uplink_changes(previous, decisions), terms, may_live=may_live)
+        concerned, adopted = self._concerned(delta, applied), self._adopted
         throttled, transitions = update_throttled(
-            before.throttled,
-            self._concerned(delta, applied),
-            applied.plan,
-            decisions,
-            terms,
-            self._adopted,
-            self._began,
-            self._clock.monotonic(),
+            before.throttled, concerned, applied.plan, decisions, terms, adopted, self._began, self._clock.monotonic()
         )
         self._adopted = {}
-        exhausted = (
-            f"no class left for all of {network}: mark_mask allows {settings.max_minor}"
-            for network in self._planner.exhausted_networks
-        )
-        self.snapshot = Snapshot(
-            sniffer,
-            networks,
-            terms,
-            operator,
-            self._decisions.connections,
-            decisions,
-            self._planner.plan,
-            applied.plan,
-            throttled,
-            _bounded((*exhausted, *dict.fromkeys((*applied.errors, *self._uplinks.errors)))),
-            self._kernel.classifier,
-            self._uplinks.applied,
-            self._uplinks.policed,
-            {name: feature.state for name, feature in self._features.items()},
+        self.snapshot = after = Snapshot(
+            sniffer=sniffer,
+            networks=networks,
+            terms=terms,
+            operator=operator,
+            connections=self._decisions.connections,
+            decisions=decisions,
+            plan=self._planner.plan,
+            applied=applied.plan,
+            throttled=throttled,
+            errors=bounded((*self._planner.errors, *applied.errors, *self._uplinks.errors)),
+            classifier=self._kernel.classifier,
+            uplinks=self._uplinks.applied,
+            policed=self._uplinks.policed,
+            features={name: feature.state for name, feature in self._features.items()},
         )
         with suppress(KernelError):
             self._note_closed(self._kernel.closed_subflows())
-        transitions += uplink_transitions(before.uplinks, self.snapshot.uplinks, uplinks.tried)
-        eventlog.log_step(before, self.snapshot, transitions)
-        eventlog.log_repairs(len(applied.repairs) + uplinks.repairs)
-        eventlog.log_window_problems(uplinks.window_problems)
-        self.recent_decisions.note(self._clock.time(), transitions, self.snapshot)
-        instruments.count_step(before, self.snapshot, transitions)
-        instruments.count_errors("kernel", len(uplinks.window_problems))
-        instruments.count_reconciles(applied.durations, applied.repairs, uplinks.repairs)
+        transitions += uplink_transitions(before.uplinks, after.uplinks, uplinks.tried)
+        eventlog.log_step(before, after, transitions, applied, uplinks)
+        instruments.count_step(before, after, transitions, applied, uplinks)
+        self.recent_decisions.note(self._clock.time(), transitions, after)
 
     def _concerned(self, delta: PlanDelta, applied: Applied) -> Mapping[FourTuple, Decision | None]:
         """The decisions for the subflows whose rate may have changed; None for one that is not known any more."""
@@ -233,14 +209,3 @@ class Loop:
         if update is not None and update.whole:
             return {**table.replace(update.connections), **previous}
         return {**table.update({} if update is None else update.connections), **previous}
-
-
-def _is_active(operator: OperatorState, sniffer: SnifferState) -> bool:
-    """Whether anybody may be throttled."""
-    return operator.pause is None and sniffer.problem is None
-
-
-def _bounded(errors: tuple[str, ...]) -> tuple[str, ...]:
-    """The errors for the operator: with thousands of refused classes, not a line each."""
-    omitted = len(errors) - MAX_ERRORS
-    return errors if omitted <= 0 else (*errors[:MAX_ERRORS], f"and {omitted} more errors")

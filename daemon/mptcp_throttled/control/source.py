@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.rpc import Json, RpcClient
@@ -48,6 +48,13 @@ class TableUpdate:
         if self.whole:
             connections = {token: c for token, c in connections.items() if c is not None}
         return replace(later, connections=connections, whole=self.whole)
+
+
+class Source(Protocol):
+    """Where the sniffer's table comes from."""
+
+    def take(self) -> TableUpdate | None:
+        """What is new since the last call; None if nothing."""
 
 
 class TableSource(threading.Thread):

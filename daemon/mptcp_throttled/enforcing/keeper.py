@@ -21,28 +21,11 @@ from mptcp_throttled.enforcing.retries import Retries
 from mptcp_throttled.enforcing.schedule import Schedule
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.vocabulary import operations as op
+from mptcp_throttled.vocabulary.applied import Applied
 from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 
 _NO_MINOR: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What the kernel has after a step, and what the step has met.
-
-    `plan` is the part of the plan that the kernel has, `errors` are what it refuses. Besides the subflows that the
-    delta concerns, `retried` are the classes whose subflows may have changed, and with `is_full` all subflows may have.
-    `repairs` are the operations that put right what another program had changed, `durations` those of the reconciles,
-    in seconds.
-    """
-
-    plan: KernelPlan = UNTOUCHED
-    errors: tuple[str, ...] = ()
-    retried: frozenset[int] = frozenset()
-    is_full: bool = False
-    repairs: tuple[op.Operation, ...] = ()
-    durations: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

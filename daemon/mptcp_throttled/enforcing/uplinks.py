@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.vocabulary.applied import UplinkStep
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
 from mptcp_throttled.vocabulary.terms import PresentTerms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.model import FourTuple, Token
     from mptcp_throttled.vocabulary.clock import Clock
     from mptcp_throttled.vocabulary.counters import UplinkCounters
-    from mptcp_throttled.vocabulary.decision import Decision, Throttle
+    from mptcp_throttled.vocabulary.decision import Decision, Previous, Throttle
 
 _FIRST_DELAY_SECONDS: Final = 0.1
 _DETACH_SECONDS: Final = 0.25
@@ -66,19 +67,6 @@ class UplinkKernel(Protocol):
 
     def release(self) -> None:
         """Free all uplinks, tell the clients, and detach the program."""
-
-
-@dataclass(frozen=True, slots=True)
-class UplinkStep:
-    """What a step has tried to apply: decisions, None for subflows that have ended.
-
-    `repairs` is 1 if another program had removed or displaced a filter, which is put back. `window_problems` are why
-    windows are not bounded, for each attempt.
-    """
-
-    tried: Mapping[FourTuple, Decision | None]
-    repairs: int = 0
-    window_problems: tuple[str, ...] = ()
 
 
 class UplinkReconciler:
@@ -275,3 +263,19 @@ def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: b
         for ends, decision in changes.items()
         if (not may_live if decision is None else decision.uplink.share is None and decision.subflow.backup)
     )
+
+
+def uplink_changes(
+    previous: Previous, present: Mapping[Token, tuple[Decision, ...]]
+) -> dict[FourTuple, Decision | None]:
+    """The decisions for the subflows whose uplink has another share or none now; None: the subflow has ended."""
+    before = {
+        d.subflow.ends: share
+        for decisions in previous.values()
+        for d in decisions
+        if (share := d.uplink.share) is not None
+    }
+    after = {decision.subflow.ends: decision for token in previous for decision in present.get(token, ())}
+    changes: dict[FourTuple, Decision | None] = {ends: None for ends in before if ends not in after}
+    changes.update((ends, decision) for ends, decision in after.items() if before.get(ends) != decision.uplink.share)
+    return changes

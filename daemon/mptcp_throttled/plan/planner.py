@@ -132,9 +132,10 @@ class Planner:
         return decisions
 
     @property
-    def exhausted_networks(self) -> tuple[str, ...]:
-        """The access networks that have shares for which no class is left."""
-        return tuple(self._exhausted)
+    def errors(self) -> tuple[str, ...]:
+        """For which access networks there are not enough classes."""
+        allowed = f"mark_mask allows {self._settings.max_minor}"
+        return tuple(f"no class left for all of {network}: {allowed}" for network in self._exhausted)
 
     @property
     def next_expiry(self) -> float | None:

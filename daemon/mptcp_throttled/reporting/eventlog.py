@@ -9,16 +9,11 @@ from typing import Final
 
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
+from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.operator import Pause
-from mptcp_throttled.vocabulary.snapshot import (
-    KEEPS_SENDING,
-    MAX_ERRORS,
-    Snapshot,
-    Throttled,
-    Transition,
-)
+from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snapshot, Throttled, Transition
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -35,8 +30,10 @@ _FEATURES: Final = {
 """What is logged when a feature is in place, and when it is not."""
 
 
-def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
-    """Log what a step of the loop has changed."""
+def log_step(
+    before: Snapshot, after: Snapshot, transitions: Iterable[Transition], applied: Applied, uplinks: UplinkStep
+) -> None:
+    """Log what a step of the loop has changed and met."""
     for ends in after.policed - before.policed:
         of_client = about(str(ends.client.address))
         _log.info("policed client=%s direction=uplink reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
@@ -51,6 +48,11 @@ def log_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition
         _log_sniffer(after)
     # The line behind them says how many more errors there are: each new number would be a line.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
+    repairs = len(applied.repairs) + uplinks.repairs
+    if repairs:
+        _log.warning("the kernel had been changed; repaired by %d operations", repairs)
+    for problem in uplinks.window_problems:
+        _log.debug("%s", problem)
 
 
 def log_adopted(throttled: Iterable[Throttled]) -> None:
@@ -67,18 +69,6 @@ def log_pause_at_start(pause: Pause | None, now: float) -> None:
         _log.warning("paused by the operator, %s: nothing is throttled; `mptcp-throttle resume` ends the pause", left)
 
 
-def log_repairs(operations: int) -> None:
-    """Log that another program had changed what was applied, if it was repaired by any operations."""
-    if operations:
-        _log.warning("the kernel had been changed; repaired by %d operations", operations)
-
-
-def log_window_problems(problems: Iterable[str]) -> None:
-    """Log why windows of uplinks are not bounded."""
-    for problem in problems:
-        _log.debug("%s", problem)
-
-
 def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
     """Log that what is applied is not enforced for some subflows, and when it is enforced for all again."""
     if bool(before) == bool(after):
@@ -89,18 +79,13 @@ def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, s
         _log.error("%d subflows: rate not enforced; client=%s: %s", len(after), ends.client, why)
 
 
-def _why_unknown(snapshot: Snapshot) -> str:
-    """Why the daemon does not know a subflow any more."""
-    return "subflow ended" if snapshot.sniffer.problem is None else "the sniffer does not answer"
-
-
 def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
     direction, decision, throttle = transition.direction, transition.decision, transition.after
     if decision is None:
         if transition.before is not None:
             # No decision: the daemon does not know the subflow any more.
             client, network = transition.ends.client, transition.before.share.network
-            reason = _why_unknown(snapshot)
+            reason = "subflow ended" if snapshot.sniffer.problem is None else "the sniffer does not answer"
             _log.debug("free client=%s network=%s direction=%s reason=%r", client, network, direction, reason)
         return
     about_token = f"token={format_token(decision.token)}"

@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from mptcp_throttle.model import RateKind
+from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
 from mptcp_throttled.vocabulary.operations import (
     AddClass,
     ChangeAssignments,
@@ -79,8 +80,10 @@ for _stage in _STAGES:
     _ERRORS.labels(_stage)
 
 
-def count_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transition]) -> None:
-    """Count what a step of the loop has changed."""
+def count_step(
+    before: Snapshot, after: Snapshot, transitions: Iterable[Transition], applied: Applied, uplinks: UplinkStep
+) -> None:
+    """Count what a step of the loop has changed and met."""
     for transition in transitions:
         is_cap = transition.after is not None and transition.after.share.kind is RateKind.CAP
         if is_cap and transition.before is None and transition.latency is not None:
@@ -89,15 +92,12 @@ def count_step(before: Snapshot, after: Snapshot, transitions: Iterable[Transiti
         count_errors("kernel", len(set(after.errors) - set(before.errors)))
     if before.sniffer.problem is None and after.sniffer.problem is not None:
         count_errors("sniffer")
-
-
-def count_reconciles(durations: Iterable[float], repairs: Iterable[Operation], filter_repairs: int) -> None:
-    """Count reconciles by their duration in seconds, and what put right what another program had changed."""
-    for duration in durations:
+    count_errors("kernel", len(uplinks.window_problems))
+    for duration in applied.durations:
         _RECONCILE_DURATION.observe(duration)
-    for operation in repairs:
+    for operation in applied.repairs:
         _KERNEL_REPAIRS.labels(_KINDS[type(operation)]).inc()
-    _KERNEL_REPAIRS.labels("filter").inc(filter_repairs)
+    _KERNEL_REPAIRS.labels("filter").inc(uplinks.repairs)
 
 
 def count_errors(stage: str, number: int = 1) -> None:

@@ -159,13 +159,13 @@ def update_throttled(
     is_changed = False
     for ends, decision in concerned.items():
         before, minor = throttled.get(ends), applied.assignments.get(ends)
-        applied_before = None if before is None else before.throttle
+        throttle_before = None if before is None else before.throttle
         throttle = None if decision is None else terms.throttle(decision.downlink)
         if decision is None or throttle is None or minor is None:
             if before is not None:
                 is_changed = True
                 del changed[ends]
-                transitions.append(Transition(Direction.DOWNLINK, ends, applied_before, None, decision))
+                transitions.append(Transition(Direction.DOWNLINK, ends, throttle_before, None, decision))
             continue
         if before is None:
             is_adopted = adopted.get(ends) == minor
@@ -173,13 +173,20 @@ def update_throttled(
             latency = None if is_adopted or since < began else now - since
             after = Throttled(decision, throttle, minor, latency, is_adopted)
         else:
+            is_adopted = False
             after = replace(before, decision=decision, throttle=throttle, minor=minor)
-        if applied_before != throttle and not (before is None and after.adopted):
-            transitions.append(
-                Transition(Direction.DOWNLINK, ends, applied_before, throttle, decision, minor, after.latency)
-            )
+        if throttle != throttle_before and not is_adopted:
+            change = Transition(Direction.DOWNLINK, ends, throttle_before, throttle, decision, minor, after.latency)
+            transitions.append(change)
         if after != before:
             is_changed = True
             changed[ends] = after
     # The same object if nothing has changed: to compare all values would take readers long.
     return changed.finish() if is_changed else throttled, transitions
+
+
+def bounded(errors: Iterable[str]) -> tuple[str, ...]:
+    """The errors for the operator, each text once: with thousands of refused classes, not a line each."""
+    texts = tuple(dict.fromkeys(errors))
+    omitted = len(texts) - MAX_ERRORS
+    return texts if omitted <= 0 else (*texts[:MAX_ERRORS], f"and {omitted} more errors")

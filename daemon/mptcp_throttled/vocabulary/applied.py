@@ -1,0 +1,42 @@
+"""What the kernel has after a step of the loop, and what the step has met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.vocabulary import operations as op
+from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What the kernel has after a step, and what the step has met.
+
+    `plan` is the part of the plan that the kernel has, `errors` are what it refuses. Besides the subflows that the
+    delta concerns, `retried` are the classes whose subflows may have changed, and with `is_full` all subflows may have.
+    `repairs` are the operations that put right what another program had changed, `durations` those of the reconciles,
+    in seconds.
+    """
+
+    plan: KernelPlan = UNTOUCHED
+    errors: tuple[str, ...] = ()
+    retried: frozenset[int] = frozenset()
+    is_full: bool = False
+    repairs: tuple[op.Operation, ...] = ()
+    durations: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkStep:
+    """What a step has tried to apply: decisions, None for subflows that have ended.
+
+    `repairs` is 1 if another program had removed or displaced a filter, which is put back. `window_problems` are why
+    windows are not bounded, for each attempt.
+    """
+
+    tried: Mapping[FourTuple, Decision | None]
+    repairs: int = 0
+    window_problems: tuple[str, ...] = ()
