@@ -5,22 +5,13 @@ tc and those of the classifier, or those of Open vSwitch for both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator
 
 from mptcp_throttle.model import BackEnd, ClassifierKind
-from mptcp_throttled.answers.plan_commands import nft, openvswitch, rules, socket, tc
-from mptcp_throttled.answers.plan_commands.by_client import by_client
+from mptcp_throttled.answers.plan_commands import openvswitch, tc
+from mptcp_throttled.answers.plan_commands.assignments import assignment_commands, by_client
 from mptcp_throttled.vocabulary import operations as op
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-
-_Assigning = op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments
-
-_ASSIGNING: Final[Mapping[str, Callable[[_Assigning, int], Iterator[str]]]] = {
-    ClassifierKind.SOCKET: socket.commands,
-    ClassifierKind.NFT: nft.commands,
-    ClassifierKind.RULES: rules.commands,
-}
 
 
 def as_commands(
@@ -39,7 +30,7 @@ def as_commands(
         case _ if classifier == BackEnd.OVS:
             yield from openvswitch.commands(operation, interfaces[0])
         case op.MakeAssignments() | op.ChangeAssignments() | op.RemoveAssignments():
-            yield from _ASSIGNING[classifier](operation, marking.mask)
+            yield from assignment_commands(operation, classifier, marking.mask)
         case _:
             filtered = marking if classifier == ClassifierKind.RULES else None
             named = operation.interface if isinstance(operation, op.RestoreQdisc) else None

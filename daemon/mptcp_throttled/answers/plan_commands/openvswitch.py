@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mptcp_throttled.answers.plan_commands.by_client import by_client
+from mptcp_throttled.answers.plan_commands.assignments import by_client
 from mptcp_throttled.kernel.openvswitch.openflow import add_line, delete_all_line, delete_line, queue_of
 from mptcp_throttled.kernel.openvswitch.queues import add_queue, delete_queue, make_qos, set_queue
 from mptcp_throttled.vocabulary import operations as op
