@@ -27,8 +27,8 @@ def snapshot(tmp_path: Path) -> Snapshot:
 
 def test_subflows_are_counted_by_network_and_rate_kind(snapshot: Snapshot) -> None:
     counts = CountedSubflows().of(snapshot)
-    assert counts.live == {"ethernet": 1, "wifi": 2, None: 1}
-    assert counts.throttled == {"ethernet": 1}
+    assert [counts.live(network) for network in ("ethernet", "wifi", None)] == [1, 2, 1]
+    assert [counts.throttled(network) for network in ("ethernet", "wifi")] == [1, 0]
     assert counts.kinds == {RateKind.CAP: 1}
 
 
@@ -36,6 +36,6 @@ def test_subflows_are_counted_again_after_each_change(snapshot: Snapshot) -> Non
     counted = CountedSubflows()
     before = counted.of(snapshot)
     assert counted.of(replace(snapshot, errors=("any",))) is before
-    assert counted.of(replace(snapshot, decisions=Map())).live == {}
+    assert counted.of(replace(snapshot, decisions=Map())).downlinks == {}
     assert counted.of(replace(snapshot, throttled=Map())).kinds == {}
     assert counted.of(snapshot) == before

@@ -67,13 +67,12 @@ def status(
 
 def network_statuses(snapshot: Snapshot, observed: Observed, counts: SubflowCounts, now: Now) -> list[Json]:
     """The access networks in the answer to `status`."""
-    live, throttled = counts.live, counts.throttled
     sent, received = observed.enforcement.network_rates, observed.enforcement.received_network_rates
     return [
         {
             **_network_status(network, snapshot.terms.by_network[network.name], now),
-            "subflows": live[network.name],
-            "throttled_subflows": throttled[network.name],
+            "subflows": counts.live(network.name),
+            "throttled_subflows": counts.throttled(network.name),
             "sent_bps": round(8 * sent.get(network.name, 0.0)),
             "received_bps": round(8 * received.get(network.name, 0.0)),
             "totals": asdict(observed.accounts.get(network.name, NetworkAccounts()).traffic),

@@ -1,33 +1,65 @@
-"""Subflows by access network and by rate kind, counted again only when something has changed."""
+"""Subflows by access network, by state and by rate kind, counted again only when something has changed."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
 from mptcp_throttle.model import RateKind
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
+STATES: Final = ("free", "cap", "limit", "backup")
+_FREE, _CAP, _LIMIT, _BACKUP = range(len(STATES))
+_THROTTLED_UPLINKS: Final = ("cap", "limit", "policed")
+UPLINK_STATES: Final = ("free", *_THROTTLED_UPLINKS)
+
 
 @dataclass(frozen=True, slots=True)
 class SubflowCounts:
-    """Live and throttled subflows by network, and subflows and uplinks by rate kind."""
+    """Subflows by network and state, in both directions; by rate kind; and connections, `single` or `multi`."""
 
-    live: Counter[str | None] = field(default_factory=Counter)
-    throttled: Counter[str] = field(default_factory=Counter)
+    downlinks: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    uplinks: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     kinds: Counter[RateKind] = field(default_factory=Counter)
+    connections: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> SubflowCounts:
         """Count the subflows of a snapshot."""
-        throttles = [throttled.throttle for throttled in snapshot.throttled.values()]
-        kinds = Counter(throttle.share.kind for throttle in throttles)
-        kinds.update(throttle.share.kind for throttle in snapshot.uplinks.values())
-        return cls(
-            Counter(decision.network for decision in snapshot.all_decisions()),
-            Counter(throttle.share.network for throttle in throttles),
-            kinds,
-        )
+        throttled, uplinks, policed = snapshot.throttled, snapshot.uplinks, snapshot.policed
+        kinds = Counter(subflow.throttle.share.kind for subflow in throttled.values())
+        kinds.update(throttle.share.kind for throttle in uplinks.values())
+        # With thousands of subflows a count of each of them by itself takes several times as long.
+        by_state: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(STATES))
+        counts = cls(kinds=kinds)
+        several = 0
+        for decisions in snapshot.decisions.values():
+            several += len(decisions) > 1
+            for decision in decisions:
+                subflow = decision.subflow
+                if decision.downlink.share is None or (applied := throttled.get(subflow.ends)) is None:
+                    place = _BACKUP if subflow.backup else _FREE
+                else:
+                    place = _CAP if applied.throttle.share.kind is RateKind.CAP else _LIMIT
+                by_state[decision.network][place] += 1
+                if decision.uplink.share is not None and (uplink := uplinks.get(subflow.ends)) is not None:
+                    state = "policed" if subflow.ends in policed else uplink.share.kind.word
+                    counts.uplinks[decision.network, state] += 1
+        for network, numbers in by_state.items():
+            counts.downlinks.update({(network, state): n for state, n in zip(STATES, numbers, strict=True)})
+            throttled_uplinks = sum(counts.uplinks[network, state] for state in _THROTTLED_UPLINKS)
+            counts.uplinks[network, "free"] = sum(numbers) - throttled_uplinks
+        counts.connections.update(multi=several, single=len(snapshot.decisions) - several)
+        return counts
+
+    def live(self, network: str | None) -> int:
+        """How many subflows a network has."""
+        return sum(self.downlinks[network, state] for state in STATES)
+
+    def throttled(self, network: str) -> int:
+        """How many subflows of a network are capped or limited."""
+        return self.downlinks[network, "cap"] + self.downlinks[network, "limit"]
 
 
 class CountedSubflows:
@@ -43,6 +75,7 @@ class CountedSubflows:
             snapshot.decisions is counted.decisions
             and snapshot.throttled is counted.throttled
             and snapshot.uplinks is counted.uplinks
+            and snapshot.policed is counted.policed
         )
         if not is_same:
             counts = SubflowCounts.of(snapshot)

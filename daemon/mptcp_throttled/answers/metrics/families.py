@@ -6,20 +6,18 @@ except `client_sent_bytes`, which `metrics.clients` turns on.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import is_
 from typing import Final
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from mptcp_throttle.model import RateKind
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
+from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import Observed, View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
@@ -27,10 +25,6 @@ from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 
-_STATES: Final = ("free", "cap", "limit", "backup")
-_FREE, _CAP, _LIMIT, _BACKUP = range(len(_STATES))
-_THROTTLED_UPLINKS: Final = ("cap", "limit", "policed")
-_UPLINK_STATES: Final = ("free", *_THROTTLED_UPLINKS)
 _NO_NETWORK: Final = "none"
 
 
@@ -51,14 +45,13 @@ class MetricFamilies(Collector):
         self._view = view
         self._sniffer_status = sniffer_status
         self._top_clients = top_clients
-        self._subflows = _Subflows()
+        self._counted = CountedSubflows()
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
         snapshot, observed = self._view.snapshot, self._view.observed
         yield from _service_families(snapshot, self._config)
-        self._subflows.count(snapshot)
-        yield from _subflow_families(snapshot, observed, self._subflows)
+        yield from _subflow_families(snapshot, observed, self._counted.of(snapshot))
         yield from _rate_families(snapshot)
         yield from _traffic_families([network.name for network in snapshot.networks], observed.accounts)
         with suppress(RpcError):  # `ready` says whether it answers
@@ -97,54 +90,7 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
 
 
-_Counts = Counter[tuple[str | None, str]]
-
-
-class _Subflows:
-    """Subflows by network and state, and connections by whether they have several subflows.
-
-    They are counted again only when something has changed.
-    """
-
-    def __init__(self) -> None:
-        self._counted: tuple[object, ...] = ()
-        self.downlinks: _Counts = Counter()
-        self.uplinks: _Counts = Counter()
-        self.connections: Counter[str] = Counter()
-
-    def count(self, snapshot: Snapshot) -> None:
-        """Count the subflows of this snapshot."""
-        throttled, uplinks, policed = snapshot.throttled, snapshot.uplinks, snapshot.policed
-        inputs = snapshot.decisions, throttled, uplinks, policed
-        if len(self._counted) == len(inputs) and all(map(is_, self._counted, inputs)):
-            return
-        self._counted = inputs
-        # With thousands of subflows a count of each of them by itself takes several times as long.
-        downlinks: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(_STATES))
-        self.uplinks = Counter()
-        several = 0
-        for decisions in snapshot.decisions.values():
-            several += len(decisions) > 1
-            for decision in decisions:
-                subflow = decision.subflow
-                if decision.downlink.share is None or (applied := throttled.get(subflow.ends)) is None:
-                    place = _BACKUP if subflow.backup else _FREE
-                else:
-                    place = _CAP if applied.throttle.share.kind is RateKind.CAP else _LIMIT
-                downlinks[decision.network][place] += 1
-                if decision.uplink.share is not None and (uplink := uplinks.get(subflow.ends)) is not None:
-                    state = "policed" if subflow.ends in policed else uplink.share.kind.word
-                    self.uplinks[decision.network, state] += 1
-        self.downlinks = Counter()
-        for network, counts in downlinks.items():
-            for state, number in zip(_STATES, counts, strict=True):
-                self.downlinks[network, state] = number
-            throttled_uplinks = sum(self.uplinks[network, state] for state in _THROTTLED_UPLINKS)
-            self.uplinks[network, "free"] = sum(counts) - throttled_uplinks
-        self.connections = Counter(multi=several, single=len(snapshot.decisions) - several)
-
-
-def _subflow_families(snapshot: Snapshot, observed: Observed, counted: _Subflows) -> Iterator[Metric]:
+def _subflow_families(snapshot: Snapshot, observed: Observed, counted: SubflowCounts) -> Iterator[Metric]:
     networks: list[str | None] = [*(network.name for network in snapshot.networks), None]
     yield _gauge(
         "connections",
@@ -156,13 +102,13 @@ def _subflow_families(snapshot: Snapshot, observed: Observed, counted: _Subflows
         "subflows",
         "Subflows: capped, limited, or neither of them and regular (free) or backup.",
         ("network", "state"),
-        [((name or _NO_NETWORK, state), counted.downlinks[name, state]) for name in networks for state in _STATES],
+        [((name or _NO_NETWORK, state), counted.downlinks[name, state]) for name in networks for state in STATES],
     )
     yield _gauge(
         "uplinks",
         "Subflows by what is done to what their clients send; policed: the excess is dropped.",
         ("network", "state"),
-        [((name or _NO_NETWORK, state), counted.uplinks[name, state]) for name in networks for state in _UPLINK_STATES],
+        [((name or _NO_NETWORK, state), counted.uplinks[name, state]) for name in networks for state in UPLINK_STATES],
     )
     not_enforced = len(observed.enforcement.not_enforced)
     yield _value("not_enforced_subflows", "Subflows whose rate is applied but not enforced.", not_enforced)
