@@ -17,7 +17,7 @@ from mptcp_throttled.answers import busiest as busiest_module
 from mptcp_throttled.answers.busiest import IndexedClients, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
-from mptcp_throttled.answers.view import Observed
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -29,7 +29,7 @@ def busiest(snapshot: Snapshot, number: int = 10, order: Order = Order.SENT, pat
     index = ClientIndex()
     index.update(snapshot)
     indexed = IndexedClients(index, SubflowCounts.of(snapshot))
-    return busiest_module.busiest(snapshot, OBSERVED, indexed, number, order, pattern, NOW)
+    return busiest_module.busiest(View(snapshot, OBSERVED, {}, NOW), indexed, number, order, pattern)
 
 
 def client(number: int) -> Connection:
@@ -43,12 +43,9 @@ def snapshot(tmp_path: Path) -> Snapshot:
     return snapshot_of(tmp_path, client(1), client(2), connection(3, subflow("10.2.0.3"), subflow("10.2.0.3", 41000)))
 
 
-OBSERVED = Observed(
-    Enforcement(
-        rates={ends("10.1.0.1"): 62_500.0, ends("10.2.0.1"): 1e6, ends("10.2.0.2"): 5e6, ends("10.2.0.3"): 2e6},
-        received_rates={ends("10.2.0.1"): 7e6},
-    ),
-    {},
+OBSERVED = Enforcement(
+    rates={ends("10.1.0.1"): 62_500.0, ends("10.2.0.1"): 1e6, ends("10.2.0.2"): 5e6, ends("10.2.0.3"): 2e6},
+    received_rates={ends("10.2.0.1"): 7e6},
 )
 
 

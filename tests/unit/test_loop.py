@@ -24,6 +24,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Connection, FourTuple, Per, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.status import connections
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
@@ -764,7 +765,8 @@ def test_policed_uplink_is_reported_with_its_reason_and_logged_once(
     uplinks.policed = frozenset({capped(1)})
     for _ in range(3):
         world.step(after=INTERVAL)
-    (connection_status,) = connections(world.loop.snapshot, Enforcement(), Now(0.0, 0.0))["connections"]
+    view = View(world.loop.snapshot, Enforcement(), {}, Now(0.0, 0.0))
+    (connection_status,) = connections(view)["connections"]
     shown = {
         one["network"]: (one["uplink"]["policed"], one["uplink"]["reason"]) for one in connection_status["subflows"]
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +17,11 @@ from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
-from mptcp_throttled.answers.view import Observed
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import NAMESPACE
-from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 SERVICES: Final = (Path(__file__).parents[2] / "docs/services.md").read_text(encoding="utf-8")
@@ -34,12 +33,6 @@ ACCOUNTS: Final = {
 }
 SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}}
 Values = dict[tuple[str, ...], float]
-
-
-@dataclass
-class FixedView:
-    snapshot: Snapshot
-    observed: Observed
 
 
 class Metrics:
@@ -56,7 +49,7 @@ class Metrics:
         snapshot = snapshot_of(directory, *connections, paused=paused)
         self.families = MetricFamilies(
             RunningConfig(configuration(), 1000.0),
-            FixedView(snapshot, Observed(Enforcement(), ACCOUNTS)),
+            lambda: View(snapshot, Enforcement(), ACCOUNTS, Now(0.0, 0.0)),
             sniffer,
             None if clients is None else lambda: clients,
         )

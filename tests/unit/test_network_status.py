@@ -13,7 +13,7 @@ from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.answers.status import network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
-from mptcp_throttled.answers.view import Observed
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -23,7 +23,7 @@ def status_with(subnets: int) -> Json:
     many = tuple(ip_network(f"10.{number >> 8}.{number & 255}.0/24") for number in range(subnets))
     networks = (replace(ETHERNET, subnets=many),)
     snapshot = Snapshot(networks=networks, terms=as_configured(networks))
-    (answer,) = network_statuses(snapshot, Observed(Enforcement(), {}), SubflowCounts(), Now(1000.0, 1.7e9))
+    (answer,) = network_statuses(View(snapshot, Enforcement(), {}, Now(1000.0, 1.7e9)), SubflowCounts())
     return answer
 
 

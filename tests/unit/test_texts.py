@@ -10,6 +10,7 @@ from loops import snapshot_of
 
 from mptcp_throttle.cli import tables
 from mptcp_throttled.answers.status import connections
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.eventlog import log_pause_at_start
 from mptcp_throttled.vocabulary.clock import Now
@@ -27,7 +28,7 @@ NOW = Now(1000.0, 1.7e9)
     ],
 )
 def test_connections_say_why_there_is_none(problem: str | None, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = connections(Snapshot(sniffer=SnifferState("epoch", 1, problem)), Enforcement(), NOW)
+    answer = connections(View(Snapshot(sniffer=SnifferState("epoch", 1, problem)), Enforcement(), {}, NOW))
     tables.show_connections(answer)
     shown = capsys.readouterr().out
     assert shown.startswith(line)
@@ -36,7 +37,7 @@ def test_connections_say_why_there_is_none(problem: str | None, line: str, capsy
 
 def test_connections_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = snapshot_of(tmp_path, connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
-    tables.show_connections(connections(snapshot, Enforcement(), NOW))
+    tables.show_connections(connections(View(snapshot, Enforcement(), {}, NOW)))
     assert "10.1.0.1 40000" in capsys.readouterr().out
 
 

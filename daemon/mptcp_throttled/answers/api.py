@@ -26,7 +26,6 @@ from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.policy.rules.override import requested_end, requested_override
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.clock import Now, SystemClock
 from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
@@ -44,7 +43,7 @@ class Api:
         self,
         config: RunningConfig,
         inbox: Inbox,
-        view: View,
+        view: Callable[[], View],
         history: History,
         recent_decisions: RecentDecisions,
         load: Callable[[], Config],
@@ -79,14 +78,12 @@ class Api:
     def status(self) -> Json:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interfaces = self._config.config.proxy.interfaces
-        now = Now.of(SystemClock())
-        snapshot = self._view.snapshot
-        counts = self._counted.of(snapshot)
-        return status.status(snapshot, self._view.observed, counts, interfaces, self._config.status(), now)
+        view = self._view()
+        return status.status(view, self._counted.of(view.snapshot), interfaces, self._config.status())
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
-        return status.connections(self._view.snapshot, self._view.observed.enforcement, Now.of(SystemClock()))
+        return status.connections(self._view())
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.
@@ -95,10 +92,10 @@ class Api:
         """
         chosen = requested_order(order)
         with self._indexing:
-            snapshot, observed = self._view.snapshot, self._view.observed
-            self._clients.update(snapshot)
-            index = IndexedClients(self._clients, self._counted.of(snapshot))
-            return busiest(snapshot, observed, index, number, chosen, pattern, Now.of(SystemClock()))
+            view = self._view()
+            self._clients.update(view.snapshot)
+            index = IndexedClients(self._clients, self._counted.of(view.snapshot))
+            return busiest(view, index, number, chosen, pattern)
 
     def decisions(self, number: int) -> Json:
         """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""
@@ -110,13 +107,13 @@ class Api:
         `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
         the epoch, and its traffic.
         """
-        account = requested_account(name, self._view.snapshot.networks)
+        account = requested_account(name, self._view().snapshot.networks)
         resolution = resolution_for(seconds)
         return status.history(account, resolution, self._history.read(account, resolution, time.time() - seconds))
 
     def plan(self) -> Json:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
-        snapshot, config = self._view.snapshot, self._config.config
+        snapshot, config = self._view().snapshot, self._config.config
         marking = MarkedTraffic(config.daemon.mark_mask, config.proxy.ports)
         plan, applied = snapshot.plan, snapshot.applied
         is_paced = snapshot.problem_of(FeatureName.PACING) is None
@@ -151,7 +148,7 @@ class Api:
         """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""
         pause = Pause(requested_end(seconds, time.monotonic()))
         self._change(SetPause(pause))
-        return {"pause": status.pause_status(pause, Now.of(SystemClock()))}
+        return {"pause": status.pause_status(pause, self._view().now)}
 
     def resume(self) -> Json:
         """End a pause; answers as `pause`, and `was_paused`: whether there was one."""
@@ -165,7 +162,7 @@ class Api:
         """
         with self._reloading:  # two reloads take effect in the order in which they read the files
             loaded = self._loaded()
-            before = self._view.snapshot.errors
+            before = self._view().snapshot.errors
             reloaded = self._inbox.ask(Reload(loaded))
         if not reloaded.problems:
             self._raise_new_errors(before)
@@ -190,13 +187,13 @@ class Api:
             return error
 
     def _change(self, request: Request[T]) -> T:
-        before = self._view.snapshot.errors
+        before = self._view().snapshot.errors
         result = self._inbox.ask(request)
         self._raise_new_errors(before)
         return result
 
     def _raise_new_errors(self, before: tuple[str, ...]) -> None:
-        errors = [error for error in self._view.snapshot.errors if error not in before]
+        errors = [error for error in self._view().snapshot.errors if error not in before]
         if errors:
             raise UserError(f"saved, but not fully applied: {'; '.join(errors)}")
 

@@ -19,9 +19,7 @@ from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttled.answers.client_index import Client, ClientIndex
 from mptcp_throttled.answers.status import describe_rates, describe_subflow, network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
-from mptcp_throttled.answers.view import Observed
-from mptcp_throttled.observing.enforcement import Enforcement
-from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 _SUBFLOWS_SHOWN: Final = 8
@@ -42,24 +40,21 @@ class IndexedClients(NamedTuple):
     counts: SubflowCounts
 
 
-def busiest(
-    snapshot: Snapshot, observed: Observed, indexed: IndexedClients, number: int, order: Order, pattern: str, now: Now
-) -> Json:
+def busiest(view: View, indexed: IndexedClients, number: int, order: Order, pattern: str) -> Json:
     """The answer: of each access network its rates and up to `number` clients. `indexed` is of the same snapshot.
 
     With a `pattern`, only of subflows that have it in their address, port, access network or state.
     """
-    index, counts = indexed.clients, indexed.counts
+    (index, counts), snapshot, enforcement = indexed, view.snapshot, view.enforcement
     clients = index.by_network if not pattern else _matching(index, snapshot, pattern.lower())
     by_subflow = index.by_subflow if not pattern else _by_subflow(clients)
-    carrying = _carrying(observed.enforcement.rates, by_subflow)
+    carrying = _carrying(enforcement.rates, by_subflow)
     sent = _sums(carrying)
-    received = _sums(_carrying(observed.enforcement.received_rates, by_subflow))
-    differing = observed.enforcement.not_enforced
-    statuses: list[Json] = network_statuses(snapshot, observed, counts, now)
+    received = _sums(_carrying(enforcement.received_rates, by_subflow))
+    statuses: list[Json] = network_statuses(view, counts)
     if clients.get(None):
         statuses.append(
-            {"name": None, "sent_bps": 0, "received_bps": 0, "rates": describe_rates({}, {}, now), "per": None}
+            {"name": None, "sent_bps": 0, "received_bps": 0, "rates": describe_rates({}, {}, view.now), "per": None}
         )
     networks = []
     for status in statuses:
@@ -70,14 +65,14 @@ def busiest(
                 "client": client.name,
                 "sent_bps": round(8 * sent[client]),
                 "received_bps": round(8 * received[client]),
-                **_describe_client(client, carrying[client], snapshot, observed.enforcement, differing, now),
+                **_describe_client(client, carrying[client], view),
             }
             for client in chosen
         ]
         networks.append({**status, "clients": described, "more_clients": len(of_network) - len(chosen)})
-    latest = observed.enforcement.latest
+    latest = enforcement.latest
     return {
-        "observed_at": None if latest is None else now.in_epoch(latest.at),
+        "observed_at": None if latest is None else view.now.in_epoch(latest.at),
         "connections": len(snapshot.connections),
         "paused": snapshot.operator.pause is not None,
         "sniffer_problem": snapshot.sniffer.problem,
@@ -147,18 +142,12 @@ def _chosen(
     return [*busy, *islice(idle, number - len(busy))]
 
 
-def _describe_client(
-    client: Client,
-    rates: Mapping[FourTuple, float],
-    snapshot: Snapshot,
-    enforcement: Enforcement,
-    differing: Mapping[FourTuple, str],
-    now: Now,
-) -> Json:
+def _describe_client(client: Client, rates: Mapping[FourTuple, float], view: View) -> Json:
     """`rates` are those of its subflows that are sent something, in bytes per second.
 
     `rate_bps` is the rate that its throttled subflows share, `throttled_bps` what they are sent.
     """
+    snapshot = view.snapshot
     downlinks = ((ends, snapshot.throttle(Direction.DOWNLINK, ends)) for ends in client.decisions)
     throttles = {ends: throttle for ends, throttle in downlinks if throttle is not None}
     shares = {throttle.share: throttle.rate for throttle in throttles.values()}
@@ -169,9 +158,6 @@ def _describe_client(
         "throttled_bps": round(8 * sum(rate for ends, rate in rates.items() if ends in throttles)),
         "rate_bps": sum(rate.bits_per_second for rate in shares.values()) or None,
         "throttled_subflows": len(throttles),
-        "subflows": [
-            {"state": snapshot.state_of(decision), **describe_subflow(decision, snapshot, enforcement, differing, now)}
-            for decision in chosen
-        ],
+        "subflows": [{"state": snapshot.state_of(decision), **describe_subflow(decision, view)} for decision in chosen],
         "more_subflows": len(client.decisions) - len(chosen),
     }

@@ -15,7 +15,7 @@ from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
-from mptcp_throttled.answers.view import Observed
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.recent_decisions import RecentDecision
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
@@ -28,17 +28,15 @@ from mptcp_throttled.vocabulary.terms import Term, Terms
 _MAX_LINES: Final = 20
 
 
-def status(
-    snapshot: Snapshot, observed: Observed, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json, now: Now
-) -> Json:
+def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json) -> Json:
     """The answer to `status`; `config` is the part about the configuration, `counts` are those of the snapshot."""
-    kinds = counts.kinds
+    snapshot, kinds = view.snapshot, counts.kinds
     return {
         "daemon": {
             "version": version(),
             "interfaces": list(interfaces),
             "config": config,
-            "pause": pause_status(snapshot.operator.pause, now),
+            "pause": pause_status(snapshot.operator.pause, view.now),
             "classifier": snapshot.classifier,
             "qdisc": "htb" if snapshot.applied.htb else "original",
             "classes": len(snapshot.applied.classes),
@@ -52,7 +50,7 @@ def status(
                 for name, state in snapshot.features.items()
             },
             "errors": list(snapshot.errors),
-            "not_enforced": _not_enforced(observed.enforcement),
+            "not_enforced": _not_enforced(view.enforcement),
         },
         "sniffer": {
             "connected": snapshot.sniffer.problem is None,
@@ -61,23 +59,23 @@ def status(
             "revision": snapshot.sniffer.revision,
             "connections": len(snapshot.connections),
         },
-        "networks": network_statuses(snapshot, observed, counts, now),
+        "networks": network_statuses(view, counts),
     }
 
 
-def network_statuses(snapshot: Snapshot, observed: Observed, counts: SubflowCounts, now: Now) -> list[Json]:
+def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
     """The access networks in the answer to `status`."""
-    sent, received = observed.enforcement.network_rates, observed.enforcement.received_network_rates
+    sent, received = view.enforcement.network_rates, view.enforcement.received_network_rates
     return [
         {
-            **_network_status(network, snapshot.terms.by_network[network.name], now),
+            **_network_status(network, view.snapshot.terms.by_network[network.name], view.now),
             "subflows": counts.live(network.name),
             "throttled_subflows": counts.throttled(network.name),
             "sent_bps": round(8 * sent.get(network.name, 0.0)),
             "received_bps": round(8 * received.get(network.name, 0.0)),
-            "totals": asdict(observed.accounts.get(network.name, NetworkAccounts()).traffic),
+            "totals": asdict(view.accounts.get(network.name, NetworkAccounts()).traffic),
         }
-        for network in snapshot.networks
+        for network in view.snapshot.networks
     ]
 
 
@@ -109,9 +107,9 @@ def _not_enforced(enforcement: Enforcement) -> list[str]:
     return [*lines, f"and {omitted} more subflows"] if omitted else lines
 
 
-def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
+def connections(view: View) -> Json:
     """The answer to `connections`, the oldest connection first; `sniffer_problem` is why none is known."""
-    differing = enforcement.not_enforced
+    snapshot = view.snapshot
     oldest_first = sorted(snapshot.connections.items(), key=lambda item: (_opened_at(item[1]), item[0]))
     return {
         "sniffer_problem": snapshot.sniffer.problem,
@@ -119,24 +117,19 @@ def connections(snapshot: Snapshot, enforcement: Enforcement, now: Now) -> Json:
             {
                 "token": format_token(token),
                 "version": connection.version,
-                "subflows": [
-                    describe_subflow(decision, snapshot, enforcement, differing, now)
-                    for decision in snapshot.decisions[token]
-                ],
+                "subflows": [describe_subflow(decision, view) for decision in snapshot.decisions[token]],
             }
             for token, connection in oldest_first
         ],
     }
 
 
-def describe_subflow(
-    decision: Decision, snapshot: Snapshot, enforcement: Enforcement, differing: Mapping[FourTuple, str], now: Now
-) -> Json:
-    """A subflow in the answer to `connections`; `differing` is why rates are not enforced."""
-    return {**_subflow_status(decision, snapshot, now), **_flow(decision.subflow.ends, enforcement, differing)}
+def describe_subflow(decision: Decision, view: View) -> Json:
+    """A subflow in the answer to `connections`."""
+    return {**_subflow_status(decision, view.snapshot, view.now), **_flow(decision.subflow.ends, view.enforcement)}
 
 
-def _flow(ends: FourTuple, enforcement: Enforcement, differing: Mapping[FourTuple, str]) -> Json:
+def _flow(ends: FourTuple, enforcement: Enforcement) -> Json:
     """What the subflow carries, in bits of payload per second, and its RTT, null if not observed yet; why its rate is
     not enforced."""
     rate, long_rate = enforcement.rates.get(ends), enforcement.long_rates.get(ends)
@@ -148,7 +141,7 @@ def _flow(ends: FourTuple, enforcement: Enforcement, differing: Mapping[FourTupl
         "received_bps": None if received is None else round(8 * received),
         "rtt_ms": rtt,
         "sent_bps_10s": None if long_rate is None else round(8 * long_rate),
-        "not_enforced": differing.get(ends),
+        "not_enforced": enforcement.not_enforced.get(ends),
     }
 
 

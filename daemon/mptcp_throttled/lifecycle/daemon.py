@@ -20,7 +20,7 @@ from mptcp_throttled.accounting.history import History
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
-from mptcp_throttled.answers.view import DaemonView
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
@@ -33,7 +33,7 @@ from mptcp_throttled.lifecycle.cleanup import release_sockets
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
-from mptcp_throttled.vocabulary.clock import SystemClock
+from mptcp_throttled.vocabulary.clock import Now, SystemClock
 from mptcp_throttled.vocabulary.features import Feature, FeatureName
 
 _log = logging.getLogger("mptcp-throttled")
@@ -76,12 +76,16 @@ class Daemon:
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
         boot = boot_identifier(config.sockets.daemon.parent)
         self._history = History(config.state_directory / "history.sqlite", boot)
-        accounts = Accounts(self._history, clock)
+        self._clock = clock
+        self._accounts = accounts = Accounts(self._history, clock)
         self._loop = Loop(self._running, operator, self._source, kernel, uplinks, features, clock, accounts.note_closed)
         self._observer = Observer(config.proxy.ports, self._loop, kernel.class_bytes, accounts)
-        self._view = DaemonView(self._loop, self._observer, accounts)
         self._metrics = MetricsServer()
         self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
+
+    def _view(self) -> View:
+        """What is known now; for any thread."""
+        return View(self._loop.snapshot, self._observer.enforcement, self._accounts.networks, Now.of(self._clock))
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""

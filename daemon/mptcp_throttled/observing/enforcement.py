@@ -59,12 +59,13 @@ class Enforcement:
     received_network_rates: Mapping[str, float] = field(default_factory=Map)
     differences: Mapping[FourTuple, Difference] = field(default_factory=Map)
     anchors: tuple[Observation, ...] = ()
+    not_enforced: Mapping[FourTuple, str] = field(init=False)
+    """Why the rate of a subflow is not enforced, for those with a difference that has lasted."""
 
-    @property
-    def not_enforced(self) -> dict[FourTuple, str]:
-        """Why the rate of a subflow is not enforced, for those with a difference that has lasted."""
+    def __post_init__(self) -> None:
         at = 0.0 if self.latest is None else self.latest.at
-        return {ends: d.text for ends, d in self.differences.items() if at - d.since >= GRACE_SECONDS}
+        lasting = {ends: d.text for ends, d in self.differences.items() if at - d.since >= GRACE_SECONDS}
+        object.__setattr__(self, "not_enforced", lasting)
 
     def after(self, now: Observation, snapshot: Snapshot) -> Enforcement:
         """With one more observation, of what the snapshot says is applied."""

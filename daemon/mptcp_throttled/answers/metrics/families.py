@@ -18,7 +18,7 @@ from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
-from mptcp_throttled.answers.view import Observed, View
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.features import FeatureName
@@ -37,7 +37,7 @@ class MetricFamilies(Collector):
     def __init__(
         self,
         config: RunningConfig,
-        view: View,
+        view: Callable[[], View],
         sniffer_status: Callable[[], Json],
         top_clients: Callable[[], Iterable[tuple[str, int]]] | None = None,
     ) -> None:
@@ -49,11 +49,12 @@ class MetricFamilies(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
-        snapshot, observed = self._view.snapshot, self._view.observed
+        view = self._view()
+        snapshot = view.snapshot
         yield from _service_families(snapshot, self._config)
-        yield from _subflow_families(snapshot, observed, self._counted.of(snapshot))
+        yield from _subflow_families(view, self._counted.of(snapshot))
         yield from _rate_families(snapshot)
-        yield from _traffic_families([network.name for network in snapshot.networks], observed.accounts)
+        yield from _traffic_families([network.name for network in snapshot.networks], view.accounts)
         with suppress(RpcError):  # `ready` says whether it answers
             yield from _sniffer_families(self._sniffer_status())
         if self._top_clients is not None:
@@ -90,8 +91,8 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
 
 
-def _subflow_families(snapshot: Snapshot, observed: Observed, counted: SubflowCounts) -> Iterator[Metric]:
-    networks: list[str | None] = [*(network.name for network in snapshot.networks), None]
+def _subflow_families(view: View, counted: SubflowCounts) -> Iterator[Metric]:
+    networks: list[str | None] = [*(network.name for network in view.snapshot.networks), None]
     yield _gauge(
         "connections",
         "MPTCP connections, by whether they have one subflow or several.",
@@ -110,7 +111,7 @@ def _subflow_families(snapshot: Snapshot, observed: Observed, counted: SubflowCo
         ("network", "state"),
         [((name or _NO_NETWORK, state), counted.uplinks[name, state]) for name in networks for state in UPLINK_STATES],
     )
-    not_enforced = len(observed.enforcement.not_enforced)
+    not_enforced = len(view.enforcement.not_enforced)
     yield _value("not_enforced_subflows", "Subflows whose rate is applied but not enforced.", not_enforced)
 
 
