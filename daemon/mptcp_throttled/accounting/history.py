@@ -8,7 +8,6 @@ fit.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sqlite3
 import threading
@@ -18,7 +17,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
@@ -150,40 +149,25 @@ class History:
 
     def read(self, account: Account, resolution: int, since: float) -> list[Period]:
         """What an account carried, the oldest first; seconds since the epoch. Without what `flush` has not written."""
-        with self._lock:
-            if self._database is None:
-                return []
-            try:
-                rows = self._database.execute(
-                    f"SELECT start, {', '.join(_COLUMNS)} FROM traffic"  # noqa: S608
-                    " WHERE resolution = ? AND kind = ? AND name = ? AND start >= ? ORDER BY start",
-                    (resolution, *account, since),
-                ).fetchall()
-            except sqlite3.Error as error:
-                self._note(str(error))
-                return []
+        rows = self._select(
+            f"SELECT start, {', '.join(_COLUMNS)} FROM traffic"  # noqa: S608
+            " WHERE resolution = ? AND kind = ? AND name = ? AND start >= ? ORDER BY start",
+            (resolution, *account, since),
+        )
         return [Period(start, Traffic(*values)) for start, *values in rows]
 
     def top_clients(self, since: float, number: int) -> list[tuple[str, int]]:
         """The clients to which most IP bytes were sent since then (seconds since the epoch), by minute; most first."""
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            if self._database is not None:
-                rows = self._database.execute(
-                    "SELECT name, SUM(ip_sent) AS total FROM traffic WHERE resolution = 60 AND kind = ? AND start >= ?"
-                    " GROUP BY name ORDER BY total DESC, name LIMIT ?",
-                    (Kind.CLIENT, since, number),
-                )
-                return list(rows)
-        return []
+        return self._select(
+            "SELECT name, SUM(ip_sent) AS total FROM traffic WHERE resolution = 60 AND kind = ? AND start >= ?"
+            " GROUP BY name ORDER BY total DESC, name LIMIT ?",
+            (Kind.CLIENT, since, number),
+        )
 
     def counted(self) -> dict[int, SocketTotals] | None:
         """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            if self._database is not None:
-                query = "SELECT sockets FROM counted WHERE boot = ?"
-                row = self._database.execute(query, (self._boot,)).fetchone()
-                return None if row is None else _unpacked(row[0])
-        return None
+        rows = self._select("SELECT sockets FROM counted WHERE boot = ?", (self._boot,))
+        return _unpacked(rows[0][0]) if rows else None
 
     def close(self) -> None:
         """Close the database."""
@@ -191,6 +175,16 @@ class History:
             if self._database is not None:
                 self._database.close()
                 self._database = None
+
+    def _select(self, query: str, values: Sequence[str | float]) -> list[Any]:
+        """The rows of a query; none while the database cannot be read."""
+        with self._lock:
+            if self._database is not None:
+                try:
+                    return self._database.execute(query, values).fetchall()
+                except sqlite3.Error as error:
+                    self._note(str(error))
+        return []
 
     def _open(self) -> sqlite3.Connection | None:
         """The database; None if there can be none now. One that is damaged is set aside."""

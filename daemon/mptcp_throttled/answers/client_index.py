@@ -57,7 +57,7 @@ class ClientIndex:
                 outdated.append(known)
                 changed.append(decisions)
                 self._known[token] = decisions
-        # First all that goes: a subflow of one connection may have the address and port of one that another had.
+        # Removals first: a new subflow may have the address and port that a subflow of another connection had.
         for decisions in outdated:
             self._remove(decisions)
         for decisions in changed:

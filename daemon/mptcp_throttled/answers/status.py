@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, Connection, Direction, FourTuple, RateKind, format_token
+from mptcp_throttle.model import Connection, Direction, FourTuple, RateKind, Token, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
@@ -68,7 +68,13 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
     sent, received = view.enforcement.network_rates, view.enforcement.received_network_rates
     return [
         {
-            **_network_status(network, view.snapshot.terms.by_network[network.name], view.now),
+            "name": network.name,
+            "subnets": [str(subnet) for subnet in network.subnets[:_MAX_LINES]],
+            "subnet_count": len(network.subnets),
+            "preference": network.preference,
+            "per": network.per,
+            "client_prefix": asdict(network.client_prefix),
+            "rates": describe_rates(network.rates, view.snapshot.terms.by_network[network.name], view.now),
             "subflows": counts.live(network.name),
             "throttled_subflows": counts.throttled(network.name),
             "sent_bps": round(8 * sent.get(network.name, 0.0)),
@@ -110,7 +116,7 @@ def _not_enforced(enforcement: Enforcement) -> list[str]:
 def connections(view: View) -> Json:
     """The answer to `connections`, the oldest connection first; `sniffer_problem` is why none is known."""
     snapshot = view.snapshot
-    oldest_first = sorted(snapshot.connections.items(), key=lambda item: (_opened_at(item[1]), item[0]))
+    oldest_first = sorted(snapshot.connections.items(), key=_age_order)
     return {
         "sniffer_problem": snapshot.sniffer.problem,
         "connections": [
@@ -145,20 +151,9 @@ def _flow(ends: FourTuple, enforcement: Enforcement) -> Json:
     }
 
 
-def _opened_at(connection: Connection) -> float:
-    return min((subflow.opened_at for subflow in connection.subflows), default=0.0)
-
-
-def _network_status(network: AccessNetwork, terms: Terms, now: Now) -> Json:
-    return {
-        "name": network.name,
-        "subnets": [str(subnet) for subnet in network.subnets[:_MAX_LINES]],
-        "subnet_count": len(network.subnets),
-        "preference": network.preference,
-        "per": network.per,
-        "client_prefix": asdict(network.client_prefix),
-        "rates": describe_rates(network.rates, terms, now),
-    }
+def _age_order(item: tuple[Token, Connection]) -> tuple[float, Token]:
+    token, connection = item
+    return min((subflow.opened_at for subflow in connection.subflows), default=0.0), token
 
 
 def describe_rates(configured: Mapping[RateKind, Rate], terms: Terms, now: Now) -> Json:

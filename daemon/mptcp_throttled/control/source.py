@@ -31,7 +31,7 @@ _RETRY_SECONDS: Final = 0.2
 class TableUpdate:
     """What is new in the sniffer's table, and the revision it leads to; `problem` says why there is no table.
 
-    `connections` has None for those that have ended. If it is the `whole` table, all others have ended.
+    `connections` has None for those that have ended. With the `whole` table, absent connections have ended.
     """
 
     epoch: str = ""

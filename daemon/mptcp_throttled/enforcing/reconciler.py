@@ -5,7 +5,7 @@ Level-triggered: a JOIN, a `tc qdisc del` by hand, a retry and the periodic full
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -224,8 +224,11 @@ class Reconciler:
             return self._kernel.change_classes(classes)
         for operation in operations:
             if not isinstance(operation, op.ClassOperation):
-                return [_refusal(self._kernel.apply, operation)]
-        return []
+                try:
+                    self._kernel.apply(operation)
+                except KernelError as error:
+                    return [error]
+        return [None] * len(operations)
 
     def _read(self, plan: KernelPlan) -> KernelState:
         state = self._try_to_read()
@@ -251,14 +254,6 @@ def _outcome(progress: _Progress, applied: KernelPlan) -> Outcome:
     refused: Map[KernelObject, str] = Map(progress.refused)
     errors, blocked = tuple(progress.errors), frozenset(progress.blocked)
     return Outcome(tuple(progress.done), applied, refused, errors, blocked)
-
-
-def _refusal(apply: Callable[[op.OtherOperation], None], operation: op.OtherOperation) -> KernelError | None:
-    try:
-        apply(operation)
-    except KernelError as error:
-        return error
-    return None
 
 
 def _groups(operations: Sequence[op.Operation]) -> Iterator[tuple[op.Operation, ...]]:

@@ -41,7 +41,7 @@ class Schedule:
         """A full reconcile has ended. `trouble`: an error that concerns all, or a plan that had to be repaired.
 
         The next one comes after `interval`, which is also the longest delay between attempts. A repair may be undone a
-        moment after a full reconcile without trouble: only such a one after a whole interval ends the back-off.
+        moment after a full reconcile without trouble: only one after a whole interval ends the back-off.
         """
         if trouble:
             self._delay = min(self._delay * 2, interval)

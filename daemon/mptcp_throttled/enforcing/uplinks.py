@@ -257,7 +257,7 @@ class UplinkReconciler:
 
 
 def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: bool) -> frozenset[FourTuple]:
-    """The subflows that have ended, and those that have become backups: to be told that they are regular ends that."""
+    """The subflows that have ended, and those that have become backups: to tell a client would make them regular."""
     return frozenset(
         ends
         for ends, decision in changes.items()

@@ -22,7 +22,7 @@ from mptcp_throttled.lifecycle.port_record import PortRecord
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from mptcp_throttle.model import FourTuple
@@ -51,18 +51,13 @@ def release_sockets(release: Callable[[], int]) -> None:
         )
 
 
-def release_ports(ports: Iterable[int]) -> None:
-    """Free all sockets on these ports, as `release_sockets` does."""
-    for port in ports:
-        release_sockets(PacedSockets((port,)).free_sockets)
-
-
-def release_other_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
-    """Free the sockets that an earlier instance has throttled on other ports than these."""
+def release_unserved_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
+    """Free the sockets that an earlier instance has throttled on ports that are not among `ports`."""
     unserved = {*recorded} - {*ports}
     if unserved:
         kept.forget_earlier()  # its program would throttle them again
-        release_ports(unserved)
+        for port in unserved:
+            release_sockets(PacedSockets((port,)).free_sockets)
 
 
 def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
@@ -154,7 +149,7 @@ def clean_up_host(path: Path) -> None:
             recorded = record.load()
             with closing(ClsactFilters(directory)) as filters:
                 free_uplinks(filters, directory, recorded)
-            release_other_ports(recorded, (), KeptLink())
+            release_unserved_ports(recorded, (), KeptLink())
             record.write(())
 
 

@@ -23,7 +23,7 @@ class KeptLink:
         self._earlier = systemd.take_kept(_NAME)
 
     def replace(self, link: int | None) -> None:
-        """Keep this one; None: none. The program of an earlier instance is detached."""
+        """Keep this link, or none. The program of an earlier instance is detached."""
         systemd.keep(_NAME, link)
         for earlier in self._earlier:
             # Without CAP_BPF it is detached when systemd has closed its copy.

@@ -184,7 +184,7 @@ class Planner:
                 del self._members[share]
 
     def _take_rates(self, concerned: Iterable[Share], terms: PresentTerms) -> None:
-        """Take the rates of the shares concerned that have members; the terms have no other rates for the others."""
+        """Take the rates of the shares concerned that have members; shares without members have none."""
         self._terms = terms
         for share in concerned:
             rate = terms.rate(share) if share in self._members else None

@@ -20,7 +20,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The rate that a subflow has together with all others of its share."""
+    """The rate that a subflow has together with all subflows of its share."""
 
     share: Share
     rate: Rate

@@ -12,23 +12,17 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 
 K = TypeVar("K")
-
-
 V = TypeVar("V")
-
 
 DRAIN_RATE: Final = Rate(10_000_000_000)
 """Of a class without assignments: faster than any interface that an MPTCP proxy has a FIFO on."""
-
 
 PAYLOAD_PART: Final = 0.94
 """HTB counts bytes on the wire, the kernel paces TCP's payload: 1428 of the 1514 bytes of a full IPv4 frame with time
 stamps and a DSS option, 1408 with IPv6. A little less, so that no queue builds up in HTB."""
 
-
 OTHER_TRAFFIC_MINOR: Final = 1
 """The class of traffic without an assignment, if `other_traffic` is configured. Those of shares have higher numbers."""
-
 
 _NONE: Final[Map] = Map()  # type: ignore[type-arg]
 

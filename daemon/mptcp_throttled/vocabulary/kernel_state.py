@@ -50,7 +50,7 @@ class QdiscState:
     `restore_pending`: the saved qdisc is not back yet, because another program has deleted our HTB or because restoring
     was interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB
     (the interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
-    `left_out` says why some interfaces of the proxy have no HTB, if others have it or can have it.
+    `left_out` says why some interfaces of the proxy have no HTB, if another interface has it or can have it.
     """
 
     htb: HtbState | None = None

@@ -38,7 +38,7 @@ _SAME_ANSWER_SECONDS: Final = 0.5
 
 
 class Exposition(CollectorRegistry):
-    """All metrics of the daemon as text; `families` are those of `metric_families`."""
+    """All metrics of the daemon as text; `families` are those of `MetricFamilies`."""
 
     def __init__(self, families: Collector) -> None:
         super().__init__()

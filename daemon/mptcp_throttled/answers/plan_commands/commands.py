@@ -1,6 +1,6 @@
 """Operations as the commands that an operator would type for the same effect.
 
-tc and those of the classifier, or those of Open vSwitch for both.
+tc and the commands of the classifier; with Open vSwitch, its own for both.
 """
 
 from __future__ import annotations
