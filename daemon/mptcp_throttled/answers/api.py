@@ -99,7 +99,7 @@ class Api:
 
     def decisions(self, number: int) -> Json:
         """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""
-        return status.decisions(self._recent_decisions.latest(number))
+        return {"decisions": self._recent_decisions.latest(number)}
 
     def history(self, name: str, seconds: float) -> Json:
         """What an access network, or a client by one of its addresses, has carried in the last `seconds`.

@@ -17,7 +17,6 @@ from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
-from mptcp_throttled.reporting.recent_decisions import RecentDecision
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
 from mptcp_throttled.vocabulary.decision import Decision
@@ -88,11 +87,6 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
 def pause_status(pause: Pause | None, now: Now) -> Json:
     """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
     return None if pause is None else encode_end(pause.end, now)
-
-
-def decisions(recent: Iterable[RecentDecision]) -> Json:
-    """The answer to `decisions`."""
-    return {"decisions": [{**decision._asdict(), "rate": _text(decision.rate)} for decision in recent]}
 
 
 def history(account: Account, resolution: int, periods: Iterable[Period]) -> Json:

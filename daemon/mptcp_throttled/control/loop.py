@@ -206,6 +206,5 @@ class Loop:
         by_port = self._kernel.classifier == ClassifierKind.RULES
         ports = frozenset(self._config.config.proxy.ports) if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
-        if update is not None and update.whole:
-            return {**table.replace(update.connections), **previous}
-        return {**table.update({} if update is None else update.connections), **previous}
+        take = table.replace if update is not None and update.whole else table.update
+        return {**take({} if update is None else update.connections), **previous}

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
-from mptcp_throttle.units import Rate
+from mptcp_throttle.rpc import Json
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
 
 _KEPT: Final = 200
-
-
-class RecentDecision(NamedTuple):
-    """For one direction of a subflow; `at` is in seconds since the epoch. `kind` and `rate` are None if it is free."""
-
-    at: float
-    client: str
-    client_port: int
-    network: str | None
-    direction: str
-    kind: str | None
-    rate: Rate | None
-    reason: str
 
 
 class RecentDecisions:
@@ -39,17 +26,21 @@ class RecentDecisions:
             if (decision := transition.decision) is not None:
                 self._kept.append((at, transition, decision, snapshot.reason(transition.direction, decision)))
 
-    def latest(self, number: int) -> Iterator[RecentDecision]:
-        """Up to `number` of them, the latest first."""
-        for at, transition, decision, reason in islice(reversed(self._kept.copy()), max(number, 0)):
-            client, throttle = transition.ends.client, transition.after
-            yield RecentDecision(
-                at,
-                str(client.address),
-                client.port,
-                decision.network,
-                transition.direction,
-                None if throttle is None else throttle.share.kind.word,
-                None if throttle is None else throttle.rate,
-                reason,
-            )
+    def latest(self, number: int) -> list[Json]:
+        """Up to `number` of them, the latest first, as JSON.
+
+        For one direction of a subflow; `at` is in seconds since the epoch. `kind` and `rate` are null if it is free.
+        """
+        return [
+            {
+                "at": at,
+                "client": str(transition.ends.client.address),
+                "client_port": transition.ends.client.port,
+                "network": decision.network,
+                "direction": transition.direction,
+                "kind": None if transition.after is None else transition.after.share.kind.word,
+                "rate": None if transition.after is None else str(transition.after.rate),
+                "reason": reason,
+            }
+            for at, transition, decision, reason in islice(reversed(self._kept.copy()), max(number, 0))
+        ]
