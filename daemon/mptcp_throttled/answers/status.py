@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
-from mptcp_throttle.model import Connection, Direction, FourTuple, RateKind, Token, format_token
+from mptcp_throttle.model import Connection, Direction, RateKind, Token, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
@@ -125,24 +125,31 @@ def connections(view: View) -> Json:
 
 
 def describe_subflow(decision: Decision, view: View) -> Json:
-    """A subflow in the answer to `connections`."""
-    return {**_subflow_status(decision, view.snapshot, view.now), **_flow(decision.subflow.ends, view.enforcement)}
-
-
-def _flow(ends: FourTuple, enforcement: Enforcement) -> Json:
-    """What the subflow carries, in bits of payload per second, and its RTT, null if not observed yet; why its rate is
-    not enforced."""
-    rate, long_rate = enforcement.rates.get(ends), enforcement.long_rates.get(ends)
-    received = enforcement.received_rates.get(ends)
+    """A subflow in the answer to `connections`, with what it carries, in bits of payload per second; its RTT, null if
+    not observed yet; and why its rate is not enforced."""
+    snapshot, enforcement, ends = view.snapshot, view.enforcement, decision.subflow.ends
+    throttled = snapshot.throttled.get(ends)
+    latency = None if throttled is None else throttled.latency
+    downlink, uplink = (_direction_status(direction, decision, snapshot) for direction in Direction)
     socket = None if enforcement.latest is None else enforcement.latest.sockets.get(ends)
-    rtt = None if socket is None or socket.rtt is None else round(socket.rtt * 1000, 3)
     return {
-        "sent_bps": None if rate is None else round(8 * rate),
-        "received_bps": None if received is None else round(8 * received),
-        "rtt_ms": rtt,
-        "sent_bps_10s": None if long_rate is None else round(8 * long_rate),
+        **encode_subflow(decision.subflow),
+        "opened_at": view.now.in_epoch(decision.subflow.opened_at),
+        "network": decision.network,
+        "downlink": downlink,
+        "uplink": {**uplink, "policed": ends in snapshot.uplinks and ends in snapshot.policed},
+        "class": None if throttled is None else format_classid(classid(throttled.minor)),
+        "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
+        "sent_bps": _bits(enforcement.rates.get(ends)),
+        "received_bps": _bits(enforcement.received_rates.get(ends)),
+        "rtt_ms": None if socket is None or socket.rtt is None else round(socket.rtt * 1000, 3),
+        "sent_bps_10s": _bits(enforcement.long_rates.get(ends)),
         "not_enforced": enforcement.not_enforced.get(ends),
     }
+
+
+def _bits(rate: float | None) -> int | None:
+    return None if rate is None else round(8 * rate)
 
 
 def _age_order(item: tuple[Token, Connection]) -> tuple[float, Token]:
@@ -162,22 +169,6 @@ def describe_rates(configured: Mapping[RateKind, Rate], terms: Terms, now: Now) 
             **encode_end(term.next_change, now),
         }
     return rates
-
-
-def _subflow_status(decision: Decision, snapshot: Snapshot, now: Now) -> Json:
-    ends = decision.subflow.ends
-    throttled = snapshot.throttled.get(ends)
-    latency = None if throttled is None else throttled.latency
-    downlink, uplink = (_direction_status(direction, decision, snapshot) for direction in Direction)
-    return {
-        **encode_subflow(decision.subflow),
-        "opened_at": now.in_epoch(decision.subflow.opened_at),
-        "network": decision.network,
-        "downlink": downlink,
-        "uplink": {**uplink, "policed": ends in snapshot.uplinks and ends in snapshot.policed},
-        "class": None if throttled is None else format_classid(classid(throttled.minor)),
-        "join_to_cap_ms": None if latency is None else round(latency * 1000, 3),
-    }
 
 
 def _direction_status(direction: Direction, decision: Decision, snapshot: Snapshot) -> Json:

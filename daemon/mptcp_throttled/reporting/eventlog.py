@@ -41,11 +41,12 @@ def log_step(
         _log_transition(transition, after)
     for feature, (fine, drawback) in _FEATURES.items():
         if after.problem_of(feature) != before.problem_of(feature) and after.operator.pause is None:
-            _log_feature(fine, drawback, after.problem_of(feature))
+            _log_problem(fine, drawback, after.problem_of(feature))
     if after.classifier != before.classifier:
         _log.info("subflows are led to their classes by: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
-        _log_sniffer(after)
+        following = f"following the sniffer: {len(after.connections)} connections"
+        _log_problem(following, "the sniffer does not answer; all subflows are free", after.sniffer.problem)
     # The line behind them says how many more errors there are: each new number would be a line.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
     repairs = len(applied.repairs) + uplinks.repairs
@@ -111,15 +112,8 @@ def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
             _log.info("resolved: %s", error)
 
 
-def _log_feature(fine: str, drawback: str, problem: str | None) -> None:
+def _log_problem(fine: str, drawback: str, problem: str | None) -> None:
     if problem is None:
         _log.info("%s", fine)
     else:
         _log.warning("%s: %s", drawback, problem)
-
-
-def _log_sniffer(snapshot: Snapshot) -> None:
-    if snapshot.sniffer.problem is None:
-        _log.info("following the sniffer: %d connections", len(snapshot.connections))
-    else:
-        _log.warning("the sniffer does not answer; all subflows are free: %s", snapshot.sniffer.problem)

@@ -11,19 +11,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from mptcp_throttle.model import RateKind
+from mptcp_throttled.vocabulary import operations as op
 from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
-from mptcp_throttled.vocabulary.operations import (
-    AddClass,
-    ChangeAssignments,
-    ChangeClass,
-    ChangePaces,
-    DeleteClass,
-    InstallHtb,
-    MakeAssignments,
-    Operation,
-    RemoveAssignments,
-    RestoreQdisc,
-)
 from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
 
 NAMESPACE: Final = "mptcpthrottle"
@@ -61,16 +50,16 @@ _ERRORS: Final = Counter(
     registry=REGISTRY,
 )
 
-_KINDS: Final[dict[type[Operation], str]] = {
-    InstallHtb: "qdisc",
-    RestoreQdisc: "qdisc",
-    AddClass: "class",
-    ChangeClass: "class",
-    DeleteClass: "class",
-    MakeAssignments: "assignment",
-    ChangeAssignments: "assignment",
-    RemoveAssignments: "assignment",
-    ChangePaces: "pace",
+_KINDS: Final[dict[type[op.Operation], str]] = {
+    op.InstallHtb: "qdisc",
+    op.RestoreQdisc: "qdisc",
+    op.AddClass: "class",
+    op.ChangeClass: "class",
+    op.DeleteClass: "class",
+    op.MakeAssignments: "assignment",
+    op.ChangeAssignments: "assignment",
+    op.RemoveAssignments: "assignment",
+    op.ChangePaces: "pace",
 }
 _STAGES: Final = ("kernel", "sniffer", "reload", "history", "observation")
 
