@@ -10,10 +10,11 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttled.control.source import TableUpdate
+from mptcp_throttled.vocabulary.clock import Clock
 
 
 @dataclass
-class ManualClock:
+class ManualClock(Clock):
     """A clock that a test moves. Wall clock and monotonic clock differ, as they do; a test may set the wall clock."""
 
     now: float = 1000.0

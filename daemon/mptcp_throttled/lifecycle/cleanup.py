@@ -51,7 +51,7 @@ def release_sockets(release: Callable[[], int]) -> None:
         )
 
 
-def release_unserved_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
+def release_old_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
     """Free the sockets that an earlier instance has throttled on ports that are not among `ports`."""
     unserved = {*recorded} - {*ports}
     if unserved:
@@ -149,7 +149,7 @@ def clean_up_host(path: Path) -> None:
             recorded = record.load()
             with closing(ClsactFilters(directory)) as filters:
                 free_uplinks(filters, directory, recorded)
-            release_unserved_ports(recorded, (), KeptLink())
+            release_old_ports(recorded, (), KeptLink())
             record.write(())
 
 

@@ -33,7 +33,7 @@ from mptcp_throttled.lifecycle.cleanup import release_sockets
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
-from mptcp_throttled.vocabulary.clock import Now, SystemClock
+from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.features import Feature, FeatureName
 
 _log = logging.getLogger("mptcp-throttled")
@@ -70,7 +70,7 @@ class Daemon:
         self._inbox = Inbox()
         self._stopping = False
         self._restarting = False
-        clock = SystemClock()
+        clock = Clock()
         operator = OperatorStore(config.state_directory / "overrides.json", config.networks, clock)
         self._running = RunningConfig(config, clock.time())
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)

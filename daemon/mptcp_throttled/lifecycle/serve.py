@@ -15,12 +15,7 @@ from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.lifecycle import back_ends
-from mptcp_throttled.lifecycle.cleanup import (
-    free_uplinks,
-    release_unserved_ports,
-    remove_leftovers,
-    require_capabilities,
-)
+from mptcp_throttled.lifecycle.cleanup import free_uplinks, release_old_ports, remove_leftovers, require_capabilities
 from mptcp_throttled.lifecycle.daemon import Daemon
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.lifecycle.port_record import PortRecord
@@ -51,7 +46,7 @@ def serve(path: Path) -> None:
         recorded = record.load()
         with closing(ClsactFilters(directory)) as filters:
             free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
-            release_unserved_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
+            release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
             daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, features, kept)

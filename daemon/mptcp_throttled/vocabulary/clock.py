@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from typing import Self
@@ -17,21 +17,8 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 
-class Clock(Protocol):
-    """The clock of the system, or one of a test. All in seconds."""
-
-    def time(self) -> float:
-        """Since the epoch; it may jump."""
-
-    def monotonic(self) -> float:
-        """Since some point, never backwards; the same for all processes of this host."""
-
-    def processor_time(self) -> float:
-        """Of this thread, and of the programs that this process has run to their end."""
-
-
-class SystemClock:
-    """That of the system."""
+class Clock:
+    """The clock of the system, in seconds; tests have another."""
 
     def time(self) -> float:
         """Since the epoch; it may jump."""
