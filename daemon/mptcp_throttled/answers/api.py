@@ -132,8 +132,7 @@ class Api:
     def set_rate(self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None) -> Json:
         """Override a network's cap or limit; `rate` null is unlimited, `seconds` null is until reset.
 
-        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. Answers with the network's status once the
-        rate is applied.
+        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. Answers with the network's status.
         """
         override = requested_override(network, direction, kind, rate, seconds, time.monotonic())
         self._change(SetRate(override))

@@ -114,9 +114,8 @@ class UplinkReconciler:
     ) -> UplinkStep:
         """Take changed decisions, None for subflows that have ended, and do what is due.
 
-        The rates are those of `terms`, also for decisions that have not changed.
-
-        `may_live`: those with None may live, since the sniffer lost or replaced its table as a whole.
+        The rates are those of `terms`, also for decisions that have not changed. `may_live`: subflows with None may
+        live, since the sniffer lost or replaced its table as a whole.
         """
         for ends, decision in changes.items():
             if decision is None or decision.uplink.share is None:
@@ -125,7 +124,8 @@ class UplinkReconciler:
                 self._wanted[ends] = decision
         if terms is not self._terms:
             self._terms = terms
-            changes = {**self._with_other_rate(), **changes}
+            other_rates = {ends: d for ends, d in self._missing().items() if d is not None and ends in self.applied}
+            changes = {**other_rates, **changes}
         self._window_problems.clear()
         began = self._clock.monotonic()
         is_retry = began >= self._retry_due
@@ -156,10 +156,6 @@ class UplinkReconciler:
             self._wanted, self.applied, self._is_attached = {}, Map(), False
             self._check_due = self._retry_due = math.inf
         return ()
-
-    def _with_other_rate(self) -> dict[FourTuple, Decision | None]:
-        missing = self._missing()
-        return {ends: decision for ends, decision in missing.items() if decision is not None and ends in self.applied}
 
     def _missing(self) -> dict[FourTuple, Decision | None]:
         missing: dict[FourTuple, Decision | None] = {e: None for e in self.applied if e not in self._wanted}
