@@ -29,15 +29,21 @@ Rule = Callable[[Terms, RuleInput], Terms]
 RULES: Final[tuple[Rule, ...]] = (override.apply,)
 
 
+_ANY_CLIENT: Final = ""
+
+
+def terms(network: AccessNetwork, client: str, now: float, facts: Facts) -> Terms:
+    """The terms of a client of a network at `now` (monotonic seconds)."""
+    given = RuleInput(network, client, now, facts)
+    present: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
+    for rule in RULES:
+        present = rule(present, given)
+    return present
+
+
 def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> PresentTerms:
-    """The terms of all networks at `now` (monotonic seconds)."""
-    by_network: dict[str, Terms] = {}
-    for network in networks:
-        terms: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
-        for rule in RULES:
-            terms = rule(terms, RuleInput(network, now, facts))
-        by_network[network.name] = terms
-    return PresentTerms(by_network)
+    """The terms of all networks; no rule so far tells the clients of a network apart."""
+    return PresentTerms({network.name: terms(network, _ANY_CLIENT, now, facts) for network in networks})
 
 
 class CurrentTerms:

@@ -75,8 +75,9 @@ class Facts(NamedTuple):
 
 
 class RuleInput(NamedTuple):
-    """Of which network the terms are asked for; `now` is in monotonic seconds."""
+    """Whose terms are asked for, and when: of a client of a network, "" being any; at `now`, in monotonic seconds."""
 
     network: AccessNetwork
+    client: str
     now: float
     facts: Facts
