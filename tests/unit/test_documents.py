@@ -17,7 +17,7 @@ import mptcp_throttled.main
 from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
-DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging", "tests")
 
 
