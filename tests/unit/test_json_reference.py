@@ -27,15 +27,14 @@ from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, History, Kind
 from mptcp_throttled.answers.api import Api
-from mptcp_throttled.answers.view import Observed
+from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.requests import Request, T
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
-from mptcp_throttled.vocabulary.clock import SystemClock
+from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
 from mptcp_throttled.vocabulary.features import FeatureName
-from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -89,28 +88,21 @@ class DirectInbox(Inbox):
         return message.answered.result(0)
 
 
-class ModelView:
+def view_of(running: LoopOnModels) -> View:
     """The snapshot of a loop, and what was observed."""
-
-    def __init__(self, running: LoopOnModels) -> None:
-        self._running = running
-        self.observed = Observed(
-            Enforcement(rates={ends("10.1.0.1"): 125_000.0}), {"wifi": NetworkAccounts(Traffic(sent=1))}
-        )
-
-    @property
-    def snapshot(self) -> Snapshot:
-        return self._running.loop.snapshot
+    enforcement = Enforcement(rates={ends("10.1.0.1"): 125_000.0})
+    accounts = {"wifi": NetworkAccounts(Traffic(sent=1))}
+    return View(running.loop.snapshot, enforcement, accounts, Now.of(running.clock))
 
 
 def api_on_models(directory: Path) -> Api:
     running = LoopOnModels(directory)
     running.show(*CONNECTIONS)
-    history, now = History(directory / "history.sqlite", "boot"), SystemClock().time()
+    history, now = History(directory / "history.sqlite", "boot"), Clock().time()
     history.add(now, [(Account(Kind.NETWORK, "wifi"), Traffic(sent=1))])
     history.flush(now, 0.0, {})
     config, recent = RunningConfig(configuration(), now), running.loop.recent_decisions
-    return Api(config, DirectInbox(running), ModelView(running), history, recent, configuration)
+    return Api(config, DirectInbox(running), lambda: view_of(running), history, recent, configuration)
 
 
 @contextmanager
