@@ -103,10 +103,7 @@ class DiscardPrevention:
         return FeatureState(self._problem if self._networks else None, asdict(self._counters))
 
     def follow(self, situation: Situation) -> None:
-        """Prevent discards for clients in the networks of the situation; without networks, detach the programs.
-
-        At most once a second it looks which interfaces there are, and whether both programs are still attached to them.
-        """
+        """At most once a second, look which interfaces there are, and whether they still have both programs."""
         networks = () if situation.paused else situation.networks
         now = time.monotonic()
         is_new = networks is not self._networks
@@ -150,7 +147,6 @@ class DiscardPrevention:
         self._links = {}
 
     def release(self) -> tuple[str, ...]:
-        """Detach the programs, and unload them."""
         self._detach()
         if self._programs is not None:
             self._programs.close()

@@ -19,11 +19,11 @@ _NO_PACING: Final = "daemon.pacing is false"
 
 
 class Htb(Protocol):
-    """HTB of the interface towards the clients, with the classes. All methods raise KernelError."""
+    """HTB of the interfaces towards the clients, with the classes. All methods raise KernelError."""
 
     @property
     def ports(self) -> frozenset[int]:
-        """The netlink ports (nlmsg_pid) of our requests."""
+        """The netlink ports (nlmsg_pid) of our requests: notifications of our own changes carry them."""
 
     def require_htb(self) -> None:
         """Raise KernelError if there can be no HTB."""
@@ -35,7 +35,7 @@ class Htb(Protocol):
         """Make HTB the root qdisc."""
 
     def restore(self, name: str | None = None) -> None:
-        """Put back what was there on an interface (default: the proxy's)."""
+        """Put back what was there on an interface (default: on the proxy's)."""
 
     def fail_open(self) -> None:
         """Restore wherever our HTB is the root."""
@@ -51,105 +51,76 @@ class Htb(Protocol):
 
 
 class LinuxKernel:
-    """HTB, assignments and socket paces of this host, and the discard-prevention programs.
+    """HTB, class assignments and socket paces of this host. All methods raise KernelError.
 
-    For one thread only, but for `class_bytes`: pyroute2 sockets and libiptc handles must not be shared between threads.
+    For one thread only: pyroute2 sockets and libiptc handles must not be shared between threads.
     """
 
-    def __init__(
-        self,
-        htb: Htb,
-        assignments: ClassifierChoice,
-        sockets: PacedSockets | None = None,
-    ) -> None:
-        self._htb = htb
-        self._marks = assignments
+    def __init__(self, htb: Htb, classifier: ClassifierChoice, sockets: PacedSockets | None = None) -> None:
+        self.htb = htb
+        self._classifier = classifier
         self._sockets = sockets
 
     @property
     def classifier(self) -> str:
-        """The kind of the classifier in use: `socket`, `nft`, `rules` or `ovs`."""
-        return self._marks.present.kind
-
-    @property
-    def ports(self) -> frozenset[int]:
-        """The netlink ports (nlmsg_pid) of our tc requests; notifications of our own changes carry them."""
-        return self._htb.ports
+        return self._classifier.present.kind
 
     def check(self) -> None:
         """Raise KernelError if HTB or what the classifier needs is missing."""
-        self._htb.require_htb()
-        self._marks.require()
+        self.htb.require_htb()
+        self._classifier.require()
 
     def read(self) -> KernelState:
-        """The observed state. Raises KernelError."""
         pacing = self._pacing()  # first: it may attach the program, and so change the classifier
-        return KernelState(self._htb.read(), self._marks.present.read(), pacing)
+        return KernelState(self.htb.read(), self._classifier.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
-        """Count what the kernel does not notify us of: assignments and paces. Raises KernelError."""
         pacing = self._pacing()
-        return QuickCheck(self._marks.present.count(), pacing)
+        return QuickCheck(self._classifier.present.count(), pacing)
 
     def _pacing(self) -> PacingState:
         return PacingState(None, _NO_PACING) if self._sockets is None else self._sockets.read()
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as a kernel program has counted them.
-
-        Raises KernelError.
-        """
         return () if self._sockets is None else self._sockets.closed_subflows()
 
     def adopt(self) -> dict[FourTuple, int]:
-        """Adopt what an earlier instance has left in the kernel; returns its class assignments. Raises KernelError."""
+        """Adopt what an earlier instance has left in the kernel; returns its class assignments."""
         sockets = SocketReader((ANY_PORT,)).read()  # the proxy may have opened subflows itself
         classes = {ends: state.minor for ends, state in sockets.items() if state.minor}
-        found = self._marks.present.read().values()
-        assignments = {**classes, **{ends: minor for of in found for ends, minor in of.assignments.items()}}
-        self._marks.adopt(classes)
+        assignments = dict(classes)
+        for state in self._classifier.present.read().values():
+            assignments |= state.assignments
+        self._classifier.adopt(classes)
         if self._sockets is not None:
             # The proxy may pace its sockets, too: only those that are assigned have their pace from us.
-            paces = {
-                ends: state.pace for ends, state in sockets.items() if ends in assignments and state.pace is not None
-            }
-            self._sockets.adopt_paces(paces)
+            paces = ((ends, state.pace) for ends, state in sockets.items() if ends in assignments)
+            self._sockets.adopt_paces({ends: pace for ends, pace in paces if pace is not None})
         return assignments
 
     def release_sockets(self) -> int:
-        """Wait until sockets have lost their removed paces; the number that still have one. Raises KernelError."""
+        """Wait until sockets have lost their removed paces; the number that still have one."""
         return 0 if self._sockets is None else self._sockets.free_sockets()
 
     def fail_open(self) -> None:
-        """Restore the saved qdisc wherever our HTB is the root, whatever assignments remain. Raises KernelError."""
         if self._sockets is not None:
             self._sockets.close()
-        self._htb.fail_open()
-
-    def forget_stale(self) -> None:
-        """Delete records of saved qdiscs that we have not replaced. Raises KernelError."""
-        self._htb.forget_stale()
-
-    def class_bytes(self) -> Mapping[int, int]:
-        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
-        return self._htb.class_bytes()
+        self.htb.fail_open()
 
     def change_classes(self, operations: Sequence[op.ClassOperation]) -> list[KernelError | None]:
-        """Apply the operations in order; for each, why it was refused."""
-        return self._htb.change_classes(operations)
+        return self.htb.change_classes(operations)
 
     def apply(self, operation: op.OtherOperation) -> None:
-        """Apply one operation. Raises KernelError."""
         match operation:
             case op.InstallHtb(default_minor):
-                self._htb.install(default_minor)
+                self.htb.install(default_minor)
             case op.MakeAssignments(ip_version, assignments):
-                self._marks.present.make(ip_version, assignments)
+                self._classifier.present.make(ip_version, assignments)
             case op.ChangeAssignments(ip_version, add, remove):
-                self._marks.present.change(ip_version, add, remove)
+                self._classifier.present.change(ip_version, add, remove)
             case op.ChangePaces(add, remove) if self._sockets is not None:
                 self._sockets.change(add, remove)
             case op.RemoveAssignments(ip_version):
-                self._marks.present.remove(ip_version)
+                self._classifier.present.remove(ip_version)
             case op.RestoreQdisc(interface):
-                self._htb.restore(interface)
+                self.htb.restore(interface)

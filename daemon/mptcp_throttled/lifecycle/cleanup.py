@@ -121,7 +121,7 @@ def clean_up(kernel: LinuxKernel) -> None:
     if outcome.failures:
         raise UserError("\n".join(outcome.failures))
     try:
-        kernel.forget_stale()
+        kernel.htb.forget_stale()
     except KernelError as error:
         raise UserError(str(error)) from error
 

@@ -79,7 +79,7 @@ class Daemon:
         self._clock = clock
         self._accounts = accounts = Accounts(self._history, clock)
         self._loop = Loop(self._running, operator, self._source, kernel, uplinks, features, clock, accounts.note_closed)
-        self._observer = Observer(config.proxy.ports, self._loop, kernel.class_bytes, accounts)
+        self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, accounts)
         self._metrics = MetricsServer()
         self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
 
@@ -114,7 +114,7 @@ class Daemon:
             _log.info("throttling on %s, networks %s", ", ".join(config.proxy.interfaces), networks)
             eventlog.log_pause_at_start(loop.snapshot.operator.pause, time.monotonic())
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
-            own_ports = self._kernel.ports | self._uplinks.ports
+            own_ports = self._kernel.htb.ports | self._uplinks.ports
             Notifications(config.proxy.interfaces, own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()

@@ -59,7 +59,7 @@ def serve(path: Path) -> None:
 def _check_kernel(kernel: LinuxKernel) -> None:
     try:
         kernel.check()
-        kernel.forget_stale()
+        kernel.htb.forget_stale()
     except KernelError as error:
         status = os.EX_NOPERM if error.number in (errno.EPERM, errno.EACCES) else os.EX_OSERR
         raise UserError(str(error), status) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -66,11 +67,9 @@ class RootQdiscs:
 
     @property
     def ports(self) -> frozenset[int]:
-        """The netlink ports (nlmsg_pid) of our requests."""
         return self._tc.ports
 
     def read(self) -> QdiscState:
-        """Our HTB, or why it cannot be installed; and the interfaces for which a restore is pending."""
         dump = self._saved.dump()
         own = [interface for interface in dump.interfaces if interface.name in self._names]
         without = [interface for interface in own if not dump.has_htb(interface)]
@@ -91,7 +90,6 @@ class RootQdiscs:
         )
 
     def forget_stale(self) -> None:
-        """Delete the records of interfaces whose root qdisc we have not replaced."""
         self._saved.forget_stale()
 
     def install(self, default_minor: int) -> None:
@@ -237,18 +235,16 @@ class RootQdiscs:
                 case DeleteClass(minor):
                     classes.pop(minor, None)
 
-    def class_bytes(self) -> dict[int, int]:
-        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
-        found: dict[int, int] = {}
+    def class_bytes(self) -> Mapping[int, int]:
+        total: Counter[int] = Counter()
         for interface in self._own_interfaces():
             for id_, sent in tc.read_class_bytes(interface).items():
                 minor = class_ids.minor_of(id_)
                 if minor is not None:
-                    found[minor] = found.get(minor, 0) + sent
-        return found
+                    total[minor] += sent
+        return total
 
     def require_htb(self) -> None:
-        """Raise KernelError with ENOENT if the kernel has no HTB."""
         # The proxy's interfaces may come later.
         if not self._tc.knows_qdisc(_LOOPBACK, "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)

@@ -87,14 +87,12 @@ class PortQueues:
         return frozenset()
 
     def require_htb(self) -> None:
-        """Raise KernelError if Open vSwitch does not answer."""
         self._switch.bridges()
 
     def forget_stale(self) -> None:
         """Nothing is saved: what is replaced is what a port has by default."""
 
     def read(self) -> QdiscState:
-        """Our HTB, or why it cannot be installed; and the ports that still have our queues."""
         found = self._records()
         ours = [port.name for port in found.with_our_qos()]
         elsewhere = tuple(name for name in ours if name != self._interface)
@@ -143,7 +141,6 @@ class PortQueues:
         self._qos, self._queues = None, {}
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
-        """Add, change and delete queues in one transaction; for each operation, why it was refused."""
         refusals: list[KernelError | None] = []
         for some in _portions(operations):
             try:
@@ -154,9 +151,8 @@ class PortQueues:
         return refusals
 
     def class_bytes(self) -> dict[int, int]:
-        """The bytes that each class has sent, or has in its queue, by minor. May be called by any thread."""
-        found = tc.read_class_bytes(tc.find_interface(self._interface))
-        return {id_ - _HANDLE: sent for id_, sent in found.items() if id_ & MAJOR == _HANDLE}
+        by_class = tc.read_class_bytes(tc.find_interface(self._interface))
+        return {id_ - _HANDLE: sent for id_, sent in by_class.items() if id_ & MAJOR == _HANDLE}
 
     def _change(self, operations: Sequence[ClassOperation]) -> None:
         commands: list[tuple[str, ...]] = []

@@ -76,10 +76,10 @@ class PacedSockets:
         self._problem = ""
 
     def follow(self, situation: Situation) -> None:
-        """Let the kernel program decide by the networks of the situation while subflows may be throttled.
+        """Attach the program if it is not attached or if the proxy's cgroup is another.
 
-        Attaches the program if it is not attached or if the proxy's cgroup is another. While the proxy restarts, or its
-        cgroup cannot be found, the program stays where it is, so that paces can still be removed.
+        While the proxy restarts, or its cgroup cannot be found, the program stays where it is, so that paces can still
+        be removed.
         """
         self._set_networks(situation.networks if situation.throttling else ())
         now = time.monotonic()
@@ -101,7 +101,6 @@ class PacedSockets:
         return ()
 
     def read(self) -> PacingState:
-        """The paces that are set."""
         if self._program is None:
             return PacingState(None, self._problem)
         if self._is_decision_due:
@@ -112,7 +111,6 @@ class PacedSockets:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the program is attached."""
         return self._program is not None
 
     def _follow_proxy(self) -> None:
@@ -247,10 +245,6 @@ class PacedSockets:
             self._decide_at = ended + (ended - began) / _DECIDING_MAX_FRACTION
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as the program has counted them.
-
-        Raises KernelError.
-        """
         return iter(()) if self._program is None else self._program.closed_subflows()
 
     def free_sockets(self) -> int:

@@ -61,10 +61,6 @@ class Uplinks:
         return self._filters.ports
 
     def attach(self) -> bool:
-        """Attach the filters that are missing, and refresh `policed` and `counters`.
-
-        True if another program had removed or displaced one, or an interface is a new one.
-        """
         interfaces = find_interfaces(self._names)
         if not interfaces:
             raise KernelError(none_exists(self._names), errno.ENODEV)
@@ -102,10 +98,7 @@ class Uplinks:
             self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
 
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
-        """Throttle the uplinks of these subflows, and free those for which it is None.
-
-        If this fails, any part of it may have been done.
-        """
+        """If this fails, any part of it may have been done."""
         program, self.window_problem = self._program, None
         if program is None:
             return
@@ -150,7 +143,6 @@ class Uplinks:
             self._rates.pop(share, None)
 
     def forget(self, untold: Collection[FourTuple]) -> None:
-        """Free subflows without telling their clients."""
         if self._program is None:
             return
         self._program.forget(untold)
@@ -159,10 +151,6 @@ class Uplinks:
         self._remove_unused()
 
     def detach_if_told(self) -> bool:
-        """Detach the program if no share is left, and all clients have been told.
-
-        Returns whether it is detached.
-        """
         self._remove_unused()
         if self._shares or (self._program is not None and self._program.uplinks()):
             return False
@@ -170,7 +158,7 @@ class Uplinks:
         return True
 
     def release(self) -> None:
-        """Free all uplinks, tell the clients, and detach the program; takes up to 1.2 s while uplinks are throttled."""
+        """Takes up to 1.2 s while uplinks are throttled."""
         program, end = self._program, time.monotonic() + _RELEASE_SECONDS
         if program is None:
             return
