@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from socket import if_nametoindex
 from typing import Any, Final, TypeVar
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
@@ -212,18 +211,18 @@ class PortQueues:
         self._qos = qos.record
         # Others may have put queues of theirs into our QoS: these are not changed, but replaced.
         self._queues = {minor: record for minor, record in qos.queues.items() if record in found.rates}
-        in_kernel = self._classes_in_kernel()
+        interface = self._own_interface()
+        in_kernel = self._classes_in_kernel(interface)
         if in_kernel is not None:
-            self._interface_with_htb = self._own_interface()
+            self._interface_with_htb = interface
         # Without HTB in the kernel, or with rules that ours would bypass, all is made again, or refused.
         works = in_kernel is not None and self._why_no_rules(port) is None
         rates = {minor: found.rates.get(record) for minor, record in qos.queues.items()}
         classes = {minor: _rate(rates.get(minor), rate) for minor, rate in (in_kernel or {}).items() if minor in rates}
         return HtbState(qos.default_minor, works, classes)
 
-    def _classes_in_kernel(self) -> dict[int, Rate | None] | None:
+    def _classes_in_kernel(self, interface: tc.Interface | None) -> dict[int, Rate | None] | None:
         """The rates of HTB's classes in the kernel; None without HTB."""
-        interface = self._own_interface()
         if interface is None:
             return None
         with closing(tc.TrafficControl()) as control:
@@ -257,10 +256,7 @@ class PortQueues:
         return None
 
     def _own_interface(self) -> tc.Interface | None:
-        try:
-            return tc.Interface(if_nametoindex(self._interface), self._interface)
-        except OSError:
-            return None
+        return next(iter(tc.find_interfaces((self._interface,))), None)
 
     def _records(self) -> _Records:
         all_qos, queues, ports = self._switch.tables(

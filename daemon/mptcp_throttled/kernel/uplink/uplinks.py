@@ -6,8 +6,8 @@ import errno
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -29,13 +29,25 @@ _RELEASE_SECONDS: Final = 1.2
 _FREE: Final = 0
 
 
+@dataclass(slots=True)
+class _ShareRecord:
+    """A share: its number in the program, the rate that the program has, and how many uplinks have it.
+
+    `unused_since` (monotonic seconds) counts while it has none.
+    """
+
+    number: int
+    unused_since: float
+    rate: Rate | None = None
+    subflows: int = 0
+
+
 class Uplinks:
     """Throttles what the clients send. For one thread. All methods raise KernelError.
 
     The program sees what leaves through the interfaces, and nothing while no uplink is throttled; it sees what arrives
-    while any is policed. `policed` are these subflows, and `counters` what was counted, when `attach` was called last.
-    `window_problem` is why the last `throttle` could not bound all windows of capped subflows; None if it could.
-    For `linger` seconds a share without subflows keeps its debt: a client could open new ones to escape it.
+    while any is policed. `attach` refreshes `policed` and `counters`. For `linger` seconds a share without subflows
+    keeps its debt: a client could open new subflows to escape it.
     """
 
     def __init__(self, interfaces: tuple[str, ...], filters: ClsactFilters) -> None:
@@ -49,11 +61,8 @@ class Uplinks:
         self._attached: dict[Interface, set[Direction]] = {}
         self._reminder: _Reminder | None = None
         self._numbers = count(_FREE + 1)
-        self._shares: dict[Share, int] = {}
-        self._rates: dict[Share, Rate] = {}
-        self._sharers: Counter[Share] = Counter()
-        self._unused_since: dict[Share, float] = {}
-        self._share_of: dict[FourTuple, Share] = {}
+        self._shares: dict[Share, _ShareRecord] = {}
+        self._share_of: dict[FourTuple, _ShareRecord] = {}
 
     @property
     def ports(self) -> frozenset[int]:
@@ -102,16 +111,18 @@ class Uplinks:
         program, self.window_problem = self._program, None
         if program is None:
             return
-        throttles = {throttle.share: throttle.rate for throttle in uplinks.values() if throttle is not None}
-        rates = {share: rate for share, rate in throttles.items() if self._rates.get(share) != rate}
-        for share in rates:
-            if share not in self._shares:
-                self._shares[share] = next(self._numbers)
-                self._unused_since[share] = time.monotonic()
-        program.set_shares({self._shares[share]: rate for share, rate in rates.items()})
-        self._rates.update(rates)
-        numbers = {ends: _FREE if t is None else self._shares[t.share] for ends, t in uplinks.items()}
-        # A limited subflow may be all that its connection has: only a cap means that it has another subflow.
+        changed: list[tuple[_ShareRecord, Rate]] = []
+        for share, rate in {t.share: t.rate for t in uplinks.values() if t is not None}.items():
+            record = self._shares.get(share)
+            if record is None:
+                record = self._shares[share] = _ShareRecord(next(self._numbers), time.monotonic())
+            if record.rate != rate:
+                changed.append((record, rate))
+        program.set_shares({record.number: rate for record, rate in changed})
+        for record, rate in changed:
+            record.rate = rate
+        numbers = {ends: _FREE if t is None else self._shares[t.share].number for ends, t in uplinks.items()}
+        # A limited subflow may be the only one of its connection: only a cap means that it has another subflow.
         capped = [ends for ends, t in uplinks.items() if t is not None and t.share.kind is RateKind.UPLINK_CAP]
         windows, error = read_announced_windows(capped)
         if error is not None:
@@ -125,22 +136,21 @@ class Uplinks:
     def _note(self, ends: FourTuple, share: Share | None) -> None:
         before = self._share_of.pop(ends, None)
         if share is not None:
-            self._share_of[ends] = share
-            self._sharers[share] += 1
-            self._unused_since.pop(share, None)
+            record = self._share_of[ends] = self._shares[share]
+            record.subflows += 1
         if before is not None:
-            self._sharers[before] -= 1
-            if not self._sharers[before]:
-                self._unused_since[before] = time.monotonic()
+            before.subflows -= 1
+            before.unused_since = time.monotonic()
 
     def _remove_unused(self) -> None:
-        now = time.monotonic()
-        unused = [share for share, since in self._unused_since.items() if now - since >= self.linger]
+        kept_since = time.monotonic() - self.linger
+        unused = [
+            share for share, record in self._shares.items() if not record.subflows and record.unused_since <= kept_since
+        ]
         if unused and self._program is not None:
-            self._program.remove_shares([self._shares[share] for share in unused])
+            self._program.remove_shares([self._shares[share].number for share in unused])
         for share in unused:
-            del self._shares[share], self._unused_since[share], self._sharers[share]
-            self._rates.pop(share, None)
+            del self._shares[share]
 
     def forget(self, untold: Collection[FourTuple]) -> None:
         if self._program is None:
@@ -182,8 +192,7 @@ class Uplinks:
             self._program.close()
         self._program = None
         self.policed, self.counters = frozenset(), UplinkCounters()
-        self._shares, self._rates, self._share_of, self._unused_since = {}, {}, {}, {}
-        self._sharers.clear()
+        self._shares, self._share_of = {}, {}
 
 
 class _Reminder(threading.Thread):
