@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Lists the subflows of the proxy, with what an ACK on each of them would contain. Needs CAP_BPF and CAP_PERFMON, and the
- * kernel's type information.
+ * Lists the subflows of the proxy, with what an ACK on each of them would contain. Needs CAP_BPF
+ * and CAP_PERFMON, and the kernel's type information.
  */
 #include "subflow.h"
 #include "acks.h"
@@ -11,7 +11,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define MAX_WINDOW 65535
 SHARED_WITH_DAEMON(shared_ack, struct ack);
 
-#define USEC_PER_MSEC 1000 /* TCP's time stamps count milliseconds, tcp_mstamp microseconds: include/net/tcp.h */
+#define USEC_PER_MSEC 1000 /* include/net/tcp.h: time stamps are in ms, tcp_mstamp is in us */
 
 SEC("iter/tcp")
 int list_acks(struct bpf_iter__tcp *ctx)
@@ -22,15 +22,16 @@ int list_acks(struct bpf_iter__tcp *ctx)
 
 	if (!tp || is_backup_for_client(subflow_context(tp)))
 		return 0;
-	/* Who has sent nothing was told nothing. Until it has, an ACK without DSS makes it fall back to TCP: net/mptcp/options.c,
-	 * check_fully_established. */
+	/* Who has sent nothing was told nothing. Until it has, an ACK without DSS makes it fall
+	 * back to TCP: net/mptcp/options.c, check_fully_established. */
 	if (!BPF_CORE_READ(tp, bytes_received))
 		return 0;
 	ends_of_socket(common, &ack.ends);
 	ack.sequence = BPF_CORE_READ(tp, snd_nxt);
 	ack.acknowledged = BPF_CORE_READ(tp, rcv_nxt);
 	ack.window = BPF_CORE_READ(tp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(&tp->rx_opt, rcv_wscale);
-	if (ack.window > MAX_WINDOW) /* MPTCP's window can be larger than TCP's: net/mptcp/options.c, mptcp_set_rwin */
+	/* MPTCP's window can be larger than TCP's: net/mptcp/options.c, mptcp_set_rwin */
+	if (ack.window > MAX_WINDOW)
 		ack.window = MAX_WINDOW;
 	ack.has_timestamps = BPF_CORE_READ_BITFIELD_PROBED(&tp->rx_opt, tstamp_ok);
 	ack.timestamp = (__u32)(BPF_CORE_READ(tp, tcp_mstamp) / USEC_PER_MSEC) + BPF_CORE_READ(tp, tsoffset);

@@ -5,8 +5,8 @@
 
 #include "settings.h"
 
-/* A subflow, and what an ACK on it contains, in host byte order; `window` as in the header: already shifted right by the
- * window scale. */
+/* A subflow, and what an ACK on it contains, in host byte order; `window` as in the header: already
+ * shifted right by the window scale. */
 struct ack {
 	struct ends ends;
 	__u32 sequence;

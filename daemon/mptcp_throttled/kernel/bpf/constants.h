@@ -11,13 +11,13 @@ const volatile struct settings settings SEC(".rodata");
 
 static __always_inline bool is_proxy_port(__u32 port)
 {
-	bool found = false;
+	bool is_configured = false;
 
 #pragma unroll
 	for (int i = 0; i < MAX_PORTS; i++)
 		if (port == settings.ports[i])
-			found = true;
-	return found && port;
+			is_configured = true;
+	return is_configured && port;
 }
 
 #endif

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Works around two bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON,
- * the kernel's type information (BTF), and Linux 6.6 (TCX).
+ * Works around two bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF,
+ * CAP_NET_ADMIN and CAP_PERFMON, the kernel's type information (BTF), and Linux 6.6 (TCX).
  *
- * MPTCP at the client discards a segment that arrives out of order and ends beyond the window that it has announced for the
- * connection (net/mptcp/protocol.c, mptcp_data_queue_ofo; it counts MPTcpExtNoDSSInWindow). TCP has acknowledged it by then. So
- * only MPTCP at the proxy can send it again, and does so one piece at a time, after a timeout each.
+ * MPTCP at the client discards a segment that arrives out of order and ends beyond the window that
+ * it has announced for the connection (net/mptcp/protocol.c, mptcp_data_queue_ofo; it counts
+ * MPTcpExtNoDSSInWindow). TCP has acknowledged it by then. So only MPTCP at the proxy can send it
+ * again, and does so one piece at a time, after a timeout each.
  *
- * 1. The proxy sends too much. Its MPTCP adds snd_wnd of the subflow to the DATA_ACK of a segment (net/mptcp/options.c,
- *    ack_update_msk). But TCP ignores the window of a segment that acknowledges nothing new, has no new data, and announces a
- *    smaller window other than 0 (net/ipv4/tcp_input.c, tcp_may_update_window). snd_wnd then belongs to an earlier DATA_ACK, and
- *    the sum is too large. `lower_data_acks`, at the ingress, lowers the DATA_ACK of such a segment until the sum is right.
+ * 1. The proxy sends too much. Its MPTCP adds snd_wnd of the subflow to the DATA_ACK of a segment
+ *    (net/mptcp/options.c, ack_update_msk). But TCP ignores the window of a segment that
+ *    acknowledges nothing new, has no new data, and announces a smaller window other than 0
+ *    (net/ipv4/tcp_input.c, tcp_may_update_window). snd_wnd then belongs to an earlier DATA_ACK,
+ *    and the sum is too large. `lower_data_acks`, at the ingress, lowers the DATA_ACK of such a
+ *    segment until the sum is right.
  *
- * 2. The client knows of no window. In Linux 6.18.44 and 6.12.117, others were not looked at, rcv_wnd_sent of its connection is
- *    ack_seq until it sends its first DSS option, in answer to the first data. What arrives earlier, on a subflow that has
- *    joined, is beyond that. `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) right after the
- *    fourth packet of the MP_JOIN handshake, a pure ACK. The client answers it with a DATA_ACK before data comes, unless the
- *    network reorders these segments.
+ * 2. The client knows of no window. In Linux 6.18.44 and 6.12.117 (no other version was tried),
+ *    rcv_wnd_sent of its connection is ack_seq until it sends its first DSS option, in answer to
+ *    the first data. What arrives earlier, on a subflow that has joined, is beyond that.
+ *    `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) right after the
+ *    fourth packet of the MP_JOIN handshake, a pure ACK. The client answers it with a DATA_ACK
+ *    before data comes, unless the network reorders these segments.
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
@@ -38,8 +42,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define DSS_BASE_BYTES 4
 #define MAX_OPTIONS 40
 
-/* snd_una, snd_wl1 and snd_wnd of a subflow, as they will be once the socket has processed all that has arrived: segments wait in
- * its backlog while the proxy uses it. */
+/* snd_una, snd_wl1 and snd_wnd of a subflow, as they will be once the socket has processed all that
+ * has arrived: segments wait in its backlog while the proxy uses it. */
 struct window {
 	__u32 acknowledged;
 	__u32 sequence;
@@ -55,9 +59,9 @@ struct {
 
 SHARED_WITH_DAEMON(shared_counter, enum discards_counter);
 
-static __always_inline bool is_after(__u32 one, __u32 other)
+static __always_inline bool is_after(__u32 number, __u32 earlier)
 {
-	return (__s32)(one - other) > 0;
+	return (__s32)(number - earlier) > 0;
 }
 
 static __always_inline bool is_on_a_network(const struct ends *ends)
@@ -86,7 +90,8 @@ static __always_inline struct sock_common *find_socket(struct __sk_buff *skb, co
 }
 
 /* The window before this segment; NULL: there is no memory for it. MPTCP may raise snd_wnd itself
- * (net/mptcp/protocol.c, mptcp_check_allowed_size), but not beyond what is right for a DATA_ACK that has arrived by then. */
+ * (net/mptcp/protocol.c, mptcp_check_allowed_size), but not beyond what is right for a DATA_ACK
+ * that has arrived by then. */
 static __always_inline struct window *window_of(struct sock_common *common, struct tcp_sock *tp)
 {
 	struct window of_socket = { .acknowledged = tp->snd_una, .sequence = tp->snd_wl1, .bytes = tp->snd_wnd };
@@ -116,8 +121,9 @@ static __always_inline bool is_listening(struct tcp_sock *tp)
 	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_state == BPF_TCP_LISTEN;
 }
 
-/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive window. The bounds are looser
- * than TCP's, which has not processed its backlog. Checksum and time stamps are not looked at. */
+/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive
+ * window. The bounds are looser than TCP's, which has not processed its backlog. Checksum and time
+ * stamps are not looked at. */
 static __always_inline bool is_implausible(struct tcp_sock *tp, const struct segment *segment)
 {
 	__u32 sequence = bpf_ntohl(segment->tcp.seq);
@@ -126,7 +132,8 @@ static __always_inline bool is_implausible(struct tcp_sock *tp, const struct seg
 	       is_after(sequence, tp->rcv_nxt + tp->rcv_wnd) || is_after(tp->rcv_wup, sequence + segment->payload);
 }
 
-/* Whether the TCP header is where parse() takes it to be: an interface may leave bytes behind the IP packet. */
+/* Whether the TCP header is where parse() takes it to be: an interface may leave bytes behind the
+ * IP packet. */
 static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct tcphdr tcp;
@@ -183,7 +190,8 @@ static __always_inline void lower(struct __sk_buff *skb, const struct segment *s
 	bool is_short = bytes == sizeof(__u32);
 	__s64 beyond;
 
-	/* The checksum is of 16-bit words, so the option must begin at an even offset of the TCP header. Linux's options do. */
+	/* The checksum is of 16-bit words, so the option must begin at an even offset of the TCP
+	 * header. Linux's options do. */
 	if (!at || (at - segment->ip_at) & 1)
 		return;
 	if (is_short) /* the first bytes of the option come before it, and stay */
@@ -194,8 +202,9 @@ static __always_inline void lower(struct __sk_buff *skb, const struct segment *s
 		data_ack = written - (__u32)((__u32)written - bpf_ntohl(from[1]));
 	else
 		data_ack = (__u64)bpf_ntohl(from[0]) << 32 | bpf_ntohl(from[1]);
-	/* All data is acknowledged, but perhaps a DATA_FIN. There may be no later segment to acknowledge what a lower DATA_ACK would
-	 * leave out. The window may then be too large for what the proxy writes next: a few discards remain. */
+	/* All data is acknowledged, but perhaps a DATA_FIN. There may be no later segment to
+	 * acknowledge what a lower DATA_ACK would leave out. The window may then be too large for
+	 * what the proxy writes next: a few discards remain. */
 	if ((__s64)(written - data_ack) <= 1)
 		return;
 	/* No lower than wnd_end, which MPTCP never takes back. */
@@ -209,7 +218,7 @@ static __always_inline void lower(struct __sk_buff *skb, const struct segment *s
 		count(DATA_ACKS_LOWERED);
 }
 
-/* Notes a window that TCP will accept. Lowers the DATA_ACK beside one that it will ignore. */
+/* Notes a window that TCP will accept. If TCP will ignore it, lowers the DATA_ACK beside it. */
 static __always_inline void note_or_lower(struct __sk_buff *skb, const struct segment *segment, struct sock_common *common)
 {
 	__u32 acknowledged = bpf_ntohl(segment->tcp.ack_seq), sequence = bpf_ntohl(segment->tcp.seq), bytes;
@@ -249,17 +258,19 @@ int lower_data_acks(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* Whether a pure ACK is the fourth packet of the MP_JOIN handshake, and no data of the connection is acknowledged yet. */
+/* Whether a pure ACK is the fourth packet of the MP_JOIN handshake, and no data of the connection
+ * is acknowledged yet. */
 static __always_inline bool needs_keep_alive(struct bpf_sock *sk, const struct segment *segment)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
 	struct mptcp_sock *msk = tp ? connection_to_proxy(tp) : NULL;
 
-	/* The first segment of its socket: the SYN/ACK does not count. On a second interface (VLAN, bridge) the keep-alive passes
-	 * here, too, with a lower sequence number. */
+	/* The first segment of its socket: the SYN/ACK does not count. On a second interface (VLAN,
+	 * bridge) the keep-alive passes here, too, with a lower sequence number. */
 	if (!msk || !joined(tp) || tp->segs_out != 1 || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
 		return false;
-	/* Before Linux 6.5 there is no bytes_acked: loading would fail, and the error would name that instead of TCX. */
+	/* Before Linux 6.5 there is no bytes_acked: loading would fail, and the error would name
+	 * that instead of TCX. */
 	return bpf_core_field_exists(msk->bytes_acked) && !BPF_CORE_READ(msk, bytes_acked);
 }
 

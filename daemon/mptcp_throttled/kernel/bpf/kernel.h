@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The fields of kernel structures that programs read. libbpf looks up their offsets in the running kernel's type
- * information (CO-RE), so their order here means nothing. */
+/* The fields of kernel structures that programs read. libbpf looks up their offsets in the running
+ * kernel's type information (CO-RE), so their order here means nothing. */
 #ifndef KERNEL_H
 #define KERNEL_H
 

@@ -40,10 +40,13 @@ static __always_inline bool may_be_ip(__u32 protocol)
 	       protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* False if it is no TCP segment, a fragment of one, or has IPv4 options or IPv6 extension headers. */
+/* False if it is no TCP segment, a fragment of one, or has IPv4 options or IPv6 extension headers.
+ * */
 static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment, bool is_from_client)
 {
 	struct ends *ends = &segment->ends;
+	__u8 *source = is_from_client ? ends->client : ends->proxy;
+	__u8 *destination = is_from_client ? ends->proxy : ends->client;
 	union {
 		struct iphdr v4;
 		struct ipv6hdr v6;
@@ -55,15 +58,15 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	if (ip.v4.version == 4) {
 		if (ip.v4.ihl != 5 || ip.v4.protocol != IPPROTO_TCP || ip.v4.frag_off & bpf_htons(IP_FRAGMENT))
 			return false;
-		map_ipv4(is_from_client ? ends->proxy : ends->client, ip.v4.daddr);
-		map_ipv4(is_from_client ? ends->client : ends->proxy, ip.v4.saddr);
+		map_ipv4(destination, ip.v4.daddr);
+		map_ipv4(source, ip.v4.saddr);
 		segment->ip_bytes = sizeof(ip.v4);
 		total = bpf_ntohs(ip.v4.tot_len);
 	} else if (ip.v4.version == 6) {
 		if (ip.v6.nexthdr != IPPROTO_TCP)
 			return false;
-		__builtin_memcpy(is_from_client ? ends->proxy : ends->client, &ip.v6.daddr, sizeof(ip.v6.daddr));
-		__builtin_memcpy(is_from_client ? ends->client : ends->proxy, &ip.v6.saddr, sizeof(ip.v6.saddr));
+		__builtin_memcpy(destination, &ip.v6.daddr, sizeof(ip.v6.daddr));
+		__builtin_memcpy(source, &ip.v6.saddr, sizeof(ip.v6.saddr));
 		segment->ip_bytes = sizeof(ip.v6);
 		total = sizeof(ip.v6) + bpf_ntohs(ip.v6.payload_len);
 	} else {

@@ -6,22 +6,22 @@
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 
-/* Puts a type that no map has into the type information of the object, where a test compares it with program_layout.py. libbpf
- * skips the section. */
+/* Puts a type that no map has into the type information of the object, where a test compares it
+ * with program_layout.py. libbpf skips the section. */
 #define SHARED_WITH_DAEMON(name, type) type *name SEC("shared")
 
 #define MAX_PORTS 16
 
-/* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of its own, may be in the
- * same cgroup. Unused ports are 0. */
+/* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of
+ * its own, may be in the same cgroup. Unused ports are 0. */
 struct settings {
 	__u64 netns_cookie;
 	__u32 ports[MAX_PORTS];
 	__u32 htb_handle;
 };
 
-/* The two ends of a subflow. IPv4 addresses are IPv4-mapped. The client's port is in network byte order, in 32 bits, as in
- * struct bpf_sock_ops. */
+/* The two ends of a subflow. IPv4 addresses are IPv4-mapped. The client's port is in network byte
+ * order, in 32 bits, as in struct bpf_sock_ops. */
 struct ends {
 	__u8 client[16];
 	__u8 proxy[16];
@@ -35,9 +35,10 @@ struct prefix {
 	__u8 address[16];
 };
 
-/* An access network. `pace` is that of a capped subflow that the daemon has not decided on yet; 0: no cap. For
- * `provisional_ns` a connection's first subflow has that pace too, until a preferred one can have joined. `limited`: the
- * network has a limit, so the daemon gives each subflow a class, capped or not. */
+/* An access network. `pace` is that of a capped subflow that the daemon has not decided on yet; 0:
+ * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
+ * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
+ * class, capped or not. */
 struct network {
 	__u32 preference;
 	__u32 pace;
@@ -46,7 +47,8 @@ struct network {
 	__u32 padding;
 };
 
-/* A subflow that has closed, with its totals. Bytes are payload; those sent include those retransmitted. */
+/* A subflow that has closed, with its totals. Bytes are payload; those sent include those
+ * retransmitted. */
 struct closed {
 	struct ends ends;
 	__u64 cookie;

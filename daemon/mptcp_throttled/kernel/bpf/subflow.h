@@ -13,8 +13,9 @@ static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_
 	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
 }
 
-/* The connection of a subflow, if it is one to the proxy; else NULL. It has the port of the socket that accepted it. A subflow
- * that the proxy's kernel has opened, to an address that the client has announced, has a port of its own. */
+/* The connection of a subflow, if it is one to the proxy; else NULL. It has the port of the socket
+ * that accepted it. A subflow that the proxy's kernel has opened, to an address that the client has
+ * announced, has a port of its own. */
 static __always_inline struct mptcp_sock *connection_to_proxy(struct tcp_sock *tp)
 {
 	struct sock *msk;
@@ -23,11 +24,6 @@ static __always_inline struct mptcp_sock *connection_to_proxy(struct tcp_sock *t
 		return NULL;
 	msk = BPF_CORE_READ(subflow_context(tp), conn);
 	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num)) ? (struct mptcp_sock *)msk : NULL;
-}
-
-static __always_inline bool is_of_proxy(struct tcp_sock *tp)
-{
-	return connection_to_proxy(tp);
 }
 
 static __always_inline bool joined(struct tcp_sock *tp)
@@ -76,13 +72,14 @@ static __always_inline bool is_backup(struct mptcp_subflow_context *context)
 	return is_backup_for_client(context) || BPF_CORE_READ_BITFIELD_PROBED(context, backup);
 }
 
-/* The socket of an iterator, if it is a subflow of a connection to the proxy that can still send; else NULL. */
+/* The socket of an iterator, if it is a subflow of a connection to the proxy that can still send;
+ * else NULL. */
 static __always_inline struct tcp_sock *sending_subflow(struct sock_common *common)
 {
 	struct tcp_sock *tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	__u8 state;
 
-	if (!tp || !is_of_proxy(tp))
+	if (!tp || !connection_to_proxy(tp))
 		return NULL;
 	state = BPF_CORE_READ(common, skc_state);
 	if (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT || state == BPF_TCP_FIN_WAIT1 ||

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Decides which subflows of the proxy are capped, paces them, and puts them into their HTB classes. Needs CAP_BPF,
- * CAP_NET_ADMIN and CAP_PERFMON, and the kernel's type information (/sys/kernel/btf/vmlinux).
+ * Decides which subflows of the proxy are capped, paces them, and puts them into their HTB classes.
+ * Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and the kernel's type information
+ * (/sys/kernel/btf/vmlinux).
  *
- * A subflow is capped while its own connection has, on a more preferred network, a subflow that is established, neither
- * backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row. When all subflows are backups, MPTCP uses them,
- * so they count as if none were. The first subflow of a connection is capped for `provisional_ns`, too, if its network has
- * that. The program looks at the kernel's own list of the connection's subflows when a subflow is established and at each
- * of its RTT samples. So a subflow that joins is paced before it can send, and what the wire only claims decides nothing.
+ * A subflow is capped while its own connection has, on a more preferred network, a subflow that is
+ * established, neither backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row.
+ * When all subflows are backups, MPTCP uses them, so they count as if none were. The first subflow
+ * of a connection is capped for `provisional_ns`, too, if its network has that. The program looks
+ * at the kernel's own list of the connection's subflows when a subflow is established and at each
+ * of its RTT samples. So a subflow that joins is paced before it can send, and what the wire only
+ * claims decides nothing.
  *
- * The networks and their paces come from the daemon. Its pace for a single subflow, which knows with whom the cap is
- * shared, has precedence over the network's.
+ * The networks and their paces come from the daemon. Its pace for a single subflow, which knows
+ * with whom the cap is shared, has precedence over the network's.
  *
- * The class is the socket's SO_PRIORITY: HTB takes a priority that is the id of one of its classes before it asks any
- * filter (net/sched/sch_htb.c, htb_classify), so no mark that another program sets can change it.
+ * The class is the socket's SO_PRIORITY: HTB takes a priority that is the id of one of its classes
+ * before it asks any filter (net/sched/sch_htb.c, htb_classify), so no mark that another program
+ * sets can change it.
  */
 #include "subflow.h"
 #include "counters.h"
@@ -25,46 +29,41 @@ char LICENSE[] SEC("license") = "GPL";
 #define CALLBACKS (BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG)
 #define TCP_BPF_SOCK_OPS_CB_FLAGS 1008 /* include/uapi/linux/bpf.h, since Linux 6.12 */
 
-/* The kernel's path manager allows eight subflows besides the first (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX), one in user space
- * any number. Where there are more, the daemon decides alone. */
+/* The kernel's path manager allows eight subflows besides the first (net/mptcp/pm.c,
+ * MPTCP_PM_ADDR_MAX), one in user space any number. Where there are more, the daemon decides alone.
+ * */
 #define MAX_SUBFLOWS 9
 #define DEAD_RETRANSMITS 2
 
-/* A cap begins when the socket's queue has drained, or after 1.5 s: at the cap's pace the reader would wait for its last
- * byte. Until then MPTCP adds to the queue only when it is nearly empty. The first subflow of a connection, if its network
- * has a cap, is limited so from its beginning on, whenever it is not capped: what it has not sent stays with MPTCP, for the
- * preferred path that joins. */
+/* A cap begins when the socket's queue has drained, or after 1.5 s: at the cap's pace the reader
+ * would wait for its last byte. Until then MPTCP adds to the queue only when it is nearly empty.
+ * The first subflow of a connection, if its network has a cap, is limited so from its beginning on,
+ * whenever it is not capped: what it has not sent stays with MPTCP, for the preferred path that
+ * joins. */
 #define DRAINED_BYTES 8192
 #define DRAIN_NS 1500000000ULL
 
-/* A cap ends this long after the priorities of the subflows alone ask for it: MPTCP takes as long to use a path that it has
- * hardly used, and a client that changes priorities all the time has its cap all the time. */
+/* A cap ends this long after the priorities of the subflows alone ask for it: MPTCP takes as long
+ * to use a path that it has hardly used, and a client that changes priorities all the time has its
+ * cap all the time. */
 #define PRIORITY_NS 1000000000ULL
 
-/* The paces that the daemon has decided, in bytes/s. */
+/* The paces in bytes/s, and the class ids, that the daemon has decided. Capped subflows are in both
+ * maps; a subflow in `classes` alone is limited, whatever its connection's other subflows do. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ends);
 	__type(value, __u32);
-} paces SEC(".maps");
+} paces SEC(".maps"), classes SEC(".maps");
 
-/* The class ids that the daemon has decided. Those of capped subflows are in `paces`, too; the others are limited, whatever
- * the other subflows of their connection do. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct ends);
-	__type(value, __u32);
-} classes SEC(".maps");
-
-/* Of a subflow: the pace, the limit of unsent data and the priority that the socket had before, and what it has from us.
- * `pace` is UNLIMITED when the subflow is not capped, and while `drain_began` is not 0. `has_unsent_limit`: from us.
- * `class_id` is 0 when it is in no class. `began` is 0 if it is not the first of its connection, or older than the program.
- * `preferred_at` is when the connection had a preferred path that MPTCP used. Times are those of bpf_ktime_get_ns().
- * Without `callbacks` only the iterator serves it. */
+/* Of a subflow: the pace, the limit of unsent data and the priority that the socket had before, and
+ * what it has from us. `pace` is UNLIMITED when the subflow is not capped, and while `drain_began`
+ * is not 0. `has_unsent_limit`: from us. `class_id` is 0 when it is in no class. `began` is 0 if it
+ * is not the first of its connection, or older than the program. `preferred_at` is when the
+ * connection had a preferred path that MPTCP used. Times are those of bpf_ktime_get_ns(). Without
+ * `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
@@ -106,13 +105,15 @@ static __always_inline __u32 priority_of(struct tcp_sock *tp)
 	return BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_priority);
 }
 
-/* What a socket outside our classes may have: whoever else gives it one of ours puts it into none. */
+/* What a socket outside our classes may have: a class of ours that another program has set counts
+ * as none. */
 static __always_inline __u32 foreign_priority(__u32 priority)
 {
 	return is_our_class(priority) ? 0 : priority;
 }
 
-/* MPTCP sets the options of a connection, IP_TOS and SO_PRIORITY among them, on all its subflows. */
+/* MPTCP sets the options of a connection, IP_TOS and SO_PRIORITY among them, on all its subflows.
+ * */
 static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
 {
 	struct sock *msk = BPF_CORE_READ(subflow_context(tp), conn);
@@ -120,9 +121,9 @@ static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
 	return msk ? foreign_priority(BPF_CORE_READ(msk, sk_priority)) : 0;
 }
 
-/* The limit of unsent data that MPTCP gives a subflow. Since Linux 6.9 it sets ~0 on the listener, from which the first
- * subflow of a connection has it, and on those that join, some time after they are established (net/mptcp/sockopt.c,
- * mptcp_sockopt_sync_locked). */
+/* The limit of unsent data that MPTCP gives a subflow. Since Linux 6.9 it sets ~0 on the listener,
+ * from which the first subflow of a connection has it, and on those that join, some time after they
+ * are established (net/mptcp/sockopt.c, mptcp_sockopt_sync_locked). */
 static __always_inline __u32 default_unsent_limit(void)
 {
 	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) ? UNLIMITED : 0;
@@ -140,9 +141,9 @@ static __always_inline bool is_live(struct mptcp_subflow_context *context, struc
 
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
-/* Whether the connection has, on a network that is more preferred, a live subflow, and whether MPTCP uses both that and this
- * one. A member of the list may go, and its memory become another socket, while it is read: then the answer may be wrong
- * until the next callback. */
+/* Whether the connection has, on a network that is more preferred, a live subflow, and whether
+ * MPTCP uses both it and this subflow. A member of the list may go, and its memory become another
+ * socket, while it is read: then the answer may be wrong until the next callback. */
 static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
 {
 	bool backups_used = true, preferred_backup = false;
@@ -202,7 +203,8 @@ static __always_inline void remember_former_options(struct subflow *subflow, str
 	}
 }
 
-/* What follows takes a `target`: the context of a sock_ops program, or the socket of an iterator. */
+/* What follows takes a `target`: the context of a sock_ops program, or the socket of an iterator.
+ * */
 
 static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *tp, struct subflow *subflow, __u32 pace)
 {
@@ -301,8 +303,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
 	} else {
-		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon gives it that of the limit, it
-		 * stays there. */
+		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon
+		 * gives it that of the limit, it stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
 
 		end_cap(target, subflow, may_be_capped && subflow->callbacks && !joined(tp));
@@ -355,7 +357,7 @@ int throttle(struct bpf_sock_ops *ctx)
 			report_totals(ctx, tp, subflow);
 		return 1;
 	}
-	if (!is_of_proxy(tp))
+	if (!connection_to_proxy(tp))
 		return 1;
 	if (!subflow) {
 		subflow = bpf_sk_storage_get(&subflows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -374,7 +376,8 @@ int throttle(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* Asks for the callbacks of a socket that is older than the program; false if the kernel refuses, before Linux 6.12. */
+/* Asks for the callbacks of a socket that is older than the program; false if the kernel refuses,
+ * before Linux 6.12. */
 static __always_inline bool ask_for_callbacks(struct tcp_sock *tp)
 {
 	__u32 flags = 0;
@@ -385,10 +388,11 @@ static __always_inline bool ask_for_callbacks(struct tcp_sock *tp)
 	return !bpf_setsockopt(tp, SOL_TCP, TCP_BPF_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags));
 }
 
-/* Decides for all subflows now, idle or not, also for those that are older than the program. Without callbacks nothing
- * but the next run of this iterator would end a cap: such a subflow is capped only if the daemon has a pace for it, and
- * the iterator runs whenever the daemon has changed something. With empty maps it frees all subflows, also those that a
- * killed daemon has left. */
+/* Decides for all subflows now, idle or not, also for subflows older than the program.
+ * Without callbacks nothing but the next run of this iterator would end a cap: such a subflow is
+ * capped only if the daemon has a pace for it, and the iterator runs whenever the daemon has
+ * changed something. With empty maps it frees all subflows, also what a killed daemon has
+ * left. */
 SEC("iter/tcp")
 int adopt(struct bpf_iter__tcp *ctx)
 {

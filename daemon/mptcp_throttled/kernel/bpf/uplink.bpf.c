@@ -2,26 +2,30 @@
 /*
  * Throttles what clients send over some of their subflows. Needs CAP_BPF and CAP_NET_ADMIN.
  *
- * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of such a subflow
- * acknowledges. While the client has sent more than the rate allows, its pure ACKs carry MP_PRIO (RFC 8684, section 3.3.8):
- * the subflow is a backup, and MPTCP at the client sends over the others. When the debt is paid, they say that it is regular.
- * Nothing is queued: a queue would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and
+ * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of
+ * such a subflow acknowledges. While the client has sent more than the rate allows, its pure ACKs
+ * carry MP_PRIO (RFC 8684, section 3.3.8): the subflow is a backup, and MPTCP at the client sends
+ * over the others. When the debt is paid, they say that it is regular. Nothing is queued: a queue
+ * would delay what the client has already given to the slow subflow, up to 64 KiB at a time, and
  * the whole connection would wait for that.
  *
- * A backup carries no data, so that there are no ACKs to say that the debt is paid: `remind` repeats the last ACK. The daemon
- * runs it many times a second, by BPF_PROG_TEST_RUN: redirected packets are really sent.
+ * A backup carries no data, so that there are no ACKs to say that the debt is paid: `remind`
+ * repeats the last ACK. The daemon runs it many times a second, by BPF_PROG_TEST_RUN: redirected
+ * packets are really sent.
  *
- * What the client sends before it hears that it is in debt may overflow the queue of a slow link. BBR takes such losses for a
- * policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster than the rate for seconds, including what it has
- * already given to the subflow. So the window of capped subflows is small. It bounds what is in flight on them; of the windows
- * that its subflows announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be all that
- * a connection has, so their windows stay as they are.
+ * What the client sends before it hears that it is in debt may overflow the queue of a slow link.
+ * BBR takes such losses for a policer (bbr_lt_bw_sampling, net/ipv4/tcp_bbr.c) and sends no faster
+ * than the rate for seconds, including what it has already given to the subflow. So the window of
+ * capped subflows is small. It bounds what is in flight on them; of the windows that its subflows
+ * announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be
+ * all that a connection has, so their windows stay as they are.
  *
- * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first REGULAR_ACKS after it.
+ * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first
+ * REGULAR_ACKS after it.
  *
- * A client without another path keeps sending over a backup, and others may ignore MP_PRIO. `police_uplinks`, at the ingress,
- * drops their data while the share's debt exceeds the burst. Debt grows only with what `throttle_uplinks` sees acknowledged, so
- * a dropped segment costs nothing.
+ * A client without another path keeps sending over a backup, and some clients may ignore MP_PRIO.
+ * `police_uplinks`, at the ingress, drops their data while the share's debt exceeds the burst. Debt
+ * grows only with what `throttle_uplinks` sees acknowledged, so a dropped segment costs nothing.
  */
 #include <stddef.h>
 #include <linux/errno.h>
@@ -33,15 +37,17 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Unused rate that a share may keep: the interval of `remind`. Without it each interval would lose that much. */
+/* Unused rate that a share may keep: the interval of `remind`. Without it each interval would lose
+ * that much. */
 #define CREDIT_NS 40000000ULL
 #define REPEAT_NS 200000000ULL
 #define MAX_REPEATS 5
 #define IN_FLIGHT_BYTES (64 << 10)
 #define REGULAR_ACKS 3 /* that repeat the end of a backup */
 
-/* What a client may have in flight on a capped subflow: what MPTCP gives to a subflow at once (MPTCP_SEND_BURST_SIZE), and no
- * less than what the rate carries in WINDOW_NS and two of its shortest round trips. */
+/* What a client may have in flight on a capped subflow: what MPTCP gives to a subflow at once
+ * (MPTCP_SEND_BURST_SIZE), and no less than what the rate carries in WINDOW_NS and two of its
+ * shortest round trips. */
 #define WINDOW_KIB 64
 #define WINDOW_NS 150000000ULL
 
@@ -51,11 +57,12 @@ char LICENSE[] SEC("license") = "GPL";
 #define POLICED_BURST_NS 250000000ULL
 #define POLICED_BURST_KIB 32
 
-/* NOP, and MP_PRIO without an address id; the kernel puts its NOP behind the option, so that ours can be told from its own. */
+/* NOP, and MP_PRIO without an address id; the kernel puts its NOP behind the option, so that ours
+ * can be told from its own. */
 #define PRIORITY_OPTION 0x011e0350U
 #define IS_BACKUP 1U
 #define OPTION_BYTES 4
-#define TIMESTAMPS 0x0101080aU /* NOP, NOP, kind 8, length 10: net/ipv4/tcp_output.c, tcp_options_write */
+#define TIMESTAMPS 0x0101080aU /* NOP, NOP, kind 8, length 10: tcp_options_write() */
 
 #define PLAUSIBLE_BYTES (1U << 30)
 #define CAS_ATTEMPTS 4
@@ -76,8 +83,8 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
-/* The keys of `uplinks`, so that `remind` takes time for those that exist, and not for all that may. Only `assign` and
- * `remind` write them, one at a time. */
+/* The keys of `uplinks`, so that the time of `remind` depends on the uplinks that exist, not on
+ * MAX_UPLINKS. Only `assign` and `remind` write them, one at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_UPLINKS);
@@ -119,19 +126,20 @@ static __always_inline __u32 newly_acknowledged(struct uplink *uplink, const str
 		uplink->acknowledged = acknowledged;
 		return 0;
 	}
-	if (bytes > PLAUSIBLE_BYTES) /* an older one */
+	if (bytes > PLAUSIBLE_BYTES) /* an older ACK */
 		return 0;
 	uplink->acknowledged = acknowledged;
 	return bytes;
 }
 
-/* A repeated ACK must have the latest sequence number and time stamps: the client discards older ones (RFC 9293, section
- * 3.10.7.4; RFC 7323, section 5.3). */
+/* A repeated ACK must have the latest sequence number and time stamps: the client discards older
+ * ones (RFC 9293, section 3.10.7.4; RFC 7323, section 5.3). */
 static __always_inline void remember_segment(struct __sk_buff *skb, struct uplink *uplink, const struct segment *segment)
 {
 	__u32 options[3], next = bpf_ntohl(segment->tcp.seq) + segment->payload + segment->tcp.fin;
 
-	if (!uplink->has_sequence || (__s32)(next - uplink->sequence) > 0) /* not of a retransmission */
+	/* not of a retransmission */
+	if (!uplink->has_sequence || (__s32)(next - uplink->sequence) > 0)
 		uplink->sequence = next;
 	uplink->has_sequence = 1;
 	uplink->window = segment->tcp.window;
@@ -156,9 +164,10 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
 					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
 		return;
-	/* Constant sizes are for the verifier of Linux 6.1, which loses the bounds of a size that was spilled to the stack. */
+	/* Constant sizes are for the verifier of Linux 6.1, which loses the bounds of a size that
+	 * was spilled to the stack. */
 	switch (link_bytes) {
-	case 0: /* raw IP: when `remind` sends the ACK there, the kernel removes an Ethernet header */
+	case 0: /* raw IP: when `remind` sends the ACK, the kernel removes this header */
 		link_bytes = ETH_HLEN;
 		__builtin_memset(ack->link, 0, sizeof(ack->link));
 		break;
@@ -181,7 +190,8 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 	ack->tcp_bytes = tcp_bytes;
 }
 
-/* Whether the segment ends with our option already: ACKs that `remind` repeats pass this filter, too. */
+/* Whether the segment ends with our option already: ACKs that `remind` repeats pass this filter,
+ * too. */
 static __always_inline bool has_option(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 last, at = tcp_offset(segment) + segment->tcp_bytes - OPTION_BYTES;
@@ -211,8 +221,8 @@ static __always_inline bool append_option(struct __sk_buff *skb, const struct se
 	bpf_skb_store_bytes(skb, length_at, &new_length, sizeof(new_length), 0);
 	if (is_v4)
 		bpf_l3_csum_replace(skb, ip_at + offsetof(struct iphdr, check), old_length, new_length, 2);
-	/* The kernel adds up options and data offset itself where the interface would compute the checksum; not the length,
-	 * which is in the pseudo-header. */
+	/* The kernel adds up options and data offset itself where the interface would compute the
+	 * checksum; not the length, which is in the pseudo-header. */
 	bpf_l4_csum_replace(skb, check_at, bpf_htons(tcp_bytes), bpf_htons(tcp_bytes + OPTION_BYTES), 2 | BPF_F_PSEUDO_HDR);
 	bpf_l4_csum_replace(skb, check_at, old_offset, new_offset, 2);
 	bpf_l4_csum_replace(skb, check_at, 0, option, 4);
@@ -261,8 +271,8 @@ static __always_inline __u64 burst_ns(const struct share *share)
 	return POLICED_BURST_NS + share->ns_per_kib * POLICED_BURST_KIB;
 }
 
-/* Debt that arose before `police_uplinks` was attached is cut to twice the burst: everything would be dropped until it is
- * paid. */
+/* Debt that arose before `police_uplinks` was attached is cut to twice the burst: everything would
+ * be dropped until it is paid. */
 static __always_inline void begin_policing(struct uplink *uplink, struct share *share, __u64 now)
 {
 	__u64 largest = now + 2 * burst_ns(share);
@@ -331,12 +341,13 @@ int throttle_uplinks(struct __sk_buff *skb)
 	else
 		told = charge(share, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
-	/* Before that, what was in flight when the cap began may be beyond a small window, and could not be sent again. */
+	/* Before that, what was in flight when the cap began may be beyond a small window, and
+	 * could not be sent again. */
 	if (share && now >= uplink->bounded_from && uplink->window_scale != UNBOUNDED)
 		bound_window(skb, &segment, share, uplink);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
 		begin_policing(uplink, share, now);
-	if (now < uplink->counts_from) { /* what comes is no sign that the client ignores what it was told */
+	if (now < uplink->counts_from) { /* it is too early to say that the client ignores MP_PRIO */
 		uplink->told_at = now;
 		uplink->bytes_when_told = uplink->bytes;
 	}
@@ -372,7 +383,8 @@ static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *upl
 	if (link_bytes < ETH_HLEN || link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(*tcp) ||
 	    tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
 		return false;
-	/* WireGuard drops a packet whose skb->protocol does not match its IP version; PPP takes its protocol field from it. */
+	/* WireGuard drops a packet whose skb->protocol does not match its IP version; PPP takes its
+	 * protocol field from it. */
 	if (skb->protocol != protocol && bpf_skb_change_proto(skb, protocol, 0))
 		return false;
 	if (bpf_skb_change_tail(skb, link_bytes + ip_bytes + tcp_bytes + OPTION_BYTES, 0))
@@ -423,13 +435,15 @@ struct reminding {
 	__u32 last;
 };
 
-/* Whether the client has sent more than what may have been in flight when it was told that the subflow is regular. */
+/* Whether the client has sent more than what may have been in flight when it was told that the
+ * subflow is regular. */
 static __always_inline bool sends_again(const struct uplink *uplink)
 {
 	return uplink->bytes - uplink->bytes_when_told > IN_FLIGHT_BYTES;
 }
 
-/* Whether the client is to be told again: it does not know yet that the debt is paid, or it may not have heard. */
+/* Whether the client is to be told again: it does not know yet that the debt is paid, or it may not
+ * have heard. */
 static __always_inline bool is_due(const struct uplink *uplink, const struct share *share, __u64 now)
 {
 	if (uplink->told == BACKUP)
@@ -444,7 +458,7 @@ static __always_inline bool is_told(const struct uplink *uplink)
 	return uplink->told == NOTHING || uplink->repeats >= MAX_REPEATS || sends_again(uplink);
 }
 
-/* Adds an element behind the others. Returns 0 or a negative error. */
+/* Adds an element behind the last one. Returns 0 or a negative error. */
 static __always_inline long add_uplink(const struct ends *ends, struct uplink *new)
 {
 	__u32 slot = used_slots;
@@ -505,7 +519,8 @@ static long remind_one(__u32 number, struct reminding *reminding)
 	return 0;
 }
 
-/* Puts an element into another share. Its window is bounded `from` then on, or goes on being bounded. */
+/* Puts an element into another share. Its window is bounded `from` then on, or goes on being
+ * bounded. */
 static __always_inline void change_uplink(struct uplink *uplink, const struct assignment *assignment, __u64 from)
 {
 	if (uplink->window_scale == UNBOUNDED || !bpf_map_lookup_elem(&shares, &uplink->share))
@@ -518,9 +533,10 @@ static __always_inline void change_uplink(struct uplink *uplink, const struct as
 	}
 }
 
-/* Puts subflows into their shares, frees or forgets them. The daemon runs it by BPF_PROG_TEST_RUN: a map update from user
- * space replaces the whole element. The packet is an Ethernet header, the time from which new subflows count and new bounds of
- * windows apply, and up to MAX_ASSIGNMENTS assignments. Returns 0, or the negative error of the first that was refused. */
+/* Puts subflows into their shares, frees or forgets them. The daemon runs it by BPF_PROG_TEST_RUN:
+ * a map update from user space replaces the whole element. The packet is an Ethernet header, the
+ * time from which new subflows count and new bounds of windows apply, and up to MAX_ASSIGNMENTS
+ * assignments. Returns 0, or the negative error of the first that was refused. */
 SEC("tc")
 int assign(struct __sk_buff *skb)
 {
@@ -544,7 +560,8 @@ int assign(struct __sk_buff *skb)
 			change_uplink(uplink, &assignment, from);
 		} else if (assignment.share) {
 			struct share *share = bpf_map_lookup_elem(&shares, &assignment.share);
-			/* A subflow of a share that others have used may be opened to escape the debt. */
+			/* A subflow of a share that was used before may be opened to escape the
+			 * debt. */
 			struct uplink new = { .counts_from = share && share->paid_at ? 0 : from,
 					      .bounded_from = from,
 					      .share = assignment.share,

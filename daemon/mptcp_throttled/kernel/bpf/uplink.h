@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What uplink.bpf.c and the daemon share; program_layout.py has the same structures. Times are those of bpf_ktime_get_ns(),
- * which are CLOCK_MONOTONIC. */
+/* What uplink.bpf.c and the daemon share; program_layout.py has the same structures. Times are
+ * those of bpf_ktime_get_ns(), which are CLOCK_MONOTONIC. */
 #ifndef UPLINK_H
 #define UPLINK_H
 
@@ -11,14 +11,15 @@
 #define MAX_IP_BYTES 40
 #define MAX_TCP_BYTES 60
 
-/* The rate that subflows share. `ns_per_kib` is how long 1024 bytes of payload take. Until `paid_at` the share is in debt:
- * its subflows have sent more than the rate allows. */
+/* The rate that subflows share. `ns_per_kib` is how long 1024 bytes of payload take. Until
+ * `paid_at` the share is in debt: its subflows have sent more than the rate allows. */
 struct share {
 	__u64 ns_per_kib;
 	__u64 paid_at;
 };
 
-/* What the client was told of a subflow last: nothing yet, that it is a backup, that it is regular. */
+/* What the client was told of a subflow last: nothing yet, that it is a backup, that it is regular.
+ * */
 enum told { NOTHING, BACKUP, REGULAR };
 
 /* The last pure ACK of a subflow, as it left, without an option of ours. */
@@ -39,9 +40,9 @@ struct last_ack {
 #define MAX_UPLINKS 65536
 #define MAX_ASSIGNMENTS 32
 
-/* A subflow, the share that it pays from, the scale of the windows that the proxy announces on it (RFC 7323, section 2), and
- * its shortest round-trip time. Share 0: none, it is free. FORGOTTEN: it is free, and its client is not told. UNBOUNDED: its
- * window stays as it is. */
+/* A subflow, the share that it pays from, the scale of the windows that the proxy announces on it
+ * (RFC 7323, section 2), and its shortest round-trip time. Share 0: none, it is free. FORGOTTEN: it
+ * is free, and its client is not told. UNBOUNDED: its window stays as it is. */
 #define FORGOTTEN 0xffffffff
 #define UNBOUNDED 0xffffffff
 struct assignment {
@@ -51,12 +52,14 @@ struct assignment {
 	__u32 round_trip_us;
 };
 
-/* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told that it is free. What comes
- * before `counts_from` costs nothing, since it was queued at the client when the cap began; until then the client is told that
- * the subflow is a backup. From `bounded_from` on its window is bounded, if its scale is known. `sequence`, of the next byte,
- * and `acknowledged` are those of the last segment, in host byte order; its time stamps and its window are as the kernel sent
- * them. `appended` and `repeats` are how many ACKs have told the client what it was told last. `is_policed`: the client kept
- * sending although the share was in debt, so what exceeds the rate is dropped. */
+/* A subflow whose uplink is throttled to the rate of a share, or whose client must still be told
+ * that it is free. What comes before `counts_from` costs nothing, since it was queued at the client
+ * when the cap began; until then the client is told that the subflow is a backup. From
+ * `bounded_from` on its window is bounded, if its scale is known. `sequence`, of the next byte, and
+ * `acknowledged` are those of the last segment, in host byte order; its time stamps and its window
+ * are as the kernel sent them. `appended` and `repeats` are how many ACKs have told the client what
+ * it was told last. `is_policed`: the client kept sending although the share was in debt, so what
+ * exceeds the rate is dropped. */
 struct uplink {
 	__u64 counts_from;
 	__u64 bounded_from;
