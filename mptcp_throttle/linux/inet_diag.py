@@ -1,6 +1,6 @@
 """TCP sockets as the kernel lists them (inet_diag, as ss(8) uses it): structures of include/uapi/linux/inet_diag.h.
 
-The sniffer lists them about once a second, and its other threads wait meanwhile: 200 sockets take 6 ms. pyroute2 takes
+The sniffer lists them about once a second, while its other threads wait: 200 sockets take 6 ms. pyroute2 takes
 47 ms, and its DiagSocket ignores errors of the kernel.
 """
 

@@ -1,7 +1,7 @@
 """Encodes and decodes netlink messages and their attributes (include/uapi/linux/netlink.h).
 
 For the messages of a JOIN, a full reconcile and a restart, for notifications and for MPTCP events; all others go
-through pyroute2. It encodes one in 45 to 600 us (we: 3 to 70) and decodes 2000 classes in 385 ms (we: 7 ms):
+through pyroute2. It encodes a message in 45 to 600 us (we: 3 to 70) and decodes 2000 classes in 385 ms (we: 7 ms):
 docs/performance.md, "Netlink: pyroute2 and our own messages".
 """
 
@@ -64,7 +64,7 @@ def attributes(
 ) -> dict[int, bytes]:
     """Netlink attributes by type, from `offset` to the first of the types `before`; flags of the type are dropped.
 
-    With `only`, just the attributes of these types: leaving out the others halves the time.
+    With `only`, just the attributes of these types: leaving out the rest halves the time.
     """
     payloads, last = {}, len(data) - _HEADER_BYTES
     while offset <= last:

@@ -36,7 +36,7 @@ _DONE: Final = (0, "")  # no error number, no explanation
 
 
 class DumpInterrupted(KernelError):
-    """What was dumped changed meanwhile (NLM_F_DUMP_INTR): entries may be missing, or be there twice."""
+    """What was dumped has changed during the dump (NLM_F_DUMP_INTR): entries may be missing, or be there twice."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, errno.EINTR, "it keeps changing while it is read")
@@ -91,7 +91,7 @@ class NetlinkSocket:
         return self._socket.fileno()
 
     def join(self, group: int) -> None:
-        """Receive the notifications of one more group, by its number, as generic netlink gives them."""
+        """Receive the notifications of a further group, by its number, as generic netlink gives them."""
         with os_errors(f"join netlink group {group}"):
             self._socket.setsockopt(netlink.SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
 

@@ -1,4 +1,4 @@
-"""Kinds of qdiscs: which of them can be restored exactly after HTB has replaced them, and what is lost meanwhile."""
+"""Kinds of qdiscs: which of them can be restored exactly after HTB has replaced them, and what is lost until then."""
 
 from __future__ import annotations
 

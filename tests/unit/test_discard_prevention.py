@@ -122,7 +122,7 @@ def test_programs_that_somebody_has_detached_are_attached_again(
     kernel.now += LOOK
     prevention.follow(Situation(NETWORKS))
     assert (kernel.attached, kernel.attaches) == (["eth0", "wg0"], 3)
-    assert caplog.messages == ["eth0: somebody had detached a discard-prevention program"]
+    assert caplog.messages == ["eth0: another program had detached a discard-prevention program"]
 
 
 def test_changed_networks_do_not_wait(kernel: Kernel, prevention: DiscardPrevention) -> None:

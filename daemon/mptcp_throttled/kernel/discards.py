@@ -138,7 +138,7 @@ class DiscardPrevention:
                         raise
                     self._problem = self._problem or str(error)
         for interface in detached:
-            _log.warning("%s: somebody had detached a discard-prevention program", interface.name)
+            _log.warning("%s: another program had detached a discard-prevention program", interface.name)
         self._counters = self._programs.counters()
 
     def _detach(self) -> None:

@@ -1,8 +1,8 @@
-"""Notifications of the kernel: somebody else has changed our interfaces, their addresses, qdiscs, classes or filters.
+"""Notifications of the kernel: another program has changed our interfaces, their addresses, qdiscs or filters.
 
 iptables rules have no such notifications (iptables-legacy does not use netlink); the periodic quick check
-and full reconcile find changes of these, and of nftables. Every notification is decoded by our own codec: others may
-cause thousands.
+and full reconcile find changes of these, and of nftables. Every notification is decoded by our own codec:
+another program may cause thousands.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ def _read_chain(table: Any, parse: Callable[[Sequence[Any]], AssignmentState]) -
     try:
         if not table.is_chain(OWN_CHAIN):
             return AssignmentState({}, altered=True)
-        found = parse(iptc.Chain(table, OWN_CHAIN).rules)
-        return found if _is_reached(table) else AssignmentState(found.assignments, altered=True)
+        state = parse(iptc.Chain(table, OWN_CHAIN).rules)
+        return state if _is_reached(table) else AssignmentState(state.assignments, altered=True)
     except _NOT_UNDERSTOOD:
         return AssignmentState({}, altered=True)
 

@@ -42,11 +42,11 @@ class NftClassifier:
         self._tables.require()
 
     def read(self) -> dict[int, AssignmentState]:
-        found = self._at_one_time()
+        states = self._at_one_time()
         for version in self._left():
-            found[version] = AssignmentState(found[version].assignments if version in found else {}, altered=True)
-        self._counts = {version: None if state.altered else len(state.assignments) for version, state in found.items()}
-        return found
+            states[version] = AssignmentState(states[version].assignments if version in states else {}, altered=True)
+        self._counts = {version: None if state.altered else len(state.assignments) for version, state in states.items()}
+        return states
 
     def count(self) -> dict[int, int | None]:
         """Takes constant time while no other program changes nftables; otherwise everything of ours is read."""
@@ -84,17 +84,17 @@ class NftClassifier:
         for _ in range(_READINGS):
             before = self._tables.generation()
             try:
-                found = {version: state for version in IP_VERSIONS if (state := self._table(version)) is not None}
+                states = {version: state for version in IP_VERSIONS if (state := self._table(version)) is not None}
             except KernelError:
                 if self._tables.generation() == before:
                     raise
-                continue  # a table has gone meanwhile
+                continue  # a table has gone since
             if self._tables.generation() == before:
                 self._generation = before
-                return found
-            if found == last:
-                return found
-            last = found
+                return states
+            if states == last:
+                return states
+            last = states
         raise DumpInterrupted("nft list ruleset")
 
     def _table(self, ip_version: int) -> AssignmentState | None:
@@ -117,7 +117,7 @@ class NftClassifier:
 
 
 class _Contents(NamedTuple):
-    """Raw elements of a map, how many of them are `foreign` (not as we add them), the assignments of the others.
+    """Raw elements of a map, how many of them are `foreign` (not as we add them), the assignments of the rest.
 
     `state` shows `assignments` through a proxy, which readers cannot change. Copying a dict hashes no key again.
     """

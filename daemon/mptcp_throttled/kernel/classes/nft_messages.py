@@ -137,14 +137,14 @@ def answered(payload: bytes) -> dict[int, bytes]:
     return attributes(payload, _NFGENMSG.size)
 
 
-def generation_of(found: Mapping[int, bytes]) -> int:
+def generation_of(present: Mapping[int, bytes]) -> int:
     """The number of changes of nftables."""
-    return int(_NUMBER.unpack(found[_GENERATION_ID])[0])
+    return int(_NUMBER.unpack(present[_GENERATION_ID])[0])
 
 
-def elements_of(found: Mapping[int, bytes]) -> bytes:
+def elements_of(present: Mapping[int, bytes]) -> bytes:
     """The encoded elements of a part of a dump, concatenated."""
-    return found.get(_ELEMENTS_LIST, b"")
+    return present.get(_ELEMENTS_LIST, b"")
 
 
 def delete_requests(ip_version: int) -> tuple[Request, ...]:
@@ -192,39 +192,39 @@ def change_requests(ip_version: int, add: Sequence[bytes], delete: Sequence[byte
     yield from _element_requests(nftsocket.NFT_MSG_NEWSETELEM, ip_version, OWN_TABLE, add)
 
 
-def is_table(found: Mapping[int, bytes]) -> bool:
+def is_table(present: Mapping[int, bytes]) -> bool:
     """Whether these are attributes of a table of ours: it holds a map and a chain."""
-    return (found.get(_TABLE_FLAGS), found.get(_TABLE_USE)) == (_NUMBER.pack(0), _NUMBER.pack(2))
+    return (present.get(_TABLE_FLAGS), present.get(_TABLE_USE)) == (_NUMBER.pack(0), _NUMBER.pack(2))
 
 
-def is_map(found: Mapping[int, bytes], ip_version: int) -> bool:
+def is_map(present: Mapping[int, bytes], ip_version: int) -> bool:
     """Whether these are attributes of a map of ours."""
     return (
-        _includes(found, _map_attributes(ip_version))
-        and found.keys().isdisjoint({_SET_TIMEOUT, _SET_EXPR, _SET_EXPRESSIONS})
-        and _DESC_SIZE not in attributes(found.get(_SET_DESC, b""))
+        _includes(present, _map_attributes(ip_version))
+        and present.keys().isdisjoint({_SET_TIMEOUT, _SET_EXPR, _SET_EXPRESSIONS})
+        and _DESC_SIZE not in attributes(present.get(_SET_DESC, b""))
     )
 
 
-def is_chain(found: Mapping[int, bytes]) -> bool:
+def is_chain(present: Mapping[int, bytes]) -> bool:
     """Whether these are attributes of a chain of ours: it has one rule, and none leads to it."""
     return (
-        text(found.get(_CHAIN_TYPE, b"")) == "filter"
-        and attributes(found.get(_CHAIN_HOOK, b"")) == _HOOK
-        and found.get(_CHAIN_POLICY) == _NUMBER.pack(_ACCEPT)
-        and found.get(_CHAIN_USE) == _NUMBER.pack(1)
-        and found.get(_CHAIN_FLAGS, _NUMBER.pack(_BASE_CHAIN)) == _NUMBER.pack(_BASE_CHAIN)
+        text(present.get(_CHAIN_TYPE, b"")) == "filter"
+        and attributes(present.get(_CHAIN_HOOK, b"")) == _HOOK
+        and present.get(_CHAIN_POLICY) == _NUMBER.pack(_ACCEPT)
+        and present.get(_CHAIN_USE) == _NUMBER.pack(1)
+        and present.get(_CHAIN_FLAGS, _NUMBER.pack(_BASE_CHAIN)) == _NUMBER.pack(_BASE_CHAIN)
     )
 
 
-def is_rule(found: Mapping[int, bytes], ip_version: int) -> bool:
+def is_rule(present: Mapping[int, bytes], ip_version: int) -> bool:
     """Whether these are attributes of the rule of our chain."""
-    expressions = [attributes(expression) for expression in nested(found.get(_RULE_EXPRESSIONS, b""))]
+    expressions = [attributes(expression) for expression in nested(present.get(_RULE_EXPRESSIONS, b""))]
     wanted = _rule(ip_version)
-    names = [text(one.get(_EXPRESSION_NAME, b"")) for one in expressions]
-    return (text(found.get(_RULE_CHAIN, b"")), names) == (CHAIN, [one.name for one in wanted]) and all(
-        _includes(attributes(one.get(_EXPRESSION_DATA, b"")), expression.attributes)
-        for one, expression in zip(expressions, wanted, strict=True)
+    names = [text(expression.get(_EXPRESSION_NAME, b"")) for expression in expressions]
+    return (text(present.get(_RULE_CHAIN, b"")), names) == (CHAIN, [made.name for made in wanted]) and all(
+        _includes(attributes(expression.get(_EXPRESSION_DATA, b"")), made.attributes)
+        for expression, made in zip(expressions, wanted, strict=True)
     )
 
 
@@ -240,21 +240,21 @@ def _string(type_: int, value: str) -> bytes:
     return attribute(type_, value.encode() + b"\0")
 
 
-def _list(found: Mapping[int, bytes]) -> bytes:
-    return b"".join(attribute(type_, value) for type_, value in found.items())
+def _list(present: Mapping[int, bytes]) -> bytes:
+    return b"".join(attribute(type_, value) for type_, value in present.items())
 
 
-def _includes(found: Mapping[int, bytes], wanted: Mapping[int, bytes]) -> bool:
+def _includes(present: Mapping[int, bytes], wanted: Mapping[int, bytes]) -> bool:
     """Whether all `wanted` attributes are there; a newer kernel may add some."""
-    return all(found.get(type_) == value for type_, value in wanted.items())
+    return all(present.get(type_) == value for type_, value in wanted.items())
 
 
 def _element_requests(command: int, ip_version: int, table: str, elements: Sequence[bytes]) -> Iterator[Request]:
     flags = NLM_F_CREATE | NLM_F_EXCL if command == nftsocket.NFT_MSG_NEWSETELEM else 0
     step = _ELEMENTS_BYTES // MAP_ELEMENT_BYTES[ip_version]
     for begin in range(0, len(elements), step):
-        some = attribute(_ELEMENTS_LIST | NLA_F_NESTED, b"".join(elements[begin : begin + step]))
-        body = _string(_ELEMENTS_TABLE, table) + _string(_ELEMENTS_SET, MAP) + some
+        portion = attribute(_ELEMENTS_LIST | NLA_F_NESTED, b"".join(elements[begin : begin + step]))
+        body = _string(_ELEMENTS_TABLE, table) + _string(_ELEMENTS_SET, MAP) + portion
         yield _request("", command, _NUMBERS[ip_version], body, flags)
 
 

@@ -1,4 +1,4 @@
-"""Our nftables tables, one per IP version; those of others are neither read nor changed.
+"""Our nftables tables, one per IP version; tables of other programs are neither read nor changed.
 
 Our own netlink code, because libnftables reads all sets of the host again for each change: docs/performance.md,
 "nftables: libnftables and our own messages".
@@ -67,12 +67,12 @@ class OwnTables:
             return None
         if not nft_messages.is_table(table):
             return False
-        found = self._get(nft_messages.map_request(f"nft list map {_name(ip_version)} {MAP}", ip_version))
-        if found is None or not nft_messages.is_map(found, ip_version):
+        subflows = self._get(nft_messages.map_request(f"nft list map {_name(ip_version)} {MAP}", ip_version))
+        if subflows is None or not nft_messages.is_map(subflows, ip_version):
             return False
         what = f"nft list chain {_name(ip_version)} {CHAIN}"
-        found = self._get(nft_messages.chain_request(what, ip_version))
-        if found is None or not nft_messages.is_chain(found):
+        chain = self._get(nft_messages.chain_request(what, ip_version))
+        if chain is None or not nft_messages.is_chain(chain):
             return False
         rules = list(self._dump(nft_messages.rules_request(what, ip_version)))
         return len(rules) == 1 and nft_messages.is_rule(rules[0], ip_version)

@@ -34,32 +34,29 @@ class RulesClassifier:
         self._chains[4].require_table()
 
     def read(self) -> dict[int, AssignmentState]:
-        found = {}
+        states = {}
         with_table = self._tables.present()
         for version, chain in self._chains.items():
             state = chain.read(self._parse)
             if version in with_table:
-                found[version] = AssignmentState({} if state is None else state.assignments, altered=True)
+                states[version] = AssignmentState({} if state is None else state.assignments, altered=True)
             elif state is not None:
-                found[version] = state
-        return found
+                states[version] = state
+        return states
 
     def count(self) -> dict[int, int | None]:
         return {version: None if state.altered else len(state.assignments) for version, state in self.read().items()}
 
     def make(self, ip_version: int, assignments: Mapping[FourTuple, int]) -> None:
         chain = self._chains[ip_version]
-        chain.make(lambda: [self._rule(chain, *assignment) for assignment in assignments.items()])
+        chain.make(lambda: self._rules(chain, assignments))
         self._tables.remove(ip_version)
 
     def change(self, ip_version: int, add: Mapping[FourTuple, int], remove: Mapping[FourTuple, int]) -> None:
         chain = self._chains[ip_version]
         chain.change(
             f"add {len(add)} marks, remove {len(remove)}",
-            lambda: (
-                [self._rule(chain, *assignment) for assignment in add.items()],
-                [self._rule(chain, *assignment) for assignment in remove.items()],
-            ),
+            lambda: (self._rules(chain, add), self._rules(chain, remove)),
         )
 
     def remove(self, ip_version: int) -> None:
@@ -77,6 +74,9 @@ class RulesClassifier:
             else:
                 assignments[ends] = minor
         return AssignmentState(assignments, altered)
+
+    def _rules(self, chain: OwnChain, assignments: Mapping[FourTuple, int]) -> list[Any]:
+        return [self._rule(chain, *assignment) for assignment in assignments.items()]
 
     def _rule(self, chain: OwnChain, ends: FourTuple, minor: int) -> Any:
         rule = chain.new_rule()

@@ -42,7 +42,7 @@ class SocketClassifier:
         return {v: AssignmentState(dict(self._sockets.classes(v)), v in left) for v in self._made | left}
 
     def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
-        """Begin with the classes in which an earlier instance has put subflows: none leaves its class meanwhile."""
+        """Begin with the classes in which an earlier instance has put subflows: none leaves its class."""
         self._sockets.adopt_classes(assignments)
         self._made.update(ends.client.address.version for ends in assignments)
 

@@ -27,7 +27,7 @@ from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, ClassOp
 _LOOPBACK: Final = tc.Interface(1, "lo")
 
 _RETRY_SECONDS: Final = 60.0
-"""After which HTB is tried again on an interface that refuses it while others have it."""
+"""After which HTB is tried again on an interface that refuses it while another interface has it."""
 
 
 class _Refusal(NamedTuple):
@@ -73,8 +73,8 @@ class RootQdiscs:
         dump = self._saved.dump()
         own = [interface for interface in dump.interfaces if interface.name in self._names]
         without = [interface for interface in own if not dump.has_htb(interface)]
-        obstacles = [found for one in without if (found := self._why_without(one, dump.of(one))) is not None]
-        states = {one.index: self._read_htb(one, dump.of(one)) for one in own if one not in without}
+        obstacles = [text for link in without if (text := self._why_without(link, dump.of(link))) is not None]
+        states = {link.index: self._read_htb(link, dump.of(link)) for link in own if link not in without}
         self._classes = {index: dict(state.classes) for index, state in states.items()}
         is_usable = len(obstacles) < len(own)
         return QdiscState(
@@ -96,10 +96,10 @@ class RootQdiscs:
         """Install HTB, with its filter if needed, on each interface that has neither our HTB nor an obstacle.
 
         The root qdisc is saved first, and restored if the filter is refused. An interface that refuses HTB is left out
-        for a minute, if another one has it.
+        for a minute, if another interface has it.
         """
         dump = self._saved.dump()
-        missing = [interface for interface in self._own_interfaces() if not dump.has_htb(interface)]
+        missing = [interface for interface in tc.require_interfaces(self._names) if not dump.has_htb(interface)]
         refusals = []
         for interface in missing:
             obstacle = self._why_without(interface, dump.of(interface))
@@ -112,7 +112,7 @@ class RootQdiscs:
                 refusals.append(error)
                 self._refusals[interface.index] = _Refusal(str(error), time.monotonic() + _RETRY_SECONDS)
         if refusals and not self._classes:
-            self._refusals.clear()  # nobody is throttled: all are tried again as often as any reconcile
+            self._refusals.clear()  # no subflow is throttled: all are tried again as often as any reconcile
             raise refusals[0]
 
     def _why_without(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
@@ -152,8 +152,8 @@ class RootQdiscs:
             self._restore(tc.find_interface(name))
             return
         dump = self._saved.dump()
-        own = self._own_interfaces()
-        self._restore_all([one for one in own if dump.has_htb(one) or self._saved.is_pending(dump, one)])
+        own = tc.require_interfaces(self._names)
+        self._restore_all([link for link in own if dump.has_htb(link) or self._saved.is_pending(dump, link)])
 
     def fail_open(self) -> None:
         """Restore every interface whose root is our HTB; if that fails, delete the filters that lead to the classes.
@@ -165,7 +165,7 @@ class RootQdiscs:
             self._restore_all([interface for interface in dump.interfaces if dump.has_htb(interface)])
         except KernelError:
             with suppress(KernelError):
-                for interface in self._own_interfaces():
+                for interface in tc.require_interfaces(self._names):
                     with suppress(KernelError):
                         self._tc.delete_filters(interface, class_ids.HANDLE)
             raise
@@ -191,22 +191,22 @@ class RootQdiscs:
         replaces its leaf. An interface that has come since the last reading gets its classes by a full reconcile.
         """
         try:
-            own = self._own_interfaces()
+            own = tc.require_interfaces(self._names)
         except KernelError as error:
             return [error] * len(operations)
         interfaces = [interface for interface in own if interface.index in self._classes] or own
-        requests = [[tuple(self._requests(operation, one)) for one in interfaces] for operation in operations]
+        requests = [[tuple(self._requests(operation, link)) for link in interfaces] for operation in operations]
         answers = iter(self._tc.carry_out(list(chain.from_iterable(chain.from_iterable(requests)))))
         refusals, partly_added = [], []
-        for operation, on_interfaces in zip(operations, requests, strict=True):
-            results = [[next(answers) for _ in on_one] for on_one in on_interfaces]
+        for operation, by_interface in zip(operations, requests, strict=True):
+            results = [[next(answers) for _ in sent] for sent in by_interface]
             refusal = _refusal(results)
             refusals.append(refusal)
             if refusal is None:
                 self._note(operation, interfaces)
             elif isinstance(operation, AddClass):
-                added = (one for one, result in zip(interfaces, results, strict=True) if result and result[0] is None)
-                partly_added += [tc.delete_class(one, class_ids.classid(operation.minor)) for one in added]
+                added = (link for link, result in zip(interfaces, results, strict=True) if result and result[0] is None)
+                partly_added += [tc.delete_class(link, class_ids.classid(operation.minor)) for link in added]
         self._tc.carry_out(partly_added)
         return refusals
 
@@ -214,7 +214,7 @@ class RootQdiscs:
         minor = operation.minor
         classid, leaf = class_ids.classid(minor), htb.leaf_qdisc(minor)
         classes = self._classes.get(interface.index, {})
-        is_only_elsewhere = minor not in classes and any(minor in others for others in self._classes.values())
+        is_only_elsewhere = minor not in classes and any(minor in present for present in self._classes.values())
         match operation:
             case ChangeClass(rate=rate) if not is_only_elsewhere:
                 yield tc.add_class(interface, classid, htb.class_options(rate), rate, change=True)
@@ -237,7 +237,7 @@ class RootQdiscs:
 
     def class_bytes(self) -> Mapping[int, int]:
         total: Counter[int] = Counter()
-        for interface in self._own_interfaces():
+        for interface in tc.require_interfaces(self._names):
             for id_, sent in tc.read_class_bytes(interface).items():
                 minor = class_ids.minor_of(id_)
                 if minor is not None:
@@ -248,13 +248,6 @@ class RootQdiscs:
         # The proxy's interfaces may come later.
         if not self._tc.knows_qdisc(_LOOPBACK, "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
-
-    def _own_interfaces(self) -> list[tc.Interface]:
-        """Those that exist. Raises KernelError with ENODEV if there is none."""
-        found = tc.find_interfaces(self._names)
-        if not found:
-            raise KernelError(tc.none_exists(self._names), errno.ENODEV)
-        return found
 
     def _read_htb(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
@@ -270,7 +263,7 @@ class RootQdiscs:
         )
 
     def _classifies(self, filters: Iterable[tc.Filter]) -> bool:
-        ours = (htb.is_mark_filter(found, self._marking) for found in filters)
+        ours = (htb.is_mark_filter(filter_, self._marking) for filter_ in filters)
         return any(ours) == self._needs_filter()
 
     def _obstacle(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
@@ -291,24 +284,22 @@ class RootQdiscs:
 
 
 def _refusal(results: Iterable[Sequence[KernelError | None]]) -> KernelError | None:
-    """The first refusal in the results of each interface; those that have gone count only if no other is there."""
-    found = [next(filter(None, on_one), None) for on_one in results if on_one]
-    present = [refusal for refusal in found if refusal is None or refusal.number != errno.ENODEV]
-    return next(filter(None, present or found), None)
+    """The first refusal of the interfaces; one that has gone counts only if all have gone."""
+    refusals = [next(filter(None, result), None) for result in results if result]
+    present = [refusal for refusal in refusals if refusal is None or refusal.number != errno.ENODEV]
+    return next(filter(None, present or refusals), None)
 
 
 def _common(states: Sequence[HtbState], *, complete: bool) -> HtbState | None:
     """What the HTBs of all interfaces have in common; None if there is none."""
     if not states:
         return None
-    first, *others = states
-    if complete and not others:
+    first = states[0]
+    if complete and len(states) == 1:
         return first
-    classifies = all(one.classifies and one.default_minor == first.default_minor for one in states)
-    classes: Mapping[int, Rate | None] = {
-        minor: first.classes.get(minor)
-        if complete and all(one.classes.get(minor) == first.classes.get(minor) for one in others)
-        else None
-        for minor in {minor for one in states for minor in one.classes}
-    }
+    classifies = all(state.classifies and state.default_minor == first.default_minor for state in states)
+    classes: dict[int, Rate | None] = {}
+    for minor in {minor for state in states for minor in state.classes}:
+        rates = {state.classes.get(minor) for state in states}
+        classes[minor] = rates.pop() if complete and len(rates) == 1 else None
     return HtbState(first.default_minor, classifies, classes, complete)

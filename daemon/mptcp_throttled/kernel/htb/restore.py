@@ -49,7 +49,7 @@ class QdiscRestore:
         """What tc shows now; deletes the records of interfaces that no longer exist, whose index may be reused."""
         dump = QdiscDump(self._tc.interfaces(), self._tc.qdiscs())
         for index in set(self._store.indices()) - {interface.index for interface in dump.interfaces}:
-            # A dump can miss an interface while others are added and removed.
+            # A dump can miss an interface while another is added and removed.
             if not _exists(index):
                 self._store.forget(index)
         return dump

@@ -105,13 +105,21 @@ def find_interface(name: str) -> Interface:
 
 
 def find_interfaces(names: Collection[str]) -> list[Interface]:
-    """Those of the interfaces that exist, each once: one may have several names (ip link property, altname)."""
-    found: dict[int, Interface] = {}
+    """The interfaces that exist, each once: an interface may have several names (ip link property, altname)."""
+    by_index: dict[int, Interface] = {}
     for name in names:
         with suppress(KernelError):
             interface = find_interface(name)
-            found.setdefault(interface.index, interface)
-    return list(found.values())
+            by_index.setdefault(interface.index, interface)
+    return list(by_index.values())
+
+
+def require_interfaces(names: tuple[str, ...]) -> list[Interface]:
+    """As `find_interfaces`. Raises KernelError with ENODEV if none exists."""
+    interfaces = find_interfaces(names)
+    if not interfaces:
+        raise KernelError(none_exists(names), errno.ENODEV)
+    return interfaces
 
 
 def none_exists(names: tuple[str, ...]) -> str:
@@ -151,12 +159,12 @@ class TrafficControl:
 
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
-        found: dict[int, list[Qdisc]] = {}
+        by_index: dict[int, list[Qdisc]] = {}
         for message in self._dump("tc qdisc show", rtnl.RTM_GETQDISC):
             kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
             qdisc = Qdisc(text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
-            found.setdefault(message.interface, []).append(qdisc)
-        return found
+            by_index.setdefault(message.interface, []).append(qdisc)
+        return by_index
 
     def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
         """Add a qdisc, or `replace` the one at its parent."""
@@ -176,10 +184,12 @@ class TrafficControl:
         """The filters of a qdisc."""
         what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
         return [
-            Filter(text(found.attributes[_TCA_KIND]), found.handle, found.info, found.attributes.get(_TCA_OPTIONS))
-            for found in self._dump(what, rtnl.RTM_GETTFILTER, interface.index, parent)
+            Filter(
+                text(filter_.attributes[_TCA_KIND]), filter_.handle, filter_.info, filter_.attributes.get(_TCA_OPTIONS)
+            )
+            for filter_ in self._dump(what, rtnl.RTM_GETTFILTER, interface.index, parent)
             # Every filter is dumped a second time, with handle 0, for its priority as a whole.
-            if found.handle
+            if filter_.handle
         ]
 
     def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
@@ -241,16 +251,16 @@ class TrafficControl:
 def read_class_bytes(interface: Interface) -> dict[int, int]:
     """The bytes that each class of an interface has sent, or has in its queue, by class id. Raises KernelError."""
     request = tc_request(f"tc -s class show dev {interface.name}", rtnl.RTM_GETTCLASS, 0, interface.index, 0, 0)
-    with NetlinkSocket(socket.NETLINK_ROUTE) as one:
-        return dict(_class_bytes(payload) for payload in one.dump(request))
+    with NetlinkSocket(socket.NETLINK_ROUTE) as netlink:
+        return dict(map(_class_bytes, netlink.dump(request)))
 
 
 def _class_bytes(payload: bytes) -> tuple[int, int]:
     _, _, handle, _, _ = _TCMSG.unpack_from(payload)
     statistics = attributes(payload, _TCMSG.size, only={_TCA_STATS2}).get(_TCA_STATS2, b"")
-    found = attributes(statistics, only=_OF_CLASS)
-    (sent,) = _BYTES.unpack_from(found.get(_TCA_STATS_BASIC, bytes(_BYTES.size)))
-    (queued,) = _BACKLOG.unpack_from(found.get(_TCA_STATS_QUEUE, bytes(_BACKLOG.size)))
+    parts = attributes(statistics, only=_OF_CLASS)
+    (sent,) = _BYTES.unpack_from(parts.get(_TCA_STATS_BASIC, bytes(_BYTES.size)))
+    (queued,) = _BACKLOG.unpack_from(parts.get(_TCA_STATS_QUEUE, bytes(_BACKLOG.size)))
     return handle, sent + queued
 
 

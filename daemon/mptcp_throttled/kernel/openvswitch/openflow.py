@@ -18,12 +18,12 @@ from mptcp_throttled.kernel.openvswitch.switch import Bridge, OpenVswitch
 from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, AssignmentState
 
 COOKIE: Final = 0x4D50_7468
-"""Of our rules ("MPth"): unlikely to be chosen by others."""
+"""Of our rules ("MPth"): unlikely to be chosen by another program."""
 
 PRIORITY: Final = 40_000
 """Above that of the rule NORMAL, 0, and of what ovs-ofctl(8) sets by default, 32768."""
 
-# Rules that others add by OpenFlow 1.0 have the flag `reset_counts`.
+# Rules that another program adds by OpenFlow 1.0 have the flag `reset_counts`.
 _NORMAL: Final = re.compile(r"(?:cookie=\S+, )?(?:reset_counts )?priority=0 actions=NORMAL")
 _OURS: Final = f"cookie={COOKIE:#x}"
 _OF_VERSION: Final = {4: "tcp", 6: "tcp6"}
@@ -61,15 +61,15 @@ def delete_all_line(ip_version: int) -> str:
 
 
 def leaves_no_room(switch: OpenVswitch, bridge: str) -> bool:
-    """Whether a bridge has rules that are neither ours nor NORMAL, or lacks that one. Raises KernelError."""
-    others = [rule for rule in switch.rules(bridge) if _version_of(rule) is None]
-    return len(others) != 1 or _NORMAL.fullmatch(others[0]) is None
+    """Whether a bridge has rules that are neither ours nor NORMAL, or lacks NORMAL. Raises KernelError."""
+    foreign = [rule for rule in switch.rules(bridge) if _version_of(rule) is None]
+    return len(foreign) != 1 or _NORMAL.fullmatch(foreign[0]) is None
 
 
 def _version_of(rule: str) -> int | None:
     """The IP version of a rule with our cookie; None if it is another program's."""
-    found = _WITH_COOKIE.match(rule)
-    return None if found is None else _VERSION_OF[found[1]]
+    match = _WITH_COOKIE.match(rule)
+    return None if match is None else _VERSION_OF[match[1]]
 
 
 class OpenFlowClassifier:
@@ -100,13 +100,13 @@ class OpenFlowClassifier:
                 version = _version_of(rule)
                 if version is None:
                     continue
-                found = assignments.setdefault(version, {})
+                assigned = assignments.setdefault(version, {})
                 assignment = parse_rule(rule)
                 if assignment is None or bridge.name != self._bridge:
                     altered.add(version)
                 else:
-                    found[assignment[0]] = assignment[1]
-        return {version: AssignmentState(of, version in altered) for version, of in assignments.items()}
+                    assigned[assignment[0]] = assignment[1]
+        return {version: AssignmentState(assigned, version in altered) for version, assigned in assignments.items()}
 
     def count(self) -> dict[int, int | None]:
         return {version: None if state.altered else len(state.assignments) for version, state in self.read().items()}

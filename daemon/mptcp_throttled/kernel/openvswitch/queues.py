@@ -82,7 +82,7 @@ class PortQueues:
 
     @property
     def ports(self) -> frozenset[int]:
-        """None: ovs-vswitchd makes the changes, and the kernel's notifications of these are looked at."""
+        """None: ovs-vswitchd makes the changes, and their notifications are looked at."""
         return frozenset()
 
     def require_htb(self) -> None:
@@ -92,35 +92,35 @@ class PortQueues:
         """Nothing is saved: what is replaced is what a port has by default."""
 
     def read(self) -> QdiscState:
-        found = self._records()
-        ours = [port.name for port in found.with_our_qos()]
+        database = self._records()
+        ours = [port.name for port in database.with_our_qos()]
         elsewhere = tuple(name for name in ours if name != self._interface)
         if self._interface in ours:
-            return QdiscState(self._read_htb(found), None, False, elsewhere)
+            return QdiscState(self._read_htb(database), None, False, elsewhere)
         self._qos, self._queues = None, {}
         ports = {*elsewhere}
-        is_left = bool(_freed(found, ports) or _destroyed(found, ports)) or self._has_stale_htb(found)
-        return QdiscState(None, self._obstacle(found), is_left, elsewhere)
+        is_left = bool(_freed(database, ports) or _destroyed(database, ports)) or self._has_stale_htb(database)
+        return QdiscState(None, self._obstacle(database), is_left, elsewhere)
 
     def install(self, default_minor: int) -> None:
         """Give the port a QoS without queues: packets that no rule leads to one are not limited."""
-        found = self._records()
-        obstacle = self._obstacle(found)
+        database = self._records()
+        obstacle = self._obstacle(database)
         if obstacle is not None:
             raise KernelError(obstacle, errno.EEXIST)
-        self._clear(found, set())
+        self._clear(database, set())
         (self._qos,) = self._switch.change(*make_qos(self._interface, default_minor))
         self._queues = {}
         self._interface_with_htb = self._own_interface()
 
     def restore(self, name: str | None = None) -> None:
         """Take our QoS from a port (default: the proxy's) and delete its records: its root qdisc is the default one."""
-        found = self._records()
-        self._clear(found, {port.name for port in found.with_our_qos()} - {name or self._interface})
+        database = self._records()
+        self._clear(database, {port.name for port in database.with_our_qos()} - {name or self._interface})
         if name is None:
             self._qos, self._queues = None, {}
-            # ovs-vswitchd does not delete it if it stopped meanwhile, or if the interface was renamed.
-            if self._has_stale_htb(found):
+            # ovs-vswitchd does not delete it if it has stopped, or if the interface was renamed.
+            if self._has_stale_htb(database):
                 self._delete_our_htb()
 
     def fail_open(self) -> None:
@@ -129,24 +129,24 @@ class PortQueues:
         In this order, since ovs-vswitchd may not answer, and without waiting for it.
         """
         try:
-            found = self._records()
-            has_foreign_qos = self._has_foreign_qos(found)
+            database = self._records()
+            has_foreign_qos = self._has_foreign_qos(database)
         except KernelError:
             self._delete_our_htb()
             raise
         if not has_foreign_qos:
             self._delete_our_htb()
-        self._clear(found, set(), wait=False)
+        self._clear(database, set(), wait=False)
         self._qos, self._queues = None, {}
 
     def change_classes(self, operations: Sequence[ClassOperation]) -> list[KernelError | None]:
         refusals: list[KernelError | None] = []
-        for some in _portions(operations):
+        for portion in _portions(operations):
             try:
-                self._change(some)
-                refusals += [None] * len(some)
+                self._change(portion)
+                refusals += [None] * len(portion)
             except KernelError as error:
-                refusals += [error] * len(some)
+                refusals += [error] * len(portion)
         return refusals
 
     def class_bytes(self) -> dict[int, int]:
@@ -176,20 +176,20 @@ class PortQueues:
         self._queues = {minor: record for minor, record in self._queues.items() if minor not in gone}
         self._queues.update(zip(added, made, strict=True))
 
-    def _clear(self, found: _Records, kept: set[str], *, wait: bool = True) -> None:
+    def _clear(self, database: _Records, kept: set[str], *, wait: bool = True) -> None:
         """Leave records of ours only to the ports that are `kept`."""
         # First the ports alone: whatever stands in the way of the rest, they are free.
-        for commands in (_freed(found, kept), _destroyed(found, kept)):
-            for some in _portions(commands):
-                self._switch.change(*some, wait=wait)
+        for commands in (_freed(database, kept), _destroyed(database, kept)):
+            for portion in _portions(commands):
+                self._switch.change(*portion, wait=wait)
 
-    def _has_foreign_qos(self, found: _Records) -> bool:
-        port = found.ports.get(self._interface)
-        return port is not None and port.qos is not None and port.qos not in found.qos
+    def _has_foreign_qos(self, database: _Records) -> bool:
+        port = database.ports.get(self._interface)
+        return port is not None and port.qos is not None and port.qos not in database.qos
 
-    def _has_stale_htb(self, found: _Records) -> bool:
+    def _has_stale_htb(self, database: _Records) -> bool:
         """Whether the kernel still has the HTB of our QoS, although the port has neither that nor another one."""
-        if self._interface_with_htb is None or self._has_foreign_qos(found):
+        if self._interface_with_htb is None or self._has_foreign_qos(database):
             return False
         with closing(tc.TrafficControl()) as control:
             is_there = _has_htb(control, self._interface_with_htb)
@@ -205,19 +205,19 @@ class PortQueues:
                     control.delete_root(interface)
             self._interface_with_htb = None
 
-    def _read_htb(self, found: _Records) -> HtbState:
-        port = found.ports[self._interface]
-        qos = found.qos[port.qos or ""]
+    def _read_htb(self, database: _Records) -> HtbState:
+        port = database.ports[self._interface]
+        qos = database.qos[port.qos or ""]
         self._qos = qos.record
-        # Others may have put queues of theirs into our QoS: these are not changed, but replaced.
-        self._queues = {minor: record for minor, record in qos.queues.items() if record in found.rates}
+        # Another program may have put queues into our QoS: they are not changed, but replaced.
+        self._queues = {minor: record for minor, record in qos.queues.items() if record in database.rates}
         interface = self._own_interface()
         in_kernel = self._classes_in_kernel(interface)
         if in_kernel is not None:
             self._interface_with_htb = interface
         # Without HTB in the kernel, or with rules that ours would bypass, all is made again, or refused.
         works = in_kernel is not None and self._why_no_rules(port) is None
-        rates = {minor: found.rates.get(record) for minor, record in qos.queues.items()}
+        rates = {minor: database.rates.get(record) for minor, record in qos.queues.items()}
         classes = {minor: _rate(rates.get(minor), rate) for minor, rate in (in_kernel or {}).items() if minor in rates}
         return HtbState(qos.default_minor, works, classes)
 
@@ -230,14 +230,14 @@ class PortQueues:
                 return None
             return {class_.classid - _HANDLE: htb.rate_of(class_.options) for class_ in control.htb_classes(interface)}
 
-    def _obstacle(self, found: _Records) -> str | None:
+    def _obstacle(self, database: _Records) -> str | None:
         """Why the port cannot have our QoS."""
-        port, interface = found.ports.get(self._interface), self._own_interface()
+        port, interface = database.ports.get(self._interface), self._own_interface()
         if port is None or interface is None:
             return f"{self._interface} is not a port of an Open vSwitch bridge"
-        if port.qos is not None and port.qos not in found.qos:
+        if port.qos is not None and port.qos not in database.qos:
             return f"port {self._interface} has a QoS of its own"
-        if port.qos is None and not self._has_stale_htb(found):
+        if port.qos is None and not self._has_stale_htb(database):
             with closing(tc.TrafficControl()) as control:
                 own = next((root for root in _roots(control, interface) if root.handle), None)
             if own is not None:
@@ -316,22 +316,22 @@ def _destroy(table: str, record: str) -> tuple[str, ...]:
     return ("--if-exists", "destroy", table, record)
 
 
-def _freed(found: _Records, kept: set[str]) -> list[tuple[str, ...]]:
+def _freed(database: _Records, kept: set[str]) -> list[tuple[str, ...]]:
     """The commands that take our QoS from all ports but those that are `kept`, and delete it."""
-    ours = found.with_our_qos()
+    ours = database.with_our_qos()
     # Not `clear`: another program may have given the port another QoS by now.
     removed = [("remove", "Port", port.name, "qos", port.qos or "") for port in ours if port.name not in kept]
-    return [*removed, *(_destroy("QoS", record) for record in found.qos.keys() - _used(found, kept))]
+    return [*removed, *(_destroy("QoS", record) for record in database.qos.keys() - _used(database, kept))]
 
 
-def _destroyed(found: _Records, kept: set[str]) -> list[tuple[str, ...]]:
+def _destroyed(database: _Records, kept: set[str]) -> list[tuple[str, ...]]:
     """The commands that delete our queues, but for those of the ports that are `kept`."""
-    used = {queue for qos in _used(found, kept) for queue in found.qos[qos].queues.values()}
-    return [_destroy("Queue", record) for record in found.rates.keys() - used]
+    used = {queue for qos in _used(database, kept) for queue in database.qos[qos].queues.values()}
+    return [_destroy("Queue", record) for record in database.rates.keys() - used]
 
 
-def _used(found: _Records, kept: set[str]) -> set[str]:
-    return {port.qos for port in found.with_our_qos() if port.name in kept and port.qos is not None}
+def _used(database: _Records, kept: set[str]) -> set[str]:
+    return {port.qos for port in database.with_our_qos() if port.name in kept and port.qos is not None}
 
 
 def _parse_qos(row: Mapping[str, Any]) -> _Qos:

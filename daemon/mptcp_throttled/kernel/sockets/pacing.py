@@ -125,7 +125,7 @@ class PacedSockets:
             self._problem = str(error)
 
     def _is_detached(self, cgroup: Path) -> bool:
-        """Whether somebody has detached the program.
+        """Whether another program has detached ours.
 
         A restart of the proxy deletes its cgroup, which detaches what is attached there, too; that is no cgroup that
         the program covers.
@@ -136,10 +136,10 @@ class PacedSockets:
         try:
             self._replace(self._attached_program(cgroup))
         except KernelError:
-            _log.warning("somebody has detached the program from the proxy's cgroup")
+            _log.warning("another program has detached ours from the proxy's cgroup")
             self.close()
             raise
-        _log.warning("somebody had detached the program from the proxy's cgroup; it is attached again")
+        _log.warning("another program had detached ours from the proxy's cgroup; it is attached again")
 
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
@@ -152,7 +152,7 @@ class PacedSockets:
     def _covers(self, cgroup: Path) -> bool:
         """Whether the program is attached to this cgroup, or to one above it.
 
-        Anybody on this host may listen on a port of the proxy for a moment, in a cgroup of its own. The program is then
+        Any user of this host may listen on a port of the proxy for a moment, in its own cgroup. The program is then
         attached to one above both, and stays there.
         """
         if self._attached_to is None:
@@ -163,7 +163,7 @@ class PacedSockets:
         return False
 
     def _attached_program(self, cgroup: Path) -> SocketProgram:
-        """A program that has all that it acts by before it is attached, so that it frees no socket meanwhile."""
+        """A program that has all that it acts by before it is attached, so that it frees no socket."""
         program = self._loaded_program()
         try:
             program.set_paces(self._paces)
@@ -185,7 +185,7 @@ class PacedSockets:
             raise
 
     def _set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
-        """Let the kernel program decide by these from now on; if it refuses, `follow` soon attaches it again."""
+        """Let the kernel program decide by these networks; if it refuses, `follow` soon attaches it again."""
         if networks == self._networks:
             return
         self._networks = networks
@@ -217,7 +217,7 @@ class PacedSockets:
         self._classes = _by_version(minors)
 
     def change_classes(self, ip_version: int, add: Mapping[FourTuple, int], remove: Collection[FourTuple]) -> None:
-        """Take subflows of one IP version out of their classes, and put others into the classes with these minors.
+        """Take subflows of one IP version out of their classes, and put `add` into the classes with these minors.
 
         Raises KernelError.
         """
@@ -317,5 +317,5 @@ def _change(
 def _identity(cgroup: Path) -> tuple[int, int]:
     """Device and inode number: they tell whether a path still leads to the same cgroup."""
     with os_errors(f"cgroup {cgroup}"):
-        found = cgroup.stat()
-        return found.st_dev, found.st_ino
+        status = cgroup.stat()
+        return status.st_dev, status.st_ino

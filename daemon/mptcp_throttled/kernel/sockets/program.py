@@ -1,7 +1,7 @@
 """The program on the proxy's cgroup (`bpf/throttle.bpf.c`), and what it shares with the daemon (`bpf/settings.h`).
 
 It decides which subflows are capped, by the kernel's account of their connection, paces them, and puts subflows into
-their classes. It is attached beside the programs of others, until `close` or the end of this process.
+their classes. It is attached beside other programs, until `close` or the end of this process.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class SocketProgram:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it is attached, and nobody has detached it. Raises KernelError."""
+        """Whether it is attached, and not detached since. Raises KernelError."""
         return self.link is not None and is_attached(self.link)
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
-        """Decide by these networks at each socket's next ACK; by none, nobody is capped. Raises KernelError."""
+        """Decide by these networks at each socket's next ACK; by none, no subflow is capped. Raises KernelError."""
         self._networks.set(networks)
 
     def decide_now(self) -> None:

@@ -57,21 +57,21 @@ class ProxyCgroup:
         """
         ids = _listener_cgroups(self._ports)
         if not ids:
-            raise KernelError(f"nobody listens on port {', '.join(map(str, self._ports))}", errno.ENOENT)
+            raise KernelError(f"no program listens on port {', '.join(map(str, self._ports))}", errno.ENOENT)
         if self._last is None or self._last[0] != ids:
             self._last = ids, _directory_of(ids)
         return self._last[1]
 
 
 def _directory_of(ids: Collection[int]) -> Path:
-    # os.walk skips directories that are removed meanwhile, as cgroups often are.
+    # os.walk skips directories that are removed during the walk, as cgroups often are.
     with os_errors("look for the proxy's cgroup"):
         mount = _cgroup2_mount()
-        found = [directory for directory, _, _ in os.walk(mount) if _inode(directory) in ids]
-    if not found:
+        directories = [directory for directory, _, _ in os.walk(mount) if _inode(directory) in ids]
+    if not directories:
         remedy = "set daemon.cgroup, or daemon.pacing to false"
         raise KernelError(f"the proxy's cgroup is not below {mount}", errno.ENOENT, remedy)
-    return Path(os.path.commonpath(found))
+    return Path(os.path.commonpath(directories))
 
 
 def _inode(directory: str) -> int | None:
@@ -92,7 +92,7 @@ def _cgroup2_mount() -> Path:
 def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
     """The ids (inode numbers) of the cgroups whose processes listen on these ports. Raises KernelError.
 
-    A socket that listens on the loopback interface only counts if there is no other: clients do not reach it.
+    A socket that listens on the loopback interface only counts if no other socket listens: clients do not reach it.
     """
     listeners = read_consistently(lambda: list(_listeners(ports)))
     reachable = frozenset(cgroup for address, cgroup in listeners if not address.is_loopback)
@@ -101,9 +101,9 @@ def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
 
 def _listeners(ports: Sequence[int]) -> Iterator[tuple[Address, int]]:
     with InetDiag() as diag:
-        for found in diag.sockets(LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
-            if _INET_DIAG_CGROUP_ID in found.attributes:
-                yield ip_address(found.local), _CGROUP_ID.unpack(found.attributes[_INET_DIAG_CGROUP_ID])[0]
+        for listener in diag.sockets(LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
+            if _INET_DIAG_CGROUP_ID in listener.attributes:
+                yield ip_address(listener.local), _CGROUP_ID.unpack(listener.attributes[_INET_DIAG_CGROUP_ID])[0]
 
 
 def count_paced(ports: Sequence[int]) -> int:
@@ -123,20 +123,20 @@ class SocketReader:
         return read_consistently(lambda: self._read((ANY_PORT,) if on_all_ports else self._ports))
 
     def _read(self, ports: Sequence[int]) -> dict[FourTuple, SocketState]:
-        known, found = {}, {}
+        known, states = {}, {}
         with InetDiag() as diag:
             for payload in diag.list_payloads(SENDING, ports):
                 key = payload[_ENDS]
                 known[key] = ends = self._known.get(key) or _ends(payload)
                 cookie = int.from_bytes(payload[_COOKIE], sys.byteorder)
-                found[ends] = _state(parse_attributes(payload, _WANTED), cookie)
+                states[ends] = _state(parse_attributes(payload, _WANTED), cookie)
         self._known = known
-        return found
+        return states
 
 
 def _ends(payload: bytes) -> FourTuple:
-    found = parse_socket(payload, ())
-    return FourTuple.of(found.remote, found.remote_port, found.local, found.local_port)
+    socket = parse_socket(payload, ())
+    return FourTuple.of(socket.remote, socket.remote_port, socket.local, socket.local_port)
 
 
 def _state(attributes: Mapping[int, bytes], cookie: int) -> SocketState:

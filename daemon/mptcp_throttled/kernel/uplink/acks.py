@@ -1,6 +1,6 @@
 """ACKs that tell clients that every subflow is regular, whatever they were told before.
 
-A killed daemon leaves no list of those whom it has told otherwise, but the kernel knows what the next ACK of each
+A killed daemon leaves no list of the clients that it has told otherwise, but the kernel knows what the next ACK of each
 subflow contains (`bpf/acks.bpf.c`). MP_PRIO is added to it (RFC 8684, section 3.3.8).
 """
 

@@ -1,7 +1,7 @@
-"""Our filters at the egress and the ingress of an interface (clsact), beside those of others.
+"""Our filters at the egress and the ingress of an interface (clsact), beside those of other programs.
 
-clsact is there for whoever wants it: it is added if nobody has, and deleted again only if we have added it and nobody
-else uses it.
+All programs share clsact: it is added if it is missing, and deleted again only if we have added it and no other program
+uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttled.kernel.htb.tc import Filter, Interface, Qdisc, TrafficControl
 
 _PRIORITY: Final = 77
-"""Of our filters, if those of others come later: the kernel itself chooses them from 49152 down."""
+"""Of our filters, if those of other programs come later: the kernel itself chooses them from 49152 down."""
 
 _HANDLE: Final = 0x4D50
 """Of our filters ("MP")."""
@@ -66,28 +66,28 @@ class ClsactFilters:
         return self._tc.ports
 
     def interfaces(self) -> list[Interface]:
-        """Those that have a filter of ours, or a clsact that we have added."""
-        return [one for one in self._tc.interfaces() if self._record(one).exists() or self._all_of_ours(one)]
+        """The interfaces with a filter of ours, or a clsact that we have added."""
+        return [link for link in self._tc.interfaces() if self._record(link).exists() or self._all_of_ours(link)]
 
     def attached(self, interface: Interface) -> set[Direction]:
         """Where our filter is there, and comes first."""
-        found = set()
+        directions = set()
         for direction in Direction:
-            ours, others = self._filters(interface, direction)
-            if [_priority_of(filter_) for filter_ in ours] == [_priority_before(others)]:
-                found.add(direction)
-        return found
+            ours, foreign = self._filters(interface, direction)
+            if [_priority_of(filter_) for filter_ in ours] == [_priority_before(foreign)]:
+                directions.add(direction)
+        return directions
 
     def attach(self, interface: Interface, programs: Mapping[Direction, int]) -> None:
         """Attach the programs with these file descriptors, in place of those that are there."""
         fault_point("tc filter add clsact")
         self._add_clsact(interface)
         for direction in Direction:
-            ours, others = self._filters(interface, direction)
+            ours, foreign = self._filters(interface, direction)
             for filter_ in ours:
                 self._tc.delete_filter(interface, direction.value, filter_)
             if direction in programs:
-                self._add(interface, direction, programs[direction], _priority_before(others))
+                self._add(interface, direction, programs[direction], _priority_before(foreign))
 
     def _add(self, interface: Interface, direction: Direction, program: int, priority: int) -> None:
         options = (
@@ -144,20 +144,20 @@ class ClsactFilters:
         return any(qdisc.kind == _CLSACT.kind and qdisc.parent == _CLSACT.parent for qdisc in qdiscs)
 
     def _all_of_ours(self, interface: Interface) -> list[tuple[Direction, Filter]]:
-        return [(direction, one) for direction in Direction for one in self._filters(interface, direction)[0]]
+        return [(direction, filter_) for direction in Direction for filter_ in self._filters(interface, direction)[0]]
 
     def _filters(self, interface: Interface, direction: Direction) -> tuple[list[Filter], list[Filter]]:
-        """Ours and those of others."""
+        """Ours, and those of other programs."""
         filters = self._tc.filters(interface, direction.value)
-        return [one for one in filters if _is_ours(one)], [one for one in filters if not _is_ours(one)]
+        return [f for f in filters if _is_ours(f)], [f for f in filters if not _is_ours(f)]
 
     def _record(self, interface: Interface) -> Path:
         return self._directory / f"clsact-{interface.index}"
 
 
 def _is_ours(filter_: Filter) -> bool:
-    found = filter_.kind, filter_.handle, filter_.info & 0xFFFF
-    if found != ("bpf", _HANDLE, _ALL_PROTOCOLS) or filter_.options is None:
+    identity = filter_.kind, filter_.handle, filter_.info & 0xFFFF
+    if identity != ("bpf", _HANDLE, _ALL_PROTOCOLS) or filter_.options is None:
         return False
     return text(attributes(filter_.options, only={_TCA_BPF_NAME}).get(_TCA_BPF_NAME, b"\0")) == _NAME
 
@@ -166,7 +166,7 @@ def _priority_of(filter_: Filter) -> int:
     return filter_.info >> 16
 
 
-def _priority_before(others: Iterable[Filter]) -> int:
-    """One before all of these, if possible: a filter that decides hides the packet from those behind it."""
-    first = min(map(_priority_of, others), default=_PRIORITY + 1)
+def _priority_before(foreign: Iterable[Filter]) -> int:
+    """A priority before all of these, if possible: a filter that decides hides the packet from all later filters."""
+    first = min(map(_priority_of, foreign), default=_PRIORITY + 1)
     return min(_PRIORITY, first - 1) or _PRIORITY

@@ -32,7 +32,7 @@ from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 FORGIVEN_SECONDS: Final = 1.0
 """Seconds after an uplink is first throttled in which what the client sends costs nothing: it was queued there before.
 
-Meanwhile the subflow is a backup.
+Until then the subflow is a backup.
 """
 
 # bpf/uplink.h

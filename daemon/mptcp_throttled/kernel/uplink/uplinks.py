@@ -14,7 +14,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb.tc import Interface, find_interfaces, none_exists, read_link_header
+from mptcp_throttled.kernel.htb.tc import Interface, read_link_header, require_interfaces
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
@@ -70,9 +70,7 @@ class Uplinks:
         return self._filters.ports
 
     def attach(self) -> bool:
-        interfaces = find_interfaces(self._names)
-        if not interfaces:
-            raise KernelError(none_exists(self._names), errno.ENODEV)
+        interfaces = require_interfaces(self._names)
         for interface in interfaces:
             if read_link_header(interface) is None:
                 what = f"throttle uplinks on {interface.name}, whose link type is not supported"
