@@ -245,7 +245,7 @@ class LastAck(NamedTuple):
         `window` is in bytes.
         """
         before = self.segment.copy(window=window >> self.scale, data=data, ack=ack, seq=seq, short=short)
-        verdict, frame = self.program.run("lower_data_acks", before.frame)
+        verdict, frame = self.program.object.run("lower_data_acks", before.frame)
         after = Segment(frame)
         assert verdict == UNSPECIFIED
         assert after.checksum_is_right
@@ -269,7 +269,7 @@ def last_ack(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> 
         with tcp_dropped(lab.client), in_namespace(lab.proxy.namespace), closing(DiscardPrograms((PORT,))) as program:
             program.set_networks((network,))
             # Before MPTCP raises the window of the socket, as it may when it sends.
-            program.run("lower_data_acks", segment.frame)
+            program.object.run("lower_data_acks", segment.frame)
             connection.proxy.sendall(bytes(UNSEEN_BYTES))
             window = re.search(r"snd_wnd:(\d+)", lab.proxy.run(*sockets).stdout)
             assert window is not None
@@ -330,7 +330,7 @@ def test_segment_that_closes_the_window_is_not_touched(lab: Lab) -> None:
 def test_bytes_behind_the_packet_do_no_harm(lab: Lab) -> None:
     with last_ack(lab) as last:
         before = last.segment.copy(window=-SMALLER_BY >> last.scale, data=20_000).frame + bytes(12)
-        assert last.program.run("lower_data_acks", before) == (UNSPECIFIED, before)
+        assert last.program.object.run("lower_data_acks", before) == (UNSPECIFIED, before)
 
 
 def test_forged_segment_changes_nothing_for_later_ones(lab: Lab) -> None:

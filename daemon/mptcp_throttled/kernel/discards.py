@@ -41,12 +41,12 @@ class DiscardPrograms:
 
     def __init__(self, ports: Sequence[int]) -> None:
         # They need neither the cookie of the namespace nor the handle of HTB.
-        self._object = BpfObject(OBJECTS / "discards.bpf.o", pack_settings(0, ports, 0))
+        self.object = BpfObject(OBJECTS / "discards.bpf.o", pack_settings(0, ports, 0))
         try:
-            self._networks = NetworksMap(self._object.map("networks"))
-            self._counters = self._object.map("counters")
+            self._networks = NetworksMap(self.object.map("networks"))
+            self._counters = self.object.map("counters")
         except KernelError:
-            self._object.close()
+            self.object.close()
             raise
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
@@ -58,18 +58,11 @@ class DiscardPrograms:
         links: list[int] = []
         try:
             for name, attach_type in _PROGRAMS.items():
-                links.append(self._object.attach_interface(name, interface.index, interface.name, attach_type))
+                links.append(self.object.attach_interface(name, interface.index, interface.name, attach_type))
         except KernelError:
             _close(links)
             raise
         return links
-
-    def run(self, program: str, packet: bytes) -> tuple[int, bytes]:
-        """Without an interface: the verdict of one about a packet with an Ethernet header, and the packet then.
-
-        Raises KernelError.
-        """
-        return self._object.run(program, packet)
 
     def counters(self) -> DiscardCounters:
         """What the programs have counted. Raises KernelError."""
@@ -77,7 +70,7 @@ class DiscardPrograms:
 
     def close(self) -> None:
         """Unload them; one that a link holds stays attached."""
-        self._object.close()
+        self.object.close()
 
 
 class DiscardPrevention:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -90,6 +91,16 @@ class _Expression(NamedTuple):
     attributes: Mapping[int, bytes]
 
 
+class Part(Enum):
+    """A part of our table: the message that asks for it, and the attributes that name it. A header has no content."""
+
+    TABLE = (nftsocket.NFT_MSG_GETTABLE, {_TABLE_NAME: OWN_TABLE})
+    MAP_HEADER = (nftsocket.NFT_MSG_GETSET, {_SET_TABLE: OWN_TABLE, _SET_NAME: MAP})
+    CHAIN_HEADER = (nftsocket.NFT_MSG_GETCHAIN, {_CHAIN_TABLE: OWN_TABLE, _CHAIN_NAME: CHAIN})
+    RULES = (nftsocket.NFT_MSG_GETRULE, {_RULE_TABLE: OWN_TABLE})
+    ELEMENTS = (nftsocket.NFT_MSG_GETSETELEM, {_ELEMENTS_TABLE: OWN_TABLE, _ELEMENTS_SET: MAP})
+
+
 def batch(requests: Sequence[Request], *, commit: bool = True) -> list[Request]:
     """The requests as one transaction; without `commit`, the kernel checks and undoes them.
 
@@ -104,32 +115,11 @@ def generation_request(what: str) -> Request:
     return _request(what, nftsocket.NFT_MSG_GETGEN, socket.AF_UNSPEC, b"")
 
 
-def table_request(what: str, ip_version: int) -> Request:
-    """Ask for our table."""
-    return _request(what, nftsocket.NFT_MSG_GETTABLE, _NUMBERS[ip_version], _string(_TABLE_NAME, OWN_TABLE))
-
-
-def map_request(what: str, ip_version: int) -> Request:
-    """Ask for our map, without its elements."""
-    body = _string(_SET_TABLE, OWN_TABLE) + _string(_SET_NAME, MAP)
-    return _request(what, nftsocket.NFT_MSG_GETSET, _NUMBERS[ip_version], body)
-
-
-def chain_request(what: str, ip_version: int) -> Request:
-    """Ask for our chain, without its rules."""
-    body = _string(_CHAIN_TABLE, OWN_TABLE) + _string(_CHAIN_NAME, CHAIN)
-    return _request(what, nftsocket.NFT_MSG_GETCHAIN, _NUMBERS[ip_version], body)
-
-
-def rules_request(what: str, ip_version: int) -> Request:
-    """Ask for all rules of our table, in a dump."""
-    return _request(what, nftsocket.NFT_MSG_GETRULE, _NUMBERS[ip_version], _string(_RULE_TABLE, OWN_TABLE))
-
-
-def elements_request(what: str, ip_version: int) -> Request:
-    """Ask for the elements of our map, in a dump; `elements_of` decodes each part."""
-    body = _string(_ELEMENTS_TABLE, OWN_TABLE) + _string(_ELEMENTS_SET, MAP)
-    return _request(what, nftsocket.NFT_MSG_GETSETELEM, _NUMBERS[ip_version], body)
+def part_request(what: str, part: Part, ip_version: int) -> Request:
+    """Ask for a part of our table; a dump has its rules, and its elements, which `elements_of` decodes."""
+    command, names = part.value
+    body = b"".join(_string(type_, name) for type_, name in names.items())
+    return _request(what, command, _NUMBERS[ip_version], body)
 
 
 def answered(payload: bytes) -> dict[int, bytes]:

@@ -17,7 +17,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request
 from mptcp_throttle.model import OWN_TABLE
 from mptcp_throttled.kernel.classes import nft_messages
-from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP
+from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP, Part
 
 _CHECKED: Final = f"{OWN_TABLE}-check"  # never committed
 _NO_NFTABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})
@@ -67,20 +67,22 @@ class OwnTables:
             return None
         if not nft_messages.is_table(table):
             return False
-        subflows = self._get(nft_messages.map_request(f"nft list map {_name(ip_version)} {MAP}", ip_version))
+        subflows = self._get(
+            nft_messages.part_request(f"nft list map {_name(ip_version)} {MAP}", Part.MAP_HEADER, ip_version)
+        )
         if subflows is None or not nft_messages.is_map(subflows, ip_version):
             return False
         what = f"nft list chain {_name(ip_version)} {CHAIN}"
-        chain = self._get(nft_messages.chain_request(what, ip_version))
+        chain = self._get(nft_messages.part_request(what, Part.CHAIN_HEADER, ip_version))
         if chain is None or not nft_messages.is_chain(chain):
             return False
-        rules = list(self._dump(nft_messages.rules_request(what, ip_version)))
+        rules = list(self._dump(nft_messages.part_request(what, Part.RULES, ip_version)))
         return len(rules) == 1 and nft_messages.is_rule(rules[0], ip_version)
 
     def elements(self, ip_version: int) -> Iterator[bytes]:
         """The elements of our map, encoded, some hundreds concatenated at a time."""
         what = f"nft list map {_name(ip_version)} {MAP}"
-        return map(nft_messages.elements_of, self._dump(nft_messages.elements_request(what, ip_version)))
+        return map(nft_messages.elements_of, self._dump(nft_messages.part_request(what, Part.ELEMENTS, ip_version)))
 
     def make(self, ip_version: int, elements: Sequence[bytes]) -> None:
         """Make our table with exactly these encoded elements; one that exists is replaced."""
@@ -99,7 +101,7 @@ class OwnTables:
             self._commit(f"nft delete table {_name(ip_version)}", nft_messages.delete_requests(ip_version))
 
     def _table(self, ip_version: int) -> Mapping[int, bytes] | None:
-        return self._get(nft_messages.table_request(f"nft list table {_name(ip_version)}", ip_version))
+        return self._get(nft_messages.part_request(f"nft list table {_name(ip_version)}", Part.TABLE, ip_version))
 
     def _get(self, request: Request) -> Mapping[int, bytes] | None:
         """The attributes that the kernel answers; None if it does not know what is asked for."""

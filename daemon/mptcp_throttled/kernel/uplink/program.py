@@ -68,23 +68,23 @@ class UplinkProgram:
     """Throttles uplinks to the rates of their shares, where it sees what leaves the proxy. Raises KernelError."""
 
     def __init__(self) -> None:
-        self._object = BpfObject(OBJECTS / "uplink.bpf.o")
-        self._shares = self._object.map("shares")
-        self._uplinks = self._object.map("uplinks")
-        self._counters = self._object.map("counters")
-        self._remind = self._object.prepared("remind", _IPV4_PACKET)
+        self.object = BpfObject(OBJECTS / "uplink.bpf.o")
+        self._shares = self.object.map("shares")
+        self._uplinks = self.object.map("uplinks")
+        self._counters = self.object.map("counters")
+        self._remind = self.object.prepared("remind", _IPV4_PACKET)
         # `assign` and `remind` may not run at the same time.
         self._lock = threading.Lock()
 
     @property
     def descriptor(self) -> int:
         """The file descriptor of the program that is to see what leaves the proxy. Raises KernelError."""
-        return self._object.program("throttle_uplinks")
+        return self.object.program("throttle_uplinks")
 
     @property
     def policing_descriptor(self) -> int:
         """The file descriptor of the program that is to see what arrives, while any is policed. Raises KernelError."""
-        return self._object.program("police_uplinks")
+        return self.object.program("police_uplinks")
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
         """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
@@ -121,20 +121,9 @@ class UplinkProgram:
         for first in range(0, len(records), _MAX_ASSIGNMENTS):
             batch = b"".join(records[first : first + _MAX_ASSIGNMENTS])
             with self._lock:
-                result, _ = self._object.run("assign", bytes(_ETHERNET_BYTES) + from_when + batch)
+                result, _ = self.object.run("assign", bytes(_ETHERNET_BYTES) + from_when + batch)
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
-
-    def run(self, packet: bytes) -> tuple[int, bytes]:
-        """What the program does to a packet that leaves, with an Ethernet header: its verdict, and the packet then.
-
-        Raises KernelError.
-        """
-        return self._object.run("throttle_uplinks", packet)
-
-    def police(self, packet: bytes) -> int:
-        """The verdict about a packet that arrives, with an Ethernet header. Raises KernelError."""
-        return self._object.run("police_uplinks", packet)[0]
 
     def remind(self) -> None:
         """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled. Raises KernelError."""
@@ -162,7 +151,7 @@ class UplinkProgram:
 
     def close(self) -> None:
         """Drop it and its maps; a filter that is attached keeps them."""
-        self._object.close()
+        self.object.close()
 
 
 def _assignment(ends: FourTuple, share: int, window: AnnouncedWindow) -> bytes:
