@@ -189,7 +189,7 @@ class BpfMap:
 
 
 class RingBuffer:
-    """The records that a program puts into a ring buffer (BPF_MAP_TYPE_RINGBUF), each once. Raises KernelError."""
+    """The records that a program puts into a ring buffer (BPF_MAP_TYPE_RINGBUF). All methods raise KernelError."""
 
     def __init__(self, map_: BpfMap) -> None:
         self._records: list[bytes] = []
@@ -202,7 +202,7 @@ class RingBuffer:
         return 0
 
     def take(self) -> list[bytes]:
-        """The records that have come since the last call. Raises KernelError."""
+        """The records that have come since the last call."""
         _checked("read the ring buffer", _libbpf().ring_buffer__consume(self._buffer))
         records, self._records = self._records, []
         return records
@@ -226,7 +226,8 @@ class BpfObject:
     """The programs and maps of an object file in the kernel, until `close` or the end of this process.
 
     `constants` is the content of the object's section `.rodata`, the variables that are constant once it is loaded.
-    `map_flags` are flags (BPF_F_*) of maps by name. Raises KernelError with the verifier's last line.
+    `map_flags` are flags (BPF_F_*) of maps by name. All methods raise KernelError; the constructor with the verifier's
+    last line.
     """
 
     def __init__(self, path: Path, constants: bytes = b"", map_flags: Mapping[str, int] | None = None) -> None:
@@ -269,14 +270,14 @@ class BpfObject:
         return _checked(f"find {kind} {name}", find(self._object, name.encode()))
 
     def map(self, name: str) -> BpfMap:
-        """The map of that name. Raises KernelError."""
+        """The map of that name."""
         pointer = self._find("map", name)
         descriptor = _checked(f"map {name}", self._library.bpf_map__fd(pointer))
         sizes = self._library.bpf_map__key_size(pointer), self._library.bpf_map__value_size(pointer)
         return BpfMap(descriptor, *sizes)
 
     def attach_cgroup(self, program: str, cgroup: Path) -> int:
-        """Attach a program to a cgroup, beside programs that are there, until `close`. Raises KernelError.
+        """Attach a program to a cgroup, beside programs that are there, until `close`.
 
         Returns the file descriptor of the link. A copy of it keeps the program attached when this process has ended.
         """
@@ -294,7 +295,7 @@ class BpfObject:
         """Attach a tc program to the interface of that index and name, beside programs that are there (TCX, Linux 6.6).
 
         Returns the file descriptor of the link, which is the caller's: the program is detached when it and its copies
-        are closed. Raises KernelError.
+        are closed.
         """
         fault_point("bpf link create")
         link = self._library.bpf_link_create(self.program(program), index, attach_type.value, None)
@@ -302,7 +303,7 @@ class BpfObject:
         return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if lacks_tcx else "")
 
     def iterate(self, program: str) -> bytes:
-        """Run an iterator program over all its objects; what it has written. Raises KernelError."""
+        """Run an iterator program over all its objects; what it has written."""
         fault_point("bpf iterator")
         library = self._library
         if program not in self._links:
@@ -315,7 +316,7 @@ class BpfObject:
     def run(self, program: str, packet: bytes) -> tuple[int, bytes]:
         """Run a tc program on a packet with an Ethernet header; what it returns, and the packet then.
 
-        Packets that it redirects are sent. Raises KernelError.
+        Packets that it redirects are sent.
         """
         fault_point("bpf test run")
         after = ctypes.create_string_buffer(len(packet) + _MAX_GROWTH)
@@ -345,7 +346,7 @@ class BpfObject:
         return run
 
     def program(self, name: str) -> int:
-        """The file descriptor of the program of that name, for netlink. Raises KernelError."""
+        """The file descriptor of the program of that name, for netlink."""
         return _checked(f"program {name}", self._library.bpf_program__fd(self._find("program", name)))
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ _RETRY_SECONDS: Final = 30.0
 
 
 class DiscardPrograms:
-    """The two programs, for connections to these ports. Raises KernelError."""
+    """The two programs, for connections to these ports. All methods raise KernelError."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         # They need neither the cookie of the namespace nor the handle of HTB.
@@ -50,11 +50,11 @@ class DiscardPrograms:
             raise
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
-        """Change only what clients in these networks send, and what is sent to them. Raises KernelError."""
+        """Change only what clients in these networks send, and what is sent to them."""
         self._networks.set(networks)
 
     def attach(self, interface: Interface) -> list[int]:
-        """Attach both to an interface; returns the links, which the caller closes. Raises KernelError."""
+        """Attach both to an interface; returns the links, which the caller closes."""
         links: list[int] = []
         try:
             for name, attach_type in _PROGRAMS.items():
@@ -65,7 +65,7 @@ class DiscardPrograms:
         return links
 
     def counters(self) -> DiscardCounters:
-        """What the programs have counted. Raises KernelError."""
+        """What the programs have counted."""
         return read_counters(self._counters, DiscardCounters)
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ _TCA_KIND: Final = 1
 _TCA_OPTIONS: Final = 2
 _TCA_STAB: Final = 8
 _TCA_STATS2: Final = 7
+_NEW: Final = NLM_F_CREATE | NLM_F_EXCL
 _STATISTICS: Final = frozenset({3, 4, _TCA_STATS2})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last
 _TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats_basic
 _TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
@@ -194,19 +195,12 @@ class TrafficControl:
 
     def add_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
         """Add a filter to a qdisc."""
-        what = f"tc filter add dev {interface.name} {filter_.kind}"
-        kind, handle, info, options = filter_
-        body = _kind_and_options(kind, options)
-        flags = NLM_F_CREATE | NLM_F_EXCL
-        self._carry_out(tc_request(what, rtnl.RTM_NEWTFILTER, flags, interface.index, handle, parent, info, body))
+        self._carry_out(_filter_request("add", rtnl.RTM_NEWTFILTER, _NEW, interface, parent, filter_))
 
     def delete_filter(self, interface: Interface, parent: int, filter_: Filter) -> None:
         """Delete one filter of a qdisc."""
-        what = f"tc filter del dev {interface.name} {filter_.kind}"
-        body = _kind_and_options(filter_.kind, None)
-        self._carry_out(
-            tc_request(what, rtnl.RTM_DELTFILTER, 0, interface.index, filter_.handle, parent, filter_.info, body)
-        )
+        named = filter_._replace(options=None)
+        self._carry_out(_filter_request("del", rtnl.RTM_DELTFILTER, 0, interface, parent, named))
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""
@@ -266,10 +260,9 @@ def _class_bytes(payload: bytes) -> tuple[int, int]:
 
 def add_class(interface: Interface, classid: int, options: bytes, rate: Rate, *, change: bool = False) -> Request:
     """Add or `change` an HTB class directly below the root."""
-    what = (
-        f"tc class {'change' if change else 'add'} dev {interface.name} classid {format_classid(classid)} rate {rate}"
-    )
-    flags = 0 if change else NLM_F_CREATE | NLM_F_EXCL
+    verb = "change" if change else "add"
+    what = f"tc class {verb} dev {interface.name} classid {format_classid(classid)} rate {rate}"
+    flags = 0 if change else _NEW
     body = _kind_and_options("htb", options)
     return tc_request(what, rtnl.RTM_NEWTCLASS, flags, interface.index, classid, classid & MAJOR, body=body)
 
@@ -286,6 +279,12 @@ def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> R
     flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
     body = _kind_and_options(qdisc.kind, qdisc.options)
     return tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
+
+
+def _filter_request(verb: str, type_: int, flags: int, interface: Interface, parent: int, filter_: Filter) -> Request:
+    what = f"tc filter {verb} dev {interface.name} {filter_.kind}"
+    body = _kind_and_options(filter_.kind, filter_.options)
+    return tc_request(what, type_, flags, interface.index, filter_.handle, parent, filter_.info, body)
 
 
 def _kind_and_options(kind: str, options: bytes | None) -> bytes:

@@ -43,7 +43,7 @@ _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 
 
 class SocketProgram:
-    """The program; before `attach`, it can only free sockets. Raises KernelError.
+    """The program; before `attach`, it can only free sockets. All methods raise KernelError.
 
     `link` is the file descriptor that keeps it attached; None before.
     There is room for 65 536 paces, and as many classes.
@@ -61,27 +61,21 @@ class SocketProgram:
             raise
 
     def attach(self, cgroup: Path) -> None:
-        """Let it act on the sockets in this cgroup, by the networks, paces and classes that it has.
-
-        Raises KernelError.
-        """
+        """Let it act on the sockets in this cgroup, by the networks, paces and classes that it has."""
         self.link = self._object.attach_cgroup("throttle", cgroup)
         self.decide_now()
 
     @property
     def is_attached(self) -> bool:
-        """Whether it is attached, and not detached since. Raises KernelError."""
+        """Whether it is attached, and not detached since."""
         return self.link is not None and is_attached(self.link)
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
-        """Decide by these networks at each socket's next ACK; by none, no subflow is capped. Raises KernelError."""
+        """Decide by these networks at each socket's next ACK; by none, no subflow is capped."""
         self._networks.set(networks)
 
     def decide_now(self) -> None:
-        """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway.
-
-        Raises KernelError.
-        """
+        """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway."""
         self._object.iterate("adopt")
 
     def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
@@ -89,7 +83,7 @@ class SocketProgram:
         self._paces.update({pack_ends(ends): pack_u32(min(pace, _UNLIMITED - 1)) for ends, pace in paces.items()})
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
-        """Take their paces back. Raises KernelError."""
+        """Take their paces back."""
         self._paces.delete_all([pack_ends(ends) for ends in subflows])
 
     def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
@@ -97,22 +91,22 @@ class SocketProgram:
         self._classes.update({pack_ends(ends): pack_u32(classid(minor)) for ends, minor in minors.items()})
 
     def remove_classes(self, subflows: Collection[FourTuple]) -> None:
-        """Take them out of their classes. Raises KernelError."""
+        """Take them out of their classes."""
         self._classes.delete_all([pack_ends(ends) for ends in subflows])
 
     def release(self) -> None:
-        """Free all sockets now, idle or not. Raises KernelError."""
+        """Free all sockets now, idle or not."""
         self._paces.clear()
         self._classes.clear()
         self.set_networks(())
         self.decide_now()
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call. Raises KernelError."""
+        """The subflows that have closed since the last call."""
         return map(closed_subflow, self._totals.take())
 
     def counters(self) -> ProgramCounters:
-        """What the program has counted since it was attached. Raises KernelError."""
+        """What the program has counted since it was attached."""
         return read_counters(self._counters, ProgramCounters)
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ def list_acks(port: int) -> Iterator[Ack]:
 
 
 class AckSender:
-    """Sends them, by raw sockets. Raises KernelError."""
+    """Sends them, by raw sockets. All methods raise KernelError."""
 
     def __init__(self) -> None:
         with os_errors("open raw sockets"):
@@ -99,7 +99,7 @@ class AckSender:
         self._ipv6.close()
 
     def send(self, ack: Ack) -> None:
-        """Send an ACK. Raises KernelError."""
+        """Send an ACK."""
         client, proxy = ack.ends.client.address, ack.ends.proxy.address
         with os_errors(f"send an ACK to {client}"):
             if client.version == 4:

@@ -65,7 +65,7 @@ class ThrottledUplink(NamedTuple):
 
 
 class UplinkProgram:
-    """Throttles uplinks to the rates of their shares, where it sees what leaves the proxy. Raises KernelError."""
+    """Throttles uplinks to the rates of their shares, by what leaves the proxy. All methods raise KernelError."""
 
     def __init__(self) -> None:
         self.object = BpfObject(OBJECTS / "uplink.bpf.o")
@@ -78,21 +78,21 @@ class UplinkProgram:
 
     @property
     def descriptor(self) -> int:
-        """The file descriptor of the program that is to see what leaves the proxy. Raises KernelError."""
+        """The file descriptor of the program that is to see what leaves the proxy."""
         return self.object.program("throttle_uplinks")
 
     @property
     def policing_descriptor(self) -> int:
-        """The file descriptor of the program that is to see what arrives, while any is policed. Raises KernelError."""
+        """The file descriptor of the program that is to see what arrives, while any is policed."""
         return self.object.program("police_uplinks")
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
-        """Make shares, or change their rates, which forgets their debts. Raises KernelError."""
+        """Make shares, or change their rates, which forgets their debts."""
         shares = {number: Share(_ns_per_kib(rate), paid_at=0) for number, rate in rates.items()}
         self._shares.update({pack_u32(number): pack(share) for number, share in shares.items()})
 
     def remove_shares(self, shares: Collection[int]) -> None:
-        """Free their subflows: `remind` tells the clients, and forgets the subflows. Raises KernelError."""
+        """Free their subflows: `remind` tells the clients, and forgets the subflows."""
         self._shares.delete_all([pack_u32(share) for share in shares])
 
     def assign(
@@ -110,7 +110,7 @@ class UplinkProgram:
         self._assign(shares, windows or {}, time.monotonic_ns() + round(forgiven * 1e9))
 
     def forget(self, untold: Collection[FourTuple]) -> None:
-        """Free subflows without telling their clients. Raises KernelError."""
+        """Free subflows without telling their clients."""
         self._assign(dict.fromkeys(untold, _FORGOTTEN), {}, 0)
 
     def _assign(
@@ -126,12 +126,12 @@ class UplinkProgram:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
     def remind(self) -> None:
-        """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled. Raises KernelError."""
+        """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled."""
         with self._lock:
             self._remind()
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
-        """The uplinks that are throttled, or whose clients must be told that they are free. Raises KernelError."""
+        """The uplinks that are throttled, or whose clients must be told that they are free."""
         uplinks = {}
         for key in self._uplinks.all_keys():
             try:
@@ -146,7 +146,7 @@ class UplinkProgram:
         return uplinks
 
     def counters(self) -> UplinkCounters:
-        """What the program has counted. Raises KernelError."""
+        """What the program has counted."""
         return read_counters(self._counters, UplinkCounters)
 
     def close(self) -> None:
