@@ -24,7 +24,7 @@ batches = [
     [add(200), add(200)],
 ]
 refusals = [[refusal and refusal.number for refusal in control.carry_out(batch)] for batch in batches]
-print(json.dumps([refusals, sorted(htb.minor_of(one.classid) for one in control.htb_classes(lo))]))
+print(json.dumps([refusals, sorted(htb.minor_of(classid) for classid in control.htb_classes(lo))]))
 """
 
 

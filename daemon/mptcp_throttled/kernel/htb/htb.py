@@ -21,6 +21,7 @@ LEAF_PACKETS: Final = 1000
 shorter leaf only drops, and a packet dropped on its own host is often noticed by a timer instead of an ACK."""
 
 _LEAF_KIND: Final = "pfifo"
+_LEAF_OPTIONS: Final = LEAF_PACKETS.to_bytes(4, "little")
 _BURST_SECONDS: Final = 0.01
 _MIN_BURST_BYTES: Final = 3028  # two full Ethernet frames
 _MIN_QUANTUM_BYTES: Final = 1514  # below 1000, or above 200 000, sch_htb.c warns in the kernel log
@@ -117,16 +118,12 @@ def rate_of(options: bytes) -> Rate | None:
 
 def leaf_qdisc(minor: int) -> Qdisc:
     """The leaf qdisc of a class; the kernel chooses its handle."""
-    return Qdisc(_LEAF_KIND, 0, classid(minor), _leaf_options())
+    return Qdisc(_LEAF_KIND, 0, classid(minor), _LEAF_OPTIONS)
 
 
 def is_leaf(qdisc: Qdisc) -> bool:
     """Whether a qdisc read from the kernel is the leaf of one of our classes, unchanged."""
-    return qdisc.kind == _LEAF_KIND and minor_of(qdisc.parent) is not None and qdisc.options == _leaf_options()
-
-
-def _leaf_options() -> bytes:
-    return LEAF_PACKETS.to_bytes(4, "little")
+    return qdisc.kind == _LEAF_KIND and minor_of(qdisc.parent) is not None and qdisc.options == _LEAF_OPTIONS
 
 
 def mark_filter(marking: MarkedTraffic) -> Filter:

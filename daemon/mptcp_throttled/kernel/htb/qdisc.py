@@ -256,9 +256,9 @@ class RootQdiscs:
             htb.default_minor_of(root),
             self._classifies(self._tc.filters(interface, class_ids.HANDLE)),
             {
-                minor: htb.rate_of(c.options) if c.classid in with_leaf else None
-                for c in self._tc.htb_classes(interface)
-                if (minor := class_ids.minor_of(c.classid)) is not None
+                minor: htb.rate_of(options) if classid in with_leaf else None
+                for classid, options in self._tc.htb_classes(interface).items()
+                if (minor := class_ids.minor_of(classid)) is not None
             },
         )
 

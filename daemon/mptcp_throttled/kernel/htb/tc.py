@@ -82,13 +82,6 @@ class Filter(NamedTuple):
     options: bytes | None
 
 
-class HtbClass(NamedTuple):
-    """An HTB class; `options` is the payload of TCA_OPTIONS."""
-
-    classid: int
-    options: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Interface:
     """A network interface: its index identifies it for as long as it exists, its name may change."""
@@ -207,13 +200,11 @@ class TrafficControl:
         with netlink_call(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
             self._ip.tc("del-filter", index=interface.index, parent=parent)
 
-    def htb_classes(self, interface: Interface) -> list[HtbClass]:
-        """The HTB classes of an interface."""
-        return [
-            HtbClass(message.handle, message.attributes.get(_TCA_OPTIONS, b""))
-            for message in self._dump(f"tc class show dev {interface.name}", rtnl.RTM_GETTCLASS, interface.index)
-            if text(message.attributes[_TCA_KIND]) == "htb"
-        ]
+    def htb_classes(self, interface: Interface) -> dict[int, bytes]:
+        """The payload of TCA_OPTIONS of each HTB class of an interface, by class id."""
+        messages = self._dump(f"tc class show dev {interface.name}", rtnl.RTM_GETTCLASS, interface.index)
+        htb = (message for message in messages if text(message.attributes[_TCA_KIND]) == "htb")
+        return {message.handle: message.attributes.get(_TCA_OPTIONS, b"") for message in htb}
 
     def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
         """Make the changes in order, also if some are refused; for each, the kernel's refusal."""

@@ -228,7 +228,7 @@ class PortQueues:
         with closing(tc.TrafficControl()) as control:
             if not _has_htb(control, interface):
                 return None
-            return {class_.classid - _HANDLE: htb.rate_of(class_.options) for class_ in control.htb_classes(interface)}
+            return {id_ - _HANDLE: htb.rate_of(options) for id_, options in control.htb_classes(interface).items()}
 
     def _obstacle(self, database: _Records) -> str | None:
         """Why the port cannot have our QoS."""
