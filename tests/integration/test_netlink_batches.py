@@ -12,7 +12,7 @@ from mptcp_lab.process import run
 SCRIPT: Final = """
 import json, subprocess
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel import htb, tc
+from mptcp_throttled.kernel.htb import htb, tc
 subprocess.run("ip link set lo up", shell=True, check=True)
 lo, control, rate = tc.find_interface("lo"), tc.TrafficControl(), Rate(1_000_000)
 control.add_qdisc(lo, htb.root_qdisc(0), replace=True)

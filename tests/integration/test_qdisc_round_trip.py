@@ -17,8 +17,8 @@ from mptcp_lab.topology import Lab, Topology, build
 SWAPPER = """
 import json, sys
 from pathlib import Path
-from mptcp_throttled.kernel.htb import MarkedTraffic
-from mptcp_throttled.kernel.qdisc import RootQdiscs
+from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
 from mptcp_throttle.linux.kernel_error import KernelError
 for line in sys.stdin:
     directory, force = json.loads(line)
