@@ -347,7 +347,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 		bound_window(skb, &segment, share, uplink);
 	if (share && told == BACKUP && bytes && (uplink->is_policed || keeps_sending(uplink, now)))
 		begin_policing(uplink, share, now);
-	if (now < uplink->counts_from) { /* it is too early to say that the client ignores MP_PRIO */
+	if (now < uplink->counts_from) { /* too early to say that the client ignores MP_PRIO */
 		uplink->told_at = now;
 		uplink->bytes_when_told = uplink->bytes;
 	}
