@@ -1,8 +1,7 @@
 """Decodes MPTCP options: RFC 8684 (version 1) and RFC 6824 (version 0).
 
-Part of the hot path; `scapy_layers` has the same options for building and display. Lengths are those of the RFCs and of
-Linux (net/mptcp/protocol.h, TCPOLEN_MPTCP_*). As in Linux (net/mptcp/options.c), a malformed MPTCP option is skipped,
-and a TCP option that exceeds the header ends the walk.
+Part of the hot path. Lengths are those of the RFCs and of Linux (net/mptcp/protocol.h, TCPOLEN_MPTCP_*). As in Linux
+(net/mptcp/options.c), a malformed MPTCP option is skipped, and a TCP option that exceeds the header ends the walk.
 """
 
 from __future__ import annotations

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from scapy.layers.inet import TCP
 
+from mptcp_lab.scapy_layers import (
+    NAME,
+    AddAddrOption,
+    MpCapableOption,
+    MpFailOption,
+    MpFastcloseOption,
+    MpJoinAckOption,
+    MpJoinSynAckOption,
+    MpJoinSynOption,
+    MpPrioOption,
+    MptcpOption,
+    MpTcpRstOption,
+    RemoveAddrOption,
+)
 from mptcp_sniffer.options import (
     AddAddr,
     MpCapable,
@@ -17,20 +31,6 @@ from mptcp_sniffer.options import (
     Option,
     RemoveAddr,
     decode,
-)
-from mptcp_sniffer.scapy_layers import (
-    NAME,
-    AddAddrOption,
-    MpCapableOption,
-    MpFailOption,
-    MpFastcloseOption,
-    MpJoinAckOption,
-    MpJoinSynAckOption,
-    MpJoinSynOption,
-    MpPrioOption,
-    MptcpOption,
-    MpTcpRstOption,
-    RemoveAddrOption,
 )
 
 _TCP_FIXED_BYTES = 20

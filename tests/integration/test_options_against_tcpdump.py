@@ -16,20 +16,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 from scapy.utils import wrpcap
 
-from mptcp_sniffer.options import (
-    AddAddr,
-    MpCapable,
-    MpFail,
-    MpFastclose,
-    MpJoinAck,
-    MpJoinSyn,
-    MpJoinSynAck,
-    MpPrio,
-    Option,
-    RemoveAddr,
-    decode,
-)
-from mptcp_sniffer.scapy_layers import (
+from mptcp_lab.scapy_layers import (
     AddAddrOption,
     AddAddrV0Option,
     DssOption,
@@ -42,6 +29,19 @@ from mptcp_sniffer.scapy_layers import (
     MpPrioOption,
     MptcpOption,
     RemoveAddrOption,
+)
+from mptcp_sniffer.options import (
+    AddAddr,
+    MpCapable,
+    MpFail,
+    MpFastclose,
+    MpJoinAck,
+    MpJoinSyn,
+    MpJoinSynAck,
+    MpPrio,
+    Option,
+    RemoveAddr,
+    decode,
 )
 
 OURS = bytes(range(0x01, 0x09))

@@ -11,21 +11,7 @@ from scapy.layers.inet import ICMP, IP, TCP, TCPerror
 from scapy.layers.l2 import Ether
 from segments import frame
 
-from mptcp_sniffer.options import (
-    AddAddr,
-    MpCapable,
-    MpFail,
-    MpFastclose,
-    MpJoinAck,
-    MpJoinSyn,
-    MpJoinSynAck,
-    MpPrio,
-    MpTcpRst,
-    Option,
-    RemoveAddr,
-    decode,
-)
-from mptcp_sniffer.scapy_layers import (
+from mptcp_lab.scapy_layers import (
     AddAddrOption,
     AddAddrV0Option,
     DssOption,
@@ -39,6 +25,20 @@ from mptcp_sniffer.scapy_layers import (
     MptcpOption,
     MpTcpRstOption,
     RemoveAddrOption,
+)
+from mptcp_sniffer.options import (
+    AddAddr,
+    MpCapable,
+    MpFail,
+    MpFastclose,
+    MpJoinAck,
+    MpJoinSyn,
+    MpJoinSynAck,
+    MpPrio,
+    MpTcpRst,
+    Option,
+    RemoveAddr,
+    decode,
 )
 from mptcp_sniffer.segment import Flag
 
@@ -199,7 +199,7 @@ def test_import_extends_scapy_even_after_it_has_built_segments() -> None:
     program = """
 from scapy.layers.inet import TCP
 bytes(TCP())
-from mptcp_sniffer.scapy_layers import MpPrioOption
+from mptcp_lab.scapy_layers import MpPrioOption
 print(bytes(TCP(options=[("MPTCP", MpPrioOption(backup=1))]))[12:].hex())
 """
     built = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.strip()

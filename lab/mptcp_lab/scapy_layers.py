@@ -6,7 +6,7 @@ Importing this module adds option kind 30 to Scapy's TCP layer, as Scapy's contr
     >>> sniff(filter="tcp", prn=lambda packet: packet.show())
 
 The length of an option decides which form of its subtype it is. Unknown and malformed options stay `(30, bytes)`, and
-such tuples can be built as before. The sniffer itself decodes with the faster `options`; tests compare the two.
+such tuples can be built as before. The sniffer decodes with the faster `mptcp_sniffer.options`; tests compare the two.
 """
 
 from __future__ import annotations
