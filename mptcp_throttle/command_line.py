@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
 from mptcp_throttle.config.load import DEFAULT_PATH
 from mptcp_throttle.errors import EXIT_STATUS_HELP
 from mptcp_throttle.units import DURATION_SYNTAX, parse_duration
-from mptcp_throttle.version import add_version
 
 _T = TypeVar("_T")
+
+
+@lru_cache
+def version() -> str:
+    """That of the installed package: all our programs are installed together."""
+    return metadata.version("mptcp-throttle")
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Give a program the option `--version`."""
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+
+
+class _ShowVersion(argparse.Action):
+    """argparse's own action `version` needs the text for every command line, and to find it takes milliseconds."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        sys.stdout.write(f"{parser.prog} {version()}\n")
+        parser.exit()
 
 
 def command_line(program: str, description: str) -> argparse.ArgumentParser:

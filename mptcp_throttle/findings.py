@@ -1,10 +1,14 @@
-"""What is found about the services and their host, and what the daemon's own status says that needs attention."""
+"""Findings about the services and their host, what a check of `doctor` is given, and what the daemon's own status says
+that needs attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.rpc import Json
 
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
@@ -33,6 +37,26 @@ class Finding(NamedTuple):
     harm: bool = True
     unchecked: str | None = None
     remark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What is examined: this host with its configuration, and what each service answers to `status`, or why it does
+    not."""
+
+    config_file: Path
+    config: Config
+    sniffer: Json | str
+    daemon: Json | str
+
+
+Check = Callable[[Host], Iterable[Finding]]
+"""It changes nothing, takes no longer than seconds, and says what it could not check."""
+
+
+def or_ok(subject: str, findings: Iterable[Finding]) -> list[Finding]:
+    """The findings; if there are none, that the subject has no problem."""
+    return list(findings) or [Finding(subject)]
 
 
 def daemon_findings(status: Json) -> Iterator[Finding]:

@@ -13,11 +13,11 @@ import yaml
 from rich.console import Console
 
 from mptcp_throttle.cli.doctor import kernel_checks
-from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.config.load import find_sockets
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.yaml_file import read_yaml
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.findings import Host
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Address
 from mptcp_throttle.rpc import Json, RpcClient

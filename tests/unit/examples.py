@@ -8,8 +8,8 @@ from pathlib import Path
 
 from immutables import Map
 
-from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.config.load import load_config
+from mptcp_throttle.findings import Host
 from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.kernel_plan import KernelPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.cli.doctor.qdisc_checks import judge
+from mptcp_throttle.cli.doctor.kernel_checks import judge_qdiscs
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, root_first
 from mptcp_throttle.setup.host_facts import Interface
@@ -21,7 +21,7 @@ def qdiscs(*kinds: str, handle: int = 0x8001_0000) -> tuple[SeenQdisc, ...]:
 
 
 def finding(*kinds: str, queues: int = 1, handle: int = 0x8001_0000, force: bool = False) -> Finding:
-    return judge("eth0", qdiscs(*kinds, handle=handle), queues, force=force)
+    return judge_qdiscs("eth0", qdiscs(*kinds, handle=handle), queues, force=force)
 
 
 @pytest.mark.parametrize("kind", ["pfifo_fast", "noqueue", "pfifo", "tbf"])
@@ -100,4 +100,4 @@ def test_setup_judges_qdiscs_as_doctor_does(tree: tuple[SeenQdisc, ...], words: 
     assert why_qdisc(interface(*tree)) == f"the root qdisc of eth0{words}"
     assert is_in_the_way(interface(*tree)) is is_obstacle
     if tree:
-        assert (judge("eth0", tree, 1, force=False).problem is not None) is is_obstacle
+        assert (judge_qdiscs("eth0", tree, 1, force=False).problem is not None) is is_obstacle

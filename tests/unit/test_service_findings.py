@@ -12,8 +12,7 @@ import pytest
 from examples import examined_host
 
 from mptcp_throttle.cli.doctor import mark_checks, service_checks
-from mptcp_throttle.cli.doctor.finding import Host
-from mptcp_throttle.findings import Finding, daemon_findings
+from mptcp_throttle.findings import Finding, Host, daemon_findings
 from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.rpc import Json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from examples import examined_host
 
-from mptcp_throttle.cli.doctor import proxy_checks, squid_checks
+from mptcp_throttle.cli.doctor import proxy_checks
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where Squid's configuration is, if the test writes it."""
     path = tmp_path / "squid.conf"
-    monkeypatch.setattr(squid_checks, "CONFIGURATION", path)
+    monkeypatch.setattr(proxy_checks, "CONFIGURATION", path)
     return path
 
 
@@ -28,7 +28,7 @@ def findings() -> list[Finding]:
     """Of a host where an access network has a rate for uplinks."""
     host = examined_host()
     capped = host.config.networks[-1].with_rates({RateKind.UPLINK_CAP: Rate.parse("1mbit")})
-    return list(squid_checks.uploads(replace(host, config=replace(host.config, networks=(capped,)))))
+    return list(proxy_checks.uploads(replace(host, config=replace(host.config, networks=(capped,)))))
 
 
 def test_host_without_squid_has_nothing_to_report(configuration: Path) -> None:
@@ -38,7 +38,7 @@ def test_host_without_squid_has_nothing_to_report(configuration: Path) -> None:
 
 def test_host_without_rates_for_uplinks_has_nothing_to_report(configuration: Path) -> None:
     configuration.write_text("http_port 8080\n")
-    assert list(squid_checks.uploads(examined_host())) == []
+    assert list(proxy_checks.uploads(examined_host())) == []
 
 
 def test_shipped_configuration_is_enough(configuration: Path) -> None:
@@ -82,16 +82,16 @@ DEBIAN = "acl localnet src 10.0.0.0/8\nhttp_access deny manager\nhttp_access all
 )
 def test_squid_that_serves_this_host_alone_is_a_note(configuration: Path, lines: str, is_found: bool) -> None:
     configuration.write_text(f"{lines}{DEBIAN}http_port 8080\n")
-    (finding,) = squid_checks.access(examined_host())
+    (finding,) = proxy_checks.access(examined_host())
     assert (finding.problem is not None) is is_found
     assert finding.problem is None or (finding.remedy or "").startswith("`http_access allow` for the subnets")
     assert not (finding.problem and finding.harm)
 
 
 def test_squid_on_other_ports_is_not_the_proxy(configuration: Path) -> None:
-    assert list(squid_checks.access(examined_host())) == []
+    assert list(proxy_checks.access(examined_host())) == []
     configuration.write_text(f"{DEBIAN}http_port 3128\n")
-    assert list(squid_checks.access(examined_host())) == []
+    assert list(proxy_checks.access(examined_host())) == []
 
 
 @pytest.mark.parametrize(

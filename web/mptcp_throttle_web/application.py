@@ -17,11 +17,11 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from mptcp_throttle.command_line import version
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.logs import about
 from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.rpc.wire import Order
-from mptcp_throttle.version import version
 from mptcp_throttle_web.feed import Busy, Feed, Question, Viewer
 from mptcp_throttle_web.sessions import SESSION_SECONDS, Attempts, Session, Sessions, TooManyAttempts
 

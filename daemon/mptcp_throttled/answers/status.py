@@ -7,11 +7,11 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
+from mptcp_throttle.command_line import version
 from mptcp_throttle.model import Connection, Direction, RateKind, Token, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
-from mptcp_throttle.version import version
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts

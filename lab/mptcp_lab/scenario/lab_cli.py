@@ -25,8 +25,8 @@ from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
 from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_lab.scenario.stage import describe
 from mptcp_lab.sdn.switch_plan import whole_plan
+from mptcp_throttle.command_line import add_version
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.version import add_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

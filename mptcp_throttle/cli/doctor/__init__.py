@@ -1,6 +1,6 @@
 """`mptcp-throttle doctor`: a list of small checks of the kernel, the proxy, the configuration and both services.
 
-A check is a function from `Host` to findings (`finding`).
+A check is a function from `Host` to findings (`mptcp_throttle.findings`).
 """
 
 from __future__ import annotations
@@ -8,18 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor import (
-    file_checks,
-    kernel_checks,
-    mark_checks,
-    proxy_checks,
-    qdisc_checks,
-    service_checks,
-    squid_checks,
-)
-from mptcp_throttle.cli.doctor.finding import Check, Host
+from mptcp_throttle.cli.doctor import file_checks, kernel_checks, mark_checks, proxy_checks, service_checks
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.findings import Finding
+from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 
 CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
@@ -30,9 +21,9 @@ CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
     proxy_checks.interface,
     proxy_checks.listeners,
     proxy_checks.routes,
-    qdisc_checks.root_qdiscs,
-    squid_checks.access,
-    squid_checks.uploads,
+    kernel_checks.root_qdiscs,
+    proxy_checks.access,
+    proxy_checks.uploads,
     mark_checks.classifier,
     mark_checks.foreign_marks,
     mark_checks.legacy_tables,

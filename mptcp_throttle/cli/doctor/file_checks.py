@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Host
 from mptcp_throttle.config.load import config_paths
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.findings import Finding
+from mptcp_throttle.findings import Finding, Host
 from mptcp_throttle.linux.unix_peer import peer_of
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, read_unit

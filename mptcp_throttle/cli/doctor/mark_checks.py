@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Host, or_ok
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
-from mptcp_throttle.findings import Finding
+from mptcp_throttle.findings import Finding, Host, or_ok
 from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json

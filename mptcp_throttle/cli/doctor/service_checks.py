@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor.finding import Host
-from mptcp_throttle.findings import Finding, daemon_findings
+from mptcp_throttle.findings import Finding, Host, daemon_findings
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
 
