@@ -9,12 +9,13 @@ The segments of a handshake may come in any order: captures of several queues or
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from mptcp_sniffer.authentication import Keys, is_client_hmac, is_proxy_hmac, token_of
 from mptcp_sniffer.options import MpCapable, MpJoinAck, MpJoinSyn, MpJoinSynAck, Option
 from mptcp_sniffer.segment import PackedEndpoint, Segment
 from mptcp_throttle.model import Token, Trust
@@ -22,7 +23,18 @@ from mptcp_throttle.model import Token, Trust
 _HALF_OPEN_SECONDS: Final = 75.0
 """Linux drops a half-open connection after 63 s (tcp_synack_retries 5: 1+2+4+8+16+32 s); with some margin."""
 
+_HASHES: Final = {0: "sha1", 1: "sha256"}
+"""By MPTCP version: of the token and of the HMACs (RFC 8684 and RFC 6824, sections 3.1 and 3.2)."""
+
 _Ack = TypeVar("_Ack", MpJoinSynAck, MpJoinAck)
+
+
+class Keys(NamedTuple):
+    """The keys that client and proxy exchanged when they opened a connection."""
+
+    version: int
+    client: bytes
+    proxy: bytes
 
 
 class Ends(NamedTuple):
@@ -331,3 +343,24 @@ def _follows(half_open: _HalfOpen) -> bool:
 
 def _before(sequence: int) -> int:
     return (sequence - 1) & 0xFFFF_FFFF
+
+
+def token_of(version: int, key: bytes) -> Token:
+    """The token of the connection whose proxy has this key: the most significant 32 bits of its hash."""
+    return Token(int.from_bytes(hashlib.new(_HASHES[version], key).digest()[:4]))
+
+
+def is_client_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck, ack: MpJoinAck) -> bool:
+    """Whether the third ACK of a JOIN comes from the client that opened the connection (HMAC-A)."""
+    expected = _hmac(keys.version, keys.client + keys.proxy, syn.nonce + synack.nonce)
+    return hmac.compare_digest(expected[: len(ack.hmac)], ack.hmac)
+
+
+def is_proxy_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck) -> bool:
+    """Whether the SYN/ACK of a JOIN comes from the proxy of the connection (HMAC-B, truncated)."""
+    expected = _hmac(keys.version, keys.proxy + keys.client, synack.nonce + syn.nonce)
+    return hmac.compare_digest(expected[: len(synack.hmac)], synack.hmac)
+
+
+def _hmac(version: int, key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, _HASHES[version])

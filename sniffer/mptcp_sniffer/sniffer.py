@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from mptcp_sniffer.capture import Capture, CapturedFrame, InterfaceAbsent
-from mptcp_sniffer.captures import Captures, InterfaceLost
+from mptcp_sniffer.capture import Capture, CapturedFrame, Captures, InterfaceAbsent, InterfaceLost
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.kernel_events import KernelEvent
 from mptcp_sniffer.kernel_list import KernelList

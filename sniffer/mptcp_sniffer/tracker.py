@@ -36,7 +36,7 @@ from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from mptcp_sniffer.authentication import Keys
+    from mptcp_sniffer.handshake import Keys
     from mptcp_sniffer.kernel_events import KernelEvent
     from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from mptcp_sniffer.capture import CapturedFrame, CaptureLost, InterfaceAbsent
-from mptcp_sniffer.captures import Captures, InterfaceLost
+from mptcp_sniffer.capture import CapturedFrame, CaptureLost, Captures, InterfaceAbsent, InterfaceLost
 from mptcp_throttle.errors import UserError
 
 EVERYWHERE = ("eth0", "wg0")

@@ -1,6 +1,6 @@
 """Which connection of a listener is closed to make room."""
 
-from mptcp_throttle_web.connection_bounds import ConnectionBounds
+from mptcp_throttle_web.connections import ConnectionBounds
 
 
 class Aborted:

@@ -27,13 +27,12 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttle_web.application import Application, Visitors
-from mptcp_throttle_web.bounded_protocol import MAX_HEAD_BYTES, BoundedProtocol
+from mptcp_throttle_web.connections import MAX_HEAD_BYTES, BoundedProtocol, TlsHandshake
 from mptcp_throttle_web.control import Control
 from mptcp_throttle_web.feed import Feed
 from mptcp_throttle_web.guard import Guard
 from mptcp_throttle_web.hiding import Hider
 from mptcp_throttle_web.sessions import Sessions
-from mptcp_throttle_web.tls_handshake import TlsHandshake
 
 if TYPE_CHECKING:
     from mptcp_throttle.config.schema import Config, ListenAddress, SocketGroup

@@ -26,7 +26,7 @@ from ipaddress import IPv4Address
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mptcp_sniffer.authentication import token_of
+from mptcp_sniffer.handshake import token_of
 from mptcp_sniffer.options import mptcp_options
 from mptcp_sniffer.segment import Flag, parse_ip
 

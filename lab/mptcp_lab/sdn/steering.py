@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab.sdn.fabric import reverse
-from mptcp_sniffer.authentication import token_of
+from mptcp_sniffer.handshake import token_of
 from mptcp_sniffer.options import MpCapable, MpJoinSyn, decode
 from mptcp_sniffer.segment import Flag
 
