@@ -139,7 +139,7 @@ class Tracker:
             on_failed=self._report_failed_join,
         )
         self._connections: dict[Token, _Tracked] = {}
-        self._tokens: dict[Ends, Token] = {}
+        self._by_ends: dict[Ends, _Tracked] = {}
         self._unauthenticated: OrderedDict[Token, None] = OrderedDict()
         self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
         self._closing: OrderedDict[Ends, None] = OrderedDict()
@@ -155,7 +155,7 @@ class Tracker:
         """Entries in each table."""
         return {
             "connections": len(self._connections),
-            "subflows": len(self._tokens),
+            "subflows": len(self._by_ends),
             "half_open": len(self._handshakes),
             "orphans": len(self._orphans),
         }
@@ -210,15 +210,15 @@ class Tracker:
         if segment.flags & Flag.SYN:
             return bool(segment.flags & Flag.ACK)
         by_client, by_proxy = Ends(segment.source, segment.destination), Ends(segment.destination, segment.source)
-        for known in (self._tokens, self._handshakes):
+        for known in (self._by_ends, self._handshakes):
             if by_client in known or by_proxy in known:
                 return by_client not in known
         return False
 
     def _on_syn_ack(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
-        token = self._tokens.get(ends)
-        if token is not None:
-            known = self._connections[token].subflows[ends].sequence
+        entry = self._by_ends.get(ends)
+        if entry is not None:
+            known = entry.subflows[ends].sequence
             if known is not None and known != (segment.acknowledgment - 1) & 0xFFFF_FFFF:
                 # A SYN/ACK for another SYN on these ports: the kernel has closed the subflow that is in our table.
                 self.counters["port_reused"] += 1
@@ -249,7 +249,7 @@ class Tracker:
                 live.sequence, live.opened_at = opened.sequence, opened.at
                 yield opened.token
             return
-        if opened.ends in self._tokens:
+        if opened.ends in self._by_ends:
             yield self._close(opened.ends, at, "ports reused")
         if entry is not None:
             # The kernel reuses a token only after its connection has ended.
@@ -270,15 +270,14 @@ class Tracker:
         yield opened.token
 
     def _join(self, joined: Joined, at: float) -> Iterator[Token]:
-        known = self._tokens.get(joined.ends)
+        known = self._by_ends.get(joined.ends)
         if known is not None:
-            subflows = self._connections[known].subflows
-            if known == joined.token and subflows[joined.ends].sequence in (None, joined.sequence):
+            listed, live = known.subflows[joined.ends], _live(joined, at)
+            if known.token == joined.token and listed.sequence in (None, joined.sequence):
                 # It was in the kernel list before its frames were captured.
-                live = _live(joined, at)
-                live.closed_by_kernel = subflows[joined.ends].closed_by_kernel
-                subflows[joined.ends] = live
-                yield known
+                live.closed_by_kernel = listed.closed_by_kernel
+                known.subflows[joined.ends] = live
+                yield known.token
                 return
             yield self._close(joined.ends, at, "ports reused")
         entry = self._entry(joined.token)
@@ -300,8 +299,8 @@ class Tracker:
         return entry.keys
 
     def _is_live(self, ends: Ends, sequence: int) -> bool:
-        token = self._tokens.get(ends)
-        return token is not None and self._connections[token].subflows[ends].sequence == sequence
+        entry = self._by_ends.get(ends)
+        return entry is not None and entry.subflows[ends].sequence == sequence
 
     def _reopen(self, entry: _Tracked, at: float) -> bool:
         """Put an orphan back into the table; false if the table is full."""
@@ -318,17 +317,16 @@ class Tracker:
     def _add(self, entry: _Tracked, ends: Ends, live: _LiveSubflow, at: float, detail: str = "") -> None:
         ends = Ends(ends.client, _interned(ends.proxy))
         entry.subflows[ends] = live
-        self._tokens[ends] = entry.token
+        self._by_ends[ends] = entry
         self._closed.pop(ends, None)
         self.counters["subflows_opened"] += 1
         self._report(EventKind.ESTABLISHED, at, entry, live, detail)
 
     def _apply_options(self, ends: Ends, options: tuple[Option, ...], at: float, *, by_client: bool) -> Iterator[Token]:
         for option in options:
-            token = self._tokens.get(ends)
-            if token is None:
+            entry = self._by_ends.get(ends)
+            if entry is None:
                 return
-            entry = self._connections[token]
             entry.subflows[ends].idle_since = at
             if by_client and isinstance(option, MpPrio | RemoveAddr | MpFail) and self._is_left_to_kernel():
                 continue
@@ -400,7 +398,7 @@ class Tracker:
         reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
         if reset:
             self._handshakes.forget(ends, at, f"RST{reasons}")
-        if ends in self._tokens:
+        if ends in self._by_ends:
             # It may be forged: only the kernel knows whether its sequence number was in the window.
             self._unconfirmed = True
             yield self._close(ends, at, f"RST{reasons}" if reset else "FIN")
@@ -410,9 +408,8 @@ class Tracker:
             yield self._close(ends, at, detail)
 
     def _close(self, ends: Ends, at: float, detail: str) -> Token:
-        token = self._tokens.pop(ends)
-        entry = self._connections[token]
-        live = entry.subflows.pop(ends)
+        entry = self._by_ends.pop(ends)
+        token, live = entry.token, entry.subflows.pop(ends)
         self._closing.pop(ends, None)
         self._closed[ends] = at
         self._closed.move_to_end(ends)
@@ -453,12 +450,13 @@ class Tracker:
         return self._changes(self._apply_kernel_event(event, at))
 
     def _apply_kernel_event(self, event: KernelEvent, at: float) -> Iterator[Token]:
+        entry = self._by_ends.get(event.ends)
         if event.kind is KernelEventKind.ESTABLISHED:
             if event.ends.proxy.port not in self._ports:
                 self._opened_by_proxy[event.token] = at
                 self._opened_by_proxy.move_to_end(event.token)
                 self._expect_other_ports(event.token)
-        elif self._tokens.get(event.ends) != event.token:
+        elif entry is None or entry.token != event.token:
             return
         elif event.kind is KernelEventKind.CLOSED:
             self.counters["closed_by_event"] += 1
@@ -466,9 +464,8 @@ class Tracker:
                 yield self._close(event.ends, at, "closed by the kernel")
                 return
             self._unconfirmed = True
-            yield from self._note_closing(event.ends, at)
+            yield from self._note_closing(entry, event.ends, at)
         else:
-            entry = self._connections[event.token]
             yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
 
     def _expect_other_ports(self, token: Token) -> None:
@@ -477,9 +474,8 @@ class Tracker:
             self._opened_by_proxy_at = max(self._opened_by_proxy.pop(token), self._opened_by_proxy_at)
             self.expects_other_ports = self._unconfirmed = True
 
-    def _note_closing(self, ends: Ends, at: float) -> Iterator[Token]:
+    def _note_closing(self, entry: _Tracked, ends: Ends, at: float) -> Iterator[Token]:
         """The kernel has closed a subflow, but its queued data is still subject to its rate."""
-        entry = self._connections[self._tokens[ends]]
         live = entry.subflows[ends]
         live.closed_by_kernel = at
         self._closing[ends] = None
@@ -493,13 +489,12 @@ class Tracker:
         return self._changes(self._apply_kernel_list(kernel_list))
 
     def _apply_kernel_list(self, kernel_list: KernelList) -> Iterator[Token]:
-        for ends, token in tuple(self._tokens.items()):
+        for ends, entry in tuple(self._by_ends.items()):
             listed = kernel_list.subflows.get(ends)
-            live = self._connections[token].subflows[ends]
-            if listed is None and self._is_settled(live, kernel_list.at):
+            if listed is None and self._is_settled(entry.subflows[ends], kernel_list.at):
                 self.counters["closed_by_kernel"] += 1
                 yield self._close(ends, kernel_list.at, "not in the kernel list")
-            elif listed is not None and listed.token != token:
+            elif listed is not None and listed.token != entry.token:
                 yield self._close(ends, kernel_list.at, "another token in the kernel list")
         opened_by_host = []
         for ends, listed in kernel_list.subflows.items():
@@ -517,8 +512,9 @@ class Tracker:
                 yield from self._apply_listed(ends, listed, kernel_list.at)
 
     def _apply_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
-        if ends in self._tokens:
-            yield from self._update_listed(ends, listed, at)
+        entry = self._by_ends.get(ends)
+        if entry is not None:
+            yield from self._update_listed(entry, ends, listed, at)
         elif not listed.closing and self._closed.get(ends, 0.0) < at - _CLOSED_SECONDS:
             yield from self._add_listed(ends, listed, at)
 
@@ -526,11 +522,10 @@ class Tracker:
         """Whether the subflow is so old that a kernel list read at `at` must show it as it is."""
         return live.established_at < at - _ESTABLISHED_SECONDS
 
-    def _update_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
-        entry = self._connections[self._tokens[ends]]
+    def _update_listed(self, entry: _Tracked, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         live = entry.subflows[ends]
         if listed.closing and live.closed_by_kernel is None:
-            yield from self._note_closing(ends, at)
+            yield from self._note_closing(entry, ends, at)
         elif not listed.closing and live.closed_by_kernel is not None and live.closed_by_kernel < at:
             # The event was of an earlier subflow on these ports.
             live.closed_by_kernel = None
