@@ -53,7 +53,11 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     add("status", _status, "show networks, rates, and what is applied in the kernel")
-    add("connections", _connections, "show every connection, and for each subflow its rate and the reason")
+    add(
+        "connections",
+        _command("connections", tables.show_connections),
+        "show every connection, and for each subflow its rate and the reason",
+    )
     top = add("top", _top, "live view of the busiest clients and their subflows")
     top.add_argument("--once", action="store_true", help="print once and end")
     top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="default: %(default)s")
@@ -72,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"how far back: {DURATION_SYNTAX}; default: 1h. By second up to 10m, by minute up to 1d, else by hour",
     )
     history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    add("plan", _plan, "show the planned kernel state as tc, nft and iptables commands")
+    add("plan", _command("plan", tables.show_plan), "show the planned kernel state as tc, nft and iptables commands")
     doctor = add("doctor", _doctor, "look for problems that keep the services from working")
     doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios and others; no JSON")
     doctor.epilog = monitoring.MONITORING_HELP
@@ -84,12 +88,14 @@ def parser() -> argparse.ArgumentParser:
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
     set_rate.add_argument("--uplink", action="store_true", help="override the rate of what clients send")
     _add_duration(set_rate, "reset-rate")
-    reset_rate = add("reset-rate", _reset_rate, "return to the configured rates of an access network")
+    show_reset = _command("reset_rate", tables.show_network, "network")
+    reset_rate = add("reset-rate", show_reset, "return to the configured rates of an access network")
     reset_rate.add_argument("network", metavar="NETWORK")
-    _add_duration(add("pause", _pause, "free all subflows until `resume`"), "resume")
-    add("resume", _resume, "end a pause")
+    pause = _command("pause", tables.show_pause, "seconds")
+    _add_duration(add("pause", pause, "free all subflows until `resume`"), "resume")
+    add("resume", _command("resume", tables.show_resume), "end a pause")
     add("reload", _reload, "apply changes of the configuration files")
-    setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP), _setup_networks)
+    setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP))
     return made
 
 
@@ -115,6 +121,15 @@ def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]
         show(data)
 
 
+def _command(method: str, show: Callable[[Json], None], *names: str) -> Callable[[argparse.Namespace], None]:
+    """A command that prints what `method` answers; its parameters are the options of these names."""
+
+    def run(options: argparse.Namespace) -> None:
+        _print(options, _call(options, method, *(getattr(options, name) for name in names)), show)
+
+    return run
+
+
 def _status(options: argparse.Namespace) -> None:
     data = _call(options, "status")
     try:
@@ -122,10 +137,6 @@ def _status(options: argparse.Namespace) -> None:
     except RpcError:
         data["capture"] = None
     _print(options, data, tables.show_status)
-
-
-def _connections(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "connections"), tables.show_connections)
 
 
 def _top(options: argparse.Namespace) -> None:
@@ -148,27 +159,11 @@ def _history(options: argparse.Namespace) -> None:
     _print(options, _call(options, "history", options.name, options.seconds), show)
 
 
-def _plan(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "plan"), tables.show_plan)
-
-
 def _set_rate(options: argparse.Namespace) -> None:
     direction, kind = "uplink" if options.uplink else "downlink", "limit" if options.limit else "cap"
     rate = None if options.rate is None else str(options.rate)
     answer = _call(options, "set_rate", options.network, direction, kind, rate, options.seconds)
     _print(options, answer, tables.show_network)
-
-
-def _reset_rate(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "reset_rate", options.network), tables.show_network)
-
-
-def _pause(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "pause", options.seconds), tables.show_pause)
-
-
-def _resume(options: argparse.Namespace) -> None:
-    _print(options, _call(options, "resume"), tables.show_resume)
 
 
 def _reload(options: argparse.Namespace) -> None:
@@ -231,17 +226,9 @@ def _setup(options: argparse.Namespace) -> None:
     # As with `doctor`: pyroute2.
     from mptcp_throttle.cli import setup_commands
 
-    result = setup_commands.set_up(options)
-    _print(options, result.data, setup_commands.show)
-    if result.refusal is not None:
-        raise result.refusal
-
-
-def _setup_networks(options: argparse.Namespace) -> None:
-    from mptcp_throttle.cli import setup_commands
-
-    result = setup_commands.propose_networks(options)
-    _print(options, result.data, setup_commands.show_networks)
+    of_networks = options.setup_command == "networks"
+    result = setup_commands.propose_networks(options) if of_networks else setup_commands.set_up(options)
+    _print(options, result.data, setup_commands.show_networks if of_networks else setup_commands.show)
     if result.refusal is not None:
         raise result.refusal
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final
 
@@ -32,7 +31,7 @@ def _address(text: str) -> Address:
         raise ValueError("is not an address; allowed: such as 10.1.0.2 or fd00:1::2") from error
 
 
-def add_to(setup: argparse.ArgumentParser, networks_run: Callable[[argparse.Namespace], None]) -> None:
+def add_to(setup: argparse.ArgumentParser) -> None:
     """Add options and the command `networks`."""
     setup.add_argument("--dry-run", action="store_true", help=_DRY_RUN_HELP)
     setup.add_argument("--force", action="store_true", help="change files that have been edited, after a backup")
@@ -61,7 +60,6 @@ def add_to(setup: argparse.ArgumentParser, networks_run: Callable[[argparse.Name
     )
     commands = setup.add_subparsers(title="commands", dest="setup_command", required=False, metavar="COMMAND")
     networks = commands.add_parser("networks", help=_NETWORKS_HELP, description=_NETWORKS_HELP)
-    networks.set_defaults(run=networks_run)
     networks.add_argument(
         "--for",
         dest="seconds",
