@@ -23,7 +23,7 @@ from mptcp_throttle.config.schema import (
 )
 from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
-from mptcp_throttle.config.yaml_file import YamlFile, dotted, read_yaml
+from mptcp_throttle.config.yaml_file import YamlFile, read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import (
     AccessNetwork,
@@ -123,7 +123,7 @@ def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
     proxy = service.proxy
     if not _interface_names(service):
         return [f"{file.where(('proxy',))}: proxy.interface: is required; for several: proxy.interfaces"]
-    where = f"{file.where(('proxy', 'interfaces'))}: proxy.interfaces: {', '.join(proxy.interfaces)}"
+    where = f"{file.place('proxy', 'interfaces')}: {', '.join(proxy.interfaces)}"
     if proxy.interface is not None and proxy.interfaces:
         return [f"{where}: is given besides proxy.interface; allowed: one of the two"]
     if service.daemon.backend is BackEnd.OVS and len(proxy.interfaces) > 1:
@@ -133,40 +133,32 @@ def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
 
 def _classifier(service: ServiceFile, file: YamlFile) -> list[str]:
     daemon = service.daemon
+    place = f"{file.place('daemon', 'classifier')}: {daemon.classifier}"
     if daemon.backend is BackEnd.OVS and daemon.classifier is not ClassifierKind.AUTO:
-        where = file.where(("daemon", "classifier"))
-        return [
-            f"{where}: daemon.classifier: {daemon.classifier}: is of no use with daemon.backend: ovs; allowed: auto"
-        ]
+        return [f"{place}: is of no use with daemon.backend: ovs; allowed: auto"]
     has_program = daemon.pacing and service.sniffer.kernel_view
     if daemon.classifier is not ClassifierKind.SOCKET or has_program:
         return []
-    where = file.where(("daemon", "classifier"))
     needs = "daemon.pacing: true and sniffer.kernel_view: true"
-    return [f"{where}: daemon.classifier: socket: needs {needs}; allowed: auto, nft, rules, or these too"]
+    return [f"{place}: needs {needs}; allowed: auto, nft, rules, or these too"]
 
 
 def _web(service: ServiceFile, file: YamlFile) -> list[str]:
     problems, web, metrics = [], service.web, service.metrics.listen
     if web.control and web.password_hash is None:
-        where = file.where(("web", "control"))
-        problems.append(f"{where}: web.control: true: needs web.password_hash; allowed: false, or that too")
+        problems.append(f"{file.place('web', 'control')}: true: needs web.password_hash; allowed: false, or that too")
     if (web.certificate is None) != (web.key is None):
         alone, missing = ("certificate", "key") if web.key is None else ("key", "certificate")
-        where = file.where(("web", alone))
-        problems.append(f"{where}: web.{alone}: {getattr(web, alone)}: needs web.{missing}; allowed: null, or that too")
-    is_for_others = web.listen is not None and not web.listen.host.is_loopback
-    if is_for_others and None in (web.password_hash, web.certificate, web.key):
-        where, needs = file.where(("web", "listen")), "web.password_hash, web.certificate and web.key"
-        problems.append(
-            f"{where}: web.listen: {web.listen}: is no loopback address, and needs {needs};"
-            " allowed: an address of loopback, or these too"
-        )
+        place = f"{file.place('web', alone)}: {getattr(web, alone)}"
+        problems.append(f"{place}: needs web.{missing}; allowed: null, or that too")
+    place = f"{file.place('web', 'listen')}: {web.listen}"
+    is_for_network = web.listen is not None and not web.listen.host.is_loopback
+    if is_for_network and None in (web.password_hash, web.certificate, web.key):
+        needs = "web.password_hash, web.certificate and web.key"
+        allowed = "an address of loopback, or these too"
+        problems.append(f"{place}: is no loopback address, and needs {needs}; allowed: {allowed}")
     if web.listen is not None and metrics is not None and web.listen.overlaps(metrics):
-        where = file.where(("web", "listen"))
-        problems.append(
-            f"{where}: web.listen: {web.listen}: metrics.listen has {metrics}; allowed: another port, or null"
-        )
+        problems.append(f"{place}: metrics.listen has {metrics}; allowed: another port, or null")
     return problems
 
 
@@ -180,7 +172,7 @@ def _network_files(service_file: YamlFile) -> list[Path]:
     if not is_text(name):
         raise ConfigError([])  # the validation of ServiceFile reports it
     directory = service_file.path.parent / name
-    prefix = f"{service_file.where(('networks_directory',))}: networks_directory: {directory}:"
+    prefix = f"{service_file.place('networks_directory')}: {directory}:"
     try:
         paths = sorted(network_files_in(directory))
     except OSError as error:
@@ -196,13 +188,10 @@ def _subnets_path(network_file: YamlFile) -> Path | None:
 
 
 class _Place(NamedTuple):
-    """Where a subnet is: `FILE:LINE`, and in a YAML file its key."""
+    """Where a subnet is: `FILE:LINE`, and in a YAML file followed by its key in `named`."""
 
     where: str
-    key: str | None
-
-    def __str__(self) -> str:
-        return self.where if self.key is None else f"{self.where}: {self.key}"
+    named: str
 
 
 class _Loaded(NamedTuple):
@@ -230,7 +219,7 @@ def _network(path: Path) -> _Loaded:
     file = read_yaml(path)
     problems = []
     if "subnets" not in file.data and file.data.get("subnets_file") is None:
-        problems.append(f"{file.where(())}: subnets: is required; allowed: subnets, subnets_file, or both")
+        problems.append(f"{file.place('subnets')}: is required; allowed: subnets, subnets_file, or both")
     raw = _attempt(problems, validate, NetworkFile, file)
     if raw is None or problems:
         raise ConfigError(problems)
@@ -238,11 +227,10 @@ def _network(path: Path) -> _Loaded:
     for direction in Direction:
         key, cap, limit = RATE_KEYS[direction.cap], rates.get(direction.cap), rates.get(direction.limit)
         if cap is not None and limit is not None and cap > limit:
-            problem = f"{file.where(key)}: {dotted(key)}: {cap}: is more than limit; allowed: up to {limit}"
-            raise ConfigError([problem])
+            raise ConfigError([f"{file.place(*key)}: {cap}: is more than limit; allowed: up to {limit}"])
     if raw.provisional is not None and RateKind.CAP not in rates:
-        where = file.where(("provisional",))
-        raise ConfigError([f"{where}: provisional: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
+        place = file.place("provisional")
+        raise ConfigError([f"{place}: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
     places = _places(file, raw)
     network = AccessNetwork(
         raw.name,
@@ -261,12 +249,13 @@ def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:
     places: dict[Network, _Place] = {}
     for index, subnet in enumerate(raw.subnets):
         keys = ("subnets", index)
-        places.setdefault(subnet, _Place(file.where(keys), dotted(keys)))
+        places.setdefault(subnet, _Place(file.where(keys), file.place(*keys)))
     path = _subnets_path(file)
     if path is None:
         return places
-    for subnet, line in read_subnets(path, f"{file.where(('subnets_file',))}: subnets_file").items():
-        places.setdefault(subnet, _Place(f"{path}:{line}", None))
+    for subnet, line in read_subnets(path, file.place("subnets_file")).items():
+        where = f"{path}:{line}"
+        places.setdefault(subnet, _Place(where, where))
     return places
 
 
@@ -274,7 +263,7 @@ def _idle_caps(loaded: list[_Loaded]) -> list[str]:
     most_preferred = min(item.network.preference for item in loaded)
     problem = "never applies on a most preferred network; allowed: null, or limit instead"
     return [
-        f"{file.where(key)}: {dotted(key)}: {cap}: {problem}"
+        f"{file.place(*key)}: {cap}: {problem}"
         for file, network, _ in loaded
         for kind, key in RATE_KEYS.items()
         if kind.is_cap and (cap := network.rates.get(kind)) is not None and network.preference == most_preferred
@@ -286,7 +275,7 @@ def _same_names(loaded: list[_Loaded]) -> Iterator[str]:
     for file, network, _ in loaded:
         if network.name in names:
             yield (
-                f"{file.where(('name',))}: name: {network.name}: is taken by {names[network.name].path};"
+                f"{file.place('name')}: {network.name}: is taken by {names[network.name].path};"
                 " allowed: a name of its own for every network"
             )
         names.setdefault(network.name, file)
@@ -301,7 +290,7 @@ def _same_subnets(loaded: list[_Loaded]) -> list[str]:
             owner = owners.setdefault(subnet, item)
             if owner is not item:
                 taken = _IS_TAKEN.format(owner.network.name, owner.places[subnet].where)
-                problems.append(f"{place}: {subnet}: {taken}")
+                problems.append(f"{place.named}: {subnet}: {taken}")
     if len(problems) > _MOST_PROBLEMS:
         rest = len(problems) - _MOST_PROBLEMS
         problems[_MOST_PROBLEMS:] = [f"{rest} more subnets are in two networks; allowed: each subnet in one network"]

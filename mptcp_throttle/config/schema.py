@@ -250,13 +250,8 @@ class RatesSection(Section):
     @property
     def rates(self) -> dict[RateKind, Rate]:
         """The configured rates."""
-        values = {
-            RateKind.CAP: self.cap,
-            RateKind.LIMIT: self.limit,
-            RateKind.UPLINK_CAP: self.uplink.cap,
-            RateKind.UPLINK_LIMIT: self.uplink.limit,
-        }
-        return {kind: rate for kind, rate in values.items() if rate is not None}
+        values = self.cap, self.limit, self.uplink.cap, self.uplink.limit
+        return {kind: rate for kind, rate in zip(RATE_KEYS, values, strict=True) if rate is not None}
 
 
 class NetworkFile(RatesSection):

@@ -32,6 +32,10 @@ class YamlFile:
             keys = keys[:-1]
         return f"{self.path}:{self.lines[keys]}"
 
+    def place(self, *keys: str | int) -> str:
+        """`FILE:LINE: KEY`, with which a problem of this key begins."""
+        return f"{self.where(keys)}: {dotted(keys)}"
+
 
 def read_yaml(path: Path) -> YamlFile:
     """Read a file that contains one mapping.
