@@ -54,6 +54,11 @@ Check = Callable[[Host], Iterable[Finding]]
 """It changes nothing, takes no longer than seconds, and says what it could not check."""
 
 
+def note(subject: str, *, is_well: bool, problem: str, remedy: str) -> Finding:
+    """A problem that does not prevent caps, unless all `is_well`."""
+    return Finding(subject) if is_well else Finding(subject, problem, remedy, harm=False)
+
+
 def or_ok(subject: str, findings: Iterable[Finding]) -> list[Finding]:
     """The findings; if there are none, that the subject has no problem."""
     return list(findings) or [Finding(subject)]

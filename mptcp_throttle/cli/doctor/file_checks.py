@@ -15,7 +15,7 @@ from typing import Final
 
 from mptcp_throttle.config.load import config_paths
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.findings import Finding, Host
+from mptcp_throttle.findings import Finding, Host, note
 from mptcp_throttle.linux.unix_peer import peer_of
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, read_unit
@@ -77,12 +77,10 @@ def cli_user(host: Host) -> Iterator[Finding]:
         entry = grp.getgrnam(group.name)
     except KeyError:
         return  # `socket_group` says so
-    if entry.gr_gid in {os.getegid(), *os.getgroups()}:
-        yield Finding("CLI user")
-        return
-    user = _user_name(os.geteuid())
+    user, is_member = _user_name(os.geteuid()), entry.gr_gid in {os.getegid(), *os.getgroups()}
     add = "" if user in entry.gr_mem else f"`usermod --append --groups {group.name} {user}`, and "
-    yield Finding("CLI user", f"{user} is not a member of the group {group.name}", f"{add}log in again", harm=False)
+    problem = f"{user} is not a member of the group {group.name}"
+    yield note("CLI user", is_well=is_member, problem=problem, remedy=f"{add}log in again")
 
 
 class UnknownUser(Exception):

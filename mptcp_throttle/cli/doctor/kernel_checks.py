@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pyroute2 import IPRoute
 from pyroute2.netlink.generic.mptcp import MPTCP
 
-from mptcp_throttle.findings import Finding, Host, or_ok
+from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, seen_qdiscs
 
@@ -104,11 +104,9 @@ def judge_limits(limits: Limits, networks: int) -> Iterator[Finding]:
 def send_buffers(_: Host) -> Iterator[Finding]:
     """Whether the send buffers of connections that are capped from the start are large enough."""
     initial = int(_SEND_BUFFERS.read_text(encoding="ascii").split()[1])
-    if initial >= _SEND_BUFFER_BYTES:
-        yield Finding("send buffers")
-        return
     problem = f"start at {initial} bytes: a connection capped from the start may stay slow for long"
-    yield Finding("send buffers", problem, f"net.ipv4.tcp_wmem {_RECOMMENDED}", harm=False)
+    remedy = f"net.ipv4.tcp_wmem {_RECOMMENDED}"
+    yield note("send buffers", is_well=initial >= _SEND_BUFFER_BYTES, problem=problem, remedy=remedy)
 
 
 def respects_notsent_lowat() -> bool:
@@ -124,19 +122,17 @@ def unsent_data(_: Host) -> Iterator[Finding]:
 
 def _unsent() -> Finding:
     unsent = int(_UNSENT.read_text(encoding="ascii"))
-    if unsent <= _UNSENT_BYTES:
-        return Finding("unsent data")
     problem = f"may be {unsent} bytes per connection: the reader waits for those already given to a capped subflow"
-    return Finding("unsent data", problem, f"net.ipv4.tcp_notsent_lowat {_RECOMMENDED}", harm=False)
+    remedy = f"net.ipv4.tcp_notsent_lowat {_RECOMMENDED}"
+    return note("unsent data", is_well=unsent <= _UNSENT_BYTES, problem=problem, remedy=remedy)
 
 
 def _unsent_before_6_9() -> Finding:
     # Only the initial network namespace has it; it applies to the whole host.
-    if not _SINGLE_PAGES.exists() or _SINGLE_PAGES.read_text(encoding="ascii").strip() == "1":
-        return Finding("unsent data")
+    is_well = not _SINGLE_PAGES.exists() or _SINGLE_PAGES.read_text(encoding="ascii").strip() == "1"
     problem = "is given to subflows in pieces of 32 kB: the reader waits for those of a capped subflow"
     remedy = f"net.core.high_order_alloc_disable {_RECOMMENDED_BEFORE_6_9}"
-    return Finding("unsent data", problem, remedy, harm=False)
+    return note("unsent data", is_well=is_well, problem=problem, remedy=remedy)
 
 
 def _parameter(name: str) -> str | None:
@@ -178,9 +174,6 @@ def judge_qdiscs(interface: str, tree: Sequence[SeenQdisc], queues: int, *, forc
     if strange is not None and not force:
         remedy = "replace it by fq_codel or pfifo, or set daemon.replace_any_qdisc"
         return Finding(subject, f"{strange} cannot be restored exactly, so no subflow is throttled there", remedy)
-    losses = lost_beside_htb([qdisc.kind for qdisc in tree], queues)
-    if not losses:
-        return Finding(subject)
-    return Finding(
-        subject, remark=f"while a subflow is throttled, HTB is in place of {tree[0].kind}: {', '.join(losses)}"
-    )
+    losses = ", ".join(lost_beside_htb([qdisc.kind for qdisc in tree], queues))
+    remark = f"while a subflow is throttled, HTB is in place of {tree[0].kind}: {losses}" if losses else None
+    return Finding(subject, remark=remark)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
-from mptcp_throttle.findings import Finding, Host, or_ok
+from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json
@@ -49,28 +49,24 @@ def foreign_marks(host: Host) -> list[Finding]:
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
     mask = host.config.daemon.mark_mask if kind == ClassifierKind.RULES else None
-    return or_ok(_SUBJECT, _found(mask, all_hooks=kind == ClassifierKind.SOCKET))
+    return or_ok(_SUBJECT, _changing_chains(mask, all_hooks=kind == ClassifierKind.SOCKET))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
     """Whether `iptables` shows the rules that mark packets, which are in the tables of iptables-legacy(8)."""
     if _classifier_of(host) != ClassifierKind.RULES:
         return
-    subject = "iptables"
     try:
         version = output_of("iptables", "--version") or ""
     except ProgramFailed as error:
-        yield Finding(subject, unchecked=str(error))
-        return
-    if "nf_tables" not in version:
-        yield Finding(subject)
+        yield Finding("iptables", unchecked=str(error))
         return
     problem = (
         "is that of nftables: it shows none of our rules, and warns of legacy tables; what iptables-legacy-save writes"
         " while subflows are throttled cannot be restored"
     )
     remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.classifier: socket or nft there are none"
-    yield Finding(subject, problem, remedy, harm=False)
+    yield note("iptables", is_well="nf_tables" not in version, problem=problem, remedy=remedy)
 
 
 def _classifier_of(host: Host) -> str:
@@ -81,7 +77,7 @@ def _classifier_of(host: Host) -> str:
     return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.classifier
 
 
-def _found(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
+def _changing_chains(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
     for program in _IPTABLES:
         try:
             for chain in iptables_chains(output_of(program) or "", mask, all_hooks=all_hooks):

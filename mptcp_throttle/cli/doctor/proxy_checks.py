@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.findings import Finding, Host, or_ok
+from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -160,30 +160,23 @@ def uploads(host: Host) -> Iterator[Finding]:
     except OSError as error:
         yield Finding(subject, unchecked=f"{error.filename}: cannot be read: {error.strerror}")
         return
-    if is_enough:
-        yield Finding(subject)
-        return
     problem = "Squid may end them when its request buffer is full (Squid bug 5405)"
     example = "/usr/share/doc/mptcp-throttle/examples/squid/mptcp-throttle.conf"
     remedy = f"install {example} in /etc/squid/conf.d, and restart Squid"
-    yield Finding(subject, problem, remedy, harm=False)
+    yield note(subject, is_well=is_enough, problem=problem, remedy=remedy)
 
 
 def access(host: Host) -> Iterator[Finding]:
     """Whether Squid, where it is the proxy, serves more than this host, as Debian's configuration does not."""
-    subject = "access to Squid"
     try:
         lines = list(read_lines(CONFIGURATION))
     except OSError:
         return  # no Squid, or `uploads` says so
     if not http_ports(lines) & {*host.config.proxy.ports}:
         return
-    if serves_others(lines):
-        yield Finding(subject)
-        return
     problem = "its http_access allows this host alone, so it denies the clients"
     remedy = "`http_access allow` for the subnets of the clients, in a file in /etc/squid/conf.d, and restart Squid"
-    yield Finding(subject, problem, remedy, harm=False)
+    yield note("access to Squid", is_well=serves_others(lines), problem=problem, remedy=remedy)
 
 
 def remedy_for_port(port: int) -> str:
