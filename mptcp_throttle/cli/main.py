@@ -111,7 +111,7 @@ def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
 
 def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
     socket = find_sockets(options.config).daemon
-    return RpcClient(socket, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES).call(method, *params)
+    return RpcClient(socket, _TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES).call(method, *params)
 
 
 def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:

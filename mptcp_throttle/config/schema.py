@@ -115,11 +115,10 @@ class ListenAddress:
         return str(Endpoint(self.host, self.port))
 
 
+Listen = Annotated[ListenAddress, parsed_by(ListenAddress.parse)]
 RunDirectory = Annotated[
     str, text_that(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
 ]
-
-
 InterfaceName = Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
 
 
@@ -179,9 +178,7 @@ class DaemonSection(Section):
 class MetricsSection(Section):
     """Where the daemon serves its metrics, besides its Unix socket, and whether it names the busiest clients there."""
 
-    listen: Annotated[ListenAddress, parsed_by(ListenAddress.parse)] | None = ListenAddress(
-        ip_address("127.0.0.1"), 9721
-    )
+    listen: Listen | None = ListenAddress(ip_address("127.0.0.1"), 9721)
     clients: Flag = False
 
 
@@ -191,9 +188,7 @@ class WebSection(Section):
     `names` are host names by which browsers may ask for it. `certificate` and `key` are files in PEM.
     """
 
-    listen: Annotated[ListenAddress, parsed_by(ListenAddress.parse)] | None = ListenAddress(
-        ip_address("127.0.0.1"), 9722
-    )
+    listen: Listen | None = ListenAddress(ip_address("127.0.0.1"), 9722)
     names: Annotated[
         tuple[Annotated[str, text_that(_HOST_NAME.fullmatch, "a host name")], ...], list_of("names", 16, least=0)
     ] = ()

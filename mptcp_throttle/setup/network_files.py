@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -61,17 +62,7 @@ def _evidence(seen: SeenSubnet) -> str:
 def networks_as_json(grouping: Grouping) -> Json:
     """The proposed networks with their evidence, for programs."""
     return [
-        {
-            "name": network.name,
-            "preference": network.preference,
-            "why_preference": network.why_preference,
-            "per": str(network.per),
-            "why_per": network.why_per,
-            "subnets": [
-                {"subnet": str(seen.subnet), "addresses": seen.addresses, "connections": seen.connections}
-                for seen in network.subnets
-            ],
-        }
+        {**asdict(network), "subnets": [{**asdict(seen), "subnet": str(seen.subnet)} for seen in network.subnets]}
         for network in grouping.networks
     ]
 
