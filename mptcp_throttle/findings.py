@@ -79,7 +79,4 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
         yield Finding("mptcp-throttled")
     for feature, (cost, remedy) in _FEATURES.items():
         problem = answer["features"][feature]["problem"]
-        if problem is None:
-            yield Finding(feature)
-        else:
-            yield Finding(feature, f"{cost}: {problem}", remedy, harm=False)
+        yield note(feature, is_well=problem is None, problem=f"{cost}: {problem}", remedy=remedy)

@@ -33,8 +33,8 @@ def http_ports(lines: Iterable[str]) -> set[int]:
     return {int(port[1]) for port in matches if port is not None}
 
 
-def serves_others(lines: Iterable[str]) -> bool:
-    """Whether some `http_access allow` concerns others than this host, as in Debian's configuration none does."""
+def serves_hosts(lines: Iterable[str]) -> bool:
+    """Whether some `http_access allow` concerns other hosts than this, as in Debian's configuration none does."""
     allowed = [line.split()[2:] for line in lines if re.match(r"\s*http_access\s+allow\s", line)]
     return any(_LOCAL_ACLS.isdisjoint(acls) for acls in allowed)
 

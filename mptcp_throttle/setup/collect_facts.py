@@ -28,7 +28,7 @@ from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
 from mptcp_throttle.setup.server_drop_in import MPTCPIZE
-from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
+from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.systemd_unit import SERVICES, read_unit
 
 SOCKET_GROUP: Final = "mptcp-throttle"
@@ -170,7 +170,7 @@ def _squid() -> SquidFacts | None:
         lines = list(read_lines(CONFIGURATION))
     except OSError:
         return None
-    return SquidFacts(frozenset(http_ports(lines)), serves_others(lines), has_large_buffer(lines))
+    return SquidFacts(frozenset(http_ports(lines)), serves_hosts(lines), has_large_buffer(lines))
 
 
 def _read_listeners() -> tuple[Listener, ...]:

@@ -75,11 +75,11 @@ class ClientPath:
 
 @dataclass(frozen=True, slots=True)
 class SquidFacts:
-    """Squid's configuration: the ports of `http_port`, whether `http_access` allows others than this host, and whether
+    """Squid's configuration: the ports of `http_port`, whether `http_access` allows other hosts than this, and whether
     its request buffer is large enough for fast uploads."""
 
     ports: frozenset[int]
-    serves_others: bool
+    serves_hosts: bool
     has_large_buffer: bool
 
 

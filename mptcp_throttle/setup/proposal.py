@@ -146,10 +146,10 @@ def _listen_addresses(listeners: Collection[Listener]) -> Iterator[Value]:
 
 
 def _socket_group(facts: HostFacts) -> Value:
+    name, reason = "null", "this host has no group mptcp-throttle"
     if facts.has_socket_group:
-        reason = "this host has the group; its members may use the CLI"
-        return Value(("socket_group",), "mptcp-throttle", reason, only_over_default=True)
-    return Value(("socket_group",), "null", "this host has no group mptcp-throttle", only_over_default=True)
+        name, reason = "mptcp-throttle", "this host has the group; its members may use the CLI"
+    return Value(("socket_group",), name, reason, only_over_default=True)
 
 
 def _interface_notes(interfaces: Collection[Interface]) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _squid_notes(facts: HostFacts, ports: Collection[int], listening: Collection
             )
             yield f"{known} write `http_port {min(ports)}` into a file in /etc/squid/conf.d"
         return
-    if not squid.serves_others:
+    if not squid.serves_hosts:
         yield (
             "Squid serves this host alone: write `acl clients src SUBNETS`, with the subnets of the clients, and"
             " `http_access allow clients` into a file in /etc/squid/conf.d"

@@ -50,7 +50,7 @@ HOST: Final = HostFacts(
     systemd_version=252,
     services_run=False,
     dropping_chains=(),
-    squid=SquidFacts(frozenset({8080}), serves_others=True, has_large_buffer=True),
+    squid=SquidFacts(frozenset({8080}), serves_hosts=True, has_large_buffer=True),
 )
 
 
@@ -158,7 +158,7 @@ def test_more_ports_than_the_configuration_may_have_are_refused() -> None:
 
 
 def test_squid_without_http_port_is_named_without_one() -> None:
-    facts = replace(HOST, listeners=(), squid=SquidFacts(frozenset(), serves_others=True, has_large_buffer=True))
+    facts = replace(HOST, listeners=(), squid=SquidFacts(frozenset(), serves_hosts=True, has_large_buffer=True))
     assert refusal(facts)[1].endswith("allowed: start Squid, or name a port with --port")
     (note,) = propose(facts, ports=[8080]).notes
     assert note == "Squid has no http_port: write `http_port 8080` into a file in /etc/squid/conf.d"
@@ -258,7 +258,7 @@ def test_host_without_the_group_gets_none() -> None:
 
 
 def test_squid_of_debian_gets_the_lines_that_it_lacks() -> None:
-    debian = SquidFacts(frozenset({3128}), serves_others=False, has_large_buffer=False)
+    debian = SquidFacts(frozenset({3128}), serves_hosts=False, has_large_buffer=False)
     notes = propose(replace(HOST, listeners=(listener(3128, mptcp=False),), squid=debian)).notes
     assert any("`http_access allow clients`" in note for note in notes)
     assert any("`client_request_buffer_max_size 64 MB`" in note for note in notes)

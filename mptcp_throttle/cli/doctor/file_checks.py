@@ -8,7 +8,7 @@ import pwd
 import socket
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ def _judge(subject: str, user: ServiceUser, paths: tuple[Path, ...]) -> Finding:
         return Finding(subject)
     path, rest = unreadable[0], f", nor {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
     status = path.stat()
-    owners = f"{_user_name(status.st_uid)}:{_group_name(status.st_gid)}"
+    owners = f"{_name(pwd.getpwuid, status.st_uid)}:{_name(grp.getgrgid, status.st_gid)}"
     problem = f"user {user.name} cannot read {path} ({stat.filemode(status.st_mode)} {owners}){rest}"
     return Finding(subject, problem, f"`chmod o+rX {path}`, or give it to a group of {user.name}")
 
@@ -77,7 +77,7 @@ def cli_user(host: Host) -> Iterator[Finding]:
         entry = grp.getgrnam(group.name)
     except KeyError:
         return  # `socket_group` says so
-    user, is_member = _user_name(os.geteuid()), entry.gr_gid in {os.getegid(), *os.getgroups()}
+    user, is_member = _name(pwd.getpwuid, os.geteuid()), entry.gr_gid in {os.getegid(), *os.getgroups()}
     add = "" if user in entry.gr_mem else f"`usermod --append --groups {group.name} {user}`, and "
     problem = f"{user} is not a member of the group {group.name}"
     yield note("CLI user", is_well=is_member, problem=problem, remedy=f"{add}log in again")
@@ -115,7 +115,7 @@ def of_listener(path: Path) -> ServiceUser | None:
     fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     # The fourth is that for access to files (proc_pid_status(5)).
     uid, gid = int(fields["Uid"][3]), int(fields["Gid"][3])
-    return ServiceUser(_user_name(uid), uid, frozenset({gid, *map(int, fields["Groups"])}))
+    return ServiceUser(_name(pwd.getpwuid, uid), uid, frozenset({gid, *map(int, fields["Groups"])}))
 
 
 def of_unit(user: str, group: str, supplementary: Iterable[str]) -> ServiceUser:
@@ -130,20 +130,12 @@ def of_unit(user: str, group: str, supplementary: Iterable[str]) -> ServiceUser:
     return ServiceUser(name, account.pw_uid, frozenset({gid, *groups, *os.getgrouplist(name, gid)}))
 
 
-def _user_name(uid: int) -> str:
-    """The name of a user; the number if there is none."""
+def _name(find: Callable[[int], Sequence[object]], number: int) -> str:
+    """The name of a user or a group; the number if there is none."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return str(find(number)[0])
     except KeyError:
-        return str(uid)
-
-
-def _group_name(gid: int) -> str:
-    """The name of a group; the number if there is none."""
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+        return str(number)
 
 
 def obstacles(user: ServiceUser, paths: Iterable[Path]) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, Direction, Network
 from mptcp_throttle.programs import output_of
-from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_others
+from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")
@@ -176,7 +176,7 @@ def access(host: Host) -> Iterator[Finding]:
         return
     problem = "its http_access allows this host alone, so it denies the clients"
     remedy = "`http_access allow` for the subnets of the clients, in a file in /etc/squid/conf.d, and restart Squid"
-    yield note("access to Squid", is_well=serves_others(lines), problem=problem, remedy=remedy)
+    yield note("access to Squid", is_well=serves_hosts(lines), problem=problem, remedy=remedy)
 
 
 def remedy_for_port(port: int) -> str:

@@ -11,7 +11,7 @@ from mptcp_throttle.findings import Finding, Host, daemon_findings
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
 
-_OTHERS: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web")
+_OPTIONAL: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web")
 
 
 def sniffer(host: Host) -> Iterator[Finding]:
@@ -62,7 +62,7 @@ def _is_forbidden(socket: Path) -> bool:
 
 def units(_: Host) -> Iterator[Finding]:
     """Why systemd's services have failed, with the reason from their last exit."""
-    for name in (*SERVICES, *_OTHERS):
+    for name in (*SERVICES, *_OPTIONAL):
         try:
             unit = read_unit(name)
         except ProgramFailed as error:
