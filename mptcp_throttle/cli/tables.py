@@ -38,7 +38,7 @@ def show_status(data: Json) -> None:
     daemon, sniffer = data["daemon"], data["sniffer"]
     console.print(
         f"{_interfaces(daemon['interfaces'])}: {daemon['qdisc']} qdisc, {daemon['classes']} classes,"
-        f" marks by {daemon['classifier']},"
+        f" assigned by {daemon['classifier']},"
         f" {daemon['capped_subflows']} subflows capped, {daemon['limited_subflows']} limited"
     )
     if daemon["capped_uplinks"] or daemon["limited_uplinks"]:

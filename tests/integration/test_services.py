@@ -170,7 +170,7 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
     cli = world.services.cli
     assert "4d50:2" in cli("connections").stdout
     status = cli("status").stdout
-    assert " 1 classes, marks by socket, 1 subflows capped" in status
+    assert " 1 classes, assigned by socket, 1 subflows capped" in status
     assert re.search(r"^capture: 0 frames dropped, 0 segments refused; \d subflows in the kernel list$", status, re.M)
     plan = world.services.cli_json("plan")
     assert plan["applied"]

@@ -83,10 +83,11 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
         "When the configuration in force was loaded, in seconds since the epoch.",
         status["loaded_at"],
     )
-    yield _value(
-        "kernel_decides",
-        "Whether the kernel program decides which subflows are capped, and paces them.",
-        snapshot.problem_of(FeatureName.PACING) is None,
+    yield _gauge(
+        "feature_ready",
+        "Whether a feature of the kernel has no problem: pacing, uplinks, discards.",
+        ("feature",),
+        [((name,), snapshot.problem_of(name) is None) for name in FeatureName],
     )
     yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
 
