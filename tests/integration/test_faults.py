@@ -190,7 +190,7 @@ def test_kernel_recovers_from_a_daemon_killed_at_a_class_deletion(world: FaultyW
     world.start_daemon()
     for kind in (KILL, KILL_AFTER):
         # Without Wi-Fi the limit applies: HTB stays, and the class of the cap is deleted when it has lingered.
-        world.services.ask("set_rate", "ethernet", "limit", "5mbit", None)
+        world.services.ask("set_rate", "ethernet", "downlink", "limit", "5mbit", None)
         world.faults.plan(Fault(kind, "tc class del"))
         transfer = cap_and_free(world)
         assert world.daemon.wait(30) == -signal.SIGKILL
@@ -214,7 +214,7 @@ class Toggled:
         return self._told(lambda: self.world.services.ask("reset_rate", "ethernet"))
 
     def free(self) -> str:
-        return self._told(lambda: self.world.services.ask("set_rate", "ethernet", "cap", None, None))
+        return self._told(lambda: self.world.services.ask("set_rate", "ethernet", "downlink", "cap", None, None))
 
     def _told(self, ask: Callable[[], Json]) -> str:
         try:
