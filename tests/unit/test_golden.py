@@ -13,8 +13,9 @@ against a kernel in memory. The lines of a step:
     > # REMARK                                               an error that we report
 
 Every step begins with the kernel as the step before has left it. The mark filter's program is shown as `FILTER`:
-`test_commands.py` has it. The classifier is `nft` where a story names no other. After a wanted change,
-`python tests/unit/test_golden.py` rewrites the lines with `>`: read the difference before it is committed.
+`test_commands.py` has it. Commands that always come together are a line, see `ABBREVIATED`. The classifier is `nft`
+where a story names no other. After a wanted change, `python tests/unit/test_golden.py` rewrites the lines with `>`:
+read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -50,6 +51,20 @@ from mptcp_throttled.vocabulary.operator import Pause
 FILES: Final = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 SUBFLOW: Final = re.compile(r"\[?([0-9a-f.:]+?)\]?:(\d+)(?:\((backup|stalled)\))?")
 CLASSIFIER: Final = "nft"
+ABBREVIATED: Final = {
+    r"(tc class add dev eth0 parent 4d50: classid (\S+) .*)\n"
+    r"tc qdisc add dev eth0 parent \2 pfifo limit 1000$": r"\1; pfifo",
+    r"nft delete table (ip6?) mptcp-throttle  # if it exists\n"
+    r"nft add table \1 mptcp-throttle\n"
+    r"nft add map \1 mptcp-throttle subflows "
+    r"'\{ type (ipv[46]_addr) \. inet_service \. \2 \. inet_service : classid; \}'\n"
+    r"nft add chain \1 mptcp-throttle postrouting '\{ type filter hook postrouting priority mangle; \}'\n"
+    r"nft add rule \1 mptcp-throttle postrouting "
+    r"meta priority set \1 daddr \. tcp dport \. \1 saddr \. tcp sport map @subflows$": r"nft new table \1 of \2",
+    r"(ip6?tables)-legacy -t mangle -N MPTCP-THROTTLE  # or -F, if it exists\n"
+    r"\1-legacy -t mangle -I POSTROUTING -p tcp -j MPTCP-THROTTLE  # unless it exists$": r"\1-legacy new chain",
+}
+"""What stands for the commands of an operation that each of these expressions matches."""
 UNPACED: Final = KernelState(pacing=PacingState(None, "stories are about tc and assignments"))
 
 
@@ -84,6 +99,12 @@ class Story:
         for operation in operations:
             for command in as_commands(operation, ("eth0",), self.marking, self.kernel.classifier):
                 yield command.replace(filter_bytecode(self.marking), "FILTER")
+
+    def abbreviated(self, operation: Operation) -> list[str]:
+        text = "\n".join(self.commands([operation]))
+        for pattern, short in ABBREVIATED.items():
+            text = re.sub(pattern, short, text, flags=re.MULTILINE)
+        return text.splitlines()
 
 
 def told(text: str) -> str:
@@ -129,7 +150,8 @@ def _play(story: Story, step: Sequence[str]) -> Iterator[str]:
     story.operator.pause(Pause(None) if paused else None)
     story.source.update = TableUpdate("epoch", 1, {one.token: one for one in table}, True, None)
     story.loop.step()
-    yield from story.commands(story.kernel.applied)
+    for operation in story.kernel.applied:
+        yield from story.abbreviated(operation)
     yield from (f"# {error}" for error in story.loop.snapshot.errors)
     assert not dangling(story.kernel.state)
 
