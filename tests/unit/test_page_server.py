@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from page_server import (
     CLIENT,
+    JSON_BODY,
     PROGRAM,
     Answer,
     CannedDaemon,
@@ -116,12 +117,17 @@ def test_pages_of_others_cannot_read_the_api(page: PageServer, site: str) -> Non
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Length": "4097"}, 413),
         ({"Content-Length": "9" * 15}, 413),
-        ({"Content-Length": "9" * 5000}, 400),
-        ({"Content-Length": "-1"}, 400),
     ],
 )
 def test_posts_of_others_and_large_ones_are_refused(page: PageServer, headers: dict[str, str], status: int) -> None:
     assert page.ask("/api/log-in", {"password": PASSWORD}, headers).status == status
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1"])
+def test_head_that_is_no_http_is_refused_alone(page: PageServer, length: str) -> None:
+    # No body: it would arrive after the connection is closed, and the RST that answers it can overtake the answer.
+    headers = {**JSON_BODY, "Origin": page.origin, "Content-Length": length}
+    assert page.ask("/api/log-in", headers=headers, method="POST").status == 400
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
