@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 SERVICE = "proxy: {interface: eth0, ports: [8080]}\n"
 ETHERNET = "name: ethernet\nsubnets: [10.1.0.0/24, 'fd00:1::/64']\npreference: 2\ncap: 1mbit\n"
+HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
 WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
 
 
@@ -61,173 +62,152 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "line"),
+    ("added", "line"),
     [
-        (SERVICE + "colour: red\n", "service.yaml:2: colour: 'red': unknown key; allowed: daemon, "),
+        ("colour: red", "colour: 'red': unknown key; allowed: daemon, "),
+        ("sniffer: {histroy: 5}", "sniffer.histroy: 5: unknown key; allowed: capture_buffer, history, "),
+        ("daemon: {linger: 5}", "daemon.linger: 5: is not a duration; allowed: "),
+        ("daemon: {reconcile_interval: 1ms}", "daemon.reconcile_interval: '1ms': is too small; allowed: 500ms or more"),
+        ("daemon: {mark_mask: 0xf0f0}", "daemon.mark_mask: 0xf0f0: allowed: 8 to 16 adjacent bits"),
+        ("daemon: {other_traffic: 0}", "daemon.other_traffic: 0: is not a rate; allowed: "),
+        ("daemon: {linger: 3651d}", "daemon.linger: '3651d': is not a usable duration; "),
         (
-            SERVICE + "sniffer: {histroy: 5}\n",
-            "service.yaml:2: sniffer.histroy: 5: unknown key; allowed: capture_buffer, history, ",
+            f"sniffer: {{capture_buffer: {'9' * 400}MiB}}",
+            f"sniffer.capture_buffer: '{'9' * 56}...: is not a usable size; allowed: ",
         ),
-        (
-            "proxy: {interface: eth0, ports: ['a']}\n",
-            "service.yaml:1: proxy.ports[0]: 'a': allowed: a whole number from 1",
-        ),
-        ("proxy: {interface: eth0, ports: []}\n", "service.yaml:1: proxy.ports: []: allowed: a list of 1 to 16 ports"),
-        (
-            "proxy: {interface: eth0, ports: [0]}\n",
-            "service.yaml:1: proxy.ports[0]: 0: allowed: a whole number from 1 to 65535",
-        ),
-        ("proxy: {ports: [8080]}\n", "service.yaml:1: proxy.interface: is required; for several: proxy.interfaces"),
-        (
-            "proxy: {interface: eth0, interfaces: [wg0], ports: [8080]}\n",
-            "service.yaml:1: proxy.interfaces: wg0: is given besides proxy.interface; allowed: one of the two",
-        ),
-        (
-            "proxy: {interfaces: [], ports: [8080]}\n",
-            "service.yaml:1: proxy.interfaces: []: allowed: a list of 1 to 16 interfaces",
-        ),
-        (
-            "proxy: {interfaces: [eth0, eth0], ports: [8080]}\n",
-            "service.yaml:1: proxy.interfaces: ['eth0', 'eth0']: allowed: each of them once",
-        ),
-        (
-            "proxy: {interfaces: [eth0, a/b], ports: [8080]}\n",
-            "service.yaml:1: proxy.interfaces[1]: 'a/b': allowed: the name of an interface",
-        ),
-        (
-            "proxy: {interfaces: [eth0, wg0], ports: [8080]}\ndaemon: {backend: ovs}\n",
-            "service.yaml:1: proxy.interfaces: eth0, wg0: daemon.backend: ovs has one port; allowed: one interface",
-        ),
-        ("proxy: 5\n", "service.yaml:1: proxy: 5: is not a mapping; allowed: lines of the form"),
-        (SERVICE + "daemon: {linger: 5}\n", "service.yaml:2: daemon.linger: 5: is not a duration; allowed: "),
-        (
-            SERVICE + "daemon: {reconcile_interval: 1ms}\n",
-            "service.yaml:2: daemon.reconcile_interval: '1ms': is too small; allowed: 500ms or more",
-        ),
-        (
-            SERVICE + "daemon: {mark_mask: 0xf0f0}\n",
-            "service.yaml:2: daemon.mark_mask: 0xf0f0: allowed: 8 to 16 adjacent bits",
-        ),
-        (SERVICE + "daemon: {other_traffic: 0}\n", "service.yaml:2: daemon.other_traffic: 0: is not a rate; allowed: "),
-        (SERVICE + "daemon: {linger: 3651d}\n", "service.yaml:2: daemon.linger: '3651d': is not a usable duration; "),
-        (
-            SERVICE + f"sniffer: {{capture_buffer: {'9' * 400}MiB}}\n",
-            f"service.yaml:2: sniffer.capture_buffer: '{'9' * 56}...: is not a usable size; allowed: ",
-        ),
-        (SERVICE + "sniffer: {kernel_view: 1}\n", "service.yaml:2: sniffer.kernel_view: 1: allowed: true or false"),
-        (SERVICE + "sniffer:\n", "service.yaml:2: sniffer: null: is not a mapping; allowed: "),
-        (
-            SERVICE.replace("8080", "8080, 0x1f90"),
-            "service.yaml:1: proxy.ports: [8080, 8080]: allowed: each of them once",
-        ),
+        ("sniffer: {kernel_view: 1}", "sniffer.kernel_view: 1: allowed: true or false"),
+        ("sniffer:", "sniffer: null: is not a mapping; allowed: "),
         *(
-            (
-                SERVICE.replace("eth0", name),
-                f"service.yaml:1: proxy.interface: {name}: allowed: the name of an interface",
-            )
-            for name in ("'../../x'", "'.'", "'..'", "'eth0:1'", "'eth 0'", "'sixteen_bytes_xx'", "''", "5")
-        ),
-        *(
-            (SERVICE + f"{key}: {value}\n", f"service.yaml:2: {key}: {value}: allowed: an absolute path")
+            (f"{key}: {value}", f"{key}: {value}: allowed: an absolute path")
             for key in ("run_directory", "state_directory")
             for value in ("'run'", "''", "5")
         ),
         (
-            SERVICE + f"run_directory: /{'x' * 86}\n",
-            f"service.yaml:2: run_directory: '/{'x' * 55}...: allowed: an absolute path of up to 86 bytes",
+            f"run_directory: /{'x' * 86}",
+            f"run_directory: '/{'x' * 55}...: allowed: an absolute path of up to 86 bytes",
         ),
-        (SERVICE + "networks_directory: ''\n", "service.yaml:2: networks_directory: '': allowed: a path"),
-        (SERVICE + "networks_directory: [a]\n", "service.yaml:2: networks_directory: ['a']: allowed: a path"),
-        (SERVICE + SERVICE, "service.yaml:2: proxy: is given twice (first in line 1)"),
-        ("", "service.yaml: is empty; allowed: a mapping of options"),
-        ("# nothing\n", "service.yaml: is empty; allowed: a mapping of options"),
-        ("- a\n", "service.yaml:1: is not a mapping; allowed: "),
-        ("a: b: c\n", "service.yaml:1: is not valid YAML: "),
+        ("networks_directory: ''", "networks_directory: '': allowed: a path"),
+        ("networks_directory: [a]", "networks_directory: ['a']: allowed: a path"),
+        (SERVICE, "proxy: is given twice (first in line 1)"),
+        ("networks_directory: elsewhere", "networks_directory: elsewhere: cannot be read: No such"),
+        ("web: {listen: 'localhost:80'}", "web.listen: 'localhost:80': allowed: "),
         (
-            SERVICE + "networks_directory: elsewhere\n",
-            "service.yaml:2: networks_directory: elsewhere: cannot be read: No such",
+            "web: {password_hash: secret}",
+            "web.password_hash: 'secret': allowed: a hash that `mptcp-throttle-web --new-password`",
+        ),
+        ("web: {names: ['a b']}", "web.names[0]: 'a b': allowed: a host name"),
+        ("web: {certificate: c.pem}", "web.certificate: 'c.pem': allowed: an absolute path, or null"),
+        ("web: {control: true}", "web.control: true: needs web.password_hash; allowed: false, or that too"),
+        ("web: {key: /k.pem}", "web.key: /k.pem: needs web.certificate; allowed: null, or that too"),
+        (
+            f"web: {{listen: '192.0.2.1:443', password_hash: '{HASH}'}}",
+            "web.listen: 192.0.2.1:443: is no loopback address, and needs web.password_hash, web.certificate",
+        ),
+        (
+            "web: {listen: '0.0.0.0:80', certificate: /c, key: /k}",
+            "web.listen: 0.0.0.0:80: is no loopback address",
+        ),
+        ("web: {listen: '[::]:80'}", "web.listen: [::]:80: is no loopback address"),
+        (
+            "web: {listen: '127.0.0.1:9721'}",
+            "web.listen: 127.0.0.1:9721: metrics.listen has 127.0.0.1:9721; ",
         ),
     ],
 )
-def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
-    refusals = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
-    assert len(refusals) == 1
-    assert refusals[0].startswith(line)
+def test_option_with_an_error_is_refused_in_one_line(tmp_path: Path, added: str, line: str) -> None:
+    (problem,) = problems(tmp_path, f"{SERVICE}{added}\n", ethernet=ETHERNET, wifi=WIFI)
+    assert problem.startswith(f"service.yaml:2: {line}")
 
 
 @pytest.mark.parametrize(
-    ("network", "line"),
+    ("proxy", "line"),
     [
+        ("interface: eth0, ports: ['a']", "ports[0]: 'a': allowed: a whole number from 1"),
+        ("interface: eth0, ports: []", "ports: []: allowed: a list of 1 to 16 ports"),
+        ("interface: eth0, ports: [0]", "ports[0]: 0: allowed: a whole number from 1 to 65535"),
+        ("interface: eth0, ports: [8080, 0x1f90]", "ports: [8080, 8080]: allowed: each of them once"),
+        ("ports: [8080]", "interface: is required; for several: proxy.interfaces"),
         (
-            ETHERNET + "limitt: 3\n",
-            "networks.d/e.yaml:5: limitt: 3: unknown key; allowed: cap, client_prefix, limit, name, per, ",
+            "interface: eth0, interfaces: [wg0], ports: [8080]",
+            "interfaces: wg0: is given besides proxy.interface; allowed: one of the two",
         ),
-        (ETHERNET.replace("1mbit", "0"), "networks.d/e.yaml:4: cap: 0: is not a rate; allowed: a number with bit"),
-        (ETHERNET.replace("1mbit", "-1mbit"), "networks.d/e.yaml:4: cap: '-1mbit': is not a rate; allowed: a number"),
-        (ETHERNET + "limit: 500kbit\n", "networks.d/e.yaml:4: cap: 1mbit: is more than limit; allowed: up to 500kbit"),
+        ("interfaces: [], ports: [8080]", "interfaces: []: allowed: a list of 1 to 16 interfaces"),
+        ("interfaces: [eth0, eth0], ports: [8080]", "interfaces: ['eth0', 'eth0']: allowed: each of them once"),
+        ("interfaces: [eth0, a/b], ports: [8080]", "interfaces[1]: 'a/b': allowed: the name of an interface"),
         (
-            ETHERNET + "uplink: {cap: 2mbit, limit: 1mbit}\n",
-            "networks.d/e.yaml:5: uplink.cap: 2mbit: is more than limit; allowed: up to 1mbit",
+            "interfaces: [eth0, wg0], ports: [8080]}\ndaemon: {backend: ovs",
+            "interfaces: eth0, wg0: daemon.backend: ovs has one port; allowed: one interface",
         ),
-        (
-            ETHERNET + "uplink: {cap: fast}\n",
-            "networks.d/e.yaml:5: uplink.cap: 'fast': is not a rate; allowed: a number",
+        *(
+            (f"interface: {name}, ports: [8080]", f"interface: {name}: allowed: the name of an interface")
+            for name in ("'../../x'", "'.'", "'..'", "'eth0:1'", "'eth 0'", "'sixteen_bytes_xx'", "''", "5")
         ),
+    ],
+)
+def test_proxy_with_an_error_is_refused_in_one_line(tmp_path: Path, proxy: str, line: str) -> None:
+    (problem,) = problems(tmp_path, f"proxy: {{{proxy}}}\n", ethernet=ETHERNET, wifi=WIFI)
+    assert problem.startswith(f"service.yaml:1: proxy.{line}")
+
+
+@pytest.mark.parametrize(
+    ("service", "line"),
+    [
+        ("proxy: 5\n", ":1: proxy: 5: is not a mapping; allowed: lines of the form"),
+        ("", ": is empty; allowed: a mapping of options"),
+        ("# nothing\n", ": is empty; allowed: a mapping of options"),
+        ("- a\n", ":1: is not a mapping; allowed: "),
+        ("a: b: c\n", ":1: is not valid YAML: "),
+    ],
+)
+def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
+    (problem,) = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
+    assert problem.startswith(f"service.yaml{line}")
+
+
+UNKNOWN = "unknown key; allowed: cap, client_prefix, limit, name, per, "
+PREFERENCE = "allowed: a whole number from 1 to 1000"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("", "limitt: 3", f"5: limitt: 3: {UNKNOWN}"),
+        ("1mbit", "0", "4: cap: 0: is not a rate; allowed: a number with bit"),
+        ("1mbit", "-1mbit", "4: cap: '-1mbit': is not a rate; allowed: a number"),
+        ("", "limit: 500kbit", "4: cap: 1mbit: is more than limit; allowed: up to 500kbit"),
+        ("", "uplink: {cap: 2mbit, limit: 1mbit}", "5: uplink.cap: 2mbit: is more than limit; allowed: up to 1mbit"),
+        ("", "uplink: {cap: fast}", "5: uplink.cap: 'fast': is not a rate; allowed: a number"),
+        ("", "uplink: {per: client}", "5: uplink.per: 'client': unknown key; allowed: cap, limit"),
+        ("", "uplink: 1mbit", "5: uplink: '1mbit': is not a mapping; allowed: lines of"),
+        ("", "client_prefix: {ipv6: 129}", "5: client_prefix.ipv6: 129: allowed: a whole number from 32 to 128"),
+        ("", "client_prefix: 64", "5: client_prefix: 64: is not a mapping; allowed: lines of"),
+        ("", "per: host", "5: per: 'host': allowed: network, client, subflow"),
+        ("preference: 2", "preference: 0", f"3: preference: 0: {PREFERENCE}"),
+        ("preference: 2", "preference: yes", f"3: preference: yes: {PREFERENCE}"),
+        ("10.1.0.0/24", "10.1.0.1/24", "2: subnets[0]: '10.1.0.1/24': is not a subnet"),
+        ("name: ethernet", "name: Ether net", "1: name: 'Ether net': allowed: "),
         (
-            ETHERNET + "uplink: {per: client}\n",
-            "networks.d/e.yaml:5: uplink.per: 'client': unknown key; allowed: cap, limit",
-        ),
-        (ETHERNET + "uplink: 1mbit\n", "networks.d/e.yaml:5: uplink: '1mbit': is not a mapping; allowed: lines of"),
-        (
-            ETHERNET + "client_prefix: {ipv6: 129}\n",
-            "networks.d/e.yaml:5: client_prefix.ipv6: 129: allowed: a whole number from 32 to 128",
-        ),
-        (
-            ETHERNET + "client_prefix: 64\n",
-            "networks.d/e.yaml:5: client_prefix: 64: is not a mapping; allowed: lines of",
-        ),
-        (ETHERNET + "per: host\n", "networks.d/e.yaml:5: per: 'host': allowed: network, client, subflow"),
-        (
-            ETHERNET.replace("preference: 2", "preference: 0"),
-            "networks.d/e.yaml:3: preference: 0: allowed: a whole number from 1 to 1000",
-        ),
-        (
-            ETHERNET.replace("preference: 2", "preference: yes"),
-            "networks.d/e.yaml:3: preference: yes: allowed: a whole number from 1 to 1000",
-        ),
-        (
-            ETHERNET.replace("10.1.0.0/24", "10.1.0.1/24"),
-            "networks.d/e.yaml:2: subnets[0]: '10.1.0.1/24': is not a subnet",
-        ),
-        (ETHERNET.replace("name: ethernet", "name: Ether net"), "networks.d/e.yaml:1: name: 'Ether net': allowed: "),
-        (
-            ETHERNET.replace("10.1.0.0/24", "'::ffff:10.1.0.0/120'"),
-            "networks.d/e.yaml:2: subnets[0]: '::ffff:10.1.0.0/120': is IPv4-mapped, and packets never"
+            "10.1.0.0/24",
+            "'::ffff:10.1.0.0/120'",
+            "2: subnets[0]: '::ffff:10.1.0.0/120': is IPv4-mapped, and packets never"
             " have such addresses; allowed: 10.1.0.0/24",
         ),
         (
-            "name: e\nsubnets: 10.1.0.0/24\npreference: 2\n",
-            "networks.d/e.yaml:2: subnets: '10.1.0.0/24': allowed: a list of 1 to 1000 subnets",
+            "[10.1.0.0/24, 'fd00:1::/64']",
+            "10.1.0.0/24",
+            "2: subnets: '10.1.0.0/24': allowed: a list of 1 to 1000 subnets",
         ),
-        (
-            ETHERNET + "1: x\n",
-            "networks.d/e.yaml:5: 1: 'x': unknown key; allowed: cap, client_prefix, limit, name, per, ",
-        ),
-        (
-            ETHERNET.replace("1mbit", "2001-13-45"),
-            "networks.d/e.yaml:4: cap: '2001-13-45': is not a rate; allowed: a number with bit",
-        ),
-        (
-            ETHERNET.replace("1mbit", f"{'9' * 400}mbit"),
-            f"networks.d/e.yaml:4: cap: '{'9' * 56}...: is not a usable rate; allowed: a number with bit",
-        ),
-        ("", "networks.d/e.yaml: is empty; allowed: a mapping of options"),
+        ("", "1: x", f"5: 1: 'x': {UNKNOWN}"),
+        ("1mbit", "2001-13-45", "4: cap: '2001-13-45': is not a rate; allowed: a number with bit"),
+        ("1mbit", f"{'9' * 400}mbit", f"4: cap: '{'9' * 56}...: is not a usable rate; allowed: a number with bit"),
+        (ETHERNET, "", " is empty; allowed: a mapping of options"),
     ],
 )
-def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, network: str, line: str) -> None:
-    refusals = problems(tmp_path, SERVICE, e=network, wifi=WIFI)
-    assert len(refusals) == 1
-    assert refusals[0].startswith(line)
+def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    """`new` in place of `old`, or added."""
+    assert old in ETHERNET
+    (problem,) = problems(tmp_path, SERVICE, e=ETHERNET.replace(old, new) if old else f"{ETHERNET}{new}\n", wifi=WIFI)
+    assert problem.startswith(f"networks.d/e.yaml:{line}")
 
 
 def test_problems_are_reported_all_at_once(tmp_path: Path) -> None:
@@ -261,34 +241,6 @@ def test_marks_cannot_be_chosen_with_open_vswitch(tmp_path: Path) -> None:
     ]
 
 
-HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
-
-
-@pytest.mark.parametrize(
-    ("web", "line"),
-    [
-        ("{listen: 'localhost:80'}", "web.listen: 'localhost:80': allowed: "),
-        (
-            "{password_hash: secret}",
-            "web.password_hash: 'secret': allowed: a hash that `mptcp-throttle-web --new-password`",
-        ),
-        ("{names: ['a b']}", "web.names[0]: 'a b': allowed: a host name"),
-        ("{certificate: c.pem}", "web.certificate: 'c.pem': allowed: an absolute path, or null"),
-        ("{control: true}", "web.control: true: needs web.password_hash; allowed: false, or that too"),
-        ("{key: /k.pem}", "web.key: /k.pem: needs web.certificate; allowed: null, or that too"),
-        (
-            f"{{listen: '192.0.2.1:443', password_hash: '{HASH}'}}",
-            "web.listen: 192.0.2.1:443: is no loopback address, and needs web.password_hash, web.certificate",
-        ),
-        ("{listen: '0.0.0.0:80', certificate: /c, key: /k}", "web.listen: 0.0.0.0:80: is no loopback address"),
-        ("{listen: '[::]:80'}", "web.listen: [::]:80: is no loopback address"),
-    ],
-)
-def test_page_for_others_needs_a_password_and_a_certificate(tmp_path: Path, web: str, line: str) -> None:
-    (problem,) = problems(tmp_path, f"{SERVICE}web: {web}\n", wifi=WIFI)
-    assert problem.startswith(f"service.yaml:2: {line}")
-
-
 @pytest.mark.parametrize(
     ("web", "metrics"),
     [
@@ -303,11 +255,6 @@ def test_page_and_metrics_cannot_have_the_same_address(tmp_path: Path, web: str,
     assert problems(tmp_path, service, wifi=WIFI) == [
         f"service.yaml:3: web.listen: {web}: metrics.listen has {metrics}; allowed: another port, or null"
     ]
-
-
-def test_page_cannot_have_the_default_address_of_metrics(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, f"{SERVICE}web: {{listen: '127.0.0.1:9721'}}\n", wifi=WIFI)
-    assert problem.startswith("service.yaml:2: web.listen: 127.0.0.1:9721: metrics.listen has 127.0.0.1:9721; ")
 
 
 def test_metrics_cannot_have_the_default_address_of_the_page(tmp_path: Path) -> None:
