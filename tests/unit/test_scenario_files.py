@@ -67,129 +67,98 @@ def test_load_fills_in_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (
-            "rate: 5mbit}\n  two",
-            "rate: 5mbps}\n  two",
-            "x.yaml:8: links.one.rate: '5mbps': is not a rate; allowed: a number",
-        ),
+        ("rate: 5mbit}\n  two", "rate: 5mbps}\n  two", "8: links.one.rate: '5mbps': is not a rate; allowed: a number"),
         (
             "  a: {}",
             "  a: {forwards: true}",
-            "x.yaml:5: hosts.a.forwards: true: unknown key; allowed: addresses, endpoints, families",
+            "5: hosts.a.forwards: true: unknown key; allowed: addresses, endpoints, families",
         ),
-        (
-            "to: b}",
-            "to: b, form: a}",
-            "x.yaml:11: flows.mptcp.form: 'a': unknown key; allowed: check, duration, family, from",
-        ),
-        ("  a: {}", "  a: {families: [5]}", "x.yaml:5: hosts.a.families: allowed: 4, 6 or both"),
-        (
-            "  a: {}",
-            "  a: {qdiscs: {eth7: pfifo}}",
-            "x.yaml:5: hosts.a.qdiscs.eth7: 'pfifo': no such interface; allowed:",
-        ),
-        ("a.eth0, b.eth0],", "a.eth0, b.eth0], bridged: true,", "x.yaml:8: links.one.bridged: 'true': needs an end at"),
-        ("to: b}", "to: d}", "x.yaml:11: flows.mptcp.to: 'd': no such host; allowed: a, b"),
-        (
-            "eth1: [signal]",
-            "eth7: [signal]",
-            "x.yaml:6: hosts.b.endpoints.eth7: no such interface; allowed: eth0, eth1",
-        ),
-        ("[signal]", "[signal, loud]", "x.yaml:6: hosts.b.endpoints.eth1[1]: 'loud': allowed: subflow, signal, backup"),
-        ("a.eth1", "a.eth0", "x.yaml:9: links.two.ends[0]: 'a.eth0': is an end of another link; allowed:"),
-        ("a.eth1", "a", "x.yaml:9: links.two.ends[0]: 'a': allowed: HOST.INTERFACE, each up to 7"),
-        ("[one, two]", "[one, three]", "x.yaml:13: report.total.rate: no such link: three; allowed: one, two"),
-        ("seed: 9.8", "seed: a lot", "x.yaml:13: report.total.seed: 'a lot': allowed: a number from 0"),
-        ("total: {rate: [one, two],", "total: {", "x.yaml:13: report.total: allowed: exactly one of rate, volume"),
-        ("duration: 10s", "duration: 10", "x.yaml:3: duration: 10: is not a duration; allowed: a number with ms"),
-        ("title: two links\n", "", "x.yaml:1: title: is required"),
-        ("flows:\n  mptcp: {from: a, to: b}", "flows: [a]", "x.yaml:10: flows: ['a']: is not a mapping; allowed:"),
-        ("rate: 5mbit}\nflows", "jitter: 1ms, delay: 2ms}\nflows", "x.yaml:9: links.two.jitter: '1ms': needs a rate"),
-        (
-            "rate: 5mbit}\nflows",
-            "mtu: 1000}\nflows",
-            "x.yaml:9: links.two.mtu: '1000': is too small for IPv6; allowed:",
-        ),
-        (
-            "[one, two], from: 2s",
-            "[one], window: w",
-            "x.yaml:13: report.total.window: 'w': no such window; allowed: none",
-        ),
-        ("to: b}", "to: b, check: true}", "x.yaml:11: flows.mptcp.check: 'true': needs via"),
+        ("to: b}", "to: b, form: a}", "11: flows.mptcp.form: 'a': unknown key; allowed: check, duration, family, from"),
+        ("  a: {}", "  a: {families: [5]}", "5: hosts.a.families: allowed: 4, 6 or both"),
+        ("  a: {}", "  a: {qdiscs: {eth7: pfifo}}", "5: hosts.a.qdiscs.eth7: 'pfifo': no such interface; allowed:"),
+        ("a.eth0, b.eth0],", "a.eth0, b.eth0], bridged: true,", "8: links.one.bridged: 'true': needs an end at"),
+        ("to: b}", "to: d}", "11: flows.mptcp.to: 'd': no such host; allowed: a, b"),
+        ("eth1: [signal]", "eth7: [signal]", "6: hosts.b.endpoints.eth7: no such interface; allowed: eth0, eth1"),
+        ("[signal]", "[signal, loud]", "6: hosts.b.endpoints.eth1[1]: 'loud': allowed: subflow, signal, backup"),
+        ("a.eth1", "a.eth0", "9: links.two.ends[0]: 'a.eth0': is an end of another link; allowed:"),
+        ("a.eth1", "a", "9: links.two.ends[0]: 'a': allowed: HOST.INTERFACE, each up to 7"),
+        ("[one, two]", "[one, three]", "13: report.total.rate: no such link: three; allowed: one, two"),
+        ("seed: 9.8", "seed: a lot", "13: report.total.seed: 'a lot': allowed: a number from 0"),
+        ("total: {rate: [one, two],", "total: {", "13: report.total: allowed: exactly one of rate, volume"),
+        ("duration: 10s", "duration: 10", "3: duration: 10: is not a duration; allowed: a number with ms"),
+        ("title: two links\n", "", "1: title: is required"),
+        ("flows:\n  mptcp: {from: a, to: b}", "flows: [a]", "10: flows: ['a']: is not a mapping; allowed:"),
+        ("rate: 5mbit}\nflows", "jitter: 1ms, delay: 2ms}\nflows", "9: links.two.jitter: '1ms': needs a rate"),
+        ("rate: 5mbit}\nflows", "mtu: 1000}\nflows", "9: links.two.mtu: '1000': is too small for IPv6; allowed:"),
+        ("[one, two], from: 2s", "[one], window: w", "13: report.total.window: 'w': no such window; allowed: none"),
+        ("to: b}", "to: b, check: true}", "11: flows.mptcp.check: 'true': needs via"),
         (
             "to: b}",
             "to: b, size: 1MB, duration: 1s}",
-            "x.yaml:11: flows.mptcp.size: '1MB': allowed: size or duration, and not for udp",
+            "11: flows.mptcp.size: '1MB': allowed: size or duration, and not for udp",
         ),
-        ("to: b}", "to: b, size: 1MB, protocol: udp, rate: 1mbit}", "x.yaml:11: flows.mptcp.size: '1MB': all"),
-        ("rate: 5mbit}\nflows", "reorder: 5%}\nflows", "x.yaml:9: links.two.reorder: '5%': needs a delay"),
-        ("rate: 5mbit}\nflows", "gap: 5}\nflows", "x.yaml:9: links.two.gap: '5': needs reorder"),
-        ("rate: 5mbit}\nflows", "lossy_ends: [a.eth1]}\nflows", "x.yaml:9: links.two.lossy_ends: needs a loss"),
+        ("to: b}", "to: b, size: 1MB, protocol: udp, rate: 1mbit}", "11: flows.mptcp.size: '1MB': all"),
+        ("rate: 5mbit}\nflows", "reorder: 5%}\nflows", "9: links.two.reorder: '5%': needs a delay"),
+        ("rate: 5mbit}\nflows", "gap: 5}\nflows", "9: links.two.gap: '5': needs reorder"),
+        ("rate: 5mbit}\nflows", "lossy_ends: [a.eth1]}\nflows", "9: links.two.lossy_ends: needs a loss"),
         (
             "rate: 5mbit}\nflows",
             "loss: 1%, lossy_ends: [a.eth0]}\nflows",
-            "x.yaml:9: links.two.lossy_ends: a.eth0 is no end of it; allowed: a.eth1, b.eth1",
+            "9: links.two.lossy_ends: a.eth0 is no end of it; allowed: a.eth1, b.eth1",
         ),
         (
             "rate: [one, two], from: 2s",
             "counter: b.TcpInSegs, per: c.TcpInSegs",
-            "x.yaml:13: report.total.per: 'c.TcpInSegs': allowed: HOST.COUNTER",
+            "13: report.total.per: 'c.TcpInSegs': allowed: HOST.COUNTER",
         ),
-        ("[one, two],", "[one], without: b.TcpInSegs,", "x.yaml:13: report.total.without: 'b.TcpInSegs': needs per"),
-        ("[one, two],", "[one], per: b.TcpInSegs,", "x.yaml:13: report.total.per: 'b.TcpInSegs': needs counter"),
-        ("rate: [one, two]", "out_of_order: tcp", "x.yaml:13: report.total.out_of_order: 'tcp': no such name"),
-        ("to: b}", "to: b, protocol: udp}", "x.yaml:11: flows.mptcp.rate: is for udp, which needs it"),
+        ("[one, two],", "[one], without: b.TcpInSegs,", "13: report.total.without: 'b.TcpInSegs': needs per"),
+        ("[one, two],", "[one], per: b.TcpInSegs,", "13: report.total.per: 'b.TcpInSegs': needs counter"),
+        ("rate: [one, two]", "out_of_order: tcp", "13: report.total.out_of_order: 'tcp': no such name"),
+        ("to: b}", "to: b, protocol: udp}", "11: flows.mptcp.rate: is for udp, which needs it"),
     ],
 )
 def test_load_refuses_a_mistake_with_file_line_and_reason(tmp_path: Path, old: str, new: str, problem: str) -> None:
     assert old in GOOD
     (found,) = problems(tmp_path, GOOD.replace(old, new))
-    assert found.startswith(problem)
+    assert found.startswith(f"x.yaml:{problem}")
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("events:\n  - {at: 1s}\n", "x.yaml:15: events[0]: allowed: exactly one of down, up, leave"),
-        (
-            "events:\n  - {at: 1s, down: c.eth0}\n",
-            "x.yaml:15: events[0].down: 'c.eth0': no such end of a link; allowed:",
-        ),
-        (
-            "events:\n  - {at: 1s, link: one}\n",
-            "x.yaml:15: events[0].link: 'one': allowed: a link (one, two), with one",
-        ),
-        ("events:\n  - {at: 1s, throttle: pause}\n", "x.yaml:15: events[0].throttle: 'pause': no host runs throttle"),
-        (
-            "expect:\n  more: {of: sum, at_least: 1}\n",
-            "x.yaml:15: expect.more.of: 'sum': no such figure; allowed: total",
-        ),
-        ("expect:\n  more: {of: total}\n", "x.yaml:15: expect.more: allowed: at_least, at_most or both"),
+        ("events:\n  - {at: 1s}\n", "15: events[0]: allowed: exactly one of down, up, leave"),
+        ("events:\n  - {at: 1s, down: c.eth0}\n", "15: events[0].down: 'c.eth0': no such end of a link; allowed:"),
+        ("events:\n  - {at: 1s, link: one}\n", "15: events[0].link: 'one': allowed: a link (one, two), with one"),
+        ("events:\n  - {at: 1s, throttle: pause}\n", "15: events[0].throttle: 'pause': no host runs throttle"),
+        ("expect:\n  more: {of: sum, at_least: 1}\n", "15: expect.more.of: 'sum': no such figure; allowed: total"),
+        ("expect:\n  more: {of: total}\n", "15: expect.more: allowed: at_least, at_most or both"),
         (
             "events:\n  - {at: late, down: a.eth0}\n",
-            "x.yaml:15: events[0].at: 'late': no such event before this one; allowed: none",
+            "15: events[0].at: 'late': no such event before this one; allowed: none",
         ),
-        ("events:\n  - {at: 1s 2s, down: a.eth0}\n", "x.yaml:15: events[0].at: '1s 2s': is not a moment; allowed:"),
-        ("until: cap + 1s\n", "x.yaml:14: until: 'cap + 1s': no such event; allowed: none"),
-        ("windows: {w: {from: 3s, to: 2s}}\n", "x.yaml:14: windows.w.to: '2s': is not after from"),
-        (
-            "expect:\n  it: {of: total, near: 1, at_most: 2}\n",
-            "x.yaml:15: expect.it: allowed: at_least, at_most or both",
-        ),
-        ("combined: {a: {}}\n", "x.yaml:14: combined: allowed: only beside vary"),
-        ("vary: [{a: {}}, {b: {}}]\ncombined: {b-a: {}}\n", "x.yaml:15: combined: 'b-a': no such variant; allowed"),
-        ("vary: [{a: {}, a-b: {}}, {b-c: {}, c: {}}]\n", "x.yaml:14: vary: two variants would be called 'a-b-c'"),
-        ("vary: []\n", "x.yaml:14: vary: []: allowed: a mapping of variants"),
-        ("vary: [{a: {}}, 3]\n", "x.yaml:14: vary[1]: 3: allowed: a mapping of variants"),
-        ("vary: {}\n", "x.yaml:14: vary: {}: allowed: a mapping of variants"),
-        ("vary:\n  a b: {}\n", "x.yaml:15: vary: 'a b': allowed: letters, digits"),
-        ("vary:\n  one:\n    links: {one: {rate: 1}}\n", "x.yaml:16: links.one.rate: 1: is not a rate; allowed:"),
-        ("base: nowhere.yaml\n", "nowhere.yaml: cannot be read: No such file or directory"),
+        ("events:\n  - {at: 1s 2s, down: a.eth0}\n", "15: events[0].at: '1s 2s': is not a moment; allowed:"),
+        ("until: cap + 1s\n", "14: until: 'cap + 1s': no such event; allowed: none"),
+        ("windows: {w: {from: 3s, to: 2s}}\n", "14: windows.w.to: '2s': is not after from"),
+        ("expect:\n  it: {of: total, near: 1, at_most: 2}\n", "15: expect.it: allowed: at_least, at_most or both"),
+        ("combined: {a: {}}\n", "14: combined: allowed: only beside vary"),
+        ("vary: [{a: {}}, {b: {}}]\ncombined: {b-a: {}}\n", "15: combined: 'b-a': no such variant; allowed"),
+        ("vary: [{a: {}, a-b: {}}, {b-c: {}, c: {}}]\n", "14: vary: two variants would be called 'a-b-c'"),
+        ("vary: []\n", "14: vary: []: allowed: a mapping of variants"),
+        ("vary: [{a: {}}, 3]\n", "14: vary[1]: 3: allowed: a mapping of variants"),
+        ("vary: {}\n", "14: vary: {}: allowed: a mapping of variants"),
+        ("vary:\n  a b: {}\n", "15: vary: 'a b': allowed: letters, digits"),
+        ("vary:\n  one:\n    links: {one: {rate: 1}}\n", "16: links.one.rate: 1: is not a rate; allowed:"),
     ],
 )
 def test_load_checks_events_expectations_variants_and_bases(tmp_path: Path, text: str, problem: str) -> None:
     (found,) = problems(tmp_path, GOOD + text)
-    assert found.startswith(problem)
+    assert found.startswith(f"x.yaml:{problem}")
+
+
+def test_load_refuses_a_base_that_is_not_there(tmp_path: Path) -> None:
+    assert problems(tmp_path, f"{GOOD}base: nowhere.yaml\n") == [
+        "nowhere.yaml: cannot be read: No such file or directory"
+    ]
 
 
 SWITCHES = (Path(__file__).parent / "plans/switches.yaml").read_text()
