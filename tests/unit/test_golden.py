@@ -4,7 +4,8 @@ Each file in `golden/` tells a story in steps, one per point in time (`at 5s`, w
 against a kernel in memory. The lines of a step:
 
     connection NUMBER CLIENT:PORT [(backup)|(stalled)] ...   all such lines are the sniffer's table
-    network NAME SUBNET ... KEY=VALUE ...                    a network; before the first step, or changed in it
+    network NAME SUBNET ... KEY=VALUE ...                    a network; before the first step, or changed in it;
+                                                             until then wifi and ethernet are those of `examples.py`
     daemon KEY=VALUE ...                                     mark_mask, linger, other_traffic, classifier; likewise
     paused                                                   by the operator, for this step
     by hand COMMAND                                          what another program has done to the kernel before
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from examples import connection, subflow
+from examples import ETHERNET, WIFI, connection, subflow
 from model_kernel import ModelKernel, dangling
 from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
@@ -72,7 +73,7 @@ class Story:
     """The control loop that plays a story, and everything around it."""
 
     def __init__(self, directory: Path) -> None:
-        self.networks: dict[str, AccessNetwork] = {}
+        self.networks = {known.name: known for known in (WIFI, ETHERNET)}
         self.clock = ManualClock(0.0)
         self.source = ManualSource()
         self.kernel = ModelKernel(UNPACED)

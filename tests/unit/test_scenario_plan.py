@@ -4,6 +4,7 @@ After a wanted change, `python tests/unit/test_scenario_plan.py` writes the comm
 it is committed.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_lab.squid import SQUID
 
 SCENARIOS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
+ABBREVIATED = {
+    r": namespace\n(?=\S+: namespace$)": ", ",
+    r"^(\S+): ip link set lo up\n((\1: ip link set .* up\n)+)\1: ip mptcp limits set subflow 8 add_addr_accepted 8\n": (
+        r"\1: lo is up, and up to 8 subflows are allowed and accepted\n\2"
+    ),
+    r"^(\S+: ip -[46]) route replace default via (\S+) dev (\S+) metric (\d+)\n"
+    r"\1 route replace (\S+) dev \3 src (\S+) table (\d+)\n"
+    r"\1 route replace default via \2 dev \3 src \6 table \7\n"
+    r"\1 rule add from \6 lookup \7$": r"\1 routes from \6 via \2 dev \3 metric \4, table \7 with \5",
+}
+"""What stands for commands that each of these expressions matches."""
 HEAD = """\
 title: flows
 seed: none
@@ -42,7 +54,10 @@ def planned(path: Path) -> str:
     for event in scenario.events:
         lines += ["", f"at {event.at}: {describe(event)}", *map(str, event_commands(scenario, event))]
         scenario = reshape(scenario, event)
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    for pattern, short in ABBREVIATED.items():
+        text = re.sub(pattern, short, text, flags=re.MULTILINE)
+    return text
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
