@@ -158,12 +158,7 @@ def test_truncated_capture_is_read_to_its_end(tmp_path: Path, capsys: pytest.Cap
     assert len(read_capture(path, (8080,), Trust.HANDSHAKE)["connections"][0]["subflows"]) == 3
     assert main([str(path), "--json"]) == os.EX_DATAERR
     out, err = capsys.readouterr()
-    assert json.loads(out)["file"] == {
-        "frames": 9,
-        "undecoded": {},
-        "without_time": 0,
-        "damage": "is truncated",
-    }
+    assert json.loads(out)["file"] == {"frames": 9, "undecoded": {}, "without_time": 0, "damage": "is truncated"}
     assert err == f"{path}: is truncated, after 9 frames\n"
 
 

@@ -71,10 +71,7 @@ def test_changed_setting_is_one_line_with_the_restart_it_needs(tmp_path: Path, o
             ["network lte: cap 1mbit -> null", "network lte: limit null -> 5mbit"],
         ),
         (LTE.replace("2\n", "3\n"), ["network lte: preference 2 -> 3"]),
-        (
-            LTE + "client_prefix: {ipv6: 56}\n",
-            ["network lte: client_prefix ipv4 32, ipv6 64 -> ipv4 32, ipv6 56"],
-        ),
+        (LTE + "client_prefix: {ipv6: 56}\n", ["network lte: client_prefix ipv4 32, ipv6 64 -> ipv4 32, ipv6 56"]),
         (LTE + "uplink: {cap: 250kbit}\n", ["network lte: uplink.cap null -> 250kbit"]),
         (LTE + "uplink: {limit: 4mbit}\n", ["network lte: uplink.limit null -> 4mbit"]),
         (LTE + "per: network\n", ["network lte: per client -> network"]),

@@ -34,33 +34,35 @@ def shares(connections: list[Connection], *networks: AccessNetwork) -> dict[str,
     }
 
 
+BOTH = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
+FREE = {
+    "the only path": [connection(1, subflow("10.1.0.2"))],
+    "a preferred path of another connection": [
+        connection(1, subflow("10.1.0.2")),
+        connection(2, subflow("10.2.0.2")),
+    ],
+    "a backup path": [connection(1, subflow("10.1.0.2"), subflow("10.2.0.2", backup=True))],
+    "a stalled path": [connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), stalled=True))],
+    "a backup subflow": [connection(1, subflow("10.1.0.2", backup=True), subflow("10.2.0.2"))],
+}
+
+
 def test_cap_applies_while_a_preferred_path_is_live() -> None:
-    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    assert held([both]) == {"10.1.0.2:40000": ("cap", "1mbit")}
-    (capped, free) = decide_all([both], (WIFI, ETHERNET))
+    assert held([BOTH]) == {"10.1.0.2:40000": ("cap", "1mbit")}
+    (capped, free) = decide_all([BOTH], (WIFI, ETHERNET))
     assert (capped.network, capped.downlink.reason) == ("ethernet", "wifi is live")
     assert (free.network, free.downlink.share) == ("wifi", None)
 
 
-def test_cap_never_applies_to_the_only_path() -> None:
-    assert held([connection(1, subflow("10.1.0.2"))]) == {}
+@pytest.mark.parametrize("connections", FREE.values(), ids=FREE)
+def test_subflow_is_not_capped_beside(connections: list[Connection]) -> None:
+    assert held(connections) == {}
 
 
-def test_preferred_path_of_another_connection_justifies_no_cap() -> None:
-    assert held([connection(1, subflow("10.1.0.2")), connection(2, subflow("10.2.0.2"))]) == {}
-
-
-def test_backup_path_justifies_no_cap() -> None:
-    assert held([connection(1, subflow("10.1.0.2"), subflow("10.2.0.2", backup=True))]) == {}
-
-
-def test_stalled_path_justifies_no_cap() -> None:
-    assert held([connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), stalled=True))]) == {}
-
-
-def test_backup_subflow_is_not_capped() -> None:
-    both = connection(1, subflow("10.1.0.2", backup=True), subflow("10.2.0.2"))
-    assert held([both]) == {}
+def test_cap_needs_a_more_preferred_network_and_never_exceeds_the_limit() -> None:
+    assert held([BOTH], replace(WIFI, preference=2), ETHERNET) == {}
+    odd = ETHERNET.with_rates({RateKind.CAP: Rate.parse("9mbit"), RateKind.LIMIT: Rate.parse("5mbit")})
+    assert held([BOTH], WIFI, odd) == {"10.1.0.2:40000": ("cap", "5mbit")}
 
 
 def test_connection_with_backups_alone_is_decided_as_without() -> None:
@@ -69,11 +71,6 @@ def test_connection_with_backups_alone_is_decided_as_without() -> None:
     assert held([connection(1, *backups)]) == capped != {}
     dead = replace(subflow("10.2.0.3"), stalled=True)
     assert held([connection(1, *backups, dead)]) == capped
-
-
-def test_networks_of_equal_preference_do_not_relieve_each_other() -> None:
-    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    assert held([both], replace(WIFI, preference=2), ETHERNET) == {}
 
 
 def test_most_preferred_live_network_of_three_stays_free() -> None:
@@ -104,12 +101,6 @@ def test_limit_applies_whenever_the_cap_does_not() -> None:
     }
 
 
-def test_cap_never_exceeds_the_limit() -> None:
-    odd = ETHERNET.with_rates({RateKind.CAP: Rate.parse("9mbit"), RateKind.LIMIT: Rate.parse("5mbit")})
-    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    assert held([both], WIFI, odd) == {"10.1.0.2:40000": ("cap", "5mbit")}
-
-
 def test_pause_frees_and_is_the_reason_only_for_those_it_frees() -> None:
     limited = network("ethernet", 1, 2, cap="1mbit", limit="5mbit")
     connections = [connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"), subflow("10.2.0.3"))]
@@ -136,39 +127,27 @@ def test_uplink_has_rates_of_its_own_by_the_same_rules() -> None:
     assert decisions[3].uplink.reason.startswith("backup subflow")
 
 
-def test_uplink_pays_from_another_share_than_the_downlink() -> None:
-    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    capped = decide_all([both], (WIFI, UPLINK.with_rates({RateKind.CAP: UPLINK.rates[RateKind.UPLINK_CAP]})))[0]
+def test_uplink_pays_from_another_share_than_the_downlink_and_is_paused() -> None:
+    capped = decide_all([BOTH], (WIFI, UPLINK.with_rates({RateKind.CAP: UPLINK.rates[RateKind.UPLINK_CAP]})))[0]
     assert None not in (capped.downlink.share, capped.uplink.share)
     assert capped.downlink.share != capped.uplink.share
-
-
-def test_pause_frees_uplinks_too() -> None:
-    both = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    capped, free = decide_all([both], (WIFI, UPLINK), paused=True)
+    capped, free = decide_all([BOTH], (WIFI, UPLINK), paused=True)
     assert capped.uplink == Verdict(None, "paused by the operator")
     assert free.uplink == Verdict(None, "network has no cap")
-
-
-def test_uplink_of_a_subflow_that_the_proxy_opened_is_throttled_too() -> None:
-    joined = subflow("10.1.0.2")
-    opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))
-    table = decision_table((WIFI, UPLINK))
-    reconfigure(table, (WIFI, UPLINK), paused=False, ports=frozenset({8080}))
-    table.update({Token(1): connection(1, subflow("10.2.0.2"), opened)})
-    assert table.decisions[Token(1)][1].uplink.share is not None
 
 
 def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None:
     joined = subflow("10.1.0.2")
     opened = replace(joined, ends=replace(joined.ends, proxy=replace(joined.ends.proxy, port=40001)))
-    table = decision_table((WIFI, ETHERNET))
+    networks = WIFI, replace(UPLINK, rates={**ETHERNET.rates, **UPLINK.rates})
+    table = decision_table(networks)
     table.update({Token(1): connection(1, subflow("10.2.0.2"), opened), Token(2): connection(2, joined)})
     assert table.decisions[Token(1)][1].downlink.share is not None
-    assert reconfigure(table, (WIFI, ETHERNET), paused=False, ports=frozenset({8080})).keys() == {Token(1)}
-    assert table.decisions[Token(1)][1].downlink.share is None
-    assert "classifier: socket" in table.decisions[Token(1)][1].downlink.reason
-    reconfigure(table, (WIFI, ETHERNET), paused=False, ports=None)
+    assert reconfigure(table, networks, paused=False, ports=frozenset({8080})).keys() == {Token(1)}
+    decision = table.decisions[Token(1)][1]
+    assert (decision.downlink.share, decision.uplink.share is None) == (None, False)
+    assert "classifier: socket" in decision.downlink.reason
+    reconfigure(table, networks, paused=False, ports=None)
     assert table.decisions[Token(1)][1].downlink.share is not None
 
 
@@ -177,10 +156,7 @@ def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None
     [
         (Per.NETWORK, ["", "", ""]),
         (Per.CLIENT, ["10.1.0.2", "10.1.0.2", "10.1.0.3"]),
-        (
-            Per.SUBFLOW,
-            ["10.1.0.2:1-10.3.0.2:8080", "10.1.0.2:2-10.3.0.2:8080", "10.1.0.3:1-10.3.0.2:8080"],
-        ),
+        (Per.SUBFLOW, ["10.1.0.2:1-10.3.0.2:8080", "10.1.0.2:2-10.3.0.2:8080", "10.1.0.3:1-10.3.0.2:8080"]),
     ],
 )
 def test_share_is_that_of_a_network_client_or_subflow(per: Per, expected: list[str]) -> None:
@@ -238,9 +214,7 @@ _CONNECTIONS = st.lists(st.lists(_SUBFLOWS, min_size=1, max_size=4), max_size=4)
 
 
 @given(_CONNECTIONS)
-def test_cap_always_has_a_live_preferred_path_of_its_connection(
-    connections: list[Connection],
-) -> None:
+def test_cap_always_has_a_live_preferred_path_of_its_connection(connections: list[Connection]) -> None:
     networks = [WIFI, ETHERNET, network("third", 3, 3, cap="2mbit", limit="3mbit")]
     preference = {n.name: n.preference for n in networks}
     decisions = decide_all(connections, networks)

@@ -99,11 +99,7 @@ linux-image-cloud-amd64
 
 @pytest.mark.parametrize(
     ("series", "package"),
-    [
-        ("6.1", "linux-image-6.1.0-56-cloud-amd64"),
-        ("6.12", "linux-image-6.12.117+deb12-cloud-amd64"),
-        ("6.11", None),
-    ],
+    [("6.1", "linux-image-6.1.0-56-cloud-amd64"), ("6.12", "linux-image-6.12.117+deb12-cloud-amd64"), ("6.11", None)],
 )
 def test_the_newest_kernel_of_a_series_is_what_its_metapackage_depends_on(series: str, package: str | None) -> None:
     assert newest(series, METAPACKAGES) == package

@@ -770,8 +770,5 @@ def test_policed_uplink_is_reported_with_its_reason_and_logged_once(
     shown = {
         one["network"]: (one["uplink"]["policed"], one["uplink"]["reason"]) for one in connection_status["subflows"]
     }
-    assert shown == {
-        "ethernet": (True, f"wifi is live; {KEEPS_SENDING}"),
-        "wifi": (False, "network has no cap"),
-    }
+    assert shown == {"ethernet": (True, f"wifi is live; {KEEPS_SENDING}"), "wifi": (False, "network has no cap")}
     assert caplog.text.count("policed client=10.1.0.1:40000 direction=uplink") == 1

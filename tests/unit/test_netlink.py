@@ -152,9 +152,14 @@ def test_decoding_ends_at_a_length_of_zero(read: Callable[[bytes], object]) -> N
     assert not list(read(bytes(64)))  # type: ignore[call-overload]
 
 
-def test_dump_returns_the_payloads_of_all_datagrams(answer: Answer) -> None:
-    answer(listing(b"one ", b"two "))
-    assert NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP) == [b"one ", b"two "]
+def test_payloads_of_all_datagrams_are_returned_and_streamed_as_they_come(answer: Answer) -> None:
+    answer(
+        listing(b"one ", b"two "),
+        lambda sequences: [pack(ENTRY, 0, sequences[0], b"one ")],  # the dump has not ended
+    )
+    netlink = NetlinkSocket(socket.NETLINK_ROUTE)
+    assert netlink.dump(DUMP) == [b"one ", b"two "]
+    assert next(netlink.stream(DUMP)) == b"one "
 
 
 def test_dump_ignores_the_rest_of_an_earlier_answer(answer: Answer) -> None:
@@ -170,18 +175,31 @@ def test_dump_ignores_the_rest_of_an_earlier_answer(answer: Answer) -> None:
     assert NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP) == [b"new "]
 
 
-def test_dump_raises_an_error_at_its_end(answer: Answer) -> None:
-    answer(listing(b"one ", end=explained(errno.ENOMEM, b"no room", skipped=0), end_flags=NLM_F_ACK_TLVS))
-    with pytest.raises(KernelError, match=r"list: ENOMEM \(no room\)") as raised:
+@pytest.mark.parametrize(
+    ("reply", "number", "text"),
+    [
+        (
+            listing(b"one ", end=explained(errno.ENOMEM, b"no room", skipped=0), end_flags=NLM_F_ACK_TLVS),
+            errno.ENOMEM,
+            "list: ENOMEM (no room)",
+        ),
+        (
+            lambda sequences: [
+                pack(NLMSG_ERROR, NLM_F_ACK_TLVS, sequences[0], explained(errno.EPERM, b"not you", skipped=16))
+            ],
+            errno.EPERM,
+            "list: EPERM (not you)",
+        ),
+    ],
+    ids=["at the end", "at once"],
+)
+def test_dump_raises_a_refusal_with_the_kernels_explanation(
+    answer: Answer, reply: Reply, number: int, text: str
+) -> None:
+    answer(reply)
+    with pytest.raises(KernelError) as raised:
         NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP)
-    assert raised.value.number == errno.ENOMEM
-
-
-def test_dump_raises_a_refusal_with_the_kernels_explanation(answer: Answer) -> None:
-    refusal = explained(errno.EPERM, b"not you", skipped=16)
-    answer(lambda sequences: [pack(NLMSG_ERROR, NLM_F_ACK_TLVS, sequences[0], refusal)])
-    with pytest.raises(KernelError, match=r"list: EPERM \(not you\)"):
-        NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP)
+    assert (raised.value.number, str(raised.value)) == (number, text)
 
 
 @pytest.mark.parametrize("interrupted", [INTERRUPTED, listing(b"one ", end_flags=NLM_F_DUMP_INTR)])
@@ -196,11 +214,6 @@ def test_dump_that_is_always_interrupted_raises_after_five_attempts(answer: Answ
         NetlinkSocket(socket.NETLINK_ROUTE).dump(DUMP)
     assert raised.value.number == errno.EINTR
     assert len(fake.sent) == 5
-
-
-def test_stream_yields_before_the_dump_has_ended(answer: Answer) -> None:
-    answer(lambda sequences: [pack(ENTRY, 0, sequences[0], b"one ")])
-    assert next(NetlinkSocket(socket.NETLINK_ROUTE).stream(DUMP)) == b"one "
 
 
 def test_read_consistently_does_not_repeat_other_errors() -> None:
@@ -219,23 +232,13 @@ def changes(count: int) -> list[Request]:
     return [Request(f"change {number}", ENTRY, 0, b"") for number in range(count)]
 
 
-def test_carry_out_reports_each_refusal_of_a_batch(answer: Answer) -> None:
-    fake = answer(acknowledge(0, errno.EBUSY, 0))
+@pytest.mark.parametrize("numbers", [(0, errno.EBUSY, 0), (errno.EPERM, 0, errno.EBUSY)])
+def test_batch_reports_each_refusal_and_acknowledges_its_last_request(answer: Answer, numbers: tuple[int, ...]) -> None:
+    fake = answer(acknowledge(*numbers))
     refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
-    assert [None if refusal is None else str(refusal) for refusal in refusals] == [None, "change 1: EBUSY", None]
-    assert len(fake.sent) == 1
-
-
-def test_only_the_last_request_of_a_batch_is_acknowledged(answer: Answer) -> None:
-    fake = answer(acknowledge(0, errno.EBUSY, 0))
-    NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
-    assert [bool(message.flags & NLM_F_ACK) for message in fake.sent[0]] == [False, False, True]
-
-
-def test_refusal_of_the_last_request_ends_a_batch(answer: Answer) -> None:
-    answer(acknowledge(errno.EPERM, 0, errno.EBUSY))
-    refusals = NetlinkSocket(socket.NETLINK_ROUTE).carry_out(changes(3))
-    assert list(map(str, refusals)) == ["change 0: EPERM", "None", "change 2: EBUSY"]
+    expected = [f"change {n}: {errno.errorcode[error]}" if error else "None" for n, error in enumerate(numbers)]
+    assert list(map(str, refusals)) == expected
+    assert [[bool(message.flags & NLM_F_ACK) for message in batch] for batch in fake.sent] == [[False, False, True]]
 
 
 def test_what_has_arrived_is_read_after_an_overrun(answer: Answer) -> None:
@@ -315,21 +318,21 @@ def test_fault_in_a_transaction_sends_nothing(answer: Answer, injected: list[Seq
     assert (injected, fake.sent) == ([["change 1"]], [])
 
 
-def test_get_returns_what_comes_before_the_acknowledgment(answer: Answer) -> None:
-    answer(lambda sequences: [pack(ENTRY, 0, sequences[0], b"one"), *acknowledge(0)(sequences)])
-    assert NetlinkSocket(socket.NETLINK_ROUTE).get(DUMP) == [b"one"]
-
-
-def test_get_raises_what_the_kernel_refuses(answer: Answer) -> None:
-    answer(acknowledge(errno.ENOENT))
-    with pytest.raises(KernelError, match=r"^list: ENOENT$"):
-        NetlinkSocket(socket.NETLINK_ROUTE).get(DUMP)
-
-
 # struct inet_diag_msg of an IPv4 socket from port 8080 to 40000, without attributes.
 SOCKET: Final = pack_struct(
     "!BBBBHH4s12x4s12x4x8s20x", 2, 1, 0, 0, 8080, 40000, b"\x0a\0\0\1", b"\x0a\0\0\2", b"cookie!!"
 )
+
+
+def test_get_returns_what_comes_before_the_acknowledgment_or_raises(answer: Answer) -> None:
+    answer(
+        lambda sequences: [pack(ENTRY, 0, sequences[0], b"one"), *acknowledge(0)(sequences)],
+        acknowledge(errno.ENOENT),
+    )
+    netlink = NetlinkSocket(socket.NETLINK_ROUTE)
+    assert netlink.get(DUMP) == [b"one"]
+    with pytest.raises(KernelError, match=r"^list: ENOENT$"):
+        netlink.get(DUMP)
 
 
 def test_inet_diag_lists_a_socket_with_its_cookie(answer: Answer) -> None:
@@ -341,10 +344,7 @@ def test_inet_diag_lists_a_socket_with_its_cookie(answer: Answer) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "number"),
-    [
-        (listing(SOCKET, end=error(errno.ENOMEM)), errno.ENOMEM),
-        (listing(SOCKET, flags=NLM_F_DUMP_INTR), errno.EINTR),
-    ],
+    [(listing(SOCKET, end=error(errno.ENOMEM)), errno.ENOMEM), (listing(SOCKET, flags=NLM_F_DUMP_INTR), errno.EINTR)],
 )
 def test_inet_diag_does_not_end_a_listing_that_is_incomplete(answer: Answer, reply: Reply, number: int) -> None:
     answer(reply, listing())

@@ -248,9 +248,7 @@ def test_everything_else_is_rejected(name: str) -> None:
     assert cbpf_interpreter.run(PROGRAMS[LinkHeader.ETHERNET], REJECT[name]) == 0
 
 
-def test_snap_length_keeps_the_longest_headers_and_no_payload(
-    kernels: dict[LinkHeader, Kernel],
-) -> None:
+def test_snap_length_keeps_the_longest_headers_and_no_payload(kernels: dict[LinkHeader, Kernel]) -> None:
     headers = ethernet(ipv4(tcp(NOP * 37 + PRIO, b""), NOP * 40), 0x88A8, 0x8100)
     assert kernels[LinkHeader.ETHERNET].kept(headers + DATA) == headers
 

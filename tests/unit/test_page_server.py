@@ -162,10 +162,7 @@ def test_group_sees_addresses_and_strangers_of_this_host_do_not(page: PageServer
     assert CLIENT not in json.dumps(hidden)
     client = hidden["top"]["networks"][0]["clients"][0]
     assert client["client"].startswith("host-")
-    assert client["subflows"][0] == {
-        "client_port": None,
-        "downlink": {"reason": f"{client['client']} is capped"},
-    }
+    assert client["subflows"][0] == {"client_port": None, "downlink": {"reason": f"{client['client']} is capped"}}
 
 
 def test_group_can_hide_addresses_for_a_picture(page: PageServer) -> None:

@@ -50,10 +50,7 @@ _NETWORKS = st.tuples(st.sampled_from(Per), st.sampled_from(Per), st.booleans())
     )
 )
 _RULES = st.builds(
-    replace,
-    st.just(RULES),
-    linger=st.sampled_from([0.0, 3.0]),
-    other_traffic=st.sampled_from([None, Rate(10_000_000)]),
+    replace, st.just(RULES), linger=st.sampled_from([0.0, 3.0]), other_traffic=st.sampled_from([None, Rate(10_000_000)])
 )
 
 

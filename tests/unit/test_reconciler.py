@@ -55,11 +55,7 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
             kernel_plan({3: SLOW}, {V4: 3}),
             (AddClass(3, SLOW), ChangeAssignments(4, {V4: 3}, {V4: 2}), DeleteClass(2)),
         ),
-        (
-            KernelState(QdiscState(), ONE_MARK),
-            ONE,
-            (InstallHtb(0), AddClass(2, SLOW)),
-        ),
+        (KernelState(QdiscState(), ONE_MARK), ONE, (InstallHtb(0), AddClass(2, SLOW))),
         (
             KernelState(QdiscState(HtbState(0, False, {2: SLOW})), ONE_MARK),
             ONE,
@@ -155,13 +151,7 @@ def test_reconcile_frees_and_reports_what_the_kernel_refuses(refused: type[Opera
 
 @pytest.mark.parametrize("refused", [ChangeClass, RemoveAssignments, ChangeAssignments, DeleteClass])
 @pytest.mark.parametrize(
-    "plan",
-    [
-        UNTOUCHED,
-        kernel_plan({2: SLOW}),
-        kernel_plan({2: FAST}, {V4: 2}),
-        kernel_plan({3: FAST}, {V4: 3}),
-    ],
+    "plan", [UNTOUCHED, kernel_plan({2: SLOW}), kernel_plan({2: FAST}, {V4: 2}), kernel_plan({3: FAST}, {V4: 3})]
 )
 def test_reconcile_leaves_nobody_at_an_old_rate_if_a_change_is_refused(
     refused: type[Operation], plan: KernelPlan
@@ -312,10 +302,7 @@ def test_incremental_changes_what_differs_and_reads_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("refused", "objects"),
-    [
-        (AddClass, {KernelObject(ObjectKind.CLASS, 3)}),
-        (ChangeAssignments, {KernelObject(ObjectKind.ASSIGNMENT, V4B)}),
-    ],
+    [(AddClass, {KernelObject(ObjectKind.CLASS, 3)}), (ChangeAssignments, {KernelObject(ObjectKind.ASSIGNMENT, V4B)})],
 )
 def test_incremental_frees_wholly_what_is_refused_and_only_that(
     refused: type[Operation], objects: set[KernelObject]

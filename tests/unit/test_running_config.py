@@ -41,9 +41,7 @@ def test_reload_tells_invalid_files_from_a_needed_restart() -> None:
     assert judge(CONFIG, INVALID) == Judgement(problems=tuple(INVALID.problems), valid=False)
 
 
-def test_last_valid_configuration_stays_in_force_with_the_problem(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_last_valid_configuration_stays_in_force_with_the_problem(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     settings = RunningConfig(CONFIG, 1.0)
     assert settings.status() == {"loaded_at": 1.0, "problems": []}

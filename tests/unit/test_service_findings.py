@@ -25,10 +25,7 @@ def host_in(directory: Path) -> Host:
 def status(problems: Mapping[str, str] = MappingProxyType({}), **daemon: object) -> Json:
     fine: Json = {"not_enforced": [], "errors": [], "config": {"problems": []}, "pause": None}
     features = {name: {"problem": problems.get(name)} for name in ("pacing", "discards")}
-    return {
-        "daemon": {**fine, "features": features, **daemon},
-        "sniffer": {"connected": True, "problem": None},
-    }
+    return {"daemon": {**fine, "features": features, **daemon}, "sniffer": {"connected": True, "problem": None}}
 
 
 def test_service_that_does_not_answer_is_a_problem_with_its_remedy(tmp_path: Path) -> None:
