@@ -37,10 +37,7 @@ def shares(connections: list[Connection], *networks: AccessNetwork) -> dict[str,
 BOTH = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
 FREE = {
     "the only path": [connection(1, subflow("10.1.0.2"))],
-    "a preferred path of another connection": [
-        connection(1, subflow("10.1.0.2")),
-        connection(2, subflow("10.2.0.2")),
-    ],
+    "a preferred path of another connection": [connection(1, subflow("10.1.0.2")), connection(2, subflow("10.2.0.2"))],
     "a backup path": [connection(1, subflow("10.1.0.2"), subflow("10.2.0.2", backup=True))],
     "a stalled path": [connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), stalled=True))],
     "a backup subflow": [connection(1, subflow("10.1.0.2", backup=True), subflow("10.2.0.2"))],

@@ -326,8 +326,7 @@ SOCKET: Final = pack_struct(
 
 def test_get_returns_what_comes_before_the_acknowledgment_or_raises(answer: Answer) -> None:
     answer(
-        lambda sequences: [pack(ENTRY, 0, sequences[0], b"one"), *acknowledge(0)(sequences)],
-        acknowledge(errno.ENOENT),
+        lambda sequences: [pack(ENTRY, 0, sequences[0], b"one"), *acknowledge(0)(sequences)], acknowledge(errno.ENOENT)
     )
     netlink = NetlinkSocket(socket.NETLINK_ROUTE)
     assert netlink.get(DUMP) == [b"one"]
