@@ -3,7 +3,8 @@
 Each file in `golden/` tells a story in steps, one per point in time (`at 5s`, what happens). The control loop plays it
 against a kernel in memory. The lines of a step:
 
-    connection NUMBER CLIENT:PORT [(backup)|(stalled)] ...   all such lines are the sniffer's table
+    connection NUMBER CLIENT:PORT [(backup)|(stalled)] ...   a connection of the sniffer's table, or its change
+    ended NUMBER ...                                         connections that are not there any more
     network NAME SUBNET ... KEY=VALUE ...                    a network; before the first step, or changed in it;
                                                              until then wifi and ethernet are those of `examples.py`
     daemon KEY=VALUE ...                                     mark_mask, linger, other_traffic, classifier; likewise
@@ -35,7 +36,7 @@ from model_kernel import ModelKernel, dangling
 from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
-from mptcp_throttle.model import AccessNetwork, Connection, Per, RateKind, Subflow
+from mptcp_throttle.model import AccessNetwork, Connection, Per, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.control.loop import Loop
@@ -74,6 +75,7 @@ class Story:
 
     def __init__(self, directory: Path) -> None:
         self.networks = {known.name: known for known in (WIFI, ETHERNET)}
+        self.table: dict[Token, Connection] = {}
         self.clock = ManualClock(0.0)
         self.source = ManualSource()
         self.kernel = ModelKernel(UNPACED)
@@ -134,11 +136,15 @@ def _play(story: Story, step: Sequence[str]) -> Iterator[str]:
     story.clock.now = parse_duration(step[0].split()[1]) + 1.0
     story.kernel.applied.clear()
     story.kernel.refuse = ()
-    table, paused = [], False
+    paused = False
     for line in step[1:]:
         keyword, *words = line.split()
         if keyword == "connection":
-            table.append(_connection(words))
+            changed = _connection(words)
+            story.table[changed.token] = changed
+        elif keyword == "ended":
+            for number in words:
+                del story.table[Token(int(number))]
         elif keyword == "paused":
             paused = True
         elif keyword == "by":
@@ -149,7 +155,7 @@ def _play(story: Story, step: Sequence[str]) -> Iterator[str]:
         else:
             _configure(story, line)
     story.operator.pause(Pause(None) if paused else None)
-    story.source.update = TableUpdate("epoch", 1, {one.token: one for one in table}, True, None)
+    story.source.update = TableUpdate("epoch", 1, dict(story.table), True, None)
     story.loop.step()
     for operation in story.kernel.applied:
         yield from story.abbreviated(operation)
