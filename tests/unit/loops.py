@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from examples import ETHERNET, WIFI
+from examples import ETHERNET, WIFI, connection, subflow
 from model_kernel import ModelKernel
 from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
-from mptcp_throttle.model import Connection
+from mptcp_throttle.model import AccessNetwork, Connection
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
@@ -17,23 +18,39 @@ from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
 
+@dataclass
 class LoopOnModels:
-    """A loop for connections over Wi-Fi, and Ethernet, which has a cap; its operator state is in `directory`."""
+    """A loop for connections over these networks, with everything around it; its operator state is in `directory`."""
 
-    def __init__(self, directory: Path) -> None:
-        self.clock = ManualClock()
-        self.operator = OperatorStore(directory / "overrides.json", (WIFI, ETHERNET), self.clock)
-        self._source = ManualSource()
-        kernel = ModelKernel(KernelState(pacing=PacingState({})))
-        running = RunningConfig(configuration(), self.clock.time())
-        uplinks, features = ModelUplinks(), kernel.features
-        self.loop = Loop(running, self.operator, self._source, kernel, uplinks, features, self.clock, lambda _: None)
+    directory: Path
+    configured: tuple[AccessNetwork, ...] = (WIFI, ETHERNET)
+    kernel: ModelKernel = field(default_factory=lambda: ModelKernel(KernelState(pacing=PacingState({}))))
+    uplinks: ModelUplinks = field(default_factory=ModelUplinks)
+    clock: ManualClock = field(default_factory=ManualClock)
+    source: ManualSource = field(default_factory=ManualSource)
+    closed: list[ClosedSubflow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.running = RunningConfig(configuration(self.configured), self.clock.time())
+        self.operator = OperatorStore(self.directory / "overrides.json", self.configured, self.clock)
+        self.loop = Loop(
+            self.running,
+            self.operator,
+            self.source,
+            self.kernel,
+            self.uplinks,
+            self.kernel.features,
+            self.clock,
+            self.closed.extend,
+        )
 
     def show(self, *connections: Connection) -> Snapshot:
         """The snapshot after one step with these connections, and no others."""
-        self._source.update = TableUpdate("epoch", 1, {one.token: one for one in connections}, whole=True, problem=None)
+        table = {connection.token: connection for connection in connections}
+        self.source.update = TableUpdate("epoch", 1, table, whole=True, problem=None)
         self.loop.step()
         return self.loop.snapshot
 
@@ -44,3 +61,13 @@ def snapshot_of(directory: Path, *connections: Connection, paused: bool = False)
     if paused:
         running.operator.pause(Pause(None))
     return running.show(*connections)
+
+
+def snapshot_of_two_networks(directory: Path) -> Snapshot:
+    """Of connections over Ethernet and Wi-Fi, Wi-Fi alone, and no network."""
+    return snapshot_of(
+        directory,
+        connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")),
+        connection(2, subflow("10.2.0.1", 41000)),
+        connection(3, subflow("192.0.2.1")),
+    )

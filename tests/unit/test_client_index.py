@@ -11,7 +11,7 @@ from examples import WIFI, connection, subflow
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
-from loops import snapshot_of
+from loops import snapshot_of_two_networks
 
 from mptcp_throttle.model import AccessNetwork, ClientPrefix
 from mptcp_throttled.answers.client_index import ClientIndex
@@ -36,12 +36,7 @@ def fresh(snapshot: Snapshot) -> ClientIndex:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Snapshot:
-    return snapshot_of(
-        tmp_path,
-        connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")),
-        connection(2, subflow("10.2.0.1", 41000)),
-        connection(3, subflow("192.0.2.1")),
-    )
+    return snapshot_of_two_networks(tmp_path)
 
 
 def test_clients_have_their_subflows_of_all_connections(snapshot: Snapshot) -> None:

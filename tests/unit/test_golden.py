@@ -31,17 +31,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from examples import ETHERNET, WIFI, connection, subflow
+from examples import connection, subflow
+from loops import LoopOnModels
 from model_kernel import ModelKernel, dangling
-from model_uplinks import ModelUplinks
-from worlds import ManualClock, ManualSource, configuration
+from worlds import ManualClock
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.answers.plan_commands.commands import as_commands
-from mptcp_throttled.control.loop import Loop
-from mptcp_throttled.control.operator_state import OperatorStore
-from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.kernel.htb.htb import filter_bytecode
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
@@ -70,29 +67,15 @@ ABBREVIATED: Final = {
 UNPACED: Final = KernelState(pacing=PacingState(None, "stories are about tc and assignments"))
 
 
-class Story:
+class Story(LoopOnModels):
     """The control loop that plays a story, and everything around it."""
 
     def __init__(self, directory: Path) -> None:
-        self.networks = {known.name: known for known in (WIFI, ETHERNET)}
+        super().__init__(directory, kernel=ModelKernel(UNPACED), clock=ManualClock(0.0))
+        self.networks = {known.name: known for known in self.configured}
         self.table: dict[Token, Connection] = {}
-        self.clock = ManualClock(0.0)
-        self.source = ManualSource()
-        self.kernel = ModelKernel(UNPACED)
         self.kernel.pacing.state = FeatureState(UNPACED.pacing.problem)
         self.kernel.classifier = CLASSIFIER
-        self.running = RunningConfig(configuration(), self.clock.time())
-        self.operator = OperatorStore(directory / "overrides.json", (), self.clock)
-        self.loop = Loop(
-            self.running,
-            self.operator,
-            self.source,
-            self.kernel,
-            ModelUplinks(),
-            self.kernel.features,
-            self.clock,
-            lambda _closed: None,
-        )
 
     @property
     def marking(self) -> MarkedTraffic:

@@ -2,8 +2,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from examples import ETHERNET, WIFI, connection, ends, subflow
-from hypothesis import given
-from hypothesis import strategies as st
 from policy_oracle import decide_all, plan_of
 
 from mptcp_throttle.model import RateKind
@@ -110,14 +108,3 @@ def test_share_gets_no_class_if_no_minor_is_left() -> None:
     slots = assign_classes([A, B, C, D, E], {}, 0.0, RULES)
     assert [slot.minor for slot in slots.values()] == [2, 3, 4, 5]
     assert E not in slots
-
-
-@given(st.lists(st.sets(st.sampled_from("ABCDEFGH")), max_size=20))
-def test_minors_are_unique_within_bounds_and_stable(steps: list[set[str]]) -> None:
-    slots: dict[Share, Slot] = {}
-    for now, wanted in enumerate(steps):
-        before, slots = slots, assign_classes([share(who) for who in sorted(wanted)], slots, float(now), RULES)
-        minors = [slot.minor for slot in slots.values()]
-        assert len(set(minors)) == len(minors)
-        assert all(2 <= minor <= RULES.max_minor for minor in minors)
-        assert all(before[s].minor == slots[s].minor for s in before if s in slots)

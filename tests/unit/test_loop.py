@@ -8,16 +8,16 @@ from __future__ import annotations
 import errno
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from examples import ETHERNET, WIFI, connection, ends, subflow
 from immutables import Map
-from model_kernel import ModelKernel
+from loops import LoopOnModels
 from model_uplinks import ModelUplinks
-from worlds import ManualClock, ManualSource, configuration
+from worlds import ManualClock, configuration
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -26,10 +26,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.status import connections
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox
-from mptcp_throttled.control.loop import Loop
-from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.requests import SetRate
-from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import REGISTRY
@@ -55,32 +52,8 @@ INTERVAL = 1.0
 SLOW = Rate.parse("1mbit")
 
 
-@dataclass
-class World:
-    """A loop with everything around it. `table` is the sniffer's."""
-
-    directory: Path
-    kernel: ModelKernel = field(default_factory=lambda: ModelKernel(KernelState(pacing=PacingState({}))))
-    uplinks: ModelUplinks = field(default_factory=ModelUplinks)
-    clock: ManualClock = field(default_factory=ManualClock)
-    source: ManualSource = field(default_factory=ManualSource)
-    inbox: Inbox = field(default_factory=Inbox)
-    table: dict[Token, Connection] = field(default_factory=dict)
-    closed: list[ClosedSubflow] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.running = RunningConfig(configuration(), self.clock.time())
-        self.operator = OperatorStore(self.directory / "overrides.json", (WIFI, ETHERNET), self.clock)
-        self.loop = Loop(
-            self.running,
-            self.operator,
-            self.source,
-            self.kernel,
-            self.uplinks,
-            self.kernel.features,
-            self.clock,
-            self.closed.extend,
-        )
+class World(LoopOnModels):
+    """A loop with everything around it."""
 
     def step(self, *joined: Connection, ended: int | None = None, after: float = 0.0) -> list[Operation]:
         """Let time pass, connections join and one end, and take one step; the operations that it tried."""
@@ -524,25 +497,27 @@ def test_latency_of_connections_older_than_the_daemon_is_not_known(tmp_path: Pat
 
 
 def test_request_is_answered_when_its_change_is_applied(world: World) -> None:
+    inbox = Inbox()
     world.step(client(1))
     world.settle()
     override = Override("ethernet", RateKind.CAP, Rate.parse("3mbit"), None)
 
     def ask() -> None:
-        world.inbox.ask(SetRate(override))
+        inbox.ask(SetRate(override))
         assert world.kernel.throttled == {capped(1): Rate.parse("3mbit")}
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask)
-        world.loop.step(world.inbox.wait(10))
+        world.loop.step(inbox.wait(10))
         asked.result(10)
 
 
 def test_request_that_is_refused_changes_nothing(world: World) -> None:
+    inbox = Inbox()
     override = Override("nowhere", RateKind.CAP, SLOW, None)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(world.inbox.ask, SetRate(override))
-        world.loop.step(world.inbox.wait(10))
+        asked = pool.submit(inbox.ask, SetRate(override))
+        world.loop.step(inbox.wait(10))
         with pytest.raises(UserError, match="no such access network"):
             asked.result(10)
     assert world.loop.snapshot.operator.overrides == ()

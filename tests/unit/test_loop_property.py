@@ -10,16 +10,12 @@ from examples import ETHERNET, WIFI, connection, ends, subflow
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
+from loops import LoopOnModels
 from model_kernel import ModelKernel
-from model_uplinks import ModelUplinks
 from policy_oracle import decide_all
-from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import Connection, RateKind, Token
 from mptcp_throttle.units import Rate
-from mptcp_throttled.control.loop import Loop
-from mptcp_throttled.control.operator_state import OperatorStore
-from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState
 from mptcp_throttled.vocabulary.operations import (
@@ -77,13 +73,10 @@ def joined(number: int, *, v6: bool, alone: bool) -> Connection:
 @given(STEPS, st.booleans())
 def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, object, bool]], paced: bool) -> None:
     pacing = PacingState({}) if paced else PacingState(None, "no cgroup2")
-    kernel, clock, source = ModelKernel(KernelState(pacing=pacing)), ManualClock(), ManualSource()
-    uplinks = ModelUplinks()
     table: dict[Token, Connection] = {}
     with tempfile.TemporaryDirectory() as directory:
-        operator = OperatorStore(Path(directory) / "overrides.json", NETWORKS, clock)
-        running = RunningConfig(configuration(NETWORKS), clock.time())
-        loop = Loop(running, operator, source, kernel, uplinks, kernel.features, clock, lambda _closed: None)
+        world = LoopOnModels(Path(directory), NETWORKS, ModelKernel(KernelState(pacing=pacing)))
+        loop, kernel, uplinks = world.loop, world.kernel, world.uplinks
         for what, argument, flag in steps:
             match what, argument:
                 case (("join" | "lone"), int(number)):
@@ -105,8 +98,8 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
                         kernel.state.qdisc, {4: AssignmentState({}, altered=True)}, kernel.state.pacing
                     )
                 case "wait", float(seconds):
-                    clock.now += seconds
-            source.update = TableUpdate("epoch", 1, dict(table), True, None)
+                    world.clock.now += seconds
+            world.source.update = TableUpdate("epoch", 1, dict(table), True, None)
             loop.step()
             decisions = decide_all(table.values(), NETWORKS)
             justified = {d.subflow.ends for d in decisions if d.downlink.share is not None}
@@ -122,7 +115,7 @@ def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, objec
         uplinks.refuse = set()
         loop.note_kernel_change()
         for _ in range(40):
-            clock.now += 0.5
+            world.clock.now += 0.5
             loop.step()
         assert set(loop.snapshot.throttled) == kernel.throttled.keys() == (justified if steps else set())
         assert {*loop.snapshot.uplinks} == {*uplinks.throttled} == (justified_uplinks if steps else set())

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examples import connection, subflow
 from immutables import Map
-from loops import snapshot_of
+from loops import snapshot_of_two_networks
 
 from mptcp_throttle.model import RateKind
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
@@ -17,12 +16,7 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Snapshot:
-    return snapshot_of(
-        tmp_path,
-        connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")),
-        connection(2, subflow("10.2.0.1", 41000)),
-        connection(3, subflow("192.0.2.1")),
-    )
+    return snapshot_of_two_networks(tmp_path)
 
 
 def test_subflows_are_counted_by_network_and_rate_kind(snapshot: Snapshot) -> None:
