@@ -41,32 +41,29 @@ def arrivals(*pieces: tuple[PackedEndpoint, int, int]) -> list[Arrival]:
     return [Arrival(at, subflow, own * 100, whole * 100, 100) for at, (subflow, own, whole) in enumerate(pieces)]
 
 
-def test_two_paths_of_which_one_is_late() -> None:
-    found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 2), (TWO, 1, 3), (ONE, 1, 1), (TWO, 2, 4)))
-    assert (found.packets, found.percent, found.percent_in_subflows) == (5, 40.0, 0.0)
-    # The first of the two that overtook came two seconds and two packets before the late one.
-    assert (found.most_held, found.extent, found.wait) == (200, 2, 2000.0)
-
-
-def test_extent_is_counted_from_the_first_packet_that_overtook() -> None:
-    """RFC 4737, section 4.2.1: i - j of the packets 3, 1, 2 is 1 for the second, and 2 for the third."""
-    found = summarise(arrivals((ONE, 0, 2), (TWO, 0, 0), (TWO, 1, 1)))
-    assert found.extent == 2
-
-
-def test_each_early_packet_waits_until_no_earlier_byte_is_missing() -> None:
-    found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 2), (TWO, 1, 4), (ONE, 1, 1), (ONE, 2, 3)))
-    assert (found.percent, found.most_held, found.extent, found.wait) == (40.0, 200, 2, 2000.0)
-
-
-def test_what_arrives_twice_counts_once() -> None:
-    found = summarise(arrivals((ONE, 0, 0), (TWO, 0, 0), (ONE, 2, 2), (ONE, 1, 1), (ONE, 2, 2)))
-    assert (found.packets, round(found.percent, 1), round(found.percent_in_subflows, 1)) == (3, 0.0, 33.3)
-
-
-def test_packet_that_comes_twice_while_it_is_kept_is_out_of_order_once() -> None:
-    found = summarise(arrivals((ONE, 0, 0), (ONE, 2, 2), (ONE, 2, 2), (ONE, 1, 1)))
-    assert (found.packets, round(found.percent_in_subflows, 1)) == (3, 33.3)
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        # The first of the two that overtook came two seconds and two packets before the late one.
+        ([(ONE, 0, 0), (TWO, 0, 2), (TWO, 1, 3), (ONE, 1, 1), (TWO, 2, 4)], (5, 40.0, 0.0, 200, 2, 2000.0)),
+        # RFC 4737, section 4.2.1: i - j of the packets 3, 1, 2 is 1 for the second, and 2 for the third.
+        ([(ONE, 0, 2), (TWO, 0, 0), (TWO, 1, 1)], (3, 33.3, 0.0, 100, 2, 2000.0)),
+        # Each early packet waits until no earlier byte is missing.
+        ([(ONE, 0, 0), (TWO, 0, 2), (TWO, 1, 4), (ONE, 1, 1), (ONE, 2, 3)], (5, 40.0, 0.0, 200, 2, 2000.0)),
+        # What arrives twice counts once, also while it is kept.
+        ([(ONE, 0, 0), (TWO, 0, 0), (ONE, 2, 2), (ONE, 1, 1), (ONE, 2, 2)], (3, 0.0, 33.3, 0, 0, 0.0)),
+        ([(ONE, 0, 0), (ONE, 2, 2), (ONE, 2, 2), (ONE, 1, 1)], (3, 0.0, 33.3, 0, 0, 0.0)),
+        # TCP keeps the second packet of subflow one until the first has come: by then it is not early any more.
+        ([(ONE, 1, 1), (ONE, 0, 0), (TWO, 0, 2)], (3, 0.0, 33.3, 0, 0, 0.0)),
+    ],
+    ids=["a late path", "extent", "waits", "twice", "twice while kept", "in its subflow"],
+)
+def test_summary_tells_what_is_out_of_order(
+    pieces: list[tuple[PackedEndpoint, int, int]], expected: tuple[float, ...]
+) -> None:
+    summary = summarise(arrivals(*pieces))
+    shares = round(summary.percent, 1), round(summary.percent_in_subflows, 1)
+    assert (summary.packets, *shares, summary.most_held, summary.extent, summary.wait) == expected
 
 
 def test_packet_that_is_missing_is_an_error() -> None:
@@ -75,13 +72,6 @@ def test_packet_that_is_missing_is_an_error() -> None:
     assert summarise(arrivals((ONE, 0, 0), *later[:5])).packets == 1
     with pytest.raises(ValueError, match="a packet of a subflow is missing"):
         summarise(arrivals((ONE, 0, 0), *later))
-
-
-def test_packet_that_waits_in_its_subflow_comes_when_that_is_in_order() -> None:
-    """TCP keeps the second packet of subflow one until the first has come: by then it is not early any more."""
-    found = summarise(arrivals((ONE, 1, 1), (ONE, 0, 0), (TWO, 0, 2)))
-    assert (found.packets, found.percent, round(found.percent_in_subflows, 1)) == (3, 0.0, 33.3)
-    assert (found.most_held, found.extent, found.wait) == (0, 0, 0.0)
 
 
 def dss(sequence: int, subflow: int, length: int, *, wide: bool, ack: int, checksum: bool) -> bytes:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_kernel import ModelKernel
 
+from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.enforcing.reconciler import Reconciler
@@ -35,6 +36,7 @@ V4, V4B, V6 = ends("10.1.0.2"), ends("10.1.0.3"), ends("fd00:1::2")
 ONE = kernel_plan({2: SLOW}, {V4: 2})
 ONE_MARK = {4: AssignmentState({V4: 2})}
 ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
+ALTERED = replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)})
 
 
 @pytest.mark.parametrize(
@@ -66,16 +68,8 @@ ONE_IN_KERNEL = KernelState(QdiscState(HtbState(0, True, {2: SLOW})), ONE_MARK)
             ONE,
             (ChangeClass(2, SLOW, replace_leaf=True),),
         ),
-        (
-            replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}),
-            ONE,
-            (MakeAssignments(4, {V4: 2}),),
-        ),
-        (
-            replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}),
-            kernel_plan({2: SLOW}),
-            (RemoveAssignments(4),),
-        ),
+        (ALTERED, ONE, (MakeAssignments(4, {V4: 2}),)),
+        (ALTERED, kernel_plan({2: SLOW}), (RemoveAssignments(4),)),
         (ONE_IN_KERNEL, kernel_plan({2: SLOW}, {V4: 2, V4B: 2}), (ChangeAssignments(4, {V4B: 2}, {}),)),
     ],
 )
@@ -126,16 +120,15 @@ def test_diff_paces_before_capping_and_unpaces_after_freeing() -> None:
     assert diff(paced, UNTOUCHED) == (RemoveAssignments(4), ChangePaces({}, {V4: 1000}), RestoreQdisc())
 
 
-def test_reconcile_throttles_by_htb_alone_if_pacing_is_unavailable() -> None:
-    kernel = ModelKernel(KernelState(pacing=PacingState(None, "no cgroup2")))
-    outcome = Reconciler(kernel).full(PACED)
-    assert (outcome.failures, outcome.applied) == ((), ONE)
-
-
-def test_reconcile_reports_a_refused_pace_and_keeps_the_cap() -> None:
-    kernel = ModelKernel(KernelState(pacing=PacingState({})), ChangePaces)
-    outcome = Reconciler(kernel).full(PACED)
-    assert (outcome.failures, outcome.applied) == (("ChangePaces: ENOMEM",), ONE)
+@pytest.mark.parametrize(
+    ("pacing", "refuse", "failures"),
+    [(PacingState(None, "no cgroup2"), (), ()), (PacingState({}), (ChangePaces,), ("ChangePaces: ENOMEM",))],
+)
+def test_reconcile_caps_where_sockets_cannot_be_paced(
+    pacing: PacingState, refuse: tuple[type[Operation], ...], failures: tuple[str, ...]
+) -> None:
+    outcome = Reconciler(ModelKernel(KernelState(pacing=pacing), *refuse)).full(PACED)
+    assert (outcome.failures, outcome.applied) == (failures, ONE)
 
 
 @pytest.mark.parametrize("refused", [InstallHtb, AddClass, MakeAssignments])
@@ -172,12 +165,28 @@ def test_reconcile_removes_the_qdisc_if_nothing_else_frees() -> None:
     assert set(outcome.failures) == {"ChangeAssignments: ENOMEM", "DeleteClass: ENOMEM"}
 
 
-def test_reconcile_adds_other_classes_beside_a_refused_one() -> None:
-    kernel = ModelKernel(None, AddClass(2, SLOW))
-    outcome = Reconciler(kernel).full(kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
-    assert outcome.failures == ("AddClass: ENOMEM",)
-    assert dict(outcome.applied.assignments) == {V4B: 3}
-    assert kernel.state.assignments == {4: AssignmentState({V4B: 3})}
+BOTH = kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3})
+
+
+@pytest.mark.parametrize(
+    ("actual", "refused", "plan", "assigned"),
+    [
+        (None, AddClass(2, SLOW), BOTH, {V4B: 3}),
+        (ONE_IN_KERNEL, ChangeAssignments(4, {V4B: 3}, {}), BOTH, {V4: 2}),
+        (ALTERED, MakeAssignments, ONE, {}),
+        (ONE_IN_KERNEL, DeleteClass, kernel_plan({3: FAST}, {V4: 3}), {V4: 3}),
+    ],
+    ids=["a class", "a mark", "an altered chain", "an empty class"],
+)
+def test_reconcile_keeps_the_caps_beside_what_is_refused(
+    actual: KernelState | None, refused: Operation | type[Operation], plan: KernelPlan, assigned: dict[FourTuple, int]
+) -> None:
+    kernel = ModelKernel(actual, refused)
+    outcome = Reconciler(kernel).full(plan)
+    name = refused.__name__ if isinstance(refused, type) else type(refused).__name__
+    assert (outcome.failures, dict(outcome.applied.assignments)) == ((f"{name}: ENOMEM",), assigned)
+    assert kernel.throttled == {subflow: plan.classes[minor] for subflow, minor in assigned.items()}
+    assert kernel.state.assignments == ({4: AssignmentState(assigned)} if assigned else {})
 
 
 def test_reconcile_does_not_pace_a_subflow_without_mark() -> None:
@@ -186,54 +195,18 @@ def test_reconcile_does_not_pace_a_subflow_without_mark() -> None:
     assert (dict(outcome.applied.assignments), kernel.state.pacing.paces) == ({}, {})
 
 
-def test_reconcile_keeps_other_caps_beside_a_refused_mark() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, ChangeAssignments(4, {V4B: 3}, {}))
-    outcome = Reconciler(kernel).full(kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3}))
-    assert kernel.throttled == {V4: SLOW}
-    assert (outcome.failures, dict(outcome.applied.assignments)) == (("ChangeAssignments: ENOMEM",), {V4: 2})
-
-
-def test_reconcile_removes_an_altered_chain_it_cannot_remake() -> None:
-    kernel = ModelKernel(
-        replace(ONE_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}), MakeAssignments
-    )
-    outcome = Reconciler(kernel).full(ONE)
-    assert kernel.state.assignments == {}
-    assert (kernel.throttled, outcome.failures, dict(outcome.applied.assignments)) == (
-        {},
-        ("MakeAssignments: ENOMEM",),
-        {},
-    )
-
-
-def test_reconcile_tolerates_an_empty_class_it_cannot_delete() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, DeleteClass)
-    outcome = Reconciler(kernel).full(kernel_plan({3: FAST}, {V4: 3}))
-    assert kernel.throttled == {V4: FAST}
-    assert (outcome.failures, dict(outcome.applied.assignments)) == (("DeleteClass: ENOMEM",), {V4: 3})
-
-
-def test_reconcile_reports_an_operation_without_effect() -> None:
+@pytest.mark.parametrize("ignored", [AddClass, MakeAssignments])
+def test_operation_without_effect_is_reported_in_a_short_line(ignored: type[Operation]) -> None:
     class Deaf(ModelKernel):
         def _apply(self, operation: Operation) -> None:
-            if not isinstance(operation, AddClass):
-                super()._apply(operation)
-
-    outcome = Reconciler(Deaf()).full(ONE)
-    assert "AddClass: acknowledged by the kernel, but not applied" in outcome.failures
-    assert dict(outcome.applied.assignments) == {}
-
-
-def test_error_of_an_operation_without_effect_is_short() -> None:
-    class Deaf(ModelKernel):
-        def _apply(self, operation: Operation) -> None:
-            if not isinstance(operation, MakeAssignments):
+            if not isinstance(operation, ignored):
                 super()._apply(operation)
 
     many = {ends(f"10.1.{number // 250}.{number % 250}"): 2 for number in range(1000)}
     outcome = Reconciler(Deaf()).full(kernel_plan({2: SLOW}, many))
-    assert outcome.failures
+    assert f"{ignored.__name__}: acknowledged by the kernel, but not applied" in outcome.failures
     assert max(map(len, outcome.failures)) < 100
+    assert dict(outcome.applied.assignments) == {}
 
 
 def test_obstacle_is_reported_whether_or_not_anybody_is_throttled() -> None:
@@ -266,17 +239,17 @@ def test_pending_restore_does_not_displace_a_foreign_qdisc() -> None:
     assert Reconciler(ModelKernel(contested)).full(UNTOUCHED).done == (RestoreQdisc(),)
 
 
-def test_reconcile_repeats_a_read_that_failed() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=2)
+@pytest.mark.parametrize(
+    ("reads_refused", "errors", "applied", "throttled"),
+    [(2, (), ONE, {V4: SLOW}), (100, ("unreadable: ENOBUFS",), UNTOUCHED, {})],
+)
+def test_reconcile_repeats_a_read_that_failed_or_frees_everybody(
+    reads_refused: int, errors: tuple[str, ...], applied: KernelPlan, throttled: dict[FourTuple, Rate]
+) -> None:
+    kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=reads_refused)
     outcome = Reconciler(kernel).full(ONE)
-    assert (outcome.done, outcome.failures, outcome.applied) == ((), (), ONE)
-
-
-def test_reconcile_frees_everybody_if_the_kernel_is_unreadable() -> None:
-    kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=100)
-    outcome = Reconciler(kernel).full(ONE)
-    assert (outcome.errors, outcome.applied) == (("unreadable: ENOBUFS",), UNTOUCHED)
-    assert kernel.throttled == {}
+    assert (outcome.errors, outcome.applied, kernel.throttled) == (errors, applied, throttled)
+    assert outcome.done == () or errors
 
 
 NOTHING = kernel_plan({})

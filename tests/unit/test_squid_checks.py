@@ -31,20 +31,11 @@ def findings() -> list[Finding]:
     return list(proxy_checks.uploads(replace(host, config=replace(host.config, networks=(capped,)))))
 
 
-def test_host_without_squid_has_nothing_to_report(configuration: Path) -> None:
+def test_host_without_squid_or_rates_for_uplinks_has_nothing_to_report(configuration: Path) -> None:
     assert not configuration.exists()
     assert findings() == []
-
-
-def test_host_without_rates_for_uplinks_has_nothing_to_report(configuration: Path) -> None:
     configuration.write_text("http_port 8080\n")
     assert list(proxy_checks.uploads(examined_host())) == []
-
-
-def test_shipped_configuration_is_enough(configuration: Path) -> None:
-    configuration.write_text(f"http_port 8080\ninclude {REPOSITORY}/config/squid/*.conf\n")
-    (finding,) = findings()
-    assert (finding.problem, finding.unchecked) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +49,14 @@ def test_shipped_configuration_is_enough(configuration: Path) -> None:
         ("  client_request_buffer_max_size 67108864 bytes", True),
         ("client_request_buffer_max_size 64 MB\nclient_request_buffer_max_size 1 MB", False),
         ("include /no/such/*.conf", False),
+        (f"include {REPOSITORY}/config/squid/*.conf", True),
+        ("include {own}\nclient_request_buffer_max_size 64 MB", True),
     ],
 )
 def test_small_buffer_is_a_note_with_its_remedy(configuration: Path, lines: str, is_enough: bool) -> None:
-    configuration.write_text(f"{lines}\nhttp_port 8080\n")
+    configuration.write_text(f"{lines.format(own=configuration)}\nhttp_port 8080\n")
     (finding,) = findings()
-    assert (finding.problem is None) is is_enough
+    assert (finding.problem is None, finding.unchecked) == (is_enough, None)
     assert not (finding.problem and finding.harm)
 
 
@@ -116,12 +109,6 @@ def test_port_without_a_listener_names_the_ports_of_squid(
         " /etc/squid/conf.d, and `http_access allow` for the subnets of the clients"
     )
     assert finding.remedy == f"{without.remedy}{'' if listed is None else hint}"
-
-
-def test_file_that_includes_itself_is_read(configuration: Path) -> None:
-    configuration.write_text(f"include {configuration}\nclient_request_buffer_max_size 64 MB\n")
-    (finding,) = findings()
-    assert finding.problem is None
 
 
 def test_configuration_that_cannot_be_read_is_not_checked(configuration: Path) -> None:

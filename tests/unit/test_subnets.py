@@ -86,14 +86,15 @@ def test_subnets_of_file_and_list_are_those_of_the_network(tmp_path: Path) -> No
     assert config_paths(path)[-1] == elsewhere
 
 
-def test_network_without_any_subnet_is_refused(tmp_path: Path) -> None:
-    path = configuration(tmp_path, lte=LTE.replace("lte.subnets", "null"))
-    assert problems(path) == ["lte.yaml:1: subnets: is required; allowed: subnets, subnets_file, or both"]
-
-
-def test_missing_subnets_file_is_named_with_its_key(tmp_path: Path) -> None:
-    path = configuration(tmp_path, lte=LTE.replace("lte.subnets", "none"))
-    assert problems(path) == ["lte.yaml:3: subnets_file: none: cannot be read: No such file or directory"]
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("null", "lte.yaml:1: subnets: is required; allowed: subnets, subnets_file, or both"),
+        ("none", "lte.yaml:3: subnets_file: none: cannot be read: No such file or directory"),
+    ],
+)
+def test_network_without_any_subnet_is_refused(tmp_path: Path, file: str, line: str) -> None:
+    assert problems(configuration(tmp_path, lte=LTE.replace("lte.subnets", file))) == [line]
 
 
 def test_subnet_in_a_file_and_in_another_network_names_both_lines(tmp_path: Path) -> None:
