@@ -98,10 +98,14 @@ def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:  # noqa: ARG001
 def test_programs_are_attached_while_there_are_networks(kernel: Kernel, prevention: DiscardPrevention) -> None:
     prevention.follow(Situation(NETWORKS))
     assert (kernel.networks, kernel.attached, prevention.state.problem) == (NETWORKS, ["eth0", "wg0"], None)
+    prevention.follow(Situation((WIFI,)))
+    assert kernel.networks == (WIFI,)
     prevention.follow(Situation(()))
     assert kernel.attached == []
     prevention.follow(Situation(NETWORKS))
     assert (kernel.attached, kernel.loads) == (["eth0", "wg0"], 1)
+    prevention.release()
+    assert (kernel.attached, kernel.loaded) == ([], False)
 
 
 def test_interfaces_are_looked_for_once_a_second(kernel: Kernel, prevention: DiscardPrevention) -> None:
@@ -123,12 +127,6 @@ def test_programs_that_somebody_has_detached_are_attached_again(
     prevention.follow(Situation(NETWORKS))
     assert (kernel.attached, kernel.attaches) == (["eth0", "wg0"], 3)
     assert caplog.messages == ["eth0: another program had detached a discard-prevention program"]
-
-
-def test_changed_networks_do_not_wait(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.follow(Situation(NETWORKS))
-    prevention.follow(Situation((WIFI,)))
-    assert kernel.networks == (WIFI,)
 
 
 def test_interface_that_refuses_does_not_concern_the_others(kernel: Kernel, prevention: DiscardPrevention) -> None:
@@ -182,9 +180,3 @@ def test_nothing_is_a_problem_while_there_are_no_networks(kernel: Kernel, preven
     assert prevention.state.problem is None
     prevention.follow(Situation(NETWORKS))
     assert prevention.state.problem == "load discards.bpf.o: EPERM"
-
-
-def test_closed_prevention_has_nothing_attached_or_loaded(kernel: Kernel, prevention: DiscardPrevention) -> None:
-    prevention.follow(Situation(NETWORKS))
-    prevention.release()
-    assert (kernel.attached, kernel.loaded) == ([], False)

@@ -61,6 +61,16 @@ def test_rates_are_what_sockets_send(snapshot: Snapshot) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent_per_second", "minor", "counted", "is_proof"),
+    [(0, 0, 1.1, False), (2_900, 2, 0.0, False), (10_000, 2, 0.0, True)],
+)
+def test_idle_subflow_and_few_bytes_prove_nothing(
+    snapshot: Snapshot, sent_per_second: int, minor: int, counted: float, is_proof: bool
+) -> None:
+    assert bool(observe(snapshot, {CAPPED: sent_per_second}, minor, counted=counted).not_enforced) == is_proof
+
+
+@pytest.mark.parametrize(
     ("minor", "paced", "counted", "why"),
     [
         (0, True, 1.1, "its socket is not in its class"),
@@ -85,10 +95,6 @@ def test_kernel_that_throttles_whom_the_daemon_does_not_is_reported(snapshot: Sn
     assert observe(free, {CAPPED: 100_000}, minor=0).not_enforced == {
         CAPPED: "its socket is paced, though nothing is applied for it"
     }
-
-
-def test_difference_of_an_idle_subflow_is_not_reported(snapshot: Snapshot) -> None:
-    assert observe(snapshot, {CAPPED: 0}, minor=0).not_enforced == {}
 
 
 def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) -> None:
@@ -116,11 +122,6 @@ def test_sockets_that_are_no_subflows_of_the_table_do_not_matter(snapshot: Snaps
         sockets = {STRANGER: state(9, PACE, 100_000 * second)}
         enforcement = enforcement.after(Observation(float(second), sockets, {}), snapshot)
     assert enforcement.not_enforced == {}
-
-
-@pytest.mark.parametrize(("sent_per_second", "is_proof"), [(2_900, False), (10_000, True)])
-def test_few_bytes_prove_nothing_about_a_class(snapshot: Snapshot, sent_per_second: int, is_proof: bool) -> None:
-    assert bool(observe(snapshot, {CAPPED: sent_per_second}, counted=0.0).not_enforced) == is_proof
 
 
 def test_long_rates_cover_the_last_ten_to_twenty_seconds(snapshot: Snapshot) -> None:

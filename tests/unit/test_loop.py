@@ -116,15 +116,11 @@ def test_loop_touches_nothing_while_nobody_is_throttled(world: World) -> None:
     assert world.kernel.applied == []
 
 
-def test_loop_installs_htb_at_the_first_cap(world: World) -> None:
+def test_first_cap_installs_htb_and_a_further_cap_reads_no_kernel(world: World) -> None:
     tried = world.step(client(1))
     assert [type(operation) for operation in tried] == [ChangePaces, InstallHtb, AddClass, MakeAssignments]
     assert world.throttled == {capped(1)}
     assert world.loop.snapshot.applied == world.loop.snapshot.plan
-
-
-def test_loop_adds_a_further_cap_without_reading_the_kernel(world: World) -> None:
-    world.step(client(1))
     reads = world.kernel.reads
     tried = world.step(client(2))
     assert [type(operation) for operation in tried] == [ChangePaces, AddClass, ChangeAssignments]
@@ -148,15 +144,7 @@ def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) 
     assert not world.kernel.state.assignments
 
 
-def test_loop_frees_everybody_without_the_sniffer(world: World) -> None:
-    world.step(client(1))
-    world.source.update = TableUpdate(problem="no service answers")
-    world.step()
-    assert (world.throttled, world.kernel.throttled) == (set(), {})
-    assert world.loop.snapshot.sniffer.problem == "no service answers"
-
-
-def test_subflow_freed_without_the_sniffer_is_not_logged_as_ended(
+def test_loop_frees_everybody_without_the_sniffer_and_logs_no_end(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -166,6 +154,8 @@ def test_subflow_freed_without_the_sniffer_is_not_logged_as_ended(
     assert {*world.uplinks.throttled} == world.throttled == {capped(1)}
     world.source.update = TableUpdate(problem="no service answers")
     world.step()
+    assert (world.throttled, world.kernel.throttled, {*world.uplinks.throttled}) == (set(), {}, set())
+    assert world.loop.snapshot.sniffer.problem == "no service answers"
     lines = [line for line in caplog.messages if line.startswith("free ")]
     assert [line.partition(" reason=")[2] for line in lines] == ["'the sniffer does not answer'"] * 2
     world.step(client(2))
@@ -205,51 +195,47 @@ def test_refused_class_delays_no_other_client(world: World) -> None:
     assert world.errors == ["AddClass: ENOMEM"]
 
 
-def test_refused_class_does_not_delay_its_own_retry_by_others(world: World) -> None:
-    world.step(client(100))
-    world.kernel.refuse = (AddClass,)
-    world.step(client(1))
-    world.kernel.refuse = ()
-    world.wait_until_due()
-    assert world.throttled == {capped(100), capped(1)}
-    assert world.errors == []
-
-
-def test_retries_of_one_class_back_off_up_to_the_interval(world: World) -> None:
+@pytest.fixture
+def refused(world: World) -> World:
+    """Refuses the class of client 1, beside that of client 100."""
     world.step(client(100))
     world.settle()
     world.kernel.refuse = (AddClass,)
     world.step(client(1))
-    times = [world.clock.now]
+    return world
+
+
+def test_refused_class_does_not_delay_its_own_retry_by_others(refused: World) -> None:
+    refused.kernel.refuse = ()
+    refused.wait_until_due()
+    assert refused.throttled == {capped(100), capped(1)}
+    assert refused.errors == []
+
+
+def test_retries_of_one_class_back_off_up_to_the_interval(refused: World) -> None:
+    times = [refused.clock.now]
     for _ in range(7):
-        tried = world.wait_until_due()
+        tried = refused.wait_until_due()
         assert [type(operation) for operation in tried] == [ChangePaces, AddClass, ChangePaces]
-        times.append(world.clock.now)
+        times.append(refused.clock.now)
     delays = [later - earlier for earlier, later in pairwise(times)]
     # First a full reconcile, in case it was refused because the kernel is not in the state that we believe.
     assert delays == pytest.approx([0.0, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0])
 
 
-def test_retries_read_the_kernel_no_more_than_a_quiet_loop(world: World) -> None:
-    world.step(client(100))
-    world.settle()
-    world.kernel.refuse = (AddClass,)
-    world.step(client(1))
-    world.wait_until_due()
-    reads = world.kernel.reads
+def test_retries_read_the_kernel_no_more_than_a_quiet_loop(refused: World) -> None:
+    refused.wait_until_due()
+    reads = refused.kernel.reads
     for _ in range(3):
-        world.wait_until_due()
-    assert world.kernel.reads - reads <= 2
+        refused.wait_until_due()
+    assert refused.kernel.reads - reads <= 2
 
 
-def test_refused_class_is_forgotten_when_its_share_has_lingered(world: World) -> None:
-    world.step(client(100))
-    world.kernel.refuse = (AddClass,)
-    world.step(client(1))
-    world.step(ended=1)
-    world.step(after=5.1)
-    assert world.errors == []
-    assert AddClass not in map(type, world.step(after=10 * INTERVAL))
+def test_refused_class_is_forgotten_when_its_share_has_lingered(refused: World) -> None:
+    refused.step(ended=1)
+    refused.step(after=5.1)
+    assert refused.errors == []
+    assert AddClass not in map(type, refused.step(after=10 * INTERVAL))
 
 
 def test_refused_mark_frees_only_its_subflow_of_a_share(world: World) -> None:

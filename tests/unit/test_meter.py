@@ -38,15 +38,12 @@ def test_what_was_carried_before_the_first_instance_does_not_count() -> None:
     assert sent(meter, 3, live(150) | other, (closed(45, cookie=3),)) == [15, 70]
 
 
-def test_end_of_a_subflow_counts_the_rest() -> None:
+def test_end_of_a_subflow_counts_the_rest_or_all_of_it() -> None:
+    assert sent(Meter({}, {}), 1, {}, (closed(500),)) == [500]
     meter = Meter({}, {})
     sent(meter, 1, live(100))
     assert sent(meter, 2, {}, (closed(180),)) == [80]
     assert meter.counted == {}
-
-
-def test_subflow_that_nobody_saw_alive_counts_in_full() -> None:
-    assert sent(Meter({}, {}), 1, {}, (closed(500),)) == [500]
 
 
 def test_subflow_that_closes_while_it_is_listed_counts_once() -> None:

@@ -63,10 +63,8 @@ def test_squid_gets_the_files_of_the_package() -> None:
         ("/etc/squid/conf.d/mptcp-throttle.conf", shipped(SQUID_UPLOADS)),
     ]
     assert made.undo[0].startswith("rm /etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf /etc/squid/conf.d/")
-
-
-def test_squid_with_a_large_buffer_keeps_it() -> None:
-    made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=False)
+    assert made.files[0].path.name > "override.conf"  # that of `systemctl edit`
+    made = make_drop_in(ROOT, "squid.service", [SQUID], with_uploads=False)  # which has a large buffer
     assert [file.path.parent.name for file in made.files] == ["squid.service.d"]
     assert made.undo[0] == "rm /etc/systemd/system/squid.service.d/zz-mptcp-throttle.conf"
 
@@ -172,7 +170,3 @@ def test_squid_keeps_the_command_line_of_the_operator() -> None:
     assert start_commands([SQUID, own, made.files[0].text]) == (expected,)
     with pytest.raises(UserError, match="mptcpize needs Squid in one process; allowed: --foreground or -N"):
         make_drop_in(ROOT, "squid.service", ["[Service]\nExecStart=/usr/sbin/squid -s\n"], with_uploads=False)
-
-
-def test_drop_in_comes_after_that_of_systemctl_edit() -> None:
-    assert drop_in_path(ROOT, "squid.service").name > "override.conf"
