@@ -210,35 +210,11 @@ def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, old: 
     assert problem.startswith(f"networks.d/e.yaml:{line}")
 
 
-def test_problems_are_reported_all_at_once(tmp_path: Path) -> None:
-    assert len(problems(tmp_path, SERVICE, e="name: e\npreference: x\n", f=ETHERNET + "per: host\n")) == 3
-
-
-def test_problems_of_service_and_network_files_are_reported_together(tmp_path: Path) -> None:
-    refusals = problems(tmp_path, SERVICE + "colour: red\n", e=ETHERNET + "per: host\n", wifi=WIFI)
-    assert [line.split(": ")[:2] for line in refusals] == [["service.yaml:2", "colour"], ["networks.d/e.yaml:5", "per"]]
-
-
 @pytest.mark.parametrize(("line", "key"), [("cap: 1mbit", "cap"), ("uplink: {cap: 1mbit}", "uplink.cap")])
 def test_cap_that_can_never_apply_is_refused(tmp_path: Path, line: str, key: str) -> None:
     refused = "never applies on a most preferred network; allowed: null, or limit instead"
     refusals = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}{line}\n")
     assert refusals == [f"networks.d/wifi.yaml:4: {key}: 1mbit: {refused}"]
-
-
-def test_socket_marks_need_the_program_that_sets_them(tmp_path: Path) -> None:
-    service = SERVICE + "daemon:\n  classifier: socket\n  pacing: false\n"
-    assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
-        "service.yaml:3: daemon.classifier: socket: needs daemon.pacing: true and"
-        " sniffer.kernel_view: true; allowed: auto, nft, rules, or these too"
-    ]
-
-
-def test_marks_cannot_be_chosen_with_open_vswitch(tmp_path: Path) -> None:
-    service = SERVICE + "daemon:\n  backend: ovs\n  classifier: rules\n"
-    assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [
-        "service.yaml:4: daemon.classifier: rules: is of no use with daemon.backend: ovs; allowed: auto"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -317,6 +293,44 @@ def test_subnets_of_a_network_may_contain_others(tmp_path: Path, subnets: str) -
     assert len(load_config(path).networks) == 2
 
 
+def test_file_that_cannot_be_read_or_is_no_text_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^.*missing.yaml: cannot be read: No such file or directory$"):
+        load_config(tmp_path / "missing.yaml")
+    path = write(tmp_path, SERVICE, ethernet=ETHERNET)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("daemon", "line"),
+    [
+        (
+            "classifier: socket\n  pacing: false",
+            "3: daemon.classifier: socket: needs daemon.pacing: true and"
+            " sniffer.kernel_view: true; allowed: auto, nft, rules, or these too",
+        ),
+        (
+            "backend: ovs\n  classifier: rules",
+            "4: daemon.classifier: rules: is of no use with daemon.backend: ovs; allowed: auto",
+        ),
+    ],
+)
+def test_classifier_that_cannot_work_is_refused(tmp_path: Path, daemon: str, line: str) -> None:
+    service = f"{SERVICE}daemon:\n  {daemon}\n"
+    assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [f"service.yaml:{line}"]
+
+
+def test_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
+    networks = {"d": ETHERNET + "per: host\n", "e": "name: e\npreference: x\n", "wifi": WIFI}
+    refusals = problems(tmp_path, SERVICE + "colour: red\n", **networks)
+    assert [line.split(": ")[:2] for line in refusals[:2]] == [
+        ["service.yaml:2", "colour"],
+        ["networks.d/d.yaml:5", "per"],
+    ]
+    assert len(refusals) == 4
+
+
 def test_two_networks_may_not_share_a_name(tmp_path: Path) -> None:
     refusals = problems(tmp_path, SERVICE, a=WIFI, b=WIFI.replace("10.2.0.0", "10.3.0.0"))
     assert refusals[0].startswith("networks.d/b.yaml:1: name: wifi: is taken by ")
@@ -327,15 +341,3 @@ def test_configuration_without_networks_is_refused(tmp_path: Path) -> None:
     assert refusal.startswith(
         "service.yaml:1: networks_directory: networks.d: has no access network; allowed: one NAME.yaml"
     )
-
-
-def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^.*missing.yaml: cannot be read: No such file or directory$"):
-        load_config(tmp_path / "missing.yaml")
-
-
-def test_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
-    path = write(tmp_path, SERVICE, ethernet=ETHERNET)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is not UTF-8 text"):
-        load_config(path)

@@ -72,16 +72,11 @@ def test_proposed_file_passes_the_loader_and_has_a_reason_per_value(tmp_path: Pa
     assert [line for line in shipped(MAIN_FILE).splitlines() if line not in text.splitlines()] == []
 
 
-def test_proposed_file_is_the_same_the_second_time() -> None:
+def test_proposed_file_is_the_same_the_second_time_unless_a_value_changes() -> None:
     once = proposed_text(proposal(), None)
     assert proposed_text(proposal(), once) == once
     assert difference("file", once, once) == ""
-
-
-def test_changed_value_replaces_its_earlier_reason() -> None:
-    once = proposed_text(proposal(), None)
-    twice = proposed_text(proposal(interface="lan0"), once)
-    assert twice == once.replace("interface: wan0", "interface: lan0")
+    assert proposed_text(proposal(interface="lan0"), once) == once.replace("interface: wan0", "interface: lan0")
 
 
 EDITED: Final = """\
@@ -95,8 +90,9 @@ log_level: debug
 """
 
 
-def test_edited_file_keeps_all_that_does_not_differ() -> None:
-    assert proposed_text(proposal(ports="[3128, 443]"), EDITED) == EDITED.replace(
+@pytest.mark.parametrize("edited", [EDITED, EDITED.replace("# mine too\n", "# mine too\r\n")], ids=["LF", "mixed"])
+def test_edited_file_keeps_all_that_does_not_differ(edited: str) -> None:
+    assert proposed_text(proposal(ports="[3128, 443]"), edited) == edited.replace(
         "  interface: eth9", "  # setup: because\n  interface: wan0"
     )
 
@@ -108,12 +104,6 @@ def test_line_ends_of_an_edited_file_stay(tmp_path: Path) -> None:
     write(file, text, Outcome.WRITE)
     changed = EDITED.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
     assert file.read_bytes() == changed.replace("\n", "\r\n").encode()
-
-
-def test_each_line_keeps_its_own_end() -> None:
-    mixed = EDITED.replace("# mine too\n", "# mine too\r\n")
-    text = proposed_text(proposal(ports="[3128, 443]"), mixed)
-    assert text == mixed.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
 
 
 @pytest.mark.parametrize("proposed", [proposal(ports="[3128, 443]"), proposal(), proposal(ports="[1]")])
@@ -180,6 +170,8 @@ def test_file_that_names_its_networks_directory_keeps_all(directory: str) -> Non
         "  interface: eth9", "  # setup: because\n  interface: wan0"
     )
     assert networks_directory(Path("/etc/a.yaml"), yaml.safe_load(present)) == Path("/etc") / directory
+    with pytest.raises(ConfigError, match="networks_directory"):
+        loaded(f"{EDITED}networks_directory: 7\n")
 
 
 def test_full_temporary_directory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +179,6 @@ def test_full_temporary_directory_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError, match=r"^setup: temporary files cannot be written: No such file") as caught:
         proposed_text(proposal(), EDITED)
     assert caught.value.status == os.EX_IOERR
-
-
-def test_networks_directory_that_is_no_text_is_invalid() -> None:
-    with pytest.raises(ConfigError, match="networks_directory"):
-        loaded(f"{EDITED}networks_directory: 7\n")
 
 
 def test_lists_in_block_style_are_replaced_as_a_whole() -> None:
