@@ -114,17 +114,12 @@ def test_reader_far_behind_is_told_changes_in_parts() -> None:
     assert len(told) == 10_002
 
 
-def test_reader_with_an_unknown_epoch_or_revision_must_resynchronise() -> None:
-    table = PublishedTable(history=2)
-    position = table.position()
-    assert table.changes("elsewhere", 0, 0) == {"resync": True}
-    assert table.changes(position["epoch"], 5, 0) == {"resync": True}
-
-
-def test_reset_begins_a_new_epoch_with_an_empty_table() -> None:
+def test_reader_of_another_epoch_or_revision_must_resynchronise() -> None:
     table = PublishedTable(history=2)
     table.publish([opened(1)])
     before = table.position()
+    assert table.changes("elsewhere", 0, 0) == {"resync": True}
+    assert table.changes(before["epoch"], 5, 0) == {"resync": True}
     table.reset()
     assert table.snapshot()["connections"] == []
     assert table.changes(before["epoch"], before["revision"], 0) == {"resync": True}

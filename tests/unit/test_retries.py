@@ -37,24 +37,21 @@ def test_retry_of_one_object_leaves_the_back_off_of_another() -> None:
     refuse(retries, 0.0, ONE)
     refuse(retries, 0.1, ONE)
     retries.attempted((), {TWO: "EPERM"}, 0.15, 0.15, LONGEST)
+    assert set(retries.waiting(frozenset())) == {ONE, TWO}
+    assert set(retries.waiting({TWO})) == {ONE}
     assert retries.take_due(0.26) == {TWO}
     assert retries.take_due(0.31) == {ONE}
     assert retries.errors == ("ENOMEM", "EPERM")
 
 
-def test_retry_that_succeeds_is_forgotten() -> None:
+def test_retry_that_succeeds_or_is_not_planned_any_more_is_forgotten() -> None:
     retries = Retries()
     refuse(retries, 0.0, ONE, TWO)
     retries.attempted(retries.take_due(1.0), {TWO: "EPERM"}, 1.0, 1.0, LONGEST)
     assert (retries.errors, len(retries)) == (("EPERM",), 1)
     refuse(retries, 2.0, ONE)
     assert retries.next_due == pytest.approx(2.1), "the back-off starts over"
-
-
-def test_retry_of_an_object_no_longer_planned_is_forgotten() -> None:
-    retries = Retries()
-    refuse(retries, 0.0, ONE)
-    retries.forget([ONE, TWO])
+    retries.forget([ONE, TWO])  # not planned any more
     assert (retries.next_due, len(retries)) == (math.inf, 0)
 
 
@@ -62,13 +59,3 @@ def test_retries_take_a_tenth_of_the_time_at_most() -> None:
     retries = Retries()
     refuse(retries, 0.0, ONE, took=0.5)
     assert retries.next_due == pytest.approx(0.5 + 5.0)
-
-
-def test_retries_waiting_are_those_not_due() -> None:
-    retries = Retries()
-    refuse(retries, 0.0, ONE)
-    retries.attempted((), {TWO: "EPERM"}, 0.05, 0.05, LONGEST)
-    due = retries.take_due(0.1)
-    assert due == {ONE}
-    assert set(retries.waiting(due)) == {TWO}
-    assert set(retries.waiting(frozenset())) == {ONE, TWO}

@@ -2,26 +2,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examples import ETHERNET, WIFI
+from worlds import configuration
 
-from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
+from mptcp_throttle.config.schema import Proxy
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import LogLevel
 from mptcp_throttled.control.running_config import Judgement, RunningConfig, judge
 
-CONFIG = Config(
-    Proxy(("eth0",), (8080,)),
-    SnifferSection(),
-    DaemonSection(),
-    MetricsSection(),
-    WebSection(),
-    LogLevel.INFO,
-    Path("/run/x"),
-    Path("/var/lib/x"),
-    None,
-    (WIFI, ETHERNET),
-)
-FASTER = replace(CONFIG, daemon=DaemonSection.model_validate({"linger": "1s"}))
+CONFIG = configuration()
+FASTER = configuration(linger="1s")
 INTERFACE = Proxy(("eth1",), (8080,))
 ELSEWHERE = replace(FASTER, proxy=INTERFACE, state_directory=Path("/y"))
 INVALID = ConfigError(["lte.yaml:4: cap: 'fast': is not a rate", "lte.yaml:5: colour: unknown key"])

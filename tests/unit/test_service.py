@@ -111,15 +111,12 @@ def test_both_services_can_make_the_run_directory_at_once(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*/run/*/*.lock"))) == 600
 
 
-def test_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_written_or_made_is_one_line(tmp_path: Path) -> None:
     service.require_writable(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"^/proc: cannot be written: ") as refused:
         service.require_writable(Path("/proc"))
     assert refused.value.status == os.EX_NOPERM
-
-
-def test_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be opened"), service.single_instance(tmp_path / "file" / "run", "x"):
         pass
