@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from config_files import write_config
 
 from mptcp_throttle.config.changes import changes
 from mptcp_throttle.config.load import load_config
@@ -16,15 +17,8 @@ LTE = "name: lte\nsubnets: [10.1.0.0/24]\npreference: 2\ncap: 1mbit\n"
 WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
 
 
-def config(directory: Path, service: str = SERVICE, **networks: str) -> Config:
-    files = directory / "networks.d"
-    files.mkdir(exist_ok=True)
-    for file in files.iterdir():
-        file.unlink()
-    for name, text in (networks or {"lte": LTE, "wifi": WIFI}).items():
-        (files / f"{name}.yaml").write_text(text)
-    (directory / "service.yaml").write_text(service)
-    return load_config(directory / "service.yaml")
+def config(directory: Path, service: str = SERVICE, lte: str = LTE) -> Config:
+    return load_config(write_config(directory, service, lte=lte, wifi=WIFI))
 
 
 BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
@@ -83,7 +77,7 @@ def test_changed_setting_is_one_line_with_the_restart_it_needs(tmp_path: Path, o
     ],
 )
 def test_changed_key_of_a_network_needs_no_restart(tmp_path: Path, lte: str, lines: list[str]) -> None:
-    differences = changes(config(tmp_path), config(tmp_path, lte=lte, wifi=WIFI))
+    differences = changes(config(tmp_path), config(tmp_path, lte=lte))
     assert [str(change) for change in differences] == lines
     assert not any(change.restart for change in differences)
 
@@ -91,5 +85,6 @@ def test_changed_key_of_a_network_needs_no_restart(tmp_path: Path, lte: str, lin
 def test_comments_order_and_file_names_are_no_change(tmp_path: Path) -> None:
     before = config(tmp_path)
     lte = "# relieved\n" + LTE.replace("1mbit", "1000kbit")
-    after = config(tmp_path, "\n\n" + SERVICE + "networks_directory: networks.d\n", a=WIFI, b=lte)
+    service = "\n\n" + SERVICE + "networks_directory: networks.d\n"
+    after = load_config(write_config(tmp_path, service, a=WIFI, b=lte))
     assert changes(before, after) == ()

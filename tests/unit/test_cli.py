@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from config_files import SERVICE, write_config
 
 from mptcp_throttle import service
 from mptcp_throttle.cli import main, tables
@@ -13,6 +14,7 @@ from mptcp_throttle.cli.main import parser
 from mptcp_throttle.errors import EX_COMMAND_LINE
 
 REPOSITORY = Path(__file__).parents[2]
+NETWORK = "name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n"
 CONFIG = str(REPOSITORY / "config/mptcp-throttle.yaml")
 
 
@@ -25,19 +27,13 @@ def test_check_config_shows_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "networks.d").mkdir()
-    (tmp_path / "networks.d" / "a.yaml").write_text("name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n")
-    path = tmp_path / "bad.yaml"
-    path.write_text("proxy: {interface: eth0, ports: [8080]}\ncolour: red\nshape: round\n")
+    path = write_config(tmp_path, f"{SERVICE}colour: red\nshape: round\n", a=NETWORK)
     assert main(["--config", str(path), "check-config"]) == 78
     assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == ["colour", "shape"]
 
 
 def test_status_without_the_service_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "networks.d").mkdir()
-    (tmp_path / "networks.d" / "a.yaml").write_text("name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n")
-    path = tmp_path / "service.yaml"
-    path.write_text(f"proxy: {{interface: eth0, ports: [8080]}}\nrun_directory: {tmp_path}\n")
+    path = write_config(tmp_path, f"{SERVICE}run_directory: {tmp_path}\n", a=NETWORK)
     assert main(["--config", str(path), "status"]) == 69
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{tmp_path}/daemon/daemon.sock: no service answers")
@@ -147,8 +143,7 @@ def test_setup_networks_takes_what_setup_takes_too(arguments: list[str]) -> None
 
 
 def test_setup_networks_without_the_sniffer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text(f"proxy: {{interface: eth0, ports: [8080]}}\nrun_directory: {tmp_path}\n")
+    path = write_config(tmp_path, f"{SERVICE}run_directory: {tmp_path}\n")
     assert main(["--config", str(path), "setup", "networks"]) == os.EX_UNAVAILABLE
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"{tmp_path}/sniffer/sniffer.sock: no service answers")

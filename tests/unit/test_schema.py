@@ -2,6 +2,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from config_files import SERVICE, write_config
 
 from mptcp_throttle.config.load import find_sockets, load_config
 from mptcp_throttle.config.schema import Sockets
@@ -11,29 +12,19 @@ from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
 
-SERVICE = "proxy: {interface: eth0, ports: [8080]}\n"
 ETHERNET = "name: ethernet\nsubnets: [10.1.0.0/24, 'fd00:1::/64']\npreference: 2\ncap: 1mbit\n"
 HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
 WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
 
 
-def write(directory: Path, service: str, **networks: str) -> Path:
-    (directory / "networks.d").mkdir()
-    for name, text in networks.items():
-        (directory / "networks.d" / f"{name}.yaml").write_text(text)
-    path = directory / "service.yaml"
-    path.write_text(service)
-    return path
-
-
 def problems(directory: Path, service: str, **networks: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_config(write(directory, service, **networks))
+        load_config(write_config(directory, service, **networks))
     return [line.replace(f"{directory}/", "") for line in caught.value.problems]
 
 
 def test_networks_are_ordered_by_preference_with_defaults_filled_in(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI))
+    config = load_config(write_config(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI))
     assert [network.name for network in config.networks] == ["wifi", "ethernet"]
     ethernet = config.network("ethernet")
     assert ethernet is not None
@@ -242,17 +233,22 @@ def test_metrics_cannot_have_the_default_address_of_the_page(tmp_path: Path) -> 
 @pytest.mark.parametrize("metrics", ["'127.0.0.2:1'", "'[::1]:1'", "'127.0.0.1:2'", "'0.0.0.0:2'", "null"])
 def test_page_and_metrics_may_have_different_addresses(tmp_path: Path, metrics: str) -> None:
     service = f"{SERVICE}metrics: {{listen: {metrics}}}\nweb: {{listen: '127.0.0.1:1'}}\n"
-    assert load_config(write(tmp_path, service, wifi=WIFI)).web.listen is not None
+    assert load_config(write_config(tmp_path, service, wifi=WIFI)).web.listen is not None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1"])
 def test_page_on_loopback_needs_neither(tmp_path: Path, address: str) -> None:
-    assert load_config(write(tmp_path, f"{SERVICE}web: {{listen: '{address}'}}\n", wifi=WIFI)).web.password_hash is None
+    assert (
+        load_config(write_config(tmp_path, f"{SERVICE}web: {{listen: '{address}'}}\n", wifi=WIFI)).web.password_hash
+        is None
+    )
 
 
 def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * (86 - len(f"{tmp_path}/")))
-    config = load_config(write(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI))
+    config = load_config(
+        write_config(tmp_path, SERVICE + f"run_directory: {directory}\n", ethernet=ETHERNET, wifi=WIFI)
+    )
     for path in (config.sockets.sniffer, config.sockets.daemon):
         path.parent.mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as sock:
@@ -260,7 +256,7 @@ def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
 
 
 def test_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
-    path = write(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
+    path = write_config(tmp_path, "colour: red\nrun_directory: /run/x\nproxy: 5\n", ethernet="{")
     assert find_sockets(path) == Sockets.below(Path("/run/x"))
     path.write_text("colour: red\n")
     assert find_sockets(path).daemon == Path("/run/mptcp-throttle/daemon/daemon.sock")
@@ -270,7 +266,7 @@ def test_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
 
 
 def test_socket_group_is_looked_up_only_when_needed(tmp_path: Path) -> None:
-    path = write(tmp_path, SERVICE + "socket_group: no-such-group\n", ethernet=ETHERNET, wifi=WIFI)
+    path = write_config(tmp_path, SERVICE + "socket_group: no-such-group\n", ethernet=ETHERNET, wifi=WIFI)
     group = load_config(path).socket_group
     assert group is not None
     with pytest.raises(ConfigError) as caught:
@@ -289,14 +285,14 @@ def test_subnet_of_two_networks_names_both_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("subnets", ["0.0.0.0/0", "10.1.0.0/16, 10.1.0.7", "'::/0'", "10.2.0.0/24, 10.2.0.0/24"])
 def test_subnets_of_a_network_may_contain_others(tmp_path: Path, subnets: str) -> None:
-    path = write(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", subnets))
+    path = write_config(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", subnets))
     assert len(load_config(path).networks) == 2
 
 
 def test_file_that_cannot_be_read_or_is_no_text_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^.*missing.yaml: cannot be read: No such file or directory$"):
         load_config(tmp_path / "missing.yaml")
-    path = write(tmp_path, SERVICE, ethernet=ETHERNET)
+    path = write_config(tmp_path, SERVICE, ethernet=ETHERNET)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load_config(path)

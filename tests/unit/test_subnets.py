@@ -6,6 +6,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from config_files import write_config
 
 from mptcp_throttle.config import load, subnets
 from mptcp_throttle.config.changes import changes
@@ -28,11 +29,8 @@ def refused(directory: Path, content: str | bytes) -> list[str]:
 
 
 def configuration(directory: Path, content: str = MANY, lte: str = LTE) -> Path:
-    (directory / "networks.d").mkdir(exist_ok=True)
-    for name, text in (("lte.subnets", content), ("lte.yaml", lte), ("wifi.yaml", WIFI)):
-        (directory / "networks.d" / name).write_text(text)
-    path = directory / "service.yaml"
-    path.write_text("proxy: {interface: eth0, ports: [8080]}\n")
+    path = write_config(directory, lte=lte, wifi=WIFI)
+    (directory / "networks.d/lte.subnets").write_text(content)
     return path
 
 
