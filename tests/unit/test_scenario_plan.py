@@ -32,6 +32,12 @@ ABBREVIATED = {
     r"\1 route replace (\S+) dev \3 src (\S+) table (\d+)\n"
     r"\1 route replace default via \2 dev \3 src \6 table \7\n"
     r"\1 rule add from \6 lookup \7$": r"\1 routes from \6 via \2 dev \3 metric \4, table \7 with \5",
+    r"^(\S+: ip link) add (\S+) type veth (peer .*)\n\1 set \2( mtu 1500|) master (\S+) up$": (
+        r"\1 add \2 type veth\4 master \5 \3"
+    ),
+    r"^(\S+): tc qdisc replace dev (\S+) root (.*)\n(\S+): tc qdisc replace dev (\S+) root \3$": (
+        r"\1 \2, \4 \5: tc qdisc replace root \3"
+    ),
 }
 """What stands for commands that each of these expressions matches."""
 HEAD = """\
