@@ -19,8 +19,8 @@ OBSERVED = 625_000
 
 # A socket that has sent through fq is not paced by TCP any more (SK_PACING_FQ): the class alone holds it.
 @pytest.mark.parametrize(("qdisc", "classifier"), [("fq_codel", "auto"), ("fq", "nft")])
-def test_capped_path_carries_its_cap_and_the_qdisc_is_restored(qdisc: str, marks: str) -> None:
-    with proxy_world(Topology(proxy_qdisc=qdisc), daemon={"classifier": marks}) as work:
+def test_capped_path_carries_its_cap_and_the_qdisc_is_restored(qdisc: str, classifier: str) -> None:
+    with proxy_world(Topology(proxy_qdisc=qdisc), daemon={"classifier": classifier}) as work:
         before = kernel_state(work.lab.proxy)
         with PathMeter(work.lab.client, ("eth0", "wlan0")) as meter:
 

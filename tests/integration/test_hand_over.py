@@ -322,7 +322,7 @@ def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
     world.wait_paced(0 if "pacing" in settings else 1)
     assert services.kept_links == (0 if "pacing" in settings else 1)
-    freed = "everybody is freed until the next start: daemon.classifier"
+    freed = "all subflows are freed until the next start: daemon.classifier"
     assert (freed in services.log_of(DAEMON)) == (end is restart)
 
 
