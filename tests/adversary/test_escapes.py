@@ -40,8 +40,7 @@ def test_half_closed_subflow_stays_in_the_table_until_the_proxy_ends_it(attack: 
 
 def test_log_of_a_client_that_toggles_its_priority_is_bounded(world: ProxyWorld) -> None:
     victim = world.lab.client
-    world.download()
-    (capped,) = world.wait_capped()
+    (capped,) = world.begin_capped()
     lines = len(world.daemon.log_text().splitlines())
     change = f"ip mptcp endpoint change {victim.address(WIFI, 4)}"
     toggle = f"while true; do {change} backup; sleep 0.06; {change} nobackup; sleep 0.06; done"

@@ -30,8 +30,7 @@ def test_attack_from_off_the_path_is_held_off(attack: Attack, site: Site) -> Non
 
 
 def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     connections, marks = world.services.ask_sniffer("snapshot")["connections"], world.marks()
     (victim,) = {subflow.token for subflow in world.services.subflows()}
     guesses = [f"{random.randrange(2**32):08x}" for _ in range(5)]  # noqa: S311
@@ -46,7 +45,6 @@ def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
 def test_end_of_the_preferred_path_by_a_reset_lifts_the_cap_at_once(world: ProxyWorld) -> None:
     """Only the kernel list tells: the proxy sends nothing when a client resets a subflow."""
     victim = world.lab.client
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     victim.run("ss", "-K", "-t", "src", str(victim.address(WIFI, 4)))
     eventually(lambda: world.capped() == [], "the cap lifted", within=0.5)

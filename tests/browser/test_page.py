@@ -32,8 +32,7 @@ TELEPHONE: Final[dict[str, Any]] = {
 @pytest.fixture
 def capped(world: ProxyWorld) -> ProxyWorld:
     """A download runs, and its subflow over Ethernet is capped."""
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     return world
 
 
@@ -45,8 +44,7 @@ def open_first_client(page: PageInBrowser, network: str) -> None:
 
 
 def test_rates_on_the_page_are_those_that_ss_shows(world: ProxyWorld, page: PageInBrowser) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     eventually(lambda: 0.7e6 < page.sends("ethernet") < 1.3e6, "what the cap allows")
     open_first_client(page, "wifi")
     port = next(subflow.client_port for subflow in world.services.subflows() if subflow.network == "wifi")
@@ -63,8 +61,7 @@ def test_rates_on_the_page_are_those_that_ss_shows(world: ProxyWorld, page: Page
 
 def test_cap_is_on_the_page_within_two_seconds(world: ProxyWorld, page: PageInBrowser) -> None:
     page.wait_live()
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     seconds = eventually(lambda: page.network("ethernet")["throttled"] == "1", "the capped subflow")
     assert seconds < 2
     open_first_client(page, "ethernet")

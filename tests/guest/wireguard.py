@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from polling import eventually
-from proxy_world import MEGABYTE, configured, hosts, send_rates
+from proxy_world import LONG, ethernet_with, hosts, send_rates, serving
 from second_interface import add_second_interface_of_wireguard, send_small_pulses
 
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
-CAP: Final = Rate.parse("1mbit")
-NETWORKS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP}))
+NETWORKS: Final = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_CAP: Rate.parse("1mbit")})
 CLIENTS: Final = (ClientSpec(families=(4,)), ClientSpec("second", families=(4,)))
 
 
@@ -23,11 +21,8 @@ def test_capped_uplink_through_wireguard_carries_its_cap() -> None:
         add_second_interface_of_wireguard(built)
         second = built.lab.clients["second"]
         send_small_pulses(second)
-        with configured(built, NETWORKS, interfaces=("eth0", "wg0")) as world:
-            world.services.start_sniffer()
-            world.services.start_daemon()
-            world.services.wait_ready()
-            world.upload(200 * MEGABYTE, second)
+        with serving(built, NETWORKS, interfaces=("eth0", "wg0")) as world:
+            world.upload(LONG, second)
             eventually(lambda: world.services.status()["daemon"]["capped_uplinks"] == 1, "an uplink capped")
             eventually(lambda: send_rates(second, 1)["eth0"] < 1.5e6, "what was queued is sent")
             rates = send_rates(second, 10)

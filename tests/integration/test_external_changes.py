@@ -152,8 +152,7 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
 )
 def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple[str, ...]) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = in_kernel(world)
     for command in by_hand:
         world.lab.proxy.run("sh", "-c", command)
@@ -165,8 +164,7 @@ def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple
 
 @pytest.mark.parametrize("world", ["rules"], indirect=True)
 def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = in_kernel(world)
     (mark,) = world.marks()
     ends = f"-s {mark.proxy} -d {mark.client} -p tcp --sport {mark.proxy_port} --dport {mark.client_port}"
@@ -179,8 +177,7 @@ def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> Non
 
 @pytest.mark.parametrize("world", ["nft"], indirect=True)
 def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = in_kernel(world)
     (mark,) = world.marks()
     ends = f"{mark.client} . {mark.client_port} . {mark.proxy} . {mark.proxy_port}"
@@ -194,8 +191,7 @@ def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: P
 def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
     proxy = world.lab.proxy
     before = kernel_state(proxy)
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     proxy.ip(["link set eth0 down"])
     eventually(lambda: is_free(world), "nobody capped", WITHIN)
     proxy.ip(UP_AGAIN)
@@ -207,8 +203,7 @@ def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
 def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) -> None:
     proxy, router = own_world.lab.proxy, own_world.lab.router
     before = kernel_state(proxy)
-    own_world.download()
-    own_world.wait_settled()
+    own_world.begin_settled()
     router.ip(["link delete proxy"])
     eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
     eventually(lambda: own_world.errors() == ["interface eth0 does not exist"], "the error reported", WITHIN)
@@ -265,8 +260,7 @@ def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> Non
 
 def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyWorld) -> None:
     proxy, router = own_world.lab.proxy, own_world.lab.router
-    own_world.download()
-    own_world.wait_settled()
+    own_world.begin_settled()
     router.ip(["link delete proxy"])
     eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
     router.ip([f"link add proxy type veth peer name eth0 netns {proxy.namespace}", "link set proxy up"])
@@ -280,8 +274,7 @@ def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyW
 def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str) -> None:
     proxy = world.lab.proxy
     before = kernel_state(proxy)
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     renaming = "link set eth0 name eth9"
     if how == "live" and proxy.run("ip", *renaming.split(), check=False).returncode != 0:
         pytest.skip("this kernel renames no interface that is up (Linux 6.2)")
@@ -300,8 +293,7 @@ def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str
 def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyWorld) -> None:
     proxy, client = own_world.lab.proxy, own_world.lab.client
     before = kernel_state(proxy)
-    own_world.download()
-    own_world.wait_settled()
+    own_world.begin_settled()
     proxy.ip(
         [
             "address del 10.3.0.2/24 dev eth0",
@@ -324,8 +316,7 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
 
 def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWorld) -> None:
     proxy = world.lab.proxy
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = in_kernel(world)
     proxy.tc(
         [
@@ -346,8 +337,7 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
 
 
 def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = in_kernel(world)
     world.lab.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
     eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
@@ -396,8 +386,7 @@ def test_contest_over_the_root_qdisc_is_bounded_and_won(world: ProxyWorld, kind:
     def notified(qdisc: str) -> int:
         return monitor.log_text().count(f"\nqdisc {qdisc}: ")
 
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = in_kernel(world)
     monitor = proxy.start("monitor", "tc", "monitor")
     fighter = proxy.start("fighter", "sh", "-c", f"while true; do {theirs}; sleep 0.1; done")
@@ -418,8 +407,7 @@ def test_contest_over_the_root_qdisc_is_bounded_and_won(world: ProxyWorld, kind:
 
 
 def test_programs_that_somebody_has_detached_are_attached_again(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     world.wait_paced()
     pid = world.daemon.pid
     before = links_of(pid)

@@ -150,17 +150,8 @@ def clean_up(world: FaultyWorld, before: dict[str, str], transfer: Download) -> 
     restart(world, before, transfer)
 
 
-@pytest.mark.parametrize(
-    ("back_end", "recover"),
-    [
-        ("nft", restart),
-        ("nft", clean_up),
-        ("rules", restart),
-        ("rules", clean_up),
-        ("socket", restart),
-        ("socket", clean_up),
-    ],
-)
+@pytest.mark.parametrize("recover", [restart, clean_up])
+@pytest.mark.parametrize("back_end", STEPS)
 def test_kernel_recovers_from_a_daemon_killed_at_any_call(
     world: FaultyWorld, back_end: str, recover: Callable[[FaultyWorld, dict[str, str], Download], None]
 ) -> None:
@@ -388,26 +379,26 @@ def test_subflow_is_freed_while_several_calls_fail(toggled: Toggled, calls: tupl
 def test_saved_qdisc_is_restored_after_our_qdisc_was_deleted(toggled: Toggled) -> None:
     delete = ("tc", "qdisc", "del", "dev", "eth0", "root", "handle", "4d50:")
     world = toggled.world
-    toggled.cap()
-    toggled.wait_capped()
-    world.lab.proxy.run(*delete)
+
+    def cap_and_delete(*, kill: bool) -> None:
+        toggled.cap()
+        toggled.wait_capped()
+        if kill:
+            world.daemon.kill()
+        world.lab.proxy.run(*delete)
+
+    cap_and_delete(kill=False)
     toggled.wait_capped("again")
     toggled.free()
     toggled.wait_free()
 
-    toggled.cap()
-    toggled.wait_capped()
-    world.daemon.kill()
-    world.lab.proxy.run(*delete)
+    cap_and_delete(kill=True)
     world.start_daemon()
     eventually(toggled.is_capped, "capped by the next daemon", within=2)
     toggled.free()
     toggled.wait_free()
 
-    toggled.cap()
-    toggled.wait_capped()
-    world.daemon.kill()
-    world.lab.proxy.run(*delete)
+    cap_and_delete(kill=True)
     world.services.clean_up()
     assert world.state() == toggled.before
     world.start_daemon()

@@ -52,8 +52,7 @@ def test_rate_that_cannot_be_stored_is_refused_in_one_line(world: ProxyWorld) ->
     assert refused.returncode != 0
     assert "No space left on device" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    world.download()
-    (capped,) = world.wait_capped()
+    (capped,) = world.begin_capped()
     assert capped.rate == 1_000_000
     ballast.unlink()
     world.services.cli("set-rate", "ethernet", "2mbit")

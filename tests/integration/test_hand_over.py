@@ -204,8 +204,7 @@ def kill_for_good(services: Booted) -> None:
 def test_restart_lets_nothing_pass_above_the_cap(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     before = services.shown("MainPID")
     with PathMeter(world.lab.client, ("eth0", "wlan0")) as meter:
         began = time.monotonic()
@@ -227,8 +226,7 @@ def test_restart_lets_nothing_pass_above_the_cap(
 
 def test_kernel_program_decides_while_no_daemon_runs(world: ProxyWorld, services: Booted) -> None:
     wifi = str(world.lab.client.address(WIFI, 4))
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     kill_for_good(services)
     world.download()
     eventually(lambda: world.paced() == 2, "a new subflow paced, too")
@@ -256,8 +254,7 @@ def test_stop_has_restored_everything_when_it_returns(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     end(services)
     assert kernel_state(world.lab.proxy) == before
     assert (world.paced(), world.marks()) == (0, [])
@@ -266,8 +263,7 @@ def test_stop_has_restored_everything_when_it_returns(
 
 
 def test_start_after_a_stop_caps_again(world: ProxyWorld, services: Booted) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     stop(services)
     services.systemctl("start", DAEMON)
     world.wait_settled()
@@ -298,8 +294,7 @@ def test_everything_is_restored_if_no_start_succeeds(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     end(services)
     eventually(lambda: services.systemctl("is-active", CLEAN_UP) in {"inactive", "failed"}, "cleaned up")
     assert kernel_state(world.lab.proxy) == before
@@ -313,8 +308,7 @@ def test_everything_is_restored_if_no_start_succeeds(
 def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]
 ) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     before = services.shown("MainPID")
     services.configure_daemon(**settings)
     end(services)
@@ -335,8 +329,7 @@ def kill_and_restart_both(services: Booted) -> None:
 def test_restart_with_another_port_frees_the_sockets_of_the_old_one(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     before = services.shown("MainPID")
     services.config.write_text(services.config.read_text().replace(f"- {PORT}\n", "- 9999\n"))
     end(services)

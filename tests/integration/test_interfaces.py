@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import Hosts, ProxyWorld, configured, receive_rates
+from proxy_world import Hosts, ProxyWorld, receive_rates
 from second_interface import add_second_interface
 
 from mptcp_lab.fault_plan import FOREVER, Fault, Faults
@@ -43,10 +43,8 @@ def serving(
     hosts: Hosts, networks: Sequence[AccessNetwork] = WIFI_FIRST, faults: Faults | None = None
 ) -> Iterator[ProxyWorld]:
     hosts.lab.proxy.tc([f"qdisc replace dev {name} root handle 7: pfifo limit 77" for name in ("eth0", "eth1")])
-    with configured(hosts, networks, {"reconcile_interval": "1s"}, interfaces=("eth0", "eth1")) as world:
-        world.services.start_sniffer()
-        world.services.start_daemon(faults)
-        world.services.wait_ready()
+    daemon = {"reconcile_interval": "1s"}
+    with proxy_world.serving(hosts, networks, daemon, interfaces=("eth0", "eth1"), faults=faults) as world:
         yield world
 
 
@@ -70,8 +68,7 @@ def sent_bytes(world: ProxyWorld, interface: str) -> int:
 def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld) -> None:
     before = kernel_state(world.lab.proxy)
     second = world.lab.clients["second"]
-    world.download(client=second)
-    world.wait_settled()
+    world.begin_settled(client=second)
     assert classes(world, "eth0") == classes(world, "eth1") != {}
     on_first, on_second = sent_bytes(world, "eth0"), sent_bytes(world, "eth1")
     rates = receive_rates(second, 3.0)
@@ -99,8 +96,7 @@ def test_share_is_held_across_both_interfaces(hosts: Hosts) -> None:
 def test_interface_that_goes_and_comes_back_gets_its_classes(world: ProxyWorld) -> None:
     router = world.lab.router
     first, second = world.lab.clients["ue"], world.lab.clients["second"]
-    world.download(client=first)
-    world.wait_settled()
+    world.begin_settled(client=first)
     router.ip(["link delete proxy2"])
     eventually(lambda: "capture on eth1 lost" in world.sniffer.log_text(), "the loss noticed", WITHIN)
     assert "table is cleared" not in world.sniffer.log_text()
@@ -123,8 +119,7 @@ def test_interface_with_an_obstacle_is_left_out_and_reported(world: ProxyWorld) 
             "class add dev eth1 parent 9: classid 9:1 htb rate 1gbit",
         ]
     )
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     assert set(classes(world, "eth0").values()) == {"1Mbit"}
     eventually(lambda: any("eth1: root qdisc htb 9:" in error for error in world.errors()), "reported", WITHIN)
     assert "htb 9:" in proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
@@ -137,8 +132,7 @@ def test_interface_that_refuses_htb_does_not_free_the_others(hosts: Hosts) -> No
     faults = Faults(hosts.lab.directory / "interfaces")
     faults.plan(Fault("ENOMEM", "tc qdisc replace dev eth1 htb", times=FOREVER))
     with serving(hosts, faults=faults) as world:
-        world.download()
-        world.wait_settled()
+        world.begin_settled()
         assert set(classes(world, "eth0").values()) == {"1Mbit"}
         eventually(lambda: any(error.startswith("eth1: ") for error in world.errors()), "reported", WITHIN)
         assert "pfifo 7: root" in world.lab.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
@@ -148,8 +142,7 @@ def test_interface_that_refuses_htb_does_not_free_the_others(hosts: Hosts) -> No
 
 @pytest.mark.parametrize("interface", ["eth0", "eth1"])
 def test_foreign_change_on_either_interface_is_repaired(world: ProxyWorld, interface: str) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     planned = classes(world, "eth0")
     for command in (
         "qdisc del dev {} root",
@@ -162,8 +155,7 @@ def test_foreign_change_on_either_interface_is_repaired(world: ProxyWorld, inter
 
 
 def test_interface_removed_from_the_configuration_is_restored(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     world.daemon.kill()
     text = world.services.config.read_text(encoding="utf-8")
     world.services.config.write_text(re.sub(r" +- eth1\n", "", text), encoding="utf-8")

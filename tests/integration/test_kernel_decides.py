@@ -8,8 +8,19 @@ import sys
 import time
 from dataclasses import replace
 
+import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, proxy_world, receive_rates, serving
+from proxy_world import (
+    MEGABYTE,
+    WITHOUT_CAP,
+    Hosts,
+    ProxyWorld,
+    configured,
+    ethernet_with,
+    proxy_world,
+    receive_rates,
+    serving,
+)
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.origin import endless
@@ -24,26 +35,8 @@ from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 # For the daemon
 
 
-def test_only_the_capped_subflow_is_paced(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
-    world.wait_paced()
-    plain = world.download(3 * MEGABYTE, mptcp=False)
-    eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
-    assert world.paced() == 1
-    assert plain.wait().goodput > 3e6
-
-
-def test_pace_goes_with_the_preferred_path(own_world: ProxyWorld) -> None:
-    own_world.download()
-    own_world.wait_paced()
-    own_world.lab.client.leave(WIFI)
-    eventually(lambda: own_world.paced() == 0, "no socket paced", within=1)
-
-
 def test_pace_follows_a_rate_set_by_hand(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_paced()
+    world.begin_paced()
     world.services.cli("set-rate", "ethernet", "4mbit")
     pace = f"/{round(4e6 * 0.94)}bps"
     eventually(lambda: pace in world.lab.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
@@ -51,59 +44,30 @@ def test_pace_follows_a_rate_set_by_hand(world: ProxyWorld) -> None:
     eventually(lambda: world.paced() == 0, "no socket paced", within=1)
 
 
-def test_daemon_that_stops_leaves_no_socket_paced(world: ProxyWorld) -> None:
-    download = world.download(10 * MEGABYTE)
-    world.wait_paced()
-    assert world.daemon.stop() == 0
-    assert world.paced() == 0
-    assert download.wait().intact
-
-
-def test_clean_up_after_a_killed_daemon_leaves_no_socket_paced(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_paced()
-    world.daemon.kill()
-    assert world.paced() == 1
-    world.services.clean_up()
-    assert world.paced() == 0
-
-
 # What needs no daemon
 
 
-def test_kernel_paces_a_subflow_that_the_daemon_has_not_seen(world: ProxyWorld) -> None:
-    with world.daemon.suspended():
-        world.download()
-        world.wait_paced()
-        assert "htb" not in world.qdisc()
-    world.wait_capped()
-
-
-def test_kernel_frees_a_subflow_before_the_daemon_knows(own_world: ProxyWorld) -> None:
-    own_world.download()
-    own_world.wait_paced()
+def test_kernel_paces_and_frees_subflows_before_the_daemon_knows(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    change = ("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)))
     with own_world.daemon.suspended():
-        own_world.lab.client.leave(WIFI)
-        eventually(lambda: own_world.paced() == 0, "no socket paced", within=1)
-
-
-def test_kernel_frees_a_subflow_whose_sibling_becomes_a_backup(world: ProxyWorld) -> None:
-    client = world.lab.client
-    world.download()
-    world.wait_paced()
-    with world.daemon.suspended():
-        client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "backup")
-        eventually(lambda: world.paced() == 0, "no socket paced", within=2)
-        client.run("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)), "nobackup")
-        world.wait_paced()
+        own_world.begin_paced()
+        assert "htb" not in own_world.qdisc()
+        client.run(*change, "backup")
+        eventually(lambda: own_world.paced() == 0, "no socket paced beside a backup", within=2)
+        client.run(*change, "nobackup")
+        own_world.wait_paced()
+    own_world.wait_capped()
+    with own_world.daemon.suspended():
+        client.leave(WIFI)
+        eventually(lambda: own_world.paced() == 0, "no socket paced after the end of Wi-Fi", within=1)
 
 
 def test_kernel_paces_although_all_subflows_are_backups(own_world: ProxyWorld) -> None:
     client = own_world.lab.client
     ethernet, wifi = (str(client.address(link, 4)) for link in (ETHERNET, WIFI))
     client.run("ip", "mptcp", "endpoint", "add", ethernet, "dev", "eth0")
-    own_world.download()
-    own_world.wait_paced()
+    own_world.begin_paced()
     client.run("ip", "mptcp", "endpoint", "change", wifi, "backup")
     eventually(lambda: own_world.paced() == 0, "a backup justifies no cap")
     client.run("ip", "mptcp", "endpoint", "change", ethernet, "backup")
@@ -138,19 +102,8 @@ def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: Pr
     assert own_world.paced() == 0
 
 
-def test_clean_up_frees_sockets_although_the_cgroup_is_gone(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_paced()
-    world.daemon.kill()
-    world.services.configure_daemon(cgroup="/sys/fs/cgroup/gone")
-    assert world.paced() == 1
-    world.services.clean_up()
-    assert world.paced() == 0
-
-
 def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_paced()
+    world.begin_paced()
     world.daemon.kill()
     left = [OSError(errno.EPERM, "refused")] * 3
     set_faults(lambda requests: [left.pop() if left and "bpf object load" in requests else None for _ in requests])
@@ -171,15 +124,12 @@ def test_idle_socket_keeps_no_pace_when_the_daemon_stops(world: ProxyWorld) -> N
     def carried() -> list[str]:
         return re.findall(r"bytes_acked:\d+", world.lab.proxy.run("ss", "-tinH").stdout)
 
+    def is_idle() -> bool:
+        before = carried()
+        time.sleep(0.6)
+        return carried() == before
+
     with idle.suspended():
-        before: list[str] = []
-
-        def is_idle() -> bool:
-            nonlocal before
-            before, now = carried(), before
-            time.sleep(0.3)
-            return carried() == before == now
-
         eventually(is_idle, "nothing acknowledged any more")
         assert world.daemon.stop() == 0
         assert world.paced() == 0
@@ -189,42 +139,32 @@ def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
     wifi, ethernet = WIFI_FIRST
     networks = [wifi, replace(ethernet, provisional=3.0)]
     with proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
-        world.download()
-        world.wait_paced()
+        world.begin_paced()
         eventually(lambda: world.paced() == 0, "no socket paced", within=5)
         assert world.capped() == []
 
 
 def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
-    wifi, ethernet = WIFI_FIRST
-    networks = [wifi, ethernet.with_rates({RateKind.LIMIT: Rate(2_000_000)})]
+    networks = ethernet_with({RateKind.LIMIT: Rate(2_000_000)})
     with proxy_world(networks=networks, daemon={"classifier": "socket"}) as world:
-        world.download()
-        world.wait_settled()
+        world.begin_settled()
         with world.daemon.suspended():
             world.lab.client.leave(WIFI)
             eventually(lambda: world.paced() == 0, "the cap has ended")
             assert receive_rates(world.lab.client, 3)["eth0"] < 2.5e6
 
 
-def test_nobody_is_paced_in_the_kernel_while_the_operator_pauses(world: ProxyWorld) -> None:
-    world.services.ask("pause", None)
-    download = world.download(10 * MEGABYTE)
-    eventually(lambda: download.received > 5 * MEGABYTE, "the download in progress")
-    assert world.paced() == 0
-    assert download.wait().intact
-
-
 def test_kernel_paces_nobody_while_the_sniffer_is_away(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_paced()
+    world.begin_paced()
     world.sniffer.kill()
     eventually(lambda: world.paced() == 0, "no socket paced", within=5)
 
 
-def test_network_without_a_cap_is_never_paced(hosts: Hosts) -> None:
-    wifi, ethernet = WIFI_FIRST
-    with serving(hosts, [wifi, ethernet.with_rates({RateKind.CAP: None})]) as world:
+@pytest.mark.parametrize("why", ["no cap", "paused"])
+def test_subflow_that_may_not_be_capped_is_never_paced(hosts: Hosts, why: str) -> None:
+    with serving(hosts, WITHOUT_CAP if why == "no cap" else WIFI_FIRST) as world:
+        if why == "paused":
+            world.services.ask("pause", None)
         download = world.download(10 * MEGABYTE)
         eventually(lambda: download.received > 5 * MEGABYTE, "the download in progress")
         assert world.paced() == 0

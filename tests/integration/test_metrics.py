@@ -49,8 +49,7 @@ def value(found: Samples, name: str, **labels: str) -> float:
 
 
 def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     eventually(lambda: value(samples(scraped(world)), "subflows", network="ethernet", state="cap") == 1, "a cap")
     found = samples(scraped(world))
     assert value(found, "subflows", network="wifi", state="free") == 1
@@ -173,8 +172,7 @@ def test_dashboard_and_alerts_work_in_prometheus(world: ProxyWorld) -> None:
     assert len(expressions) > 15
     prometheus = Prometheus(world)
     try:
-        world.download()
-        world.wait_capped()
+        world.begin_capped()
         eventually(prometheus.is_scraping, "Prometheus scrapes the daemon")
 
         def without_data() -> list[str]:

@@ -16,7 +16,6 @@ from mptcp_lab.download import Download
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI
-from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 PAYLOAD_PART = 1428 / 1514
@@ -101,17 +100,6 @@ def test_cap_in_mid_transfer_stops_the_data_for_less_than_a_second(world: ProxyW
     assert (result.exit_status, result.intact) == (0, True)
 
 
-def test_sockets_paced_by_a_killed_daemon_are_freed_by_the_next(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_paced()
-    world.daemon.kill()
-    assert world.paced() == 1
-    wifi, ethernet = WIFI_FIRST
-    world.services.configure([wifi, ethernet.with_rates({RateKind.CAP: None})])
-    world.start_daemon()
-    eventually(lambda: world.paced() == 0, "no socket paced", within=2)
-
-
 def test_pace_survives_a_daemon_of_another_namespace_on_the_cgroup(world: ProxyWorld) -> None:
     download = world.download()
     world.wait_paced()
@@ -123,14 +111,9 @@ def test_pace_survives_a_daemon_of_another_namespace_on_the_cgroup(world: ProxyW
     neighbour.stop()
 
 
-def squid_pids(world: ProxyWorld) -> list[int]:
-    shown = world.lab.proxy.run("ss", "-tnlpH", "sport", "=", f":{PORT}").stdout
-    return sorted({int(pid) for pid in re.findall(r"pid=(\d+)", shown)})
-
-
 def plain_sockets(world: ProxyWorld) -> Iterator[socket.socket]:
     """Squid's connections with clients that do not use MPTCP."""
-    for pid in squid_pids(world):
+    for pid in world.server_pids():
         for found in sockets_of(pid, PORT):
             if found.getsockopt(socket.SOL_SOCKET, SO_PROTOCOL) == socket.IPPROTO_TCP:
                 yield found
@@ -159,8 +142,7 @@ def test_listener_of_somebody_else_on_a_proxy_port_frees_nobody(hosts: Hosts) ->
     proxy = hosts.lab.proxy
     services = Services(proxy, WIFI_FIRST, name="two-ports", ports=(PORT, OTHER_PORT))
     with own_cgroup() as cgroup, attended(hosts, services) as world, services:
-        world.download()
-        world.wait_settled()
+        world.begin_settled()
         world.wait_paced()
         marks = world.marks()
         for address in ("127.0.0.1", "0.0.0.0"):  # noqa: S104

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, receive_rates, send_rates
+from proxy_world import LONG, Hosts, ProxyWorld, ethernet_with, receive_rates, send_rates, serving
 from second_interface import second_interface_of_tun, send_small_pulses
 
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
@@ -20,11 +19,8 @@ from mptcp_throttle.units import Rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-INTERFACES: Final = ("eth0", "tun0")
 CAP: Final = Rate.parse("1mbit")
-NETWORKS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.CAP: CAP, RateKind.UPLINK_CAP: CAP}))
-LONG: Final = 200 * MEGABYTE
-"""More than both links carry in half a minute."""
+NETWORKS: Final = ethernet_with({RateKind.UPLINK_CAP: CAP})
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +33,7 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    with configured(hosts, NETWORKS, interfaces=INTERFACES) as world:
-        world.services.start_sniffer()
-        world.services.start_daemon()
-        world.services.wait_ready()
+    with serving(hosts, NETWORKS, interfaces=("eth0", "tun0")) as world:
         yield world
 
 
@@ -67,8 +60,7 @@ def test_uplink_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWo
 
 def test_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWorld) -> None:
     second = world.lab.clients["second"]
-    world.download(client=second)
-    world.wait_settled()
+    world.begin_settled(client=second)
     rates = receive_rates(second, 3.0)
     assert rates["eth0"] == pytest.approx(CAP.bits_per_second, rel=0.25)
     assert rates["wlan0"] > 10 * rates["eth0"]

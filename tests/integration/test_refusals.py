@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polling import eventually
-from proxy_world import Hosts, configured
+from proxy_world import Hosts, serving
 
 from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.services import WIFI_FIRST
@@ -20,15 +20,11 @@ BY_SUBFLOW = tuple(replace(network, per=Per.SUBFLOW) for network in WIFI_FIRST)
 
 
 def test_refused_class_delays_no_other_cap(hosts: Hosts) -> None:
-    with configured(hosts, BY_SUBFLOW, daemon={"reconcile_interval": f"{RECONCILE_INTERVAL:g}s"}) as world:
-        hosts.lab.client.sysctl(SMALL_WINDOWS)
-        faults = Faults(hosts.lab.directory / "refusals")
-        faults.plan()
-        world.services.start_sniffer()
-        world.services.start_daemon(faults)
-        world.services.wait_ready()
-        world.download()
-        world.wait_settled()
+    hosts.lab.client.sysctl(SMALL_WINDOWS)
+    faults = Faults(hosts.lab.directory / "refusals")
+    faults.plan()
+    with serving(hosts, BY_SUBFLOW, {"reconcile_interval": f"{RECONCILE_INTERVAL:g}s"}, faults=faults) as world:
+        world.begin_settled()
         faults.plan(Fault("ENOMEM", "tc class add dev eth0 classid 4d50:3 ", times=FOREVER))
         world.download()
         eventually(lambda: len(world.errors()) == 1, "the refusal reported")

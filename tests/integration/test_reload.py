@@ -66,8 +66,7 @@ def with_cap(rate: str, network: AccessNetwork = ETHERNET) -> AccessNetwork:
 def test_reload_changes_the_rate_of_a_running_transfer_in_place(
     world: ProxyWorld, reload: Callable[[ProxyWorld], None]
 ) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     eventually(lambda: sum(counters.bytes for counters in classes(world).values()) > 0, "the class has sent")
     (before,) = classes(world).items()
     qdiscs, marks = world.qdisc(), world.marks()
@@ -151,8 +150,7 @@ def every_subflow(world: ProxyWorld) -> list[dict[str, str]]:
 
 
 def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     plan, marks = world.qdisc_kinds(), world.marks()
     loaded_at = world.services.status()["daemon"]["config"]["loaded_at"]
     file = world.services.directory / "networks.d" / "ethernet.yaml"
@@ -290,8 +288,7 @@ def test_pause_frees_everybody_and_survives_a_crash(world: ProxyWorld) -> None:
 
 
 def test_pause_for_a_time_ends_by_itself(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     pause = world.services.cli_json("pause", "--for", "60s")["pause"]
     assert 59 < pause["seconds_left"] <= 60
     assert world.capped() == []

@@ -41,9 +41,10 @@ def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld) -> None:
     before = kernel_state(world.lab.proxy)
     download = world.download(10 * MEGABYTE)
     world.wait_capped()
+    world.wait_paced()
     assert kernel_state(world.lab.proxy) != before
     assert world.daemon.stop() == 0
-    assert kernel_state(world.lab.proxy) == before
+    assert (kernel_state(world.lab.proxy), world.paced()) == (before, 0)
     result = download.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
@@ -51,32 +52,36 @@ def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld) -> None:
 @pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
 def test_cleanup_after_kill_9_restores_everything(world: ProxyWorld) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
+    world.wait_paced()
     world.daemon.kill()
     assert kernel_state(world.lab.proxy) != before
+    assert world.paced() == 1
     for _ in range(2):
         world.services.clean_up()
-        assert kernel_state(world.lab.proxy) == before
+        assert (kernel_state(world.lab.proxy), world.paced()) == (before, 0)
 
 
-def test_cleanup_works_with_an_invalid_configuration(world: ProxyWorld) -> None:
+@pytest.mark.parametrize("invalid", ["the cgroup", "the configuration"])
+def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld, invalid: str) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
+    world.wait_paced()
     world.daemon.kill()
-    with world.services.config.open("a", encoding="utf-8") as config:
-        config.write("no_such_key: 1\n")
+    if invalid == "the cgroup":
+        world.services.configure_daemon(cgroup="/sys/fs/cgroup/gone")
+    else:
+        world.services.config.write_text(world.services.config.read_text(encoding="utf-8") + "no_such_key: 1\n")
+    assert world.paced() == 1
     world.services.clean_up()
-    assert kernel_state(world.lab.proxy) == before
+    assert (kernel_state(world.lab.proxy), world.paced()) == (before, 0)
 
 
 @pytest.mark.parametrize("end", ["cleanup", "start"])
 def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, tmp_path: Path, end: str) -> None:
     """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     world.daemon.kill()
     world.services.configure_daemon(backend="ovs", openvswitch_directory=str(tmp_path))
     if end == "cleanup":
@@ -90,21 +95,28 @@ def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, t
 
 @pytest.mark.parametrize(
     ("world", "after"),
-    [("nft", "nft"), ("nft", "rules"), ("rules", "nft"), ("rules", "rules"), ("rules", "auto")],
+    [
+        *(("nft", "nft"), ("nft", "rules"), ("rules", "nft"), ("rules", "rules"), ("rules", "auto")),
+        *(("socket", "nft"), ("socket", "rules")),
+    ],
     indirect=["world"],
 )
 def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_capped()
+    world.begin_settled()
     world.daemon.kill()
     world.services.configure_daemon(classifier=after)
     world.start_daemon()
     world.wait_capped()
-    eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
+    masks = [0xFFFF_0000 if after == "rules" else 0]
+
+    def is_classed_as_configured() -> bool:
+        chain = world.chain()
+        by_packet = ("meta priority set" in chain, "--set-xmark" in chain)
+        return [mark.mask for mark in world.marks()] == masks and by_packet == (after == "nft", after == "rules")
+
+    eventually(is_classed_as_configured, "one subflow in a class, by this classifier alone", seen=world.chain)
     assert world.services.status()["daemon"]["classifier"] == after.replace("auto", "socket")
-    assert ("meta priority set" in world.chain()) == (after == "nft")
-    assert ("--set-xmark" in world.chain()) == (after == "rules")
     world.abort()
     world.wait_restored()
     world.daemon.stop()
@@ -120,6 +132,7 @@ def test_restart_after_kill_9_leaves_throttled_subflows_untouched() -> None:
         marks, sent = world.marks(), sent_by_class(world)
         assert len(sent) == 3
         world.daemon.kill()
+        assert world.marks() == marks
         watcher = world.lab.proxy.start("monitor", "tc", "monitor")
         eventually(lambda: is_watching(world, watcher), "watching tc")
         world.start_daemon()
@@ -148,8 +161,7 @@ def test_saved_qdisc_comes_back_with_its_parameters(world: ProxyWorld, qdisc: st
     if qdisc is not None:
         world.lab.proxy.tc([f"qdisc add dev eth0 root {qdisc}"])
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     assert "htb 4d50:" in world.qdisc()
     world.abort()
     world.wait_restored()
@@ -183,8 +195,7 @@ def test_foreign_rules_neither_hide_ours_nor_are_lost(world: ProxyWorld) -> None
     untouched = kernel_state(world.lab.proxy)
     world.lab.proxy.run(*mangle, "-I", *accept)
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     assert tcp_rules(world) == ["-A POSTROUTING -p tcp -j MPTCP-THROTTLE", "-A POSTROUTING -p tcp -j ACCEPT"]
     world.lab.proxy.run(*mangle, "-I", *accept)
     eventually(lambda: tcp_rules(world)[0].endswith("MPTCP-THROTTLE"), "our jump is the first again")
@@ -208,8 +219,7 @@ def test_foreign_marks_under_our_mask_classify_nothing(world: ProxyWorld) -> Non
     server.wait_until(lambda: proxy.listens(9999), "listening")
     output = ("OUTPUT", "-p", "tcp", "--sport", "9999", "-j", "MARK", "--set-xmark", "0x20000/0xff0000")
     proxy.run("iptables-legacy", "-t", "mangle", "-A", *output)
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     began = time.monotonic()
     world.lab.client.run("curl", "-so", "/dev/null", f"http://{world.lab.proxy_address(4)}:9999/file")
     assert time.monotonic() - began < 6  # 8 s at 1 Mb/s, and 1 s at 10 Mb/s
@@ -218,8 +228,7 @@ def test_foreign_marks_under_our_mask_classify_nothing(world: ProxyWorld) -> Non
 
 
 def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorld) -> None:
-    own_world.download()
-    own_world.wait_capped()
+    own_world.begin_capped()
     own_world.lab.router.ip(["link delete proxy"])
     assert own_world.daemon.stop() == 0
     assert "MPTCP-THROTTLE" not in own_world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
@@ -227,8 +236,7 @@ def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorl
 
 def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld) -> None:
     before = kernel_state(world.lab.proxy)
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     capping, marks = world.qdisc_kinds(), world.marks()
     os.kill(world.daemon.pid, signal.SIGHUP)
     eventually(lambda: "reloaded: nothing changed" in world.daemon.log_text(), "the configuration loaded again")

@@ -198,8 +198,7 @@ def test_services_serve_others_while_both_sockets_are_abused(world: ProxyWorld) 
             assert seconds(lambda: services.cli("status")) < PROGRAM + UNHINDERED
             assert services.cli_json("status")["capture"] is not None
 
-        world.download()
-        (capped,) = world.wait_capped()
+        (capped,) = world.begin_capped()
         assert capped.join_to_cap is not None
         assert capped.join_to_cap < UNHINDERED
         assert seconds(lambda: services.cli("set-rate", "ethernet", "2mbit")) < PROGRAM + UNHINDERED

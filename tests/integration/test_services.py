@@ -70,8 +70,7 @@ def test_services_start_in_either_order(stopped: ProxyWorld, first: str) -> None
 
 def test_services_survive_a_crash_of_the_other(world: ProxyWorld) -> None:
     services = world.services
-    world.download()
-    before = world.wait_capped()
+    before = world.begin_capped()
 
     world.sniffer.kill()
     eventually(lambda: not world.marks(), "caps lifted without a sniffer", within=1.5)
@@ -92,8 +91,7 @@ def test_sniffer_stop_lifts_all_caps(stopped: ProxyWorld) -> None:
     eventually(lambda: connected(services) is False, "the daemon answering, without a sniffer")
     services.start_sniffer()
     services.wait_ready()
-    stopped.download()
-    stopped.wait_capped()
+    stopped.begin_capped()
     stopped.sniffer.stop()
     eventually(lambda: not stopped.marks(), "caps lifted without a sniffer", within=1.5)
 
@@ -165,8 +163,7 @@ def test_services_refuse_an_invalid_configuration(lab: Lab, services: Services, 
 
 
 def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     cli = world.services.cli
     assert "4d50:2" in cli("connections").stdout
     status = cli("status").stdout
@@ -190,8 +187,7 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
 
 
 def test_limit_set_by_hand_throttles_the_preferred_path(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     world.services.cli("set-rate", "wifi", "3mbit", "--limit")
     eventually(lambda: any(s.kind == "limit" and s.rate == 3_000_000 for s in world.services.subflows()), "limited")
     world.services.cli("reset-rate", "wifi")
@@ -217,8 +213,7 @@ def test_malformed_options_are_counted_and_ignored(world: ProxyWorld) -> None:
         lambda: world.services.ask_sniffer("status")["counters"].get("malformed", 0) >= 3, "malformed options counted"
     )
     assert world.services.subflows() == ()
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
 
 
 def syn_frame(options: bytes, port: int) -> bytes:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from foreign_program import ForeignProgram, sockets_of
 from polling import eventually
-from proxy_world import Hosts, ProxyWorld, configured, receive_rates, serving
+from proxy_world import WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, receive_rates, serving
 
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import Family
 from mptcp_throttle.model import RateKind
@@ -40,14 +39,9 @@ def priorities(world: ProxyWorld) -> list[int]:
     return sorted(int(found, 16) for found in re.findall(r"class_id:(\w+)", shown))
 
 
-def squid_pids(world: ProxyWorld | Hosts) -> list[int]:
-    shown = world.lab.proxy.run("ss", "-tnlpH", "sport", "=", f":{PORT}").stdout
-    return sorted({int(pid) for pid in re.findall(r"pid=(\d+)", shown)})
-
-
 def set_type_of_service(world: ProxyWorld) -> None:
     """As the proxy itself would, on its connections with clients."""
-    for pid in squid_pids(world):
+    for pid in world.server_pids():
         for found in sockets_of(pid, PORT):
             found.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_OF_BULK)
 
@@ -58,8 +52,7 @@ def capped_rate(world: ProxyWorld, seconds: float = 3.0) -> float:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorld, family: Family) -> None:
-    world.download(family=family)
-    (capped,) = world.wait_settled()
+    (capped,) = world.begin_settled(family=family)
     wait_classed(world)
     (mark,) = world.marks()
     assert (mark.client, mark.client_port, mark.minor, mark.mask) == (capped.client, capped.client_port, 2, 0)
@@ -73,35 +66,23 @@ def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorl
     assert int(sent[1]) > 100_000
 
 
-def test_mark_that_another_program_sets_afterwards_changes_nothing(world: ProxyWorld) -> None:
-    mark = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", "0x30000")
-    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *mark)
+@pytest.mark.parametrize("mark", ["0x20000", "0x30000"], ids=["of its class", "of no class"])
+def test_mark_that_another_program_sets_afterwards_changes_nothing(world: ProxyWorld, mark: str) -> None:
+    rule = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", mark)
+    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *rule)
     try:
-        world.download()
-        world.wait_settled()
+        world.begin_settled()
         wait_classed(world)
         rates = receive_rates(world.lab.client, 3)
         assert rates["eth0"] < 1.25 * CAP
         assert rates["wlan0"] > 20 * CAP
     finally:
-        world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *mark)
-
-
-def test_free_subflow_gets_into_no_class_by_a_foreign_mark(world: ProxyWorld) -> None:
-    mark = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j", "MARK", "--set-mark", "0x20000")
-    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-A", *mark)
-    try:
-        world.download()
-        world.wait_settled()
-        assert receive_rates(world.lab.client, 3)["wlan0"] > 20 * CAP
-    finally:
-        world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *mark)
+        world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-D", *rule)
 
 
 def test_free_subflow_gets_into_no_class_by_a_foreign_priority(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
-    for pid in squid_pids(world):
+    world.begin_settled()
+    for pid in world.server_pids():
         for found in sockets_of(pid, PORT):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, OUR_CLASS)
     eventually(lambda: priorities(world) == [0, OUR_CLASS], "only the capped subflow in a class")
@@ -112,18 +93,23 @@ def test_free_subflow_gets_into_no_class_by_a_foreign_priority(world: ProxyWorld
     assert receive_rates(world.lab.client, 3)["wlan0"] > 20 * CAP
 
 
-def test_class_survives_a_type_of_service_and_leaves_the_priority_of_that(world: ProxyWorld) -> None:
+@pytest.mark.parametrize("end", ["pause", "clean-up"])
+def test_class_survives_a_type_of_service_and_leaves_its_priority(world: ProxyWorld, end: str) -> None:
     world.download()
     wait_classed(world)
     set_type_of_service(world)
     eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, OUR_CLASS], "the class set again")
-    world.services.ask("pause", None)
-    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK] * 2, "the priority restored")
+    if end == "pause":
+        world.services.ask("pause", None)
+        eventually(lambda: priorities(world) == [PRIORITY_OF_BULK] * 2, "the priority restored")
+    else:
+        world.daemon.kill()
+        world.services.clean_up()
+        assert priorities(world) == [PRIORITY_OF_BULK] * 2
 
 
 def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
-    wifi, ethernet = WIFI_FIRST
-    networks = [wifi, ethernet.with_rates({RateKind.CAP: None, RateKind.LIMIT: Rate(2_000_000)})]
+    networks = ethernet_with({RateKind.CAP: None, RateKind.LIMIT: Rate(2_000_000)})
     with serving(hosts, networks, {"classifier": "socket"}) as world:
         world.download()
         wait_classed(world)
@@ -140,66 +126,29 @@ def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
         assert max(windows) < 2.5e6
 
 
-def test_killed_daemon_leaves_classes_that_the_next_one_keeps(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
-    wait_classed(world)
-    marks = world.marks()
-    world.daemon.kill()
-    assert world.marks() == marks
-    world.start_daemon()
-    world.wait_capped()
-    assert "1 throttled subflows adopted, 0 added" in world.daemon.log_text()
-    wait_classed(world)
-    assert world.marks() == marks
-
-
-@pytest.mark.parametrize("after", ["nft", "rules"])
-def test_daemon_with_another_back_end_takes_sockets_out_of_classes(world: ProxyWorld, after: str) -> None:
-    world.download()
-    world.wait_settled()
-    wait_classed(world)
-    world.daemon.kill()
-    world.services.configure_daemon(classifier=after)
-    world.start_daemon()
-    world.wait_capped()
-    wanted = [0 if after == "nft" else 0xFFFF_0000]
-    eventually(lambda: [mark.mask for mark in world.marks()] == wanted and world.chain() != "", "by packet alone")
-
-
 @pytest.mark.parametrize("pacing", [True, False])
-def test_sockets_of_a_killed_daemon_leave_their_classes(world: ProxyWorld, pacing: bool) -> None:
-    world.download()
-    world.wait_settled()
+def test_sockets_of_a_killed_daemon_leave_their_classes_and_paces(world: ProxyWorld, pacing: bool) -> None:
+    world.begin_settled()
     wait_classed(world)
+    world.wait_paced()
     world.daemon.kill()
+    assert world.paced() == 1
     world.services.configure_daemon(classifier="auto", pacing=pacing)
-    wifi, ethernet = WIFI_FIRST
-    world.services.configure([wifi, ethernet.with_rates({RateKind.CAP: None})])
+    world.services.configure(WITHOUT_CAP)
     world.start_daemon()
+    eventually(lambda: world.paced() == 0, "no socket paced", within=2)
     eventually(lambda: priorities(world) == [0, 0], "no socket in a class")
-
-
-def test_clean_up_takes_sockets_out_of_their_classes(world: ProxyWorld) -> None:
-    world.download()
-    wait_classed(world)
-    set_type_of_service(world)
-    eventually(lambda: priorities(world) == [PRIORITY_OF_BULK, OUR_CLASS], "the class set again")
-    world.daemon.kill()
-    world.services.clean_up()
-    assert priorities(world) == [PRIORITY_OF_BULK] * 2
 
 
 @pytest.mark.parametrize("attached", ["before", "after"])
 def test_program_of_somebody_else_keeps_its_callbacks(hosts: Hosts, tmp_path: Path, attached: str) -> None:
     with configured(hosts) as world:
-        foreign = ForeignProgram(hosts.lab.proxy, squid_pids(hosts)[0], tmp_path) if attached == "before" else None
+        foreign = ForeignProgram(hosts.lab.proxy, world.server_pids()[0], tmp_path) if attached == "before" else None
         world.services.start_sniffer()
         world.start_daemon()
-        foreign = foreign or ForeignProgram(hosts.lab.proxy, squid_pids(hosts)[0], tmp_path)
+        foreign = foreign or ForeignProgram(hosts.lab.proxy, world.server_pids()[0], tmp_path)
         try:
-            world.download()
-            world.wait_paced()
+            world.begin_paced()
             before = foreign.packets
             eventually(
                 lambda: foreign.packets > before + 100, "the other program called for packets of a paced subflow"

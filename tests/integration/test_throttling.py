@@ -60,11 +60,13 @@ def test_cap_is_lifted_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> No
     client = own_world.lab.client
     endless = own_world.download()
     own_world.wait_capped()
+    own_world.wait_paced()
     document = own_world.download(4 * MEGABYTE)
     own_world.wait_capped(2)
     client.leave(WIFI)
     eventually(lambda: not own_world.capped(), "caps lifted", within=1)
     eventually(lambda: own_world.marks() == [], "no socket in a class", within=1)
+    eventually(lambda: own_world.paced() == 0, "no socket paced", within=1)
     result = document.wait()
     assert (result.exit_status, result.intact) == (0, True)
     eventually(lambda: receive_rates(client, 1)["eth0"] > 5e6, "Ethernet at the rate of its link")
@@ -76,8 +78,7 @@ def test_cap_is_lifted_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> No
 def test_cap_is_lifted_while_wifi_loses_everything_in_silence(world: ProxyWorld) -> None:
     wifi, client = str(world.lab.topology.wifi.v4), world.lab.client
     drop = [("FORWARD", direction, wifi, "-j", "DROP") for direction in ("-s", "-d")]
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     eventually(lambda: receive_rates(client, 0.5)["wlan0"] > 10e6, "Wi-Fi in use")
     for rule in drop:
         world.lab.router.run("iptables-legacy", "-A", *rule)
@@ -101,11 +102,13 @@ def test_backup_path_justifies_no_cap() -> None:
 @pytest.mark.parametrize("per", Per)
 def test_plain_tcp_of_a_capped_client_is_not_touched(hosts: Hosts, per: Per) -> None:
     with serving(hosts, [replace(network, per=per) for network in WIFI_FIRST]) as world:
-        world.download()
-        (capped,) = world.wait_settled()
+        (capped,) = world.begin_settled()
+        world.wait_paced()
         plain = world.download(3 * MEGABYTE, mptcp=False)
         (mark,) = world.marks()
         assert (mark.client, mark.client_port) == (capped.client, capped.client_port)
+        eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
+        assert world.paced() == 1
         result = plain.wait()
         assert result.local_port != capped.client_port
         assert world.marks() == [mark]
@@ -131,8 +134,7 @@ def test_each_client_is_capped_by_its_own_connection_alone() -> None:
 
 
 def test_rate_set_by_hand_reaches_a_running_transfer_in_place(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     qdiscs = world.qdisc()
     changed = world.services.cli_json("set-rate", "ethernet", "5mbit")
     cap = changed["rates"]["downlink"]["cap"]

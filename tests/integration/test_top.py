@@ -68,8 +68,7 @@ class Terminal:
 
 
 def test_live_view_shows_the_cap_and_takes_keys(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     with Terminal(world) as terminal:
         eventually(lambda: "cap: wifi is live" in terminal.read(), "the capped subflow")
         terminal.press("s")
@@ -92,8 +91,7 @@ def test_live_view_shows_the_cap_and_takes_keys(world: ProxyWorld) -> None:
 
 
 def test_once_prints_what_ss_measures(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
 
     def use() -> int:
         printed = world.services.cli("top", "--once", "--filter", "cap").stdout

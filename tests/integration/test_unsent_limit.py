@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, serving
+from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, serving
 from unsent_limits import UnsentLimitReader, UnsentLimits
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.process import Process
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology
 from mptcp_throttle.linux.kernel_error import set_faults
@@ -24,9 +23,7 @@ from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
-WIFI_NETWORK, ETHERNET_NETWORK = WIFI_FIRST
-WITHOUT_CAP = (WIFI_NETWORK, ETHERNET_NETWORK.with_rates({RateKind.CAP: None}))
-LIMITED_ONLY = (WIFI_NETWORK, ETHERNET_NETWORK.with_rates({RateKind.CAP: None, RateKind.LIMIT: Rate.parse("4mbit")}))
+LIMITED_ONLY = ethernet_with({RateKind.CAP: None, RateKind.LIMIT: Rate.parse("4mbit")})
 
 ONE_SEGMENT = 1448
 OTHER_PORT = 9090
@@ -105,8 +102,7 @@ def test_download_keeps_the_limit_and_loses_nothing(world: ProxyWorld, limits: R
 
 def test_limit_stays_when_the_preferred_path_goes(hosts: Hosts, world: ProxyWorld, limits: Read) -> None:
     client = hosts.lab.clients["both"]
-    world.download(client=client)
-    world.wait_paced()
+    world.begin_paced(client=client)
     assert limits().first[0] > ONE_SEGMENT  # that of the pace
     assert limits().joined != (ONE_SEGMENT,)
     world.lab.proxy.run("ss", "-K", "-t", "dst", str(client.address(WIFI, 4)))

@@ -13,7 +13,7 @@ import proxy_world
 import pytest
 from deaf_client import ignore_priorities
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, send_rates, serving
+from proxy_world import LONG, MEGABYTE, Hosts, ProxyWorld, ethernet_with, send_rates, serving
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST, SubflowStatus
@@ -23,10 +23,7 @@ from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 CAP: Final = Rate.parse("1mbit")
-NETWORKS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP}))
-BOTH_DIRECTIONS: Final = (WIFI_FIRST[0], WIFI_FIRST[1].with_rates({RateKind.UPLINK_CAP: CAP}))
-LONG: Final = 200 * MEGABYTE
-"""More than both links carry in half a minute."""
+NETWORKS: Final = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP})
 
 
 @pytest.fixture
@@ -72,23 +69,22 @@ def received_rates(world: ProxyWorld, seconds: float) -> dict[str, float]:
 
 def acknowledged(world: ProxyWorld) -> Counter[str]:
     """Bytes of the client that the proxy has acknowledged, by the client's interface."""
-    shown = world.lab.client.run("ss", "-tinHO", "dport", "=", f":{PORT}").stdout.splitlines()
-    addresses = {str(world.lab.client.address(link, 4)): link.interface for link in (ETHERNET, WIFI)}
-    found: Counter[str] = Counter()
-    for line in shown:
-        address = re.search(r"(10\.\d+\.\d+\.\d+)\S*:\d+ ", line)
-        acked = re.search(r"bytes_acked:(\d+)", line)
-        if address is not None and acked is not None:
-            found[addresses[address[1]]] += int(acked[1])
-    return found
+    return by_interface(world, r"bytes_acked:(\d+)")
 
 
 def windows(world: ProxyWorld) -> Counter[str]:
     """The windows that the proxy has announced to the client, in bytes, by the client's interface."""
+    return by_interface(world, r"snd_wnd:(\d+)")
+
+
+def by_interface(world: ProxyWorld, pattern: str) -> Counter[str]:
+    """The sum of what ss(8) shows of the subflows, by the client's interface."""
     shown = world.lab.client.run("ss", "-tinHO", "dport", "=", f":{PORT}").stdout
-    addresses = {str(world.lab.client.address(link, 4)): link.interface for link in (ETHERNET, WIFI)}
-    found = re.findall(r"(10\.\d+\.\d+\.\d+)\S*:\d+ .* snd_wnd:(\d+)", shown)
-    return Counter({addresses[address]: int(window) for address, window in found})
+    interfaces = {str(world.lab.client.address(link, 4)): link.interface for link in (ETHERNET, WIFI)}
+    sums: Counter[str] = Counter()
+    for address, shown_number in re.findall(rf"(10\.\d+\.\d+\.\d+)\S*:\d+ .*\b{pattern}", shown):
+        sums[interfaces[address]] += int(shown_number)
+    return sums
 
 
 def egress(world: ProxyWorld) -> str:
@@ -141,7 +137,7 @@ def test_uplink_is_free_within_a_second_of_wifi_loss() -> None:
 
 
 def test_own_mp_prio_is_no_backup_to_the_policy(hosts: Hosts) -> None:
-    with serving(hosts, BOTH_DIRECTIONS) as world:
+    with serving(hosts, ethernet_with({RateKind.UPLINK_CAP: CAP})) as world:
         world.upload(LONG)
         wait_capped(world)
         for _ in range(40):
@@ -161,24 +157,18 @@ def test_uplink_rate_set_by_hand_reaches_a_running_upload(world: ProxyWorld) -> 
     eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 7e6, "Ethernet free")
 
 
-def test_stopped_daemon_leaves_no_subflow_a_backup(world: ProxyWorld) -> None:
+@pytest.mark.parametrize("end", ["stop", "clean_up", "start_daemon"])
+def test_daemon_that_ends_leaves_no_subflow_a_backup(world: ProxyWorld, end: str) -> None:
     world.upload(LONG)
     wait_backup(world)
-    world.daemon.stop()
-    assert "clsact" not in egress(world)
-    eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
-    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
-
-
-@pytest.mark.parametrize("then", ["clean_up", "start_daemon"])
-def test_killed_daemon_leaves_no_subflow_a_backup(world: ProxyWorld, then: str) -> None:
-    world.upload(LONG)
-    wait_backup(world)
-    world.daemon.kill()
-    assert "clsact" in egress(world)
-    if then == "start_daemon":
+    if end == "stop":
+        world.daemon.stop()
+        assert "clsact" not in egress(world)
+    else:
+        world.daemon.kill()
+        assert "clsact" in egress(world)
         world.services.configure(WIFI_FIRST)
-    getattr(world.services, then)()
+        getattr(world.services, end)()
     eventually(lambda: "clsact" not in egress(world), "the filter detached")
     eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
     eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
@@ -196,10 +186,7 @@ def test_cap_is_obeyed_although_the_client_ignores_mp_prio() -> None:
 
 
 def test_limit_of_an_only_path_is_obeyed() -> None:
-    networks = (
-        NETWORKS[0],
-        NETWORKS[1].with_rates({RateKind.UPLINK_CAP: None, RateKind.UPLINK_LIMIT: Rate.parse("4mbit")}),
-    )
+    networks = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_LIMIT: Rate.parse("4mbit")})
     with proxy_world.proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
         world.upload(LONG)
         eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")

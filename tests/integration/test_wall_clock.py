@@ -56,8 +56,7 @@ def world(hosts: Hosts, services: ServicesWithClock) -> Iterator[ProxyWorld]:
 
 
 def test_wall_clock_set_back_hides_no_end(world: ProxyWorld, services: ServicesWithClock) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     services.set_back()
     proxy, wifi = world.lab.proxy, str(world.lab.client.address(WIFI, 4))
     silence = ("OUTPUT", "-d", wifi, "-j", "DROP")
@@ -69,8 +68,7 @@ def test_wall_clock_set_back_hides_no_end(world: ProxyWorld, services: ServicesW
 
 
 def test_wall_clock_set_back_prolongs_no_pause(world: ProxyWorld, services: ServicesWithClock) -> None:
-    world.download()
-    world.wait_capped()
+    world.begin_capped()
     services.ask("pause", 3)
     services.set_back()
     eventually(lambda: services.status()["daemon"]["pause"] is None, "the end of the pause", within=10)

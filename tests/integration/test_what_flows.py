@@ -44,8 +44,7 @@ def ethernet_subflow(world: ProxyWorld) -> Json:
 
 @pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
 def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     assert ethernet_subflow(world)["not_enforced"] is None
     overwrite, undo = OVERWRITING[world.services.status()["daemon"]["classifier"] == "nft"]
     world.lab.proxy.run("sh", "-ec", overwrite)
@@ -66,8 +65,7 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
 
 @pytest.mark.parametrize("world", ["socket", "nft", "rules"], indirect=True)
 def test_rates_shown_are_those_that_the_client_receives(world: ProxyWorld) -> None:
-    world.download()
-    world.wait_settled()
+    world.begin_settled()
     received = receive_rates(world.lab.client, 4)
     networks = {network["name"]: network["sent_bps"] for network in world.services.status()["networks"]}
     assert 0.5 < networks["ethernet"] / received["eth0"] < 1.5

@@ -24,16 +24,20 @@ from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
 from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
 from mptcp_lab.upload import Upload
+from mptcp_throttle.model import RateKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from mptcp_lab.fault_plan import Faults
     from mptcp_lab.process import Process
     from mptcp_lab.proxy_server import ProxyServer
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.units import Rate
 
 MEGABYTE: Final = 10**6
+LONG: Final = 200 * MEGABYTE
+"""An upload of more than both links carry in half a minute."""
 
 BACK_ENDS: Final = ("nft", "rules")
 """Those that look at packets."""
@@ -41,6 +45,15 @@ ALL_BACK_ENDS: Final = ("socket", *BACK_ENDS)
 EXECUTABLES: Final = Path(sys.executable).parent
 
 _serial: Final = itertools.count(1)
+
+
+def ethernet_with(rates: Mapping[RateKind, Rate | None]) -> tuple[AccessNetwork, ...]:
+    """Wi-Fi, and Ethernet with its cap and these rates."""
+    wifi, ethernet = WIFI_FIRST
+    return wifi, ethernet.with_rates(rates)
+
+
+WITHOUT_CAP: Final = ethernet_with({RateKind.CAP: None})
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,21 @@ class ProxyWorld:
         )
         self._downloads[download] = client
         return download
+
+    def begin_capped(self, client: Client | None = None) -> list[SubflowStatus]:
+        """Begin a download that does not end; the capped subflows, once there is one."""
+        self.download(client=client)
+        return self.wait_capped()
+
+    def begin_settled(self, client: Client | None = None, *, family: Family = 4) -> list[SubflowStatus]:
+        """As `begin_capped`; then the subflow is in its class (see `wait_settled`)."""
+        self.download(client=client, family=family)
+        return self.wait_settled()
+
+    def begin_paced(self, client: Client | None = None) -> None:
+        """Begin a download that does not end, and wait until one socket is paced."""
+        self.download(client=client)
+        self.wait_paced()
 
     def upload(self, size: int, client: Client | None = None, *, family: Family = 4) -> Upload:
         """An upload of `size` random bytes."""
@@ -169,6 +197,11 @@ class ProxyWorld:
     def paced(self) -> int:
         """The proxy's established sockets with a maximum pacing rate."""
         return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
+
+    def server_pids(self) -> list[int]:
+        """The processes that listen on the proxy's port."""
+        shown = self.lab.proxy.run("ss", "-tnlpH", "sport", "=", f":{PORT}").stdout
+        return sorted({int(pid) for pid in re.findall(r"pid=(\d+)", shown)})
 
     def bytes_acked(self, client_port: int) -> int:
         """What the client has acknowledged on the subflow from that port, as ss(8) shows it."""
@@ -252,11 +285,14 @@ def serving(
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
     ports: Sequence[int] = (PORT,),
+    interfaces: Sequence[str] = ("eth0",),
+    faults: Faults | None = None,
 ) -> Iterator[ProxyWorld]:
-    """As `configured`, with both services running and connected."""
-    with configured(on, networks, daemon, ports) as world:
+    """As `configured`, with both services running and connected; `faults` are the daemon's."""
+    with configured(on, networks, daemon, ports, interfaces) as world:
         world.services.start_sniffer()
-        world.start_daemon()
+        world.services.start_daemon(faults)
+        world.services.wait_ready()
         yield world
 
 
