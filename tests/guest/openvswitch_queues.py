@@ -43,6 +43,15 @@ def queues(uplink: Uplink) -> Iterator[PortQueues]:
     assert uplink.is_clean()
 
 
+@pytest.fixture
+def one_class(queues: PortQueues) -> Iterator[PortQueues]:
+    """With our QoS and a class, until the end of the test."""
+    queues.install(0)
+    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
+    yield queues
+    queues.restore()
+
+
 def test_queues_are_added_changed_and_deleted(queues: PortQueues) -> None:
     assert queues.read() == QdiscState()
     queues.install(1)
@@ -58,16 +67,17 @@ def test_queues_are_added_changed_and_deleted(queues: PortQueues) -> None:
     assert str(refusal) == "eth0: QoS: ENOENT"
 
 
-def test_class_that_somebody_has_changed_is_repaired(queues: PortQueues, uplink: Uplink) -> None:
-    queues.install(0)
-    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
+@pytest.mark.parametrize("how", ["class", "record"])
+def test_rate_that_another_program_changes_is_repaired(one_class: PortQueues, uplink: Uplink, how: str) -> None:
     for _ in range(2):
-        change = "tc class change dev eth0 parent 1:fffe classid 1:2 htb rate 5mbit"
-        uplink.hosts.lab.proxy.run(*change.split())
-        assert queues.read() == QdiscState(HtbState(0, True, {2: None}))
-        assert queues.change_classes([ChangeClass(2, SLOW, replace_leaf=True)]) == [None]
-        assert queues.read() == QdiscState(HtbState(0, True, {2: SLOW}))
-    queues.restore()
+        if how == "class":
+            change = "tc class change dev eth0 parent 1:fffe classid 1:2 htb rate 5mbit"
+            uplink.hosts.lab.proxy.run(*change.split())
+        else:
+            uplink.switch.run("--", "set", "Queue", uplink.records().split()[1], "other_config:max-rate=10M")
+        assert one_class.read() == QdiscState(HtbState(0, True, {2: None}))
+        assert one_class.change_classes([ChangeClass(2, SLOW, replace_leaf=True)]) == [None]
+        assert one_class.read() == QdiscState(HtbState(0, True, {2: SLOW}))
 
 
 def test_more_queues_than_a_transaction_takes_are_made(queues: PortQueues) -> None:
@@ -175,16 +185,6 @@ def test_renamed_interface_keeps_nobody_throttled(uplink: Uplink, queues: PortQu
     assert "htb" not in uplink.hosts.lab.proxy.run("tc", "qdisc", "show", "dev", "eth9").stdout
     assert not queues.read().restore_pending
     uplink.hosts.lab.proxy.ip(["link set eth9 down", "link set eth9 name eth0", "link set eth0 up"])
-
-
-def test_rate_that_somebody_has_made_unreadable_is_repaired(queues: PortQueues, uplink: Uplink) -> None:
-    queues.install(0)
-    assert queues.change_classes([AddClass(2, SLOW)]) == [None]
-    uplink.switch.run("--", "set", "Queue", uplink.records().split()[1], "other_config:max-rate=10M")
-    assert queues.read() == QdiscState(HtbState(0, True, {2: None}))
-    assert queues.change_classes([ChangeClass(2, SLOW, replace_leaf=True)]) == [None]
-    assert queues.read() == QdiscState(HtbState(0, True, {2: SLOW}))
-    queues.restore()
 
 
 def test_rate_below_that_of_the_slowest_queue_is_applied_as_that(queues: PortQueues) -> None:

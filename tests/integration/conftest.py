@@ -4,23 +4,55 @@ import proxy_world
 import pytest
 from proxy_world import Hosts, ProxyWorld
 
+from mptcp_lab.host import Host
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.topology import Lab, Topology, build
+
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    """One set of hosts for all tests of a module: each leaves them as it found them."""
-    with proxy_world.hosts() as built:
+def lab() -> Iterator[Lab]:
+    """Hosts on which nothing runs, for all tests of a module."""
+    with build(Topology()) as built:
+        yield built
+
+
+@pytest.fixture(scope="module")
+def host(lab: Lab) -> Host:
+    """The proxy of `lab`."""
+    return lab.proxy
+
+
+@pytest.fixture(scope="module")
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """One set of hosts for all tests of a module, with its TOPOLOGY: each leaves them as it found them."""
+    with proxy_world.hosts(getattr(request.module, "TOPOLOGY", None)) as built:
         yield built
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
-    """The module's hosts, with services of the test's own; an indirect parameter is the back end that marks packets."""
-    with proxy_world.serving(hosts, daemon={"classifier": getattr(request, "param", "auto")}) as running:
+    """The module's hosts, with services of the test's own, which have the module's NETWORKS and its section DAEMON.
+
+    An indirect parameter is the classifier.
+    """
+    daemon = {"classifier": "auto", **getattr(request.module, "DAEMON", {})}
+    if hasattr(request, "param"):
+        daemon["classifier"] = request.param
+    with proxy_world.serving(hosts, getattr(request.module, "NETWORKS", WIFI_FIRST), daemon) as running:
         yield running
 
 
 @pytest.fixture
-def own_world() -> Iterator[ProxyWorld]:
+def before(world: ProxyWorld) -> dict[str, str]:
+    """The state of the proxy's kernel before the test."""
+    return kernel_state(world.lab.proxy)
+
+
+@pytest.fixture
+def own_world(request: pytest.FixtureRequest) -> Iterator[ProxyWorld]:
     """For a test that changes the hosts: nobody else has them."""
-    with proxy_world.proxy_world() as running:
+    module = request.module
+    networks, daemon = getattr(module, "NETWORKS", WIFI_FIRST), getattr(module, "DAEMON", None)
+    with proxy_world.proxy_world(getattr(module, "TOPOLOGY", None), networks, daemon) as running:
         yield running

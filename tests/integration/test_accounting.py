@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, serving
-from proxy_world import hosts as build_hosts
 
 from mptcp_lab.capture_reader.capture_file import read_frames
 from mptcp_lab.oracle import listed
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 ECHO_PORT: Final = 8081
 PORTS: Final = (PORT, ECHO_PORT)
+TOPOLOGY: Final = Topology(clients=tuple(ClientSpec(name) for name in ("one", "two", "three")))
 NETWORKS: Final = ("wifi", "ethernet")
 COLUMNS: Final = ("sent", "new", "received", "ip_sent", "ip_received")
 _ETHERNET_HEADER_BYTES: Final = 14
@@ -38,41 +38,38 @@ Carried = dict[tuple[str, str], int]
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    """Three clients; nobody sends segments that a network card would have to divide: they are counted as captured."""
-    with build_hosts(Topology(clients=tuple(ClientSpec(name) for name in ("one", "two", "three")))) as built:
-        built.lab.proxy.ip(["link set eth0 gso_max_segs 1"])
-        for client in built.lab.clients.values():
-            client.ip([f"link set {interface} gso_max_segs 1" for interface in ("eth0", "wlan0")])
-        start_server(built.lab.proxy, ECHO_PORT)
-        yield built
+def hosts(hosts: Hosts) -> Hosts:
+    """No host sends segments that a network card would have to divide: they are counted as captured."""
+    hosts.lab.proxy.ip(["link set eth0 gso_max_segs 1"])
+    for client in hosts.lab.clients.values():
+        client.ip([f"link set {interface} gso_max_segs 1" for interface in ("eth0", "wlan0")])
+    start_server(hosts.lab.proxy, ECHO_PORT)
+    return hosts
 
 
-class Capture:
-    """Headers of the proxy's segments, until the block ends."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.carried: Carried = {}
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    with serving(hosts, ports=PORTS) as running:
+        yield running
 
 
 @contextmanager
-def capturing(world: ProxyWorld) -> Iterator[Capture]:
-    """Capture; `carried` is known after the block, and when all subflows have ended."""
+def capturing(world: ProxyWorld) -> Iterator[Carried]:
+    """Capture the proxy's segments; what they carried is known after the block, when all subflows have ended."""
     proxy = world.lab.proxy
-    capture = Capture(proxy.directory / "accounting.pcap")
-    capture.path.unlink(missing_ok=True)
-    options = ("-i", "eth0", "--immediate-mode", "-U", "-s", "134", "-B", "65536", "-w", capture.path)
+    path, carried = proxy.directory / "accounting.pcap", Carried()
+    path.unlink(missing_ok=True)
+    options = ("-i", "eth0", "--immediate-mode", "-U", "-s", "134", "-B", "65536", "-w", path)
     dump = proxy.start("tcpdump", "tcpdump", *options, f"tcp port {PORT} or tcp port {ECHO_PORT}")
-    dump.wait_until(capture.path.exists, "capturing")
-    yield capture
+    dump.wait_until(path.exists, "capturing")
+    yield carried
     eventually(lambda: not any(listed(proxy, port) for port in PORTS), "all subflows ended", within=90)
     size = -1
-    while size != (size := capture.path.stat().st_size):
+    while size != (size := path.stat().st_size):
         time.sleep(0.3)
     dump.stop()
     assert "0 packets dropped by kernel" in dump.log_text()
-    capture.carried = carried_on_the_wire(capture.path)
+    carried.update(carried_on_the_wire(path))
 
 
 @dataclass
@@ -152,7 +149,7 @@ def carried_by_status(world: ProxyWorld) -> Carried:
 
 
 def assert_exact(
-    world: ProxyWorld, capture: Capture, columns: Collection[str] = COLUMNS, uncaptured_bytes: int = 0
+    world: ProxyWorld, carried: Carried, columns: Collection[str] = COLUMNS, uncaptured_bytes: int = 0
 ) -> None:
     """Payload within 0.1 %, IP bytes within 5 %: ACKs with SACK blocks are larger, resets smaller than assumed.
 
@@ -162,7 +159,7 @@ def assert_exact(
     def differing() -> dict[tuple[str, str], int]:
         known = carried_by_history(world)
         different = {}
-        for (network, column), value in capture.carried.items():
+        for (network, column), value in carried.items():
             more = known[network, column] - value
             allowed = value * (0.05 if column.startswith("ip_") else 0.001)
             uncaptured = 0 if column.endswith("received") else uncaptured_bytes
@@ -170,31 +167,30 @@ def assert_exact(
                 different[network, column] = more
         return different
 
-    assert sum(capture.carried.values()) > MEGABYTE
+    assert sum(carried.values()) > MEGABYTE
     with suppress(AssertionError):
         eventually(lambda: not differing(), "the history equals the capture", within=20)
     assert differing() == {}
 
 
-def test_history_of_510_short_connections_equals_the_capture(hosts: Hosts) -> None:
-    with serving(hosts, ports=PORTS) as world:
-        addresses = [hosts.lab.proxy_address(f) for f in (4, 6)]
-        with capturing(world) as capture:
-            # While HTB takes the place of the root qdisc, the kernel drops what is sent (net/sched/sch_generic.c,
-            # dev_deactivate_many): TCP has counted it, and the capture does not see it. So HTB comes before the others.
-            first = start_client(hosts.lab.client, addresses, ECHO_PORT, mode="hold", count=1, seed=3)
-            world.wait_settled()
-            clients = [
-                start_client(client, addresses, ECHO_PORT, mode="drive", count=170, seed=n)
-                for n, client in enumerate(hosts.lab.clients.values())
-            ]
-            eventually(lambda: all(c.exit_status is not None for c in clients), "all connections used", within=120)
-            first.stop()
-        assert_exact(world, capture)
-        eventually(lambda: carried_by_status(world) == carried_by_history(world), "the history written")
-        networks = {network["name"]: network["totals"] for network in world.services.status()["networks"]}
-        assert sum(networks[network]["closed"] for network in NETWORKS) >= 1000
-        assert world.services.status()["daemon"]["features"]["pacing"]["counters"]["totals_lost"] == 0
+def test_history_of_510_short_connections_equals_the_capture(world: ProxyWorld) -> None:
+    addresses = [world.lab.proxy_address(f) for f in (4, 6)]
+    with capturing(world) as carried:
+        # While HTB takes the place of the root qdisc, the kernel drops what is sent (net/sched/sch_generic.c,
+        # dev_deactivate_many): TCP has counted it, and the capture does not see it. So HTB comes before the others.
+        first = start_client(world.lab.client, addresses, ECHO_PORT, mode="hold", count=1, seed=3)
+        world.wait_settled()
+        clients = [
+            start_client(client, addresses, ECHO_PORT, mode="drive", count=170, seed=n)
+            for n, client in enumerate(world.lab.clients.values())
+        ]
+        eventually(lambda: all(c.exit_status is not None for c in clients), "all connections used", within=120)
+        first.stop()
+    assert_exact(world, carried)
+    eventually(lambda: carried_by_status(world) == carried_by_history(world), "the history written")
+    networks = {network["name"]: network["totals"] for network in world.services.status()["networks"]}
+    assert sum(networks[network]["closed"] for network in NETWORKS) >= 1000
+    assert world.services.status()["daemon"]["features"]["pacing"]["counters"]["totals_lost"] == 0
 
 
 def wait_for_more(world: ProxyWorld, before: int) -> int:
@@ -204,43 +200,40 @@ def wait_for_more(world: ProxyWorld, before: int) -> int:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_transfer_over_a_restart_is_counted_once(hosts: Hosts, end: str) -> None:
-    with serving(hosts, ports=PORTS) as world:
-        with capturing(world) as capture:
-            world.download()
-            before = wait_for_more(world, 0)
-            (world.daemon.stop if end == "stop" else world.daemon.kill)()
-            world.start_daemon()
-            wait_for_more(world, before)
-            world.abort()
-        # A qdisc that is replaced drops what it has queued, after the sockets have counted it, and before the capture.
-        # What they send again in its place counts again, so only what is new is the same. What the class still had
-        # queued at the reset is never captured. An error would be the bytes between two flushes: 600 kB at the cap.
-        assert_exact(world, capture, {"new", "received", "ip_received"}, uncaptured_bytes=16 * 1024)
-
-
-def test_killed_daemon_has_written_all_but_the_last_10_s(hosts: Hosts) -> None:
-    with serving(hosts, ports=PORTS) as world:
+def test_transfer_over_a_restart_is_counted_once(world: ProxyWorld, end: str) -> None:
+    with capturing(world) as carried:
         world.download()
-        eventually(lambda: carried_by_history(world)["wifi", "sent"] > 0, "a part in the history")
-        world.daemon.kill()
-        killed = time.time()
-        world.abort()
+        before = wait_for_more(world, 0)
+        (world.daemon.stop if end == "stop" else world.daemon.kill)()
         world.start_daemon()
-        periods = world.services.ask("history", "wifi", 600)["periods"]
-        assert killed - 10 <= periods[-1]["start"] <= killed
+        wait_for_more(world, before)
+        world.abort()
+    # A qdisc that is replaced drops what it has queued, after the sockets have counted it, and before the capture.
+    # What they send again in its place counts again, so only what is new is the same. What the class still had
+    # queued at the reset is never captured. An error would be the bytes between two flushes: 600 kB at the cap.
+    assert_exact(world, carried, {"new", "received", "ip_received"}, uncaptured_bytes=16 * 1024)
 
 
-def test_history_names_a_client_by_its_address(hosts: Hosts) -> None:
-    with serving(hosts, ports=PORTS) as world:
-        one = hosts.lab.clients["one"]
-        assert world.download(3 * MEGABYTE, one).wait().intact
-        address = str(one.address(WIFI, 4))
-        eventually(lambda: world.services.ask("history", address, 600)["periods"], "in the history", within=15)
-        lines = world.services.cli("history", address, "--since", "10m", "--csv").stdout.splitlines()
-        assert lines[0].startswith("start,sent,")
-        assert "IP bytes in all" in world.services.cli("history", address).stdout
-        other = str(hosts.lab.clients["two"].address(WIFI, 4))
-        assert "nothing is known" in world.services.cli("history", other).stdout
-        refused = world.services.cli("history", "nowhere", check=False)
-        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
+def test_killed_daemon_has_written_all_but_the_last_10_s(world: ProxyWorld) -> None:
+    world.download()
+    eventually(lambda: carried_by_history(world)["wifi", "sent"] > 0, "a part in the history")
+    world.daemon.kill()
+    killed = time.time()
+    world.abort()
+    world.start_daemon()
+    periods = world.services.ask("history", "wifi", 600)["periods"]
+    assert killed - 10 <= periods[-1]["start"] <= killed
+
+
+def test_history_names_a_client_by_its_address(world: ProxyWorld) -> None:
+    one = world.lab.clients["one"]
+    assert world.download(3 * MEGABYTE, one).wait().intact
+    address = str(one.address(WIFI, 4))
+    eventually(lambda: world.services.ask("history", address, 600)["periods"], "in the history", within=15)
+    lines = world.services.cli("history", address, "--since", "10m", "--csv").stdout.splitlines()
+    assert lines[0].startswith("start,sent,")
+    assert "IP bytes in all" in world.services.cli("history", address).stdout
+    other = str(world.lab.clients["two"].address(WIFI, 4))
+    assert "nothing is known" in world.services.cli("history", other).stdout
+    refused = world.services.cli("history", "nowhere", check=False)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)

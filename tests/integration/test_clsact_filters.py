@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
-from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel.htb.tc import Interface, find_interface
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
@@ -19,32 +19,32 @@ from mptcp_throttled.kernel.uplink.program import UplinkProgram
 FOREIGN = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with build(Topology()) as lab:
-        yield lab.proxy
+@dataclass(frozen=True)
+class Proxy:
+    """A host with our filters at eth0, whose records are in a directory of the test's own."""
 
+    host: Host
+    filters: ClsactFilters
+    interface: Interface
+    programs: dict[Direction, int]
 
-@pytest.fixture
-def program(host: Host) -> Iterator[UplinkProgram]:
-    before = shown(host)
-    try:
-        with in_namespace(host.namespace), closing(UplinkProgram()) as program:
-            yield program
-    finally:
-        host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)
-    assert shown(host) == before
+    def attach(self, *directions: Direction) -> None:
+        """Attach our programs there and nowhere else."""
+        self.filters.attach(self.interface, {direction: self.programs[direction] for direction in directions})
 
+    def detach(self) -> None:
+        self.filters.detach(self.interface)
 
-@pytest.fixture
-def interface(program: UplinkProgram) -> Interface:  # noqa: ARG001
-    return find_interface("eth0")
+    def attached(self) -> set[Direction]:
+        return {*self.filters.attached(self.interface)}
 
+    def tc(self, what: str, *arguments: str) -> None:
+        """Change a qdisc or filter of eth0 as another program does."""
+        command, item = what.split()
+        self.host.run("tc", item, command, "dev", "eth0", *arguments)
 
-@pytest.fixture
-def filters(program: UplinkProgram, tmp_path: Path) -> Iterator[ClsactFilters]:  # noqa: ARG001
-    with closing(ClsactFilters(tmp_path)) as filters:
-        yield filters
+    def shown(self) -> str:
+        return shown(self.host)
 
 
 def shown(host: Host) -> str:
@@ -52,122 +52,119 @@ def shown(host: Host) -> str:
     return host.run("sh", "-c", show).stdout
 
 
-def test_filters_and_clsact_come_and_go(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters, tmp_path: Path
-) -> None:
+@pytest.fixture
+def proxy(host: Host, tmp_path: Path) -> Iterator[Proxy]:
     before = shown(host)
-    egress, both = {Direction.EGRESS}, {*Direction}
-    programs = {Direction.EGRESS: program.descriptor, Direction.INGRESS: program.policing_descriptor}
-    for wanted in (egress, egress, both, both, egress):
-        filters.attach(interface, {direction: programs[direction] for direction in wanted})
-        assert shown(host).count("handle 0x4d50 mptcp-throttle direct-action") == len(wanted)
-        assert filters.attached(interface) == wanted
-    filters.attach(interface, programs)
-    for _ in range(2):
-        filters.detach(interface)
-        assert shown(host) == before
-    assert not filters.attached(interface)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_clsact_of_others_stays_with_their_filters(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters
-) -> None:
-    host.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
-    host.run("tc", "filter", "add", "dev", "eth0", "egress", *FOREIGN)
-    before = shown(host)
-    filters.attach(interface, {Direction.EGRESS: program.descriptor})
-    assert "pref 4 bpf chain 0 handle 0x4d50 mptcp-throttle" in shown(host)
-    filters.detach(interface)
-    assert shown(host) == before
-
-
-def test_filter_that_others_put_before_it_is_overtaken(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters
-) -> None:
-    filters.attach(interface, {Direction.EGRESS: program.descriptor})
-    host.run("tc", "filter", "add", "dev", "eth0", "egress", *FOREIGN)
-    assert not filters.attached(interface)
-    filters.attach(interface, {Direction.EGRESS: program.descriptor})
-    assert filters.attached(interface) == {Direction.EGRESS}
-    assert shown(host).index("pref 4 bpf") < shown(host).index("pref 5 u32")
-    assert shown(host).count("handle 0x4d50") == 1
-
-
-def test_first_priority_of_others_leaves_ours_behind(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters
-) -> None:
-    host.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
-    host.run("tc", "filter", "add", "dev", "eth0", "egress", "prio", "1", *FOREIGN[2:])
-    filters.attach(interface, {Direction.EGRESS: program.descriptor})
-    assert filters.attached(interface) == {Direction.EGRESS}
-
-
-@pytest.mark.parametrize("direction", ["egress", "ingress"])
-def test_own_clsact_stays_while_others_use_it(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters, tmp_path: Path, direction: str
-) -> None:
-    filters.attach(interface, {Direction.EGRESS: program.descriptor})
-    host.run("tc", "filter", "add", "dev", "eth0", direction, *FOREIGN)
-    filters.detach(interface)
-    assert "clsact" in shown(host)
-    assert "mptcp-throttle" not in shown(host)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_filter_of_a_killed_instance_is_found(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters, tmp_path: Path
-) -> None:
-    before = shown(host)
-    assert filters.interfaces() == []
-    filters.attach(interface, {Direction.EGRESS: program.descriptor})
-    with closing(ClsactFilters(tmp_path)) as later:
-        assert later.interfaces() == [interface]
-        later.detach(interface)
-    assert shown(host) == before
-
-
-def test_clsact_of_an_instance_killed_before_its_filter_is_found(
-    host: Host, interface: Interface, filters: ClsactFilters, tmp_path: Path
-) -> None:
-    host.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
-    (tmp_path / f"clsact-{interface.index}").touch()
-    assert filters.interfaces() == [interface]
-    filters.detach(interface)
-    assert "clsact" not in shown(host)
-
-
-def test_filter_of_others_with_our_number_is_not_ours(host: Host, interface: Interface, filters: ClsactFilters) -> None:
-    host.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
-    host.run("tc", "filter", "add", "dev", "eth0", "egress", "prio", "77", *FOREIGN[2:])
-    before = shown(host)
-    assert filters.interfaces() == []
-    filters.detach(interface)
-    assert shown(host) == before
-
-
-def test_ingress_qdisc_of_others_leaves_no_room_and_stays(
-    host: Host, program: UplinkProgram, interface: Interface, filters: ClsactFilters, tmp_path: Path
-) -> None:
-    host.run("tc", "qdisc", "add", "dev", "eth0", "ingress")
     try:
-        before = shown(host)
+        with (
+            in_namespace(host.namespace),
+            closing(UplinkProgram()) as program,
+            closing(ClsactFilters(tmp_path)) as filters,
+        ):
+            programs = {Direction.EGRESS: program.descriptor, Direction.INGRESS: program.policing_descriptor}
+            yield Proxy(host, filters, find_interface("eth0"), programs)
+    finally:
+        host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)
+    assert shown(host) == before
+
+
+def test_filters_and_clsact_come_and_go(proxy: Proxy, tmp_path: Path) -> None:
+    before = proxy.shown()
+    egress, both = {Direction.EGRESS}, {*Direction}
+    for wanted in (egress, egress, both, both, egress):
+        proxy.attach(*wanted)
+        assert proxy.shown().count("handle 0x4d50 mptcp-throttle direct-action") == len(wanted)
+        assert proxy.attached() == wanted
+    proxy.attach(*both)
+    for _ in range(2):
+        proxy.detach()
+        assert proxy.shown() == before
+    assert not proxy.attached()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_clsact_of_others_stays_with_their_filters(proxy: Proxy) -> None:
+    proxy.tc("add qdisc", "clsact")
+    proxy.tc("add filter", "egress", *FOREIGN)
+    before = proxy.shown()
+    proxy.attach(Direction.EGRESS)
+    assert "pref 4 bpf chain 0 handle 0x4d50 mptcp-throttle" in proxy.shown()
+    proxy.detach()
+    assert proxy.shown() == before
+
+
+def test_filter_that_others_put_before_it_is_overtaken(proxy: Proxy) -> None:
+    proxy.attach(Direction.EGRESS)
+    proxy.tc("add filter", "egress", *FOREIGN)
+    assert not proxy.attached()
+    proxy.attach(Direction.EGRESS)
+    assert proxy.attached() == {Direction.EGRESS}
+    assert proxy.shown().index("pref 4 bpf") < proxy.shown().index("pref 5 u32")
+    assert proxy.shown().count("handle 0x4d50") == 1
+
+
+def test_first_priority_of_others_leaves_ours_behind(proxy: Proxy) -> None:
+    proxy.tc("add qdisc", "clsact")
+    proxy.tc("add filter", "egress", "prio", "1", *FOREIGN[2:])
+    proxy.attach(Direction.EGRESS)
+    assert proxy.attached() == {Direction.EGRESS}
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_own_clsact_stays_while_others_use_it(proxy: Proxy, tmp_path: Path, direction: Direction) -> None:
+    proxy.attach(Direction.EGRESS)
+    proxy.tc("add filter", direction.name.lower(), *FOREIGN)
+    proxy.detach()
+    assert "clsact" in proxy.shown()
+    assert "mptcp-throttle" not in proxy.shown()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_filter_of_a_killed_instance_is_found(proxy: Proxy, tmp_path: Path) -> None:
+    before = proxy.shown()
+    assert proxy.filters.interfaces() == []
+    proxy.attach(Direction.EGRESS)
+    with closing(ClsactFilters(tmp_path)) as later:
+        assert later.interfaces() == [proxy.interface]
+        later.detach(proxy.interface)
+    assert proxy.shown() == before
+
+
+def test_clsact_of_an_instance_killed_before_its_filter_is_found(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.tc("add qdisc", "clsact")
+    (tmp_path / f"clsact-{proxy.interface.index}").touch()
+    assert proxy.filters.interfaces() == [proxy.interface]
+    proxy.detach()
+    assert "clsact" not in proxy.shown()
+
+
+def test_filter_of_others_with_our_number_is_not_ours(proxy: Proxy) -> None:
+    proxy.tc("add qdisc", "clsact")
+    proxy.tc("add filter", "egress", "prio", "77", *FOREIGN[2:])
+    before = proxy.shown()
+    assert proxy.filters.interfaces() == []
+    proxy.detach()
+    assert proxy.shown() == before
+
+
+def test_ingress_qdisc_of_others_leaves_no_room_and_stays(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.tc("add qdisc", "ingress")
+    try:
+        before = proxy.shown()
         with pytest.raises(KernelError, match="which has a qdisc ingress"):
-            filters.attach(interface, {Direction.EGRESS: program.descriptor})
-        assert shown(host) == before
+            proxy.attach(Direction.EGRESS)
+        assert proxy.shown() == before
         assert not [*tmp_path.iterdir()]
     finally:
-        host.run("tc", "qdisc", "del", "dev", "eth0", "ingress")
+        proxy.tc("del qdisc", "ingress")
 
 
-def test_record_of_an_interface_that_has_gone_is_forgotten(
-    interface: Interface, filters: ClsactFilters, tmp_path: Path
-) -> None:
-    present, gone = tmp_path / f"clsact-{interface.index}", tmp_path / "clsact-4711"
+def test_record_of_an_interface_that_has_gone_is_forgotten(proxy: Proxy, tmp_path: Path) -> None:
+    present, gone = tmp_path / f"clsact-{proxy.interface.index}", tmp_path / "clsact-4711"
     present.touch()
     gone.touch()
     (tmp_path / "clsact-of-somebody").touch()
-    filters.forget_stale()
+    proxy.filters.forget_stale()
     assert present.exists()
     assert not gone.exists()
     assert (tmp_path / "clsact-of-somebody").exists()

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -277,6 +277,12 @@ def last_ack(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> 
             yield LastAck(program, segment, scale, excess)
 
 
+@pytest.fixture
+def last(lab: Lab) -> Iterator[LastAck]:
+    with last_ack(lab) as last:
+        yield last
+
+
 @pytest.mark.parametrize("family", [4, 6])
 def test_data_ack_is_lowered_when_tcp_ignores_the_window(lab: Lab, family: Family) -> None:
     with last_ack(lab, family) as last:
@@ -296,49 +302,43 @@ def test_data_ack_stays_when_tcp_takes_the_window(lab: Lab) -> None:
             assert last.lowered_by(data=20_000, window=window, ack=ack, seq=seq) == 0
 
 
-def test_data_ack_of_all_that_was_written_stays(lab: Lab) -> None:
-    with last_ack(lab) as last:
-        assert last.lowered_by(window=-SMALLER_BY, data=UNSEEN_BYTES) == 0
-        # Or of all but a DATA_FIN.
-        assert last.lowered_by(window=-SMALLER_BY, data=UNSEEN_BYTES - 1) == 0
-        assert last.lowered_by(window=-SMALLER_BY, data=UNSEEN_BYTES - 2) == last.excess
+def test_data_ack_of_all_that_was_written_stays(last: LastAck) -> None:
+    assert last.lowered_by(window=-SMALLER_BY, data=UNSEEN_BYTES) == 0
+    # Or of all but a DATA_FIN.
+    assert last.lowered_by(window=-SMALLER_BY, data=UNSEEN_BYTES - 1) == 0
+    assert last.lowered_by(window=-SMALLER_BY, data=UNSEEN_BYTES - 2) == last.excess
 
 
-def test_window_of_a_segment_counts_before_the_socket_has_processed_it(lab: Lab) -> None:
-    with last_ack(lab) as last:
-        assert last.lowered_by(window=4096, data=5000, ack=1000) == 0
-        # TCP ignores an older acknowledgment, and drops what lies before the receive window.
-        assert last.lowered_by(window=8192, ack=500, seq=1) == 0
-        assert last.lowered_by(window=8192, ack=2000, seq=-1000) == 0
-        # For the socket as it is, this acknowledges something new.
-        assert last.lowered_by(window=1024, data=20_000, ack=1000) == 3072
+def test_window_of_a_segment_counts_before_the_socket_has_processed_it(last: LastAck) -> None:
+    assert last.lowered_by(window=4096, data=5000, ack=1000) == 0
+    # TCP ignores an older acknowledgment, and drops what lies before the receive window.
+    assert last.lowered_by(window=8192, ack=500, seq=1) == 0
+    assert last.lowered_by(window=8192, ack=2000, seq=-1000) == 0
+    # For the socket as it is, this acknowledges something new.
+    assert last.lowered_by(window=1024, data=20_000, ack=1000) == 3072
 
 
-def test_window_update_counts_before_the_socket_has_processed_it(lab: Lab) -> None:
-    with last_ack(lab) as last:
-        larger = last.excess - SMALLER_BY + 4096
-        assert last.lowered_by(window=larger, data=5000) == 0
-        assert last.lowered_by(window=larger - 3072, data=20_000) == 3072
+def test_window_update_counts_before_the_socket_has_processed_it(last: LastAck) -> None:
+    larger = last.excess - SMALLER_BY + 4096
+    assert last.lowered_by(window=larger, data=5000) == 0
+    assert last.lowered_by(window=larger - 3072, data=20_000) == 3072
 
 
-def test_segment_that_closes_the_window_is_not_touched(lab: Lab) -> None:
-    with last_ack(lab) as last:
-        closed = -last.segment.window << last.scale
-        assert last.lowered_by(window=closed, data=20_000) == 0
+def test_segment_that_closes_the_window_is_not_touched(last: LastAck) -> None:
+    closed = -last.segment.window << last.scale
+    assert last.lowered_by(window=closed, data=20_000) == 0
 
 
-def test_bytes_behind_the_packet_do_no_harm(lab: Lab) -> None:
-    with last_ack(lab) as last:
-        before = last.segment.copy(window=-SMALLER_BY >> last.scale, data=20_000).frame + bytes(12)
-        assert last.program.object.run("lower_data_acks", before) == (UNSPECIFIED, before)
+def test_bytes_behind_the_packet_do_no_harm(last: LastAck) -> None:
+    before = last.segment.copy(window=-SMALLER_BY >> last.scale, data=20_000).frame + bytes(12)
+    assert last.program.object.run("lower_data_acks", before) == (UNSPECIFIED, before)
 
 
-def test_forged_segment_changes_nothing_for_later_ones(lab: Lab) -> None:
-    with last_ack(lab) as last:
-        # Of what was never sent; beyond the receive window, and before it; of less than what is acknowledged.
-        for ack, seq in ((1 << 30, 0), (1, 1 << 30), (1, -1000), (-1, 1)):
-            last.lowered_by(window=SMALLER_BY, ack=ack, seq=seq)
-        assert last.lowered_by(window=-SMALLER_BY, data=20_000) == last.excess
+def test_forged_segment_changes_nothing_for_later_ones(last: LastAck) -> None:
+    # Of what was never sent; beyond the receive window, and before it; of less than what is acknowledged.
+    for ack, seq in ((1 << 30, 0), (1, 1 << 30), (1, -1000), (-1, 1)):
+        last.lowered_by(window=SMALLER_BY, ack=ack, seq=seq)
+    assert last.lowered_by(window=-SMALLER_BY, data=20_000) == last.excess
 
 
 def test_client_in_no_network_is_not_touched(lab: Lab) -> None:
@@ -437,13 +437,10 @@ def discarded_when_the_first_data_is_late(lab: Lab) -> int:
     return int(lab.client.run("nstat", "-asz", "MPTcpExtNoDSSInWindow").stdout.split()[-2])
 
 
-def test_client_keeps_what_overtakes_the_first_data(lab: Lab) -> None:
-    with attached(lab):
-        assert discarded_when_the_first_data_is_late(lab) == 0
-
-
-def test_client_discards_what_overtakes_the_first_data_otherwise(lab: Lab) -> None:
-    assert discarded_when_the_first_data_is_late(lab) > 0
+@pytest.mark.parametrize("with_programs", [True, False])
+def test_client_keeps_what_overtakes_the_first_data(lab: Lab, with_programs: bool) -> None:
+    with attached(lab) if with_programs else nullcontext():
+        assert (discarded_when_the_first_data_is_late(lab) == 0) == with_programs
 
 
 def test_programs_stay_until_the_last_copy_of_their_links_is_closed(lab: Lab) -> None:

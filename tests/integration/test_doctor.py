@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from proxy_world import EXECUTABLES, Hosts, ProxyWorld
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, serving
 
 from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT
@@ -213,6 +213,7 @@ def test_doctor_finds_that_its_user_is_no_member_of_the_socket_group(
 
 
 MASK: Final = 0xFFFF0000
+MANGLE: Final = ("iptables-legacy", "-t", "mangle")
 POSTROUTING: Final = ("POSTROUTING", "-p", "tcp", "--sport", str(PORT), "-j")
 
 
@@ -266,39 +267,35 @@ def test_doctor_finds_chains_of_nftables_that_change_marks(
         assert found.startswith(f"chain marking of table {family} others (nft) changes marks under {MASK:#x} after us")
 
 
-def test_doctor_heeds_chains_that_change_what_names_the_class(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
-    try:
-        assert world.services.status()["daemon"]["classifier"] == "socket"
-        assert problems(world.services) == (0, {})
-        proxy.run("iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "CLASSIFY", "--set-class", "1:2")
-        status, found = problems(world.services)
-        assert (status, set(found)) == (0, {"marks of others"}), "it changes the priority that the socket has given"
-        proxy.run("iptables-legacy", "-t", "mangle", "-F", "OUTPUT")
-        world.daemon.stop()
-        world.services.configure_daemon(classifier="rules")
-        world.start_daemon()
-        status, found = problems(world.services)
-        assert (status, set(found) - {"iptables"}) == (0, {"marks of others"})
-    finally:
-        for chain in ("OUTPUT", "POSTROUTING"):
-            proxy.run("iptables-legacy", "-t", "mangle", "-F", chain)
+SETS_MARKS: Final = (*POSTROUTING, "MARK", "--set-mark", "0")
+SETS_PRIORITIES: Final = ("CLASSIFY", "--set-class", "1:2")
 
 
-def test_doctor_finds_chains_that_change_priorities_where_nftables_is_used(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    world.daemon.stop()
-    world.services.configure_daemon(classifier="nft")
-    world.start_daemon()
-    proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "MARK", "--set-mark", "0")
-    try:
-        assert problems(world.services) == (0, {})
-        proxy.run("iptables-legacy", "-t", "mangle", "-A", *POSTROUTING, "CLASSIFY", "--set-class", "1:2")
-        status, found = problems(world.services)
-        assert (status, set(found)) == (0, {"marks of others"})
-    finally:
-        proxy.run("iptables-legacy", "-t", "mangle", "-F", "POSTROUTING")
+@pytest.mark.parametrize(
+    ("classifier", "harmless", "harmful"),
+    [
+        # A socket has given its priority before OUTPUT.
+        ("socket", SETS_MARKS, ("OUTPUT", "-j", *SETS_PRIORITIES)),
+        ("nft", SETS_MARKS, (*POSTROUTING, *SETS_PRIORITIES)),
+        ("rules", None, SETS_MARKS),
+    ],
+)
+def test_doctor_heeds_chains_that_change_what_names_the_class(
+    hosts: Hosts, classifier: str, harmless: tuple[str, ...] | None, harmful: tuple[str, ...]
+) -> None:
+    proxy = hosts.lab.proxy
+    with serving(hosts, daemon={"classifier": classifier}) as world:
+        try:
+            if harmless is not None:
+                proxy.run(*MANGLE, "-A", *harmless)
+                assert problems(world.services) == (0, {})
+            proxy.run(*MANGLE, "-A", *harmful)
+            status, found = problems(world.services)
+            expected = {"marks of others"}
+            assert (status, set(found) - {"iptables"} if classifier == "rules" else set(found)) == (0, expected)
+        finally:
+            for chain in ("OUTPUT", "POSTROUTING"):
+                proxy.run(*MANGLE, "-F", chain)
 
 
 def test_doctor_looks_up_routes_from_the_address_that_clients_connect_to(proxy: Host, services: Services) -> None:

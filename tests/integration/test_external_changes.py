@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Final
 
 import proxy_world
@@ -26,7 +25,9 @@ WITHIN: Final = 2.0
 COMEBACK: Final = 15.0  # the sniffer opens its capture again, the kernel lists what is open, TCP's timers run out
 CONTEST: Final = 40  # changes of the root qdisc: a new one every 0.1 s and the time of tc(8)
 
-OWN_QDISC: Final = Topology(proxy_qdisc="handle 7: pfifo limit 77")
+TOPOLOGY: Final = Topology(proxy_qdisc="handle 7: pfifo limit 77")
+DAEMON: Final = {"reconcile_interval": "1s"}
+InKernel = tuple[list[str], str]
 UP_AGAIN: Final = (
     "link set eth0 up",
     "address replace 10.3.0.2/24 dev eth0",
@@ -102,28 +103,23 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    with proxy_world.hosts(OWN_QDISC) as built:
-        yield built
+@pytest.fixture(autouse=True)
+def _own_qdisc(request: pytest.FixtureRequest) -> None:
+    """A test of the module's hosts may have left them with another qdisc."""
+    if "hosts" in request.fixturenames:
+        hosts: Hosts = request.getfixturevalue("hosts")
+        hosts.lab.proxy.tc([f"qdisc replace dev eth0 root {TOPOLOGY.proxy_qdisc}"])
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
-    """With an indirect parameter, that is the classifier."""
-    hosts.lab.proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
-    daemon = {"reconcile_interval": "1s", "classifier": getattr(request, "param", "auto")}
-    with proxy_world.serving(hosts, daemon=daemon) as running:
-        yield running
+def planned(world: ProxyWorld, before: dict[str, str]) -> InKernel:
+    """What is in the kernel while a download is capped, which the fixture begins."""
+    assert "htb" not in str(before)
+    world.begin_settled()
+    return in_kernel(world)
 
 
-@pytest.fixture
-def own_world() -> Iterator[ProxyWorld]:
-    with proxy_world.proxy_world(OWN_QDISC, daemon={"reconcile_interval": "1s"}) as running:
-        yield running
-
-
-def in_kernel(world: ProxyWorld) -> tuple[list[str], str]:
+def in_kernel(world: ProxyWorld) -> InKernel:
     return world.qdisc_kinds(), world.chain()
 
 
@@ -150,10 +146,9 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
     [("rules", BY_HAND + RULES_BY_HAND), ("nft", BY_HAND[:-1] + NFT_BY_HAND)],
     indirect=["world"],
 )
-def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple[str, ...]) -> None:
-    before = kernel_state(world.lab.proxy)
-    world.begin_settled()
-    planned = in_kernel(world)
+def test_foreign_change_is_repaired_within_2_s(
+    world: ProxyWorld, before: dict[str, str], planned: InKernel, by_hand: tuple[str, ...]
+) -> None:
     for command in by_hand:
         world.lab.proxy.run("sh", "-c", command)
         eventually(lambda: in_kernel(world) == planned, f"repaired after {command}", WITHIN)
@@ -163,9 +158,7 @@ def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, by_hand: tuple
 
 
 @pytest.mark.parametrize("world", ["rules"], indirect=True)
-def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> None:
-    world.begin_settled()
-    planned = in_kernel(world)
+def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld, planned: InKernel) -> None:
     (mark,) = world.marks()
     ends = f"-s {mark.proxy} -d {mark.client} -p tcp --sport {mark.proxy_port} --dport {mark.client_port}"
     rule = f"MPTCP-THROTTLE 1 {ends} -j MARK --set-xmark 0x30000/0xffff0000"
@@ -176,9 +169,7 @@ def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld) -> Non
 
 
 @pytest.mark.parametrize("world", ["nft"], indirect=True)
-def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: ProxyWorld) -> None:
-    world.begin_settled()
-    planned = in_kernel(world)
+def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: ProxyWorld, planned: InKernel) -> None:
     (mark,) = world.marks()
     ends = f"{mark.client} . {mark.client_port} . {mark.proxy} . {mark.proxy_port}"
     elements = "element ip mptcp-throttle subflows"
@@ -226,13 +217,13 @@ def recreate(world: ProxyWorld) -> None:
             "address add fd00:3::1/64 dev proxy nodad",
         ]
     )
-    proxy.tc([f"qdisc replace dev eth0 root {OWN_QDISC.proxy_qdisc}"])
+    proxy.tc([f"qdisc replace dev eth0 root {TOPOLOGY.proxy_qdisc}"])
     proxy.ip(UP_AGAIN)
 
 
 @pytest.mark.parametrize("how", ["missing", "down"])
 def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> None:
-    with proxy_world.hosts(OWN_QDISC) as own, proxy_world.configured(own) as world:
+    with proxy_world.hosts(TOPOLOGY) as own, proxy_world.configured(own) as world:
         before, proxy = kernel_state(world.lab.proxy), world.lab.proxy
         if how == "missing":
             world.lab.router.ip(["link delete proxy"])
@@ -314,10 +305,8 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
     stop_and_compare(own_world, before)
 
 
-def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWorld) -> None:
+def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWorld, planned: InKernel) -> None:
     proxy = world.lab.proxy
-    world.begin_settled()
-    planned = in_kernel(world)
     proxy.tc(
         [
             "qdisc replace dev eth0 root handle 9: htb default 1",
@@ -336,9 +325,7 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
     assert root_qdisc(world) == "qdisc pfifo 7: root limit 77p"
 
 
-def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld) -> None:
-    world.begin_settled()
-    planned = in_kernel(world)
+def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld, planned: InKernel) -> None:
     world.lab.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
     eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
     assert world.daemon.stop() == 0
@@ -380,14 +367,14 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
         ),
     ],
 )
-def test_contest_over_the_root_qdisc_is_bounded_and_won(world: ProxyWorld, kind: str, theirs: str, left: str) -> None:
+def test_contest_over_the_root_qdisc_is_bounded_and_won(
+    world: ProxyWorld, kind: str, theirs: str, left: str, planned: InKernel
+) -> None:
     proxy, daemon = world.lab.proxy, world.daemon
 
     def notified(qdisc: str) -> int:
         return monitor.log_text().count(f"\nqdisc {qdisc}: ")
 
-    world.begin_settled()
-    planned = in_kernel(world)
     monitor = proxy.start("monitor", "tc", "monitor")
     fighter = proxy.start("fighter", "sh", "-c", f"while true; do {theirs}; sleep 0.1; done")
     cpu, lines, began = cpu_seconds(daemon.pid), len(daemon.log_text().splitlines()), time.monotonic()

@@ -7,12 +7,11 @@ would change is mounted over, and /proc/sys is read-only.
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from foreign_program import is_removed, mount_of_cgroup2
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts
 
@@ -111,7 +110,7 @@ def systemd(hosts: Hosts) -> Iterator[Systemd]:
         (units / f"{name}.service.d").mkdir()
         drop_in = DROP_IN.format(how=how, command=command, repository=REPOSITORY)
         (units / f"{name}.service.d" / "lab.conf").write_text(drop_in)
-    cgroup = cgroup2() / f"{hosts.lab.proxy.namespace}-systemd"
+    cgroup = mount_of_cgroup2() / f"{hosts.lab.proxy.namespace}-systemd"
     arguments = ("env", f"BOOT={BOOT}", "sh", "-c", ENTER, "sh", cgroup, root, units, REPOSITORY)
     process = hosts.lab.proxy.start("systemd", *arguments, machine_files=True)
     try:
@@ -119,20 +118,6 @@ def systemd(hosts: Hosts) -> Iterator[Systemd]:
     finally:
         process.kill()
         eventually(lambda: is_removed(cgroup), "the cgroup empty")
-
-
-def cgroup2() -> Path:
-    """Where the file system is mounted."""
-    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-    return next(Path(line.split()[4]) for line in lines if " - cgroup2 " in line)
-
-
-def is_removed(cgroup: Path) -> bool:
-    """Remove a cgroup with those below it, unless there is a process in it."""
-    with suppress(OSError):
-        for directory, _, _ in os.walk(cgroup, topdown=False):
-            os.rmdir(directory)
-    return not cgroup.exists()
 
 
 def test_doctor_names_the_last_line_of_units_that_cannot_read_their_files(systemd: Systemd) -> None:

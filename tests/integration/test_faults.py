@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import proxy_world
 import pytest
 from polling import eventually
 from proxy_world import BACK_ENDS, MEGABYTE, Hosts, ProxyWorld, configured
@@ -22,6 +21,7 @@ from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.units import Rate
 
 CLIENTS = tuple(ClientSpec(name, families=(4,)) for name in ("one", "two", "three"))
+TOPOLOGY = Topology(clients=CLIENTS)
 CAP = 1_000_000
 PLAIN = ("qdisc replace dev eth0 root handle 5: pfifo limit 1000",)
 TREE = (
@@ -90,12 +90,6 @@ class FaultyWorld(ProxyWorld):
         if self.errors() or not self.services.ask("plan")["applied"]:
             return False
         return self.held() == dict.fromkeys(may_be_throttled(self.lab.proxy, WIFI), CAP)
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    with proxy_world.hosts(Topology(clients=CLIENTS)) as built:
-        yield built
 
 
 @pytest.fixture(scope="module")

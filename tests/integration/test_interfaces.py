@@ -31,11 +31,13 @@ PER_NETWORK: Final = (
 CLASS: Final = re.compile(r"^class htb (4d50:\w+) .* rate (\S+) ", re.MULTILINE)
 
 
+TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
+
+
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    with proxy_world.hosts(Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))) as built:
-        add_second_interface(built)
-        yield built
+def hosts(hosts: Hosts) -> Hosts:
+    add_second_interface(hosts)
+    return hosts
 
 
 @contextmanager
@@ -65,8 +67,7 @@ def sent_bytes(world: ProxyWorld, interface: str) -> int:
     return sum(map(int, re.findall(r"Sent (\d+) bytes", shown)))
 
 
-def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld, before: dict[str, str]) -> None:
     second = world.lab.clients["second"]
     world.begin_settled(client=second)
     assert classes(world, "eth0") == classes(world, "eth1") != {}

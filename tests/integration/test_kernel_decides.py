@@ -154,12 +154,6 @@ def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
             assert receive_rates(world.lab.client, 3)["eth0"] < 2.5e6
 
 
-def test_kernel_paces_nobody_while_the_sniffer_is_away(world: ProxyWorld) -> None:
-    world.begin_paced()
-    world.sniffer.kill()
-    eventually(lambda: world.paced() == 0, "no socket paced", within=5)
-
-
 @pytest.mark.parametrize("why", ["no cap", "paused"])
 def test_subflow_that_may_not_be_capped_is_never_paced(hosts: Hosts, why: str) -> None:
     with serving(hosts, WITHOUT_CAP if why == "no cap" else WIFI_FIRST) as world:

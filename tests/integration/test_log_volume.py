@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import proxy_world
-import pytest
 from polling import eventually
-from proxy_world import Hosts, ProxyWorld
+from proxy_world import ProxyWorld
 
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import LogLevel
 
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    """The client has a single path, and so no cap."""
-    with proxy_world.hosts(Topology(clients=(ClientSpec(wifi=None),))) as built:
-        yield built
+TOPOLOGY = Topology(clients=(ClientSpec(wifi=None),))
+"""The client has a single path, and so no cap."""
 
 
 def test_log_has_no_line_about_a_connection_that_is_free(world: ProxyWorld) -> None:

@@ -24,7 +24,6 @@ from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
-from mptcp_lab.topology import Topology, build
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.choice import choose_classifier
@@ -51,14 +50,20 @@ def ends(client: str, port: int = 40000, proxy_port: int = 8080) -> FourTuple:
     return FourTuple(Endpoint(address, port), Endpoint(ip_address(PROXY[address.version]), proxy_port))
 
 
+def numbered(count: int) -> dict[FourTuple, int]:
+    """So many subflows, each with a minor."""
+    return {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(count)}
+
+
 ONE, TWO, OTHER_PORT = ends("10.1.0.2"), ends("10.1.0.2", 40001), ends("10.1.0.2", proxy_port=3128)
 SIX: Final = ends("fd00:1::2")
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with build(Topology()) as lab, in_namespace(lab.proxy.namespace):
-        yield lab.proxy
+@pytest.fixture(scope="module", autouse=True)
+def entered(host: Host) -> Iterator[None]:
+    """All tests run in the network namespace of the proxy."""
+    with in_namespace(host.namespace):
+        yield
 
 
 class Use(Protocol):
@@ -90,32 +95,21 @@ def switch(host: Host) -> OpenVswitch:
     return open_vswitch.put_bridge_before(host, "eth0")
 
 
-@pytest.fixture(params=(*ALL_BACK_ENDS, "ovs"))
-def any_marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
-    if request.param == "ovs":
-        switch: OpenVswitch = request.getfixturevalue("switch")
-        back_end = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
-        yield back_end
-        for version in (4, 6):
-            back_end.remove(version)
-        assert switch.rules("dump-flows") == " priority=0 actions=NORMAL\n"
-    else:
-        yield from marks_of(request.param, request, use)
-
-
 @pytest.fixture(params=ALL_BACK_ENDS)
 def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
-    yield from marks_of(request.param, request, use)
-
-
-def marks_of(kind: str, request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
-    if kind == "socket":
-        back_end: Classifier = use(SocketClassifier(request.getfixturevalue("sockets"), RulesClassifier(MASK)))
+    """A back end, whose marks are removed after the test."""
+    if request.param == "ovs":
+        switch: OpenVswitch = request.getfixturevalue("switch")
+        back_end: Classifier = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
+    elif request.param == "socket":
+        back_end = use(SocketClassifier(request.getfixturevalue("sockets"), RulesClassifier(MASK)))
     else:
-        back_end = use(by_packet(kind))
+        back_end = use(by_packet(request.param))
     yield back_end
     for version in (4, 6):
         back_end.remove(version)
+    if request.param == "ovs":
+        assert switch.rules("dump-flows") == " priority=0 actions=NORMAL\n"
 
 
 def by_packet(kind: str) -> Classifier:
@@ -155,8 +149,8 @@ def refused(*calls: str) -> Iterator[None]:
         set_faults(None)
 
 
-def test_back_end_reads_back_what_it_made_and_changed(any_marks: Classifier, host: Host) -> None:
-    marks = any_marks
+@pytest.mark.parametrize("marks", [*ALL_BACK_ENDS, "ovs"], indirect=True)
+def test_back_end_reads_back_what_it_made_and_changed(marks: Classifier, host: Host) -> None:
     marks.require()
     assert marks.read() == {}
 
@@ -191,17 +185,17 @@ def test_make_replaces_an_altered_chain_and_its_marks(use: Use, host: Host) -> N
     marks.remove(4)
 
 
-def test_back_end_changes_marks_by_the_thousand(any_marks: Classifier) -> None:
-    marks = any_marks
-    many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(1500)}
-    some = dict(list(many.items())[:100])
-    more = {end: minor for end, minor in many.items() if end not in some}
-    marks.make(4, some)
-    marks.change(4, more, {})
+@pytest.mark.parametrize("marks", [*ALL_BACK_ENDS, "ovs"], indirect=True)
+def test_back_end_changes_marks_by_the_thousand(marks: Classifier) -> None:
+    many = numbered(1500)
+    first = numbered(100)
+    later = {end: minor for end, minor in many.items() if end not in first}
+    marks.make(4, first)
+    marks.change(4, later, {})
     assert marks.read() == {4: AssignmentState(many)}
     assert marks.count() == {4: 1500}
-    marks.change(4, {}, more)
-    assert marks.read() == {4: AssignmentState(some)}
+    marks.change(4, {}, later)
+    assert marks.read() == {4: AssignmentState(first)}
 
 
 @pytest.mark.parametrize("left_by", BACK_ENDS)
@@ -307,7 +301,7 @@ CHANGING: Final = "while true; do nft add table ip others; nft add chain ip othe
 
 def test_tables_are_read_while_another_program_keeps_changing_its_own(host: Host, use: Use) -> None:
     marks = use(NftClassifier())
-    many = {ends(f"10.1.{n // 250}.{n % 250}", 1024 + n): n % 255 + 1 for n in range(9000)}
+    many = numbered(9000)
     marks.make(4, many)
     assert marks.read() == {4: AssignmentState(many)}
     changing = host.start("changing", "sh", "-c", CHANGING)

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from polling import eventually
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, serving
+from proxy_world import MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.process import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mptcp_lab.process import Process
 
 ADDRESS: Final = "http://127.0.0.1:9721/metrics"
@@ -25,11 +23,10 @@ NOBODY: Final = 65534
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-@pytest.fixture
-def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+@pytest.fixture(scope="module")
+def hosts(hosts: Hosts) -> Hosts:
     hosts.lab.proxy.ip(["link set lo up"])
-    with serving(hosts) as world:
-        yield world
+    return hosts
 
 
 def scraped(world: ProxyWorld, *options: str) -> str:

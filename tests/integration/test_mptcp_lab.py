@@ -58,8 +58,14 @@ def test_namespace_that_does_not_exist_cannot_be_entered() -> None:
     assert os.readlink("/proc/thread-self/ns/net") == before
 
 
-def scenario(directory: Path, text: str = SCENARIO) -> Path:
-    path = directory / "small.yaml"
+def medians(out: Path) -> dict[str, float]:
+    """The figures of the only result below a directory."""
+    (path,) = out.rglob("result.json")
+    return {name: figure["median"] for name, figure in json.loads(path.read_text())["figures"].items()}
+
+
+def scenario(directory: Path, text: str = SCENARIO, name: str = "small") -> Path:
+    path = directory / f"{name}.yaml"
     path.write_text(text)
     return path
 
@@ -123,8 +129,7 @@ def test_disorder_of_a_captured_flow_agrees_with_the_kernels_counters(tmp_path: 
     out = tmp_path / "out"
     path = scenario(tmp_path, UNEQUAL)
     status, output, errors = lab("run", path, "--kernel", "native", "--out", out)
-    (result,) = out.rglob("result.json")
-    figures = {name: found["median"] for name, found in json.loads(result.read_text())["figures"].items()}
+    figures = medians(out)
     assert status == 0, f"{figures} {output} {errors}"
     assert figures["payload"] == 4
     assert figures["out_of_order"] > 10

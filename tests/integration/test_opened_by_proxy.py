@@ -50,25 +50,21 @@ def opened(world: ProxyWorld) -> list[str]:
 
 
 @pytest.mark.parametrize("classifier", ["socket", "nft"])
-def test_subflow_that_the_proxy_opens_has_the_cap(classifier: str) -> None:
+def test_subflow_that_the_proxy_opens_has_the_cap_and_is_adopted(classifier: str) -> None:
     with announcing(classifier) as world:
         (port,) = opened(world)
         assert port != str(PORT)
         (capped,) = world.wait_settled()
         assert (capped.network, capped.client_port) == ("ethernet", ANNOUNCED_PORT)
         assert receive_rates(world.lab.client, 5)["eth0"] < 1.25e6
+        if classifier == "socket":
+            world.daemon.kill()
+            world.start_daemon()
+            world.wait_capped()
+            assert "1 throttled subflows adopted, 0 added" in world.daemon.log_text()
         world.daemon.stop()
         assert world.paced() == 0
         assert world.marks() == []
-
-
-def test_next_daemon_adopts_the_subflow_that_the_proxy_has_opened() -> None:
-    with announcing("socket") as world:
-        world.wait_settled()
-        world.daemon.kill()
-        world.start_daemon()
-        world.wait_capped()
-        assert "1 throttled subflows adopted, 0 added" in world.daemon.log_text()
 
 
 def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> None:

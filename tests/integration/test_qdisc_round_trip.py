@@ -12,7 +12,7 @@ from proxy_world import EXECUTABLES
 
 from mptcp_lab.host import Host
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.topology import Lab, Topology, build
+from mptcp_lab.topology import Lab
 
 SWAPPER = """
 import json, sys
@@ -36,12 +36,6 @@ for line in sys.stdin:
 """
 
 Swap = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with build(Topology()) as built:
-        yield built
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import proxy_world
@@ -28,17 +27,15 @@ FOREIGN_RULES = (
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
+def hosts(hosts: Hosts) -> Hosts:
     """The proxy has iptables rules that are not ours."""
-    with proxy_world.hosts() as built:
-        for rule in FOREIGN_RULES:
-            built.lab.proxy.run(*rule)
-        yield built
+    for rule in FOREIGN_RULES:
+        hosts.lab.proxy.run(*rule)
+    return hosts
 
 
 @pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
-def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict[str, str]) -> None:
     download = world.download(10 * MEGABYTE)
     world.wait_capped()
     world.wait_paced()
@@ -50,8 +47,7 @@ def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld) -> None:
 
 
 @pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
-def test_cleanup_after_kill_9_restores_everything(world: ProxyWorld) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_cleanup_after_kill_9_restores_everything(world: ProxyWorld, before: dict[str, str]) -> None:
     world.begin_capped()
     world.wait_paced()
     world.daemon.kill()
@@ -101,8 +97,7 @@ def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, t
     ],
     indirect=["world"],
 )
-def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str, before: dict[str, str]) -> None:
     world.begin_settled()
     world.daemon.kill()
     world.services.configure_daemon(classifier=after)
@@ -234,8 +229,7 @@ def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorl
     assert "MPTCP-THROTTLE" not in own_world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
 
 
-def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld, before: dict[str, str]) -> None:
     world.begin_settled()
     capping, marks = world.qdisc_kinds(), world.marks()
     os.kill(world.daemon.pid, signal.SIGHUP)

@@ -24,8 +24,6 @@ from mptcp_throttle.rpc import RpcClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
     from mptcp_lab.process import Process
 
@@ -73,7 +71,7 @@ MALFORMED: Final = (
 
 
 class Abuse:
-    """Inside the block: 1000 silent connections, 20 that send byte by byte, and malformed requests without a pause.
+    """From `begin` to `close`: 1000 silent connections, 20 that send byte by byte, and malformed requests all the time.
 
     A connection that the service drops is opened again.
     """
@@ -85,15 +83,12 @@ class Abuse:
         self.opened = 0
         self.answers: list[bytes] = []
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
         for thread in self._threads:
             thread.start()
         eventually(lambda: self.opened >= IDLE, f"{IDLE} connections", within=60)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -188,7 +183,9 @@ def test_services_serve_others_while_both_sockets_are_abused(world: ProxyWorld) 
     sockets = (services.sockets.daemon, services.sockets.sniffer)
 
     with contextlib.ExitStack() as abusers:
-        abuses = [abusers.enter_context(Abuse(socket)) for socket in sockets]
+        abuses = [abusers.enter_context(contextlib.closing(Abuse(socket))) for socket in sockets]
+        for abuse in abuses:
+            abuse.begin()
         for socket in sockets:
             client = RpcClient(socket)
             waits = sorted(seconds(lambda: client.call("status")) for _ in range(50))  # noqa: B023

@@ -54,26 +54,32 @@ def answers(services: Services) -> bool:
 
 
 @pytest.mark.parametrize("first", ["sniffer", "daemon"])
-def test_services_start_in_either_order(stopped: ProxyWorld, first: str) -> None:
+def test_services_start_in_either_order_and_a_stopped_sniffer_frees(stopped: ProxyWorld, first: str) -> None:
     services = stopped.services
     if first == "sniffer":
         services.start_sniffer()
         eventually(lambda: answers(services), "the sniffer answering")
         services.start_daemon()
     else:
+        # Its first attempt to reach the sniffer meets a missing socket, as those after the stop do.
         services.start_daemon()
         eventually(lambda: connected(services) is False, "the daemon answering, without a sniffer")
         services.start_sniffer()
     services.wait_ready()
     assert connected(services)
+    stopped.begin_capped()
+    stopped.sniffer.stop()
+    eventually(lambda: not stopped.marks(), "caps lifted without a sniffer", within=1.5)
 
 
 def test_services_survive_a_crash_of_the_other(world: ProxyWorld) -> None:
     services = world.services
     before = world.begin_capped()
+    world.wait_paced()
 
     world.sniffer.kill()
     eventually(lambda: not world.marks(), "caps lifted without a sniffer", within=1.5)
+    eventually(lambda: world.paced() == 0, "no socket paced", within=5)
     services.start_sniffer()
     services.wait_ready()
     (again,) = world.wait_capped()
@@ -82,18 +88,6 @@ def test_services_survive_a_crash_of_the_other(world: ProxyWorld) -> None:
     world.daemon.kill()
     world.start_daemon()
     eventually(lambda: len(world.capped()) == 1, "capped again, from the sniffer's table", within=2)
-
-
-def test_sniffer_stop_lifts_all_caps(stopped: ProxyWorld) -> None:
-    services = stopped.services
-    # The daemon first: its first attempt to reach the sniffer must meet a missing socket, as those after the stop do.
-    services.start_daemon()
-    eventually(lambda: connected(services) is False, "the daemon answering, without a sniffer")
-    services.start_sniffer()
-    services.wait_ready()
-    stopped.begin_capped()
-    stopped.sniffer.stop()
-    eventually(lambda: not stopped.marks(), "caps lifted without a sniffer", within=1.5)
 
 
 def test_changes_of_an_earlier_epoch_ask_for_a_resync(world: ProxyWorld) -> None:
@@ -106,17 +100,14 @@ def run_service(lab: Lab, name: str, config: Path, *arguments: str, prefix: tupl
     return result.returncode, result.stderr.strip()
 
 
-@pytest.mark.parametrize("name", ["mptcp-sniffer", "mptcp-throttled"])
-def test_second_instance_is_refused(world: ProxyWorld, name: str) -> None:
-    status, line = run_service(world.lab, name, world.services.config)
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("mptcp-sniffer", ()), ("mptcp-throttled", ()), ("mptcp-throttled", ("--cleanup",))]
+)
+def test_second_instance_is_refused(world: ProxyWorld, name: str, arguments: tuple[str, ...]) -> None:
+    status, line = run_service(world.lab, name, world.services.config, *arguments)
     assert status == os.EX_TEMPFAIL
     assert line.endswith(f"{name}.lock: {name} is running already")
     assert world.services.status()["sniffer"]["connected"]
-
-
-def test_cleanup_is_refused_while_the_daemon_runs(world: ProxyWorld) -> None:
-    status, line = run_service(world.lab, "mptcp-throttled", world.services.config, "--cleanup")
-    assert (status, line.endswith("mptcp-throttled is running already")) == (os.EX_TEMPFAIL, True)
 
 
 @pytest.mark.parametrize(
@@ -127,16 +118,6 @@ def test_missing_capability_is_reported_in_one_line(lab: Lab, services: Services
     status, error = run_service(lab, name, services.config, prefix=without)
     assert status == os.EX_NOPERM
     assert error == f"missing capability: {capability}; run as root or grant it in the unit"
-
-
-def test_sniffer_works_without_the_kernel_list(lab: Lab, services: Services) -> None:
-    without = ("setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-all")
-    sniffer = lab.proxy.start("limited", *without, EXECUTABLES / "mptcp-sniffer", "--config", services.config)
-    sniffer.wait_until(services.captures, "capturing")
-    problem = "the kernel list cannot be read (needs CAP_NET_ADMIN)"
-    assert services.ask_sniffer("status")["kernel_view"]["problem"] == problem
-    assert "needs CAP_NET_ADMIN" in sniffer.log_text()
-    sniffer.stop()
 
 
 def test_qdisc_probe_changes_nothing(lab: Lab) -> None:

@@ -29,22 +29,21 @@ if TYPE_CHECKING:
     from mptcp_throttle.rpc import Json
 
 SERIAL: Final = itertools.count()
+TOPOLOGY: Final = Topology(clients=(ClientSpec(wifi="backup"),))
 PLAIN_PORT: Final = 3129
 WITHOUT_RIGHTS: Final = ("setpriv", "--reuid", "games", "--regid", "games", "--clear-groups")
 
 
+def start_plain_server(proxy: Host) -> None:
+    """A program that listens with plain TCP."""
+    plain = proxy.start("plain", "python3", "-m", "http.server", str(PLAIN_PORT))
+    plain.wait_until(lambda: proxy.listens(PLAIN_PORT), "listening")
+
+
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    """The client makes its Wi-Fi addresses backups. Squid listens with MPTCP, another program with plain TCP."""
-    with proxy_world.hosts(Topology(clients=(ClientSpec(wifi="backup"),))) as built:
-        proxy = built.lab.proxy
-        plain = proxy.start("plain", "python3", "-m", "http.server", str(PLAIN_PORT))
-        plain.wait_until(lambda: proxy.listens(PLAIN_PORT), "listening")
-        yield built
-
-
-@pytest.fixture
 def proxy(hosts: Hosts) -> Host:
+    """Squid listens with MPTCP, another program with plain TCP."""
+    start_plain_server(hosts.lab.proxy)
     return hosts.lab.proxy
 
 
@@ -168,8 +167,7 @@ def test_setup_refuses_a_user_without_rights(proxy: Host, config: Path) -> None:
 def test_setup_refuses_a_host_where_it_cannot_work() -> None:
     with build(Topology()) as lab:
         proxy, config = lab.proxy, installed(lab.proxy)
-        plain = proxy.start("plain", "python3", "-m", "http.server", str(PLAIN_PORT))
-        plain.wait_until(lambda: proxy.listens(PLAIN_PORT), "listening")
+        start_plain_server(proxy)
         done = cli(proxy, config, "setup")
         assert done.returncode == os.EX_UNAVAILABLE
         assert f"nothing listens for other hosts with MPTCP (plain TCP: {PLAIN_PORT} by python3)" in done.stderr

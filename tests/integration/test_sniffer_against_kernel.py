@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+import pytest
 from mptcp_monitor import Kernel, Opening, openings_of, priorities, read_events
 from polling import eventually
 
@@ -49,8 +49,8 @@ CLIENTS: Final = (
 )
 
 
-@contextmanager
-def clients_and_server() -> Iterator[Lab]:
+@pytest.fixture
+def lab() -> Iterator[Lab]:
     """Clients with one to four subflows per connection, two of them behind one address, and an echo server."""
     with build(Topology(clients=CLIENTS)) as lab:
         four = lab.clients["four"]
@@ -123,33 +123,32 @@ def snapshot(services: Services) -> dict[Ends, tuple[int, bool]]:
     return published(services.ask_sniffer("snapshot")["connections"])
 
 
-def test_history_of_600_connections_equals_the_kernels() -> None:
+def test_history_of_600_connections_equals_the_kernels(lab: Lab) -> None:
     choice = random.Random(1)  # noqa: S311
-    with clients_and_server() as lab:
-        capture = lab.proxy.directory / "capture.pcap"
-        monitor = lab.proxy.start("monitor", "stdbuf", "-oL", "ip", "mptcp", "monitor")
-        # Without immediate mode, tcpdump loses what came in its last second. -U: what it has read is in the file.
-        options = ("-i", "eth0", "--immediate-mode", "-U", "-s", "160", "-B", "65536", "-w", capture)
-        dump = lab.proxy.start("tcpdump", "tcpdump", *options, "tcp")
-        services = Services(lab.proxy, sniffer={"kernel_view": False})
-        sniffer = services.start_sniffer()
-        sniffer.wait_until(services.captures, "capturing")
-        dump.wait_until(capture.exists, "capturing")
-        drivers = [drive(lab, client, 120, "drive", number) for number, client in enumerate(lab.clients.values())]
-        while any(driver.exit_status is None for driver in drivers):
-            disturb(choice.choice(list(lab.clients.values())), choice)
-            time.sleep(0.05)
-        eventually(lambda: listed(lab.proxy, PORT) == {}, "all connections ended", within=90)
-        lab.client.run("curl", "-s", f"http://{lab.proxy_address(4)}:{LAST_PORT}/", check=False)
-        last = LAST_PORT.to_bytes(2)
-        eventually(lambda: last in capture.read_bytes()[-200:], "the last packet captured")
-        eventually(lambda: services.ask_sniffer("status")["subflows"] == 0, "all ends seen by the sniffer")
-        for process in (dump, monitor):
-            process.stop()
-        kernel = read_events(monitor.log_text().splitlines())
-        history = read_history(capture)
-        shuffled = read_history(with_shuffled_handshakes(capture, choice))
-        live = services.ask_sniffer("status")
+    capture = lab.proxy.directory / "capture.pcap"
+    monitor = lab.proxy.start("monitor", "stdbuf", "-oL", "ip", "mptcp", "monitor")
+    # Without immediate mode, tcpdump loses what came in its last second. -U: what it has read is in the file.
+    options = ("-i", "eth0", "--immediate-mode", "-U", "-s", "160", "-B", "65536", "-w", capture)
+    dump = lab.proxy.start("tcpdump", "tcpdump", *options, "tcp")
+    services = Services(lab.proxy, sniffer={"kernel_view": False})
+    sniffer = services.start_sniffer()
+    sniffer.wait_until(services.captures, "capturing")
+    dump.wait_until(capture.exists, "capturing")
+    drivers = [drive(lab, client, 120, "drive", number) for number, client in enumerate(lab.clients.values())]
+    while any(driver.exit_status is None for driver in drivers):
+        disturb(choice.choice(list(lab.clients.values())), choice)
+        time.sleep(0.05)
+    eventually(lambda: listed(lab.proxy, PORT) == {}, "all connections ended", within=90)
+    lab.client.run("curl", "-s", f"http://{lab.proxy_address(4)}:{LAST_PORT}/", check=False)
+    last = LAST_PORT.to_bytes(2)
+    eventually(lambda: last in capture.read_bytes()[-200:], "the last packet captured")
+    eventually(lambda: services.ask_sniffer("status")["subflows"] == 0, "all ends seen by the sniffer")
+    for process in (dump, monitor):
+        process.stop()
+    kernel = read_events(monitor.log_text().splitlines())
+    history = read_history(capture)
+    shuffled = read_history(with_shuffled_handshakes(capture, choice))
+    live = services.ask_sniffer("status")
     assert len({opening.ends.token for opening in kernel.subflows}) == 600
     assert_varied(kernel)
     assert_same(kernel, history)
@@ -201,68 +200,64 @@ def changes(values: dict[Opening, list[bool]]) -> dict[Opening, list[bool]]:
     }
 
 
-def test_sniffer_started_amid_125_connections_knows_them_all() -> None:
-    with clients_and_server() as lab:
-        services = Services(lab.proxy)
-        holders = [drive(lab, client, 25, "hold", number) for number, client in enumerate(lab.clients.values())]
-        eventually(lambda: len(listed(lab.proxy, PORT)) >= 2 * 125, "all connections open", within=60)
-        lab.clients["active"].ip([f"mptcp endpoint change id {identifier(lab.clients['active'])} backup"])
-        for _ in range(2):
-            sniffer = services.start_sniffer()
-            sniffer.wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
-            assert len({ends.token for ends in snapshot(services)}) == 125
-            lab.clients["active"].run("ss", "-K", "-t", "src", "10.2.0.2")
-            lab.clients["backup"].ip([f"mptcp endpoint change id {identifier(lab.clients['backup'])} nobackup"])
-            eventually(lambda: knows_all(services, lab), "in agreement after changes", within=3)
-            sniffer.kill()
-        for holder in holders:
-            holder.stop()
-
-
-def test_joins_to_connections_older_than_the_sniffer_are_found() -> None:
-    with clients_and_server() as lab:
-        services = Services(lab.proxy)
-        late = lab.clients["active"]
-        late.ip(["mptcp endpoint flush"])
-        holder = drive(lab, late, 20, "hold", 1)
-        eventually(lambda: len(listed(lab.proxy, PORT)) == 20, "all connections open")
+def test_sniffer_started_amid_125_connections_knows_them_all(lab: Lab) -> None:
+    services = Services(lab.proxy)
+    holders = [drive(lab, client, 25, "hold", number) for number, client in enumerate(lab.clients.values())]
+    eventually(lambda: len(listed(lab.proxy, PORT)) >= 2 * 125, "all connections open", within=60)
+    lab.clients["active"].ip([f"mptcp endpoint change id {identifier(lab.clients['active'])} backup"])
+    for _ in range(2):
         sniffer = services.start_sniffer()
         sniffer.wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
-        late.ip([f"mptcp endpoint add {late.address(WIFI, family)} dev wlan0 subflow backup" for family in (4, 6)])
-        eventually(lambda: len(listed(lab.proxy, PORT)) == 40, "joined")
-        eventually(lambda: knows_all(services, lab), "in agreement after the JOINs", within=3)
-        assert sum(backup for _, backup in snapshot(services).values()) == 20
+        assert len({ends.token for ends in snapshot(services)}) == 125
+        lab.clients["active"].run("ss", "-K", "-t", "src", "10.2.0.2")
+        lab.clients["backup"].ip([f"mptcp endpoint change id {identifier(lab.clients['backup'])} nobackup"])
+        eventually(lambda: knows_all(services, lab), "in agreement after changes", within=3)
+        sniffer.kill()
+    for holder in holders:
         holder.stop()
 
 
-def test_lost_capture_empties_the_table_until_it_is_back() -> None:
-    with clients_and_server() as lab:
-        services = Services(lab.proxy)
-        drive(lab, lab.clients["active"], 5, "hold", 1)
-        eventually(lambda: len(listed(lab.proxy, PORT)) == 10, "all connections open")
-        services.start_sniffer().wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
-        lab.proxy.ip(["link set eth0 down"])
-        eventually(lambda: snapshot(services) == {}, "forgotten", within=2)
-        down = time.monotonic()
-        while time.monotonic() < down + 1.5:  # longer than between two readings of the kernel list
-            assert snapshot(services) == {}
-            time.sleep(0.1)
-        lab.proxy.ip(["link set eth0 up"])
-        eventually(lambda: len(snapshot(services)) > 0 and knows_all(services, lab), "known again")
+def test_joins_to_connections_older_than_the_sniffer_are_found(lab: Lab) -> None:
+    services = Services(lab.proxy)
+    late = lab.clients["active"]
+    late.ip(["mptcp endpoint flush"])
+    holder = drive(lab, late, 20, "hold", 1)
+    eventually(lambda: len(listed(lab.proxy, PORT)) == 20, "all connections open")
+    sniffer = services.start_sniffer()
+    sniffer.wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
+    late.ip([f"mptcp endpoint add {late.address(WIFI, family)} dev wlan0 subflow backup" for family in (4, 6)])
+    eventually(lambda: len(listed(lab.proxy, PORT)) == 40, "joined")
+    eventually(lambda: knows_all(services, lab), "in agreement after the JOINs", within=3)
+    assert sum(backup for _, backup in snapshot(services).values()) == 20
+    holder.stop()
 
 
-def test_kernel_event_ends_a_subflow_without_the_list() -> None:
-    with clients_and_server() as lab:
-        services = Services(lab.proxy, sniffer={"kernel_list_interval": "1h"})
-        services.start_sniffer().wait_until(services.captures, "capturing")
-        client = lab.clients["active"]
-        drive(lab, client, 20, "hold", 1)
-        eventually(lambda: len(snapshot(services)) == 40 and knows_all(services, lab), "all subflows known")
-        for family in client.spec.families:
-            client.run("ss", "-K", "-t", "src", f"[{client.address(WIFI, family)}]")
-        eventually(lambda: len(snapshot(services)) == 20 and knows_all(services, lab), "half of them gone")
-        # The list, which a captured RST also asks for, is read 20 ms after it.
-        assert services.ask_sniffer("status")["counters"]["closed_by_event"] >= 10
+def test_lost_capture_empties_the_table_until_it_is_back(lab: Lab) -> None:
+    services = Services(lab.proxy)
+    drive(lab, lab.clients["active"], 5, "hold", 1)
+    eventually(lambda: len(listed(lab.proxy, PORT)) == 10, "all connections open")
+    services.start_sniffer().wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
+    lab.proxy.ip(["link set eth0 down"])
+    eventually(lambda: snapshot(services) == {}, "forgotten", within=2)
+    down = time.monotonic()
+    while time.monotonic() < down + 1.5:  # longer than between two readings of the kernel list
+        assert snapshot(services) == {}
+        time.sleep(0.1)
+    lab.proxy.ip(["link set eth0 up"])
+    eventually(lambda: len(snapshot(services)) > 0 and knows_all(services, lab), "known again")
+
+
+def test_kernel_event_ends_a_subflow_without_the_list(lab: Lab) -> None:
+    services = Services(lab.proxy, sniffer={"kernel_list_interval": "1h"})
+    services.start_sniffer().wait_until(services.captures, "capturing")
+    client = lab.clients["active"]
+    drive(lab, client, 20, "hold", 1)
+    eventually(lambda: len(snapshot(services)) == 40 and knows_all(services, lab), "all subflows known")
+    for family in client.spec.families:
+        client.run("ss", "-K", "-t", "src", f"[{client.address(WIFI, family)}]")
+    eventually(lambda: len(snapshot(services)) == 20 and knows_all(services, lab), "half of them gone")
+    # The list, which a captured RST also asks for, is read 20 ms after it.
+    assert services.ask_sniffer("status")["counters"]["closed_by_event"] >= 10
 
 
 def identifier(client: Client) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,10 @@ from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 CAP = 1e6
+DAEMON = {"classifier": "socket"}
 TOS_OF_BULK = 0x08
 PRIORITY_OF_BULK = 2  # net/ipv4/route.c, ip_tos2prio
 OUR_CLASS = 0x4D50_0002
-
-
-@pytest.fixture
-def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    with serving(hosts, daemon={"classifier": "socket"}) as running:
-        yield running
 
 
 def wait_classed(world: ProxyWorld, count: int = 1) -> None:

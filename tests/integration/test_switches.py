@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import signal
 from pathlib import Path
 from typing import Final
 
 from polling import eventually
-from test_mptcp_lab import lab, namespaces, start
+from test_mptcp_lab import lab, medians, namespaces, scenario, start
 
 SCENARIO: Final = """\
 title: two sites with a path between them, and one over a three site
@@ -56,18 +55,12 @@ def of_lab(pid: int) -> list[str]:
     return found
 
 
-def scenario(directory: Path, text: str = SCENARIO) -> Path:
-    path = directory / "switches.yaml"
-    path.write_text(text)
-    return path
-
-
 def test_subflows_take_disjoint_paths_and_survive_an_outage(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    status, output, errors = lab("run", scenario(tmp_path), "--kernel", "native", "--out", out)
+    status, output, errors = lab("run", scenario(tmp_path, SCENARIO, "switches"), "--kernel", "native", "--out", out)
     assert status == 0, output + errors
     (path,) = out.rglob("result.json")
-    figures = {name: found["median"] for name, found in json.loads(path.read_text())["figures"].items()}
+    figures = medians(out)
     assert figures["before"] > 6
     assert figures["direct"] > 3
     assert figures["other"] > 3
@@ -82,7 +75,7 @@ def test_subflows_take_disjoint_paths_and_survive_an_outage(tmp_path: Path) -> N
 
 def test_switches_and_controller_end_with_a_lab_that_is_interrupted(tmp_path: Path) -> None:
     text = SCENARIO.replace("duration: 7s", "duration: 60s")
-    with start("run", scenario(tmp_path, text), "--kernel", "native", "--out", tmp_path / "out") as runner:
+    with start("run", scenario(tmp_path, text, "switches"), "--kernel", "native", "--out", tmp_path / "out") as runner:
         eventually(lambda: any("iperf3 --client" in line for line in of_flows(runner.pid)), "the flow has begun")
         assert sum("ovs-vswitchd" in line for line in of_lab(runner.pid)) == 3
         runner.terminate()

@@ -23,8 +23,7 @@ CLIENTS = (
 )
 
 
-def test_capped_path_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_capped_path_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, before: dict[str, str]) -> None:
     download = world.download()
     world.wait_settled()
     windows = [receive_rates(world.lab.client, 4) for _ in range(3)]

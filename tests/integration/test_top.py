@@ -11,14 +11,11 @@ import struct
 import subprocess
 import termios
 import time
-from typing import TYPE_CHECKING, Final
+from contextlib import closing
+from typing import Final
 
 from polling import eventually
 from proxy_world import EXECUTABLES, ProxyWorld
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 COLUMNS: Final = 80
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -38,12 +35,7 @@ class Terminal:
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         self.output = ""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -69,7 +61,7 @@ class Terminal:
 
 def test_live_view_shows_the_cap_and_takes_keys(world: ProxyWorld) -> None:
     world.begin_capped()
-    with Terminal(world) as terminal:
+    with closing(Terminal(world)) as terminal:
         eventually(lambda: "cap: wifi is live" in terminal.read(), "the capped subflow")
         terminal.press("s")
         eventually(lambda: "sorted by received" in terminal.read(), "sorted otherwise")

@@ -240,6 +240,7 @@ def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, servi
     assert capabilities(process_status(sniffer)["CapEff"]) == {"CAP_NET_RAW"}
     problem = "the kernel list cannot be read (needs CAP_NET_ADMIN)"
     assert services.ask_sniffer("status")["kernel_view"]["problem"] == problem
+    assert "needs CAP_NET_ADMIN" in sniffer.log_text()
     assert sniffer.stop() == 0
 
 

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-import proxy_world
 import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, serving
@@ -44,12 +43,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as listener:
 """
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    """The first client has Ethernet alone, so that its cap is always ahead; the second has Wi-Fi, too."""
-    clients = (ClientSpec("one", wifi=None), ClientSpec("both"))
-    with proxy_world.hosts(Topology(clients=clients)) as built:
-        yield built
+TOPOLOGY = Topology(clients=(ClientSpec("one", wifi=None), ClientSpec("both")))
+"""The first client has Ethernet alone, so that its cap is always ahead; the second has Wi-Fi, too."""
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from tun_interface import tun
 
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
-from mptcp_lab.topology import Topology, build
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb.tc import find_interface
@@ -42,6 +41,7 @@ SLOW: Final = Rate.parse("1mbit")
 FAST: Final = Rate.parse("1gbit")
 
 Send = Callable[[Packet], bytes]
+Window = Callable[[Packet], int]
 
 
 def police(program: UplinkProgram, packet: bytes) -> int:
@@ -65,12 +65,6 @@ def segment(acknowledged: int, of: FourTuple | None = None, payload: bytes = b""
     return link / ip(src=str(of.proxy.address), dst=str(of.client.address)) / tcp / payload
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with build(Topology()) as lab:
-        yield lab.proxy
-
-
 @pytest.fixture
 def program(host: Host) -> Iterator[UplinkProgram]:
     with in_namespace(host.namespace), closing(UplinkProgram()) as program:
@@ -88,6 +82,12 @@ def sent(program: UplinkProgram) -> Send:
         return after
 
     return send
+
+
+@pytest.fixture
+def window(sent: Send) -> Window:
+    """A function that sends a segment; the window in its header when it leaves."""
+    return lambda packet: int(Ether(sent(packet))[TCP].window)
 
 
 def are_checksums_right(packet: bytes) -> bool:
@@ -178,14 +178,11 @@ def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, se
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_window_of_a_capped_uplink_is_bounded(program: UplinkProgram, sent: Send, version: int) -> None:
+def test_window_of_a_capped_uplink_is_bounded(program: UplinkProgram, window: Window, version: int) -> None:
     of, unknown, far = ends(version), ends(version, port=40001), ends(version, port=40002)
     program.set_shares({1: SLOW})
     windows = {of: AnnouncedWindow(10, 0), far: AnnouncedWindow(10, 400_000)}
     program.assign({of: 1, unknown: 1, far: 1}, windows, forgiven=0.0)
-
-    def window(packet: Packet) -> int:
-        return int(Ether(sent(packet))[TCP].window)
 
     assert window(segment(0, of, window=8192)) == 64
     assert window(segment(0, of, window=8192, payload=b"data")) == 64
@@ -202,59 +199,60 @@ def test_window_of_a_capped_uplink_is_bounded(program: UplinkProgram, sent: Send
 
 
 @pytest.mark.parametrize(("scale", "bound"), [(0, 65535), (1, 32768), (7, 512), (14, 4)])
-def test_bound_of_a_window_is_in_its_scale(program: UplinkProgram, sent: Send, scale: int, bound: int) -> None:
+def test_bound_of_a_window_is_in_its_scale(program: UplinkProgram, window: Window, scale: int, bound: int) -> None:
     program.set_shares({1: SLOW})
     program.assign({ends(): 1}, {ends(): AnnouncedWindow(scale, 0)}, forgiven=0.0)
-    for window, left in ((65535, bound), (0, 0)):
-        assert Ether(sent(segment(0, window=window)))[TCP].window == left
+    for announced, left in ((65535, bound), (0, 0)):
+        assert window(segment(0, window=announced)) == left
 
 
-def test_window_stays_in_the_first_second_and_after_a_handshake(program: UplinkProgram, sent: Send) -> None:
+def test_window_stays_in_the_first_second_and_after_a_handshake(
+    program: UplinkProgram, sent: Send, window: Window
+) -> None:
     program.set_shares({1: SLOW})
     bounded = {ends(): AnnouncedWindow(10, 0)}
     program.assign({ends(): 1}, bounded, forgiven=60.0)
-    assert Ether(sent(segment(0, window=8192)))[TCP].window == 8192
+    assert window(segment(0, window=8192)) == 8192
     program.forget([ends()])
     program.assign({ends(): 1}, bounded, forgiven=0.0)
-    assert Ether(sent(segment(0, window=8192)))[TCP].window == 64
+    assert window(segment(0, window=8192)) == 64
     for flags in ("SA", "S"):
         sent(segment(0, flags=flags))
-        assert Ether(sent(segment(0, window=8192)))[TCP].window == 8192, "the scale may be another one"
+        assert window(segment(0, window=8192)) == 8192, "the scale may be another one"
         program.assign({ends(): 1}, bounded, forgiven=0.0)
-        assert Ether(sent(segment(0, window=8192)))[TCP].window == 64
+        assert window(segment(0, window=8192)) == 64
 
 
 @pytest.mark.parametrize("freed", ["limited", "removed", "free"])
-def test_window_of_an_older_uplink_stays_in_the_first_second(program: UplinkProgram, sent: Send, freed: str) -> None:
-    def window() -> int:
-        return int(Ether(sent(segment(0, window=8192)))[TCP].window)
-
+def test_window_of_older_uplinks_stays_in_the_first_second(program: UplinkProgram, window: Window, freed: str) -> None:
     bounded = {ends(): AnnouncedWindow(10, 0)}
     program.set_shares({1: SLOW, 2: SLOW})
     program.assign({ends(): 1}, bounded, forgiven=0.0)
     program.assign({ends(): 2}, bounded, forgiven=60.0)
-    assert window() == 64, "it was bounded before"
+    assert window(segment(0, window=8192)) == 64, "it was bounded before"
     if freed == "limited":
         program.assign({ends(): 1}, forgiven=0.0)
     elif freed == "removed":
         program.remove_shares([2])
     else:
         program.assign({ends(): 0})
-    assert window() == 8192
+    assert window(segment(0, window=8192)) == 8192
     program.assign({ends(): 1}, bounded, forgiven=60.0)
-    assert window() == 8192
+    assert window(segment(0, window=8192)) == 8192
     program.assign({ends(): 1}, bounded, forgiven=0.0)
-    assert window() == 8192, "the first second goes on"
+    assert window(segment(0, window=8192)) == 8192, "the first second goes on"
 
 
-def test_window_of_a_new_uplink_stays_although_its_share_is_in_debt(program: UplinkProgram, sent: Send) -> None:
+def test_window_of_a_new_uplink_stays_although_its_share_is_in_debt(
+    program: UplinkProgram, sent: Send, window: Window
+) -> None:
     program.set_shares({1: SLOW})
     program.assign({ends(): 1}, forgiven=0.0)
     sent(segment(0))
     sent(segment(100 * KIB))
     new = ends(port=40001)
     program.assign({new: 1}, {new: AnnouncedWindow(10, 0)}, forgiven=60.0)
-    assert Ether(sent(segment(0, new, window=8192)))[TCP].window == 8192
+    assert window(segment(0, new, window=8192)) == 8192
 
 
 @pytest.mark.parametrize(

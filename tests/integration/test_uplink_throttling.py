@@ -6,7 +6,6 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Final
 
 import proxy_world
@@ -14,6 +13,7 @@ import pytest
 from deaf_client import ignore_priorities
 from polling import eventually
 from proxy_world import LONG, MEGABYTE, Hosts, ProxyWorld, ethernet_with, send_rates, serving
+from second_interface import send_small_pulses
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST, SubflowStatus
@@ -26,12 +26,10 @@ CAP: Final = Rate.parse("1mbit")
 NETWORKS: Final = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP})
 
 
-@pytest.fixture
-def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    # The pulses of BBR, the lab's default here, are several times as large as those of others.
-    hosts.lab.client.sysctl({"net/ipv4/tcp_congestion_control": "reno"})
-    with serving(hosts, NETWORKS) as running:
-        yield running
+@pytest.fixture(scope="module")
+def hosts(hosts: Hosts) -> Hosts:
+    send_small_pulses(hosts.lab.client)
+    return hosts
 
 
 def capped(world: ProxyWorld) -> list[SubflowStatus]:
@@ -93,8 +91,7 @@ def egress(world: ProxyWorld) -> str:
     return world.lab.proxy.run("sh", "-c", show).stdout
 
 
-def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld) -> None:
-    before = kernel_state(world.lab.proxy)
+def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, before: dict[str, str]) -> None:
     world.upload(LONG)
     wait_capped(world)
     windows = [send_rates(world.lab.client, 4) for _ in range(3)]
@@ -123,17 +120,16 @@ def test_document_arrives_intact_while_its_path_is_capped(world: ProxyWorld) -> 
     assert result.seconds < 20 * MEGABYTE * 8 / 25e6
 
 
-def test_uplink_is_free_within_a_second_of_wifi_loss() -> None:
-    with proxy_world.proxy_world(networks=NETWORKS) as world:
-        world.upload(LONG)
-        wait_capped(world)
-        document = world.upload(8 * MEGABYTE)
-        eventually(lambda: len(capped(world)) == 2, "both uplinks capped")
-        world.lab.client.leave(WIFI)
-        eventually(lambda: not capped(world), "the caps lifted", within=1)
-        eventually(lambda: send_rates(world.lab.client, 0.5)["eth0"] > 5e6, "Ethernet in use", within=3)
-        result = document.wait()
-        assert (result.exit_status, result.intact) == (0, True)
+def test_uplink_is_free_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> None:
+    own_world.upload(LONG)
+    wait_capped(own_world)
+    document = own_world.upload(8 * MEGABYTE)
+    eventually(lambda: len(capped(own_world)) == 2, "both uplinks capped")
+    own_world.lab.client.leave(WIFI)
+    eventually(lambda: not capped(own_world), "the caps lifted", within=1)
+    eventually(lambda: send_rates(own_world.lab.client, 0.5)["eth0"] > 5e6, "Ethernet in use", within=3)
+    result = document.wait()
+    assert (result.exit_status, result.intact) == (0, True)
 
 
 def test_own_mp_prio_is_no_backup_to_the_policy(hosts: Hosts) -> None:
@@ -174,15 +170,14 @@ def test_daemon_that_ends_leaves_no_subflow_a_backup(world: ProxyWorld, end: str
     eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
 
 
-def test_cap_is_obeyed_although_the_client_ignores_mp_prio() -> None:
-    with proxy_world.proxy_world(networks=NETWORKS) as world:
-        ignore_priorities(world.lab.client)
-        world.upload(LONG)
-        eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
-        assert " policed client=" in world.daemon.log_text()
-        assert not has_backup(world)
-        # After a pause of TCP the share has credit for a moment.
-        eventually(lambda: 0.5e6 < received_rates(world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")
+def test_cap_is_obeyed_although_the_client_ignores_mp_prio(own_world: ProxyWorld) -> None:
+    ignore_priorities(own_world.lab.client)
+    own_world.upload(LONG)
+    eventually(lambda: any(s.uplink_policed for s in own_world.services.subflows()), "the uplink policed")
+    assert " policed client=" in own_world.daemon.log_text()
+    assert not has_backup(own_world)
+    # After a pause of TCP the share has credit for a moment.
+    eventually(lambda: 0.5e6 < received_rates(own_world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")
 
 
 def test_limit_of_an_only_path_is_obeyed() -> None:

@@ -21,7 +21,6 @@ from tun_interface import tun
 
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
-from mptcp_lab.topology import Topology, build
 from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.model import FourTuple, RateKind
@@ -38,12 +37,6 @@ ONE, OTHER = ends(), ends(port=40001)
 
 def throttle(who: str) -> Throttle:
     return Throttle(Share("lte", RateKind.UPLINK_CAP, who), Rate.parse("1mbit"))
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with build(Topology()) as lab:
-        yield lab.proxy
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from polling import eventually
 from proxy_world import EXECUTABLES
 
 from mptcp_lab.services import Services
-from mptcp_lab.topology import Lab, Topology, build
+from mptcp_lab.topology import Lab
 from mptcp_throttle.rpc import RpcClient
 
 if TYPE_CHECKING:
@@ -67,12 +67,6 @@ class Systemd:
 
     def count(self, message: str) -> int:
         return [received for _, received in self.messages].count(message)
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with build(Topology()) as built:
-        yield built
 
 
 def start(lab: Lab, name: str) -> tuple[Services, Systemd, Process]:

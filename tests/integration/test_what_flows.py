@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from polling import eventually
-from proxy_world import BACK_ENDS, EXECUTABLES, Hosts, ProxyWorld, receive_rates, serving
+from proxy_world import BACK_ENDS, EXECUTABLES, Hosts, ProxyWorld, ethernet_with, receive_rates, serving
 
 from mptcp_lab.process import run
-from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET
 from mptcp_throttle.model import RateKind
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WITHIN = 5.0
+PACE_ALONE = "its packets do not reach its class, only its pace limits it"
 
 OVERWRITING = (
     (
@@ -42,6 +42,23 @@ def ethernet_subflow(world: ProxyWorld) -> Json:
     return next(one for connection in connections for one in connection["subflows"] if one["network"] == "ethernet")
 
 
+def wait_reported(world: ProxyWorld, why: str, rate: object) -> str:
+    """Wait until the subflow is reported as not enforced, everywhere; the line in the daemon's status."""
+    eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
+    (line,) = world.services.status()["daemon"]["not_enforced"]
+    assert str(line).startswith("client 10.1.0.2:")
+    assert str(line).endswith(f": {why}")
+    assert f"not enforced: {line}" in world.services.cli("status").stdout
+    assert f"{rate} (not enforced)" in world.services.cli("connections").stdout
+    assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
+    return str(line)
+
+
+def wait_resolved(world: ProxyWorld) -> None:
+    eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
+    assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
+
+
 @pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
 def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> None:
     world.begin_settled()
@@ -49,18 +66,11 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
     overwrite, undo = OVERWRITING[world.services.status()["daemon"]["classifier"] == "nft"]
     world.lab.proxy.run("sh", "-ec", overwrite)
     try:
-        eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
-        (line,) = world.services.status()["daemon"]["not_enforced"]
-        assert line.startswith("client 10.1.0.2:")
-        assert line.endswith("its packets do not reach its class, only its pace limits it")
-        assert f"not enforced: {line}" in world.services.cli("status").stdout
-        assert "1mbit (not enforced)" in world.services.cli("connections").stdout
+        line = wait_reported(world, PACE_ALONE, "1mbit")
         assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
-        assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
     finally:
         world.lab.proxy.run("sh", "-ec", undo)
-    eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
-    assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
+    wait_resolved(world)
 
 
 @pytest.mark.parametrize("world", ["socket", "nft", "rules"], indirect=True)
@@ -97,8 +107,8 @@ def second_interface(world: ProxyWorld) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("classifier", "cap", "limit", "why"),
     [
-        ("socket", Rate.parse("1mbit"), None, "its packets do not reach its class, only its pace limits it"),
-        ("socket", Rate.parse("100kbit"), None, "its packets do not reach its class, only its pace limits it"),
+        ("socket", Rate.parse("1mbit"), None, PACE_ALONE),
+        ("socket", Rate.parse("100kbit"), None, PACE_ALONE),
         ("socket", None, Rate.parse("2mbit"), "its packets do not reach its class"),
         ("rules", None, Rate.parse("2mbit"), "its packets do not reach its class"),
     ],
@@ -106,24 +116,14 @@ def second_interface(world: ProxyWorld) -> Iterator[None]:
 def test_packets_that_leave_through_a_second_interface_are_reported(
     hosts: Hosts, classifier: str, cap: Rate | None, limit: Rate | None, why: str
 ) -> None:
-    wifi, ethernet = WIFI_FIRST
-    with serving(
-        hosts,
-        (wifi, ethernet.with_rates({RateKind.CAP: cap, RateKind.LIMIT: limit})),
-        daemon={"classifier": classifier},
-    ) as world:
+    networks = ethernet_with({RateKind.CAP: cap, RateKind.LIMIT: limit})
+    with serving(hosts, networks, daemon={"classifier": classifier}) as world:
         world.download()
         eventually(lambda: any(subflow.kind for subflow in world.services.subflows()), "throttled")
         eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
         assert ethernet_subflow(world)["not_enforced"] is None
         with second_interface(world):
-            eventually(lambda: ethernet_subflow(world)["not_enforced"] is not None, "reported", WITHIN)
-            (line,) = world.services.status()["daemon"]["not_enforced"]
-            assert line.startswith("client 10.1.0.2:")
-            assert line.endswith(f": {why}")
-            assert f"not enforced: {line}" in world.services.cli("status").stdout
-            assert f"{cap or limit} (not enforced)" in world.services.cli("connections").stdout
-            assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
+            line = wait_reported(world, why, cap or limit)
             way = "to 10.1.0.2 leave through eth1, where neither HTB nor mptcp-sniffer sees packets"
             assert harms(world) == {
                 "mptcp-throttled": f"a rate is not enforced: {line}",
@@ -135,8 +135,7 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
             if limit is not None:
                 unlimited = 2 * limit.bits_per_second
                 eventually(lambda: receive_rates(world.lab.client, 1)["eth0"] > unlimited, "nothing limits it")
-        eventually(lambda: ethernet_subflow(world)["not_enforced"] is None, "not reported any more", WITHIN)
-        assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
+        wait_resolved(world)
 
 
 def harms(world: ProxyWorld) -> dict[str, str]:

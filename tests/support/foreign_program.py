@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +32,14 @@ def mount_of_cgroup2() -> Path:
     """Where cgroup2 is mounted."""
     command = ("findmnt", "-rno", "TARGET", "-t", "cgroup2")
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def is_removed(cgroup: Path) -> bool:
+    """Remove a cgroup with those below it, unless there is a process in it."""
+    with suppress(OSError):
+        for directory, _, _ in os.walk(cgroup, topdown=False):
+            os.rmdir(directory)
+    return not cgroup.exists()
 
 
 @contextmanager
