@@ -50,13 +50,7 @@ def test_rates_on_the_page_are_those_that_ss_shows(world: ProxyWorld, page: Page
     port = next(subflow.client_port for subflow in world.services.subflows() if subflow.network == "wifi")
     eventually(lambda: any(f"port {port}" in row for row in page.subflows()), "the subflow")
 
-    def is_equal() -> bool:
-        before, began = world.bytes_acked(port), time.monotonic()
-        eventually(lambda: time.monotonic() > began + 2, "2 seconds")
-        measured = 8 * (world.bytes_acked(port) - before) / (time.monotonic() - began)
-        return abs(page.sends("wifi") / measured - 1) < 0.1
-
-    eventually(is_equal, "the rate that ss shows")
+    eventually(lambda: abs(page.sends("wifi") / world.acked_rate(port, 2) - 1) < 0.1, "the rate that ss shows")
 
 
 def test_cap_is_on_the_page_within_two_seconds(world: ProxyWorld, page: PageInBrowser) -> None:

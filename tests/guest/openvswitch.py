@@ -41,9 +41,14 @@ def throttled(uplink: Uplink, rate: str = "1Mbit") -> bool:
     return f"rate {rate}" in uplink.tc("class") and "set_queue:" in uplink.rules()
 
 
-def test_capped_path_carries_its_cap(world: ProxyWorld, uplink: Uplink) -> None:
+@pytest.fixture(autouse=True)
+def _in_its_class(world: ProxyWorld, uplink: Uplink) -> None:
+    """The download is throttled when a test begins."""
     world.wait_capped()
     eventually(lambda: throttled(uplink), "in its class")
+
+
+def test_capped_path_carries_its_cap(world: ProxyWorld) -> None:
     assert world.services.status()["daemon"]["classifier"] == "ovs"
     eventually(lambda: receive_rates(world.lab.client, 2)["eth0"] < 1.3e6, "what was queued before has arrived", 30)
     rates = receive_rates(world.lab.client, 5)
@@ -52,7 +57,6 @@ def test_capped_path_carries_its_cap(world: ProxyWorld, uplink: Uplink) -> None:
 
 
 def test_rate_is_changed_in_place(world: ProxyWorld, uplink: Uplink) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
     records, rules = uplink.records(), uplink.rules()
     world.services.cli("set-rate", "ethernet", "4mbit")
     eventually(lambda: throttled(uplink, "4Mbit"), "faster")
@@ -63,8 +67,7 @@ def test_rate_is_changed_in_place(world: ProxyWorld, uplink: Uplink) -> None:
     assert world.services.status()["daemon"]["not_enforced"] == []
 
 
-def test_plan_shows_commands_of_open_vswitch(world: ProxyWorld, uplink: Uplink) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
+def test_plan_shows_commands_of_open_vswitch(world: ProxyWorld) -> None:
     shown = world.services.cli("plan").stdout
     assert "ovs-vsctl -- --id=@qos create QoS type=linux-htb" in shown
     assert re.search(r"set_queue:\d+,NORMAL", shown)
@@ -83,19 +86,16 @@ def test_plan_shows_commands_of_open_vswitch(world: ProxyWorld, uplink: Uplink) 
     ],
 )
 def test_change_by_another_program_is_repaired(world: ProxyWorld, uplink: Uplink, command: str) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
-
     def found() -> tuple[str, int, str]:
         return uplink.rules(), len(uplink.records().split()), uplink.tc("class")
 
     planned = found()
-    world.lab.proxy.run("sh", "-c", command.format(dir=uplink.switch.directory))
+    world.proxy.run("sh", "-c", command.format(dir=uplink.switch.directory))
     assert found() != planned
     eventually(lambda: found() == planned, "repaired")
 
 
 def test_bridge_with_rules_of_its_own_is_not_touched(world: ProxyWorld, uplink: Uplink) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
     uplink.switch.rules("add-flow", "priority=100,udp,actions=drop")
     eventually(lambda: "bridge br0 has OpenFlow rules of its own" in str(world.errors()), "said")
     eventually(lambda: uplink.records() == "" and "set_queue" not in uplink.rules(), "everybody is free")
@@ -104,7 +104,6 @@ def test_bridge_with_rules_of_its_own_is_not_touched(world: ProxyWorld, uplink: 
 
 
 def test_next_daemon_adopts_what_a_killed_one_left(world: ProxyWorld, uplink: Uplink) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
     before = uplink.rules(), uplink.records(), uplink.tc("class")
     world.daemon.kill()
     world.start_daemon()
@@ -114,7 +113,6 @@ def test_next_daemon_adopts_what_a_killed_one_left(world: ProxyWorld, uplink: Up
 
 
 def test_clean_up_removes_what_a_killed_daemon_left(world: ProxyWorld, uplink: Uplink) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
     world.daemon.kill()
     world.services.clean_up()
     assert uplink.is_clean()
@@ -122,7 +120,6 @@ def test_clean_up_removes_what_a_killed_daemon_left(world: ProxyWorld, uplink: U
 
 
 def test_daemon_with_tc_removes_what_one_with_ovs_left(world: ProxyWorld, uplink: Uplink) -> None:
-    eventually(lambda: throttled(uplink), "in its class")
     world.daemon.kill()
     world.services.configure_daemon(backend="tc")
     world.start_daemon()

@@ -83,7 +83,7 @@ def test_rate_that_another_program_changes_is_repaired(one_class: PortQueues, up
 def test_more_queues_than_a_transaction_takes_are_made(queues: PortQueues) -> None:
     queues.install(0)
     many = dict.fromkeys(range(2, 302), SLOW)
-    assert set(queues.change_classes([AddClass(*one) for one in many.items()])) == {None}
+    assert set(queues.change_classes([AddClass(*item) for item in many.items()])) == {None}
     assert queues.read() == QdiscState(HtbState(0, True, many))
     queues.fail_open()
 
@@ -171,8 +171,8 @@ def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queu
         set_faults(None)
         os.kill(uplink.switch.daemon.pid, signal.SIGCONT)
     switch = OpenVswitch(uplink.switch.directory)
-    next_one = LinuxKernel(PortQueues("eth0", switch), ClassifierChoice(OpenFlowClassifier("eth0", switch)))
-    assert Reconciler(next_one).full(UNTOUCHED).failures == ()
+    next_kernel = LinuxKernel(PortQueues("eth0", switch), ClassifierChoice(OpenFlowClassifier("eth0", switch)))
+    assert Reconciler(next_kernel).full(UNTOUCHED).failures == ()
 
 
 def test_renamed_interface_keeps_nobody_throttled(uplink: Uplink, queues: PortQueues) -> None:

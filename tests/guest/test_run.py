@@ -136,15 +136,15 @@ def test_kernel_that_panics_at_each_boot_is_reported(panics: Callable[[int], lis
 
 def children(parent: int) -> list[int]:
     """The child processes that still run."""
-    found = []
+    running = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             match = re.fullmatch(r"(\d+) \(.*\) (\w) (\d+) .*\n", path.read_text())
         except (FileNotFoundError, ProcessLookupError):
             continue
         if match is not None and int(match[3]) == parent and match[2] != "Z":
-            found.append(int(match[1]))
-    return found
+            running.append(int(match[1]))
+    return running
 
 
 def names(pids: list[int]) -> list[str]:

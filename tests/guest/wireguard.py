@@ -6,18 +6,16 @@ from typing import Final
 
 from polling import eventually
 from proxy_world import LONG, ethernet_with, hosts, send_rates, serving
-from second_interface import add_second_interface_of_wireguard, send_small_pulses
+from second_interface import TWO_CLIENTS, add_second_interface_of_wireguard, send_small_pulses
 
-from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
 NETWORKS: Final = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_CAP: Rate.parse("1mbit")})
-CLIENTS: Final = (ClientSpec(families=(4,)), ClientSpec("second", families=(4,)))
 
 
 def test_capped_uplink_through_wireguard_carries_its_cap() -> None:
-    with hosts(Topology(clients=CLIENTS)) as built:
+    with hosts(TWO_CLIENTS) as built:
         add_second_interface_of_wireguard(built)
         second = built.lab.clients["second"]
         send_small_pulses(second)

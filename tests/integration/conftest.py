@@ -7,6 +7,7 @@ from proxy_world import Hosts, ProxyWorld
 from mptcp_lab.host import Host
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.squid import PORT
 from mptcp_lab.topology import Lab, Topology, build
 
 
@@ -32,21 +33,23 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
-    """The module's hosts, with services of the test's own, which have the module's NETWORKS and its section DAEMON.
+    """The module's hosts, with services of the test's own, configured by the module's constants.
 
-    An indirect parameter is the classifier.
+    These are NETWORKS, the section DAEMON, PORTS and INTERFACES. An indirect parameter is the classifier.
     """
-    daemon = {"classifier": "auto", **getattr(request.module, "DAEMON", {})}
+    module = request.module
+    daemon = {"classifier": "auto", **getattr(module, "DAEMON", {})}
     if hasattr(request, "param"):
         daemon["classifier"] = request.param
-    with proxy_world.serving(hosts, getattr(request.module, "NETWORKS", WIFI_FIRST), daemon) as running:
+    networks, ports = getattr(module, "NETWORKS", WIFI_FIRST), getattr(module, "PORTS", (PORT,))
+    with proxy_world.serving(hosts, networks, daemon, ports, getattr(module, "INTERFACES", ("eth0",))) as running:
         yield running
 
 
 @pytest.fixture
 def before(world: ProxyWorld) -> dict[str, str]:
     """The state of the proxy's kernel before the test."""
-    return kernel_state(world.lab.proxy)
+    return kernel_state(world.proxy)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, serving
+from proxy_world import MEGABYTE, Hosts, ProxyWorld
 
 from mptcp_lab.capture_reader.capture_file import read_frames
 from mptcp_lab.oracle import listed
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ECHO_PORT: Final = 8081
 PORTS: Final = (PORT, ECHO_PORT)
 TOPOLOGY: Final = Topology(clients=tuple(ClientSpec(name) for name in ("one", "two", "three")))
-NETWORKS: Final = ("wifi", "ethernet")
+NAMES: Final = ("wifi", "ethernet")
 COLUMNS: Final = ("sent", "new", "received", "ip_sent", "ip_received")
 _ETHERNET_HEADER_BYTES: Final = 14
 
@@ -47,23 +47,16 @@ def hosts(hosts: Hosts) -> Hosts:
     return hosts
 
 
-@pytest.fixture
-def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    with serving(hosts, ports=PORTS) as running:
-        yield running
-
-
 @contextmanager
 def capturing(world: ProxyWorld) -> Iterator[Carried]:
     """Capture the proxy's segments; what they carried is known after the block, when all subflows have ended."""
-    proxy = world.lab.proxy
-    path, carried = proxy.directory / "accounting.pcap", Carried()
+    path, carried = world.proxy.directory / "accounting.pcap", Carried()
     path.unlink(missing_ok=True)
     options = ("-i", "eth0", "--immediate-mode", "-U", "-s", "134", "-B", "65536", "-w", path)
-    dump = proxy.start("tcpdump", "tcpdump", *options, f"tcp port {PORT} or tcp port {ECHO_PORT}")
+    dump = world.proxy.start("tcpdump", "tcpdump", *options, f"tcp port {PORT} or tcp port {ECHO_PORT}")
     dump.wait_until(path.exists, "capturing")
     yield carried
-    eventually(lambda: not any(listed(proxy, port) for port in PORTS), "all subflows ended", within=90)
+    eventually(lambda: not any(listed(world.proxy, port) for port in PORTS), "all subflows ended", within=90)
     size = -1
     while size != (size := path.stat().st_size):
         time.sleep(0.3)
@@ -137,7 +130,7 @@ def columns_of(traffic: Mapping[str, int]) -> dict[str, int]:
 def carried_by_history(world: ProxyWorld) -> Carried:
     return {
         (network, column): sum(columns_of(period)[column] for period in history["periods"])
-        for network in NETWORKS
+        for network in NAMES
         for history in [world.services.ask("history", network, 3600)]
         for column in COLUMNS
     }
@@ -145,7 +138,7 @@ def carried_by_history(world: ProxyWorld) -> Carried:
 
 def carried_by_status(world: ProxyWorld) -> Carried:
     networks = {network["name"]: network["totals"] for network in world.services.status()["networks"]}
-    return {(network, column): columns_of(networks[network])[column] for network in NETWORKS for column in COLUMNS}
+    return {(network, column): columns_of(networks[network])[column] for network in NAMES for column in COLUMNS}
 
 
 def assert_exact(
@@ -160,11 +153,11 @@ def assert_exact(
         known = carried_by_history(world)
         different = {}
         for (network, column), value in carried.items():
-            more = known[network, column] - value
+            excess = known[network, column] - value
             allowed = value * (0.05 if column.startswith("ip_") else 0.001)
             uncaptured = 0 if column.endswith("received") else uncaptured_bytes
-            if column in columns and value > 100_000 and not -allowed <= more <= allowed + uncaptured:
-                different[network, column] = more
+            if column in columns and value > 100_000 and not -allowed <= excess <= allowed + uncaptured:
+                different[network, column] = excess
         return different
 
     assert sum(carried.values()) > MEGABYTE
@@ -189,7 +182,7 @@ def test_history_of_510_short_connections_equals_the_capture(world: ProxyWorld) 
     assert_exact(world, carried)
     eventually(lambda: carried_by_status(world) == carried_by_history(world), "the history written")
     networks = {network["name"]: network["totals"] for network in world.services.status()["networks"]}
-    assert sum(networks[network]["closed"] for network in NETWORKS) >= 1000
+    assert sum(networks[network]["closed"] for network in NAMES) >= 1000
     assert world.services.status()["daemon"]["features"]["pacing"]["counters"]["totals_lost"] == 0
 
 
@@ -226,14 +219,14 @@ def test_killed_daemon_has_written_all_but_the_last_10_s(world: ProxyWorld) -> N
 
 
 def test_history_names_a_client_by_its_address(world: ProxyWorld) -> None:
-    one = world.lab.clients["one"]
-    assert world.download(3 * MEGABYTE, one).wait().intact
-    address = str(one.address(WIFI, 4))
+    first_client = world.lab.clients["one"]
+    assert world.download(3 * MEGABYTE, first_client).wait().intact
+    address = str(first_client.address(WIFI, 4))
     eventually(lambda: world.services.ask("history", address, 600)["periods"], "in the history", within=15)
     lines = world.services.cli("history", address, "--since", "10m", "--csv").stdout.splitlines()
     assert lines[0].startswith("start,sent,")
     assert "IP bytes in all" in world.services.cli("history", address).stdout
-    other = str(world.lab.clients["two"].address(WIFI, 4))
-    assert "nothing is known" in world.services.cli("history", other).stdout
+    second_client = str(world.lab.clients["two"].address(WIFI, 4))
+    assert "nothing is known" in world.services.cli("history", second_client).stdout
     refused = world.services.cli("history", "nowhere", check=False)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)

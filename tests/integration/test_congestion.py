@@ -47,10 +47,14 @@ def allowed() -> set[str]:
     return set(ALLOWED.read_text(encoding="ascii").split())
 
 
+def hold() -> subprocess.Popen[str]:
+    """A lab that registers OLIA, and ends after a line of input."""
+    command = [sys.executable, "-c", HOLDER]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def test_control_of_a_killed_lab_is_not_left_behind() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
+    with hold() as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "registered\n"
         assert "olia" in allowed()
@@ -59,9 +63,8 @@ def test_control_of_a_killed_lab_is_not_left_behind() -> None:
 
 
 def test_second_lab_waits_for_the_control_of_the_first() -> None:
-    command = [sys.executable, "-c", HOLDER]
     with registered(["olia"]):
-        second = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        second = hold()
         waiting = re.compile(rf"-> FLOCK +ADVISORY +WRITE {second.pid} ")
         eventually(lambda: waiting.search(Path("/proc/locks").read_text()) is not None, "waiting for the lock")
     with second:
@@ -119,14 +122,14 @@ def growth(server: Host, count: int) -> list[float]:
 
     The window w that began with 10 packets is then sqrt(100 + 2 * acknowledged packets).
     """
-    found: list[tuple[int, float]] = []
+    shown: list[tuple[int, float]] = []
 
     def enough() -> bool:
-        found[:] = [packets(line) for line in subflows(server)]
-        return len(found) == count and all(acked > ACKNOWLEDGED for _, acked in found)
+        shown[:] = [packets(line) for line in subflows(server)]
+        return len(shown) == count and all(acked > ACKNOWLEDGED for _, acked in shown)
 
     eventually(enough, f"{ACKNOWLEDGED} packets acknowledged by each")
-    return [(window**2 - 100) / (2 * acked) for window, acked in found]
+    return [(window**2 - 100) / (2 * acked) for window, acked in shown]
 
 
 def subflows(server: Host) -> list[str]:
@@ -136,10 +139,10 @@ def subflows(server: Host) -> list[str]:
 
 def packets(line: str) -> tuple[int, float]:
     """A subflow's window and what has been acknowledged, in packets."""
-    found, size = SUBFLOW.search(line), SIZE.search(line)
-    if found is None or size is None:
+    shown, size = SUBFLOW.search(line), SIZE.search(line)
+    if shown is None or size is None:
         return 0, 0.0
-    return int(found["window"]), int(found["acked"]) / int(size[1])
+    return int(shown["window"]), int(shown["acked"]) / int(size[1])
 
 
 @pytest.mark.parametrize("control", COUPLED)
@@ -148,7 +151,7 @@ def test_windows_of_two_equal_subflows_grow_four_times_as_slowly_as_tcps(control
     with sending(control) as (server, client):
         start_pour(server, PORT)
         both = client.start("both", *program("drain", PORT, 60, SERVER))
-        assert all(0.15 < found < 0.4 for found in growth(server, 2))
+        assert all(0.15 < shown < 0.4 for shown in growth(server, 2))
         both.stop()
         eventually(lambda: not subflows(server), "ended")
         client.ip(["mptcp limits set subflow 0"])

@@ -132,12 +132,12 @@ def captured(host: Host) -> Iterator[socket.socket]:
 
 
 def frames(capture: socket.socket) -> list[Packet]:
-    found = []
+    received = []
     while True:
         try:
-            found.append(Ether(capture.recv(2048)))
+            received.append(Ether(capture.recv(2048)))
         except BlockingIOError:
-            return found
+            return received
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from proxy_world import EXECUTABLES, Hosts, ProxyWorld, serving
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, serving, unique
 
 from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
     from mptcp_throttle.rpc import Json
 
-SERIAL: Final = itertools.count()
 # Both are part of every Debian, and neither is related to the other.
 USER: Final = "games"
 GROUP: Final = "mail"
@@ -46,12 +44,12 @@ def findings(services: Services) -> tuple[int, list[Json]]:
 def problems(services: Services) -> tuple[int, dict[str, str]]:
     """Its exit status, and the problems by subject."""
     status, found = findings(services)
-    return status, {one["subject"]: one["problem"] for one in found if one["problem"] is not None}
+    return status, {finding["subject"]: finding["problem"] for finding in found if finding["problem"] is not None}
 
 
 def test_doctor_finds_no_problem_on_a_healthy_host(world: ProxyWorld) -> None:
     status, found = findings(world.services)
-    assert (status, [one for one in found if one["problem"] or one["unchecked"]]) == (0, [])
+    assert (status, [finding for finding in found if finding["problem"] or finding["unchecked"]]) == (0, [])
     assert "ok       proxy port 8080" in world.services.cli("doctor").stdout
 
 
@@ -88,7 +86,7 @@ def proxy(hosts: Hosts) -> Host:
 @pytest.fixture
 def services(proxy: Host) -> Services:
     """Configured, not started."""
-    return Services(proxy, name=f"doctor-{next(SERIAL)}")
+    return Services(proxy, name=unique("doctor"))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ class SnifferOfUser(Services):
 
 @pytest.fixture
 def running_sniffer(proxy: Host) -> Iterator[SnifferOfUser]:
-    services = SnifferOfUser(proxy, name=f"doctor-{next(SERIAL)}")
+    services = SnifferOfUser(proxy, name=unique("doctor"))
     sniffer = services.start_sniffer()
     sniffer.wait_until(lambda: services.answers(services.sockets.sniffer), "answering")
     yield services
@@ -206,7 +204,7 @@ def test_doctor_finds_that_its_user_is_no_member_of_the_socket_group(
     done = services.proxy.run(
         *user, EXECUTABLES / "mptcp-throttle", "--config", services.config, "doctor", "--json", check=False
     )
-    found = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
+    found = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert (found["CLI user"]["problem"], found["CLI user"]["harm"]) == (problem, problem is None)
     assert found["JOINs"]["problem"] is None
     assert found["marks of others"]["unchecked"] == "only root may list the rules of iptables and nftables"

@@ -125,7 +125,7 @@ def in_kernel(world: ProxyWorld) -> InKernel:
 
 def root_qdisc(world: ProxyWorld, interface: str = "eth0") -> str:
     """The only qdisc of an interface, without what depends on the number of its queues."""
-    shown = world.lab.proxy.run("tc", "qdisc", "show", "dev", interface).stdout
+    shown = world.proxy.run("tc", "qdisc", "show", "dev", interface).stdout
     return re.sub(r" refcnt \d+", "", shown).strip()
 
 
@@ -138,7 +138,7 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
     world.abort()
     assert world.daemon.exit_status is None
     assert world.daemon.stop() == 0, world.daemon.log_text()[-600:]
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_foreign_change_is_repaired_within_2_s(
     world: ProxyWorld, before: dict[str, str], planned: InKernel, by_hand: tuple[str, ...]
 ) -> None:
     for command in by_hand:
-        world.lab.proxy.run("sh", "-c", command)
+        world.proxy.run("sh", "-c", command)
         eventually(lambda: in_kernel(world) == planned, f"repaired after {command}", WITHIN)
         # All hosts of the lab share the lock of iptables(8), which may be taken for a moment.
         eventually(lambda: world.errors() == [], f"no error after {command}", WITHIN)
@@ -162,7 +162,7 @@ def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld, planne
     (mark,) = world.marks()
     ends = f"-s {mark.proxy} -d {mark.client} -p tcp --sport {mark.proxy_port} --dport {mark.client_port}"
     rule = f"MPTCP-THROTTLE 1 {ends} -j MARK --set-xmark 0x30000/0xffff0000"
-    world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-R", *rule.split())
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-R", *rule.split())
     # The quick check does not see it: it counts. A full reconcile may come at any moment, so the log is what tells.
     eventually(lambda: "the kernel had been changed; repaired by" in world.daemon.log_text(), "the mark repaired")
     assert in_kernel(world) == planned
@@ -173,26 +173,25 @@ def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: P
     (mark,) = world.marks()
     ends = f"{mark.client} . {mark.client_port} . {mark.proxy} . {mark.proxy_port}"
     elements = "element ip mptcp-throttle subflows"
-    world.lab.proxy.run("nft", f"delete {elements} {{ {ends} }}; add {elements} {{ {ends} : 1:2 }}")
+    world.proxy.run("nft", f"delete {elements} {{ {ends} }}; add {elements} {{ {ends} : 1:2 }}")
     # The quick check reads what has changed: it need not wait for a full reconcile.
     eventually(lambda: in_kernel(world) == planned, "repaired", WITHIN)
     assert "the kernel had been changed; repaired by" in world.daemon.log_text()
 
 
 def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    before = kernel_state(proxy)
+    before = kernel_state(world.proxy)
     world.begin_settled()
-    proxy.ip(["link set eth0 down"])
+    world.proxy.ip(["link set eth0 down"])
     eventually(lambda: is_free(world), "nobody capped", WITHIN)
-    proxy.ip(UP_AGAIN)
+    world.proxy.ip(UP_AGAIN)
     eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
     assert world.errors() == []
     stop_and_compare(world, before)
 
 
 def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) -> None:
-    proxy, router = own_world.lab.proxy, own_world.lab.router
+    proxy, router = own_world.proxy, own_world.lab.router
     before = kernel_state(proxy)
     own_world.begin_settled()
     router.ip(["link delete proxy"])
@@ -208,23 +207,22 @@ def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) 
 
 def recreate(world: ProxyWorld) -> None:
     """Make the proxy's interface again, after it was deleted."""
-    proxy = world.lab.proxy
     world.lab.router.ip(
         [
-            f"link add proxy type veth peer name eth0 netns {proxy.namespace}",
+            f"link add proxy type veth peer name eth0 netns {world.proxy.namespace}",
             "link set proxy up",
             "address add 10.3.0.1/24 dev proxy",
             "address add fd00:3::1/64 dev proxy nodad",
         ]
     )
-    proxy.tc([f"qdisc replace dev eth0 root {TOPOLOGY.proxy_qdisc}"])
-    proxy.ip(UP_AGAIN)
+    world.proxy.tc([f"qdisc replace dev eth0 root {TOPOLOGY.proxy_qdisc}"])
+    world.proxy.ip(UP_AGAIN)
 
 
 @pytest.mark.parametrize("how", ["missing", "down"])
 def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> None:
     with proxy_world.hosts(TOPOLOGY) as own, proxy_world.configured(own) as world:
-        before, proxy = kernel_state(world.lab.proxy), world.lab.proxy
+        before, proxy = kernel_state(world.proxy), world.proxy
         if how == "missing":
             world.lab.router.ip(["link delete proxy"])
         else:
@@ -250,7 +248,7 @@ def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> Non
 
 
 def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyWorld) -> None:
-    proxy, router = own_world.lab.proxy, own_world.lab.router
+    proxy, router = own_world.proxy, own_world.lab.router
     own_world.begin_settled()
     router.ip(["link delete proxy"])
     eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
@@ -263,26 +261,25 @@ def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyW
 
 @pytest.mark.parametrize("how", ["down", "live"])
 def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str) -> None:
-    proxy = world.lab.proxy
-    before = kernel_state(proxy)
+    before = kernel_state(world.proxy)
     world.begin_settled()
     renaming = "link set eth0 name eth9"
-    if how == "live" and proxy.run("ip", *renaming.split(), check=False).returncode != 0:
+    if how == "live" and world.proxy.run("ip", *renaming.split(), check=False).returncode != 0:
         pytest.skip("this kernel renames no interface that is up (Linux 6.2)")
     if how == "down":
-        proxy.ip(["link set eth0 down", renaming])
+        world.proxy.ip(["link set eth0 down", renaming])
     own = "qdisc pfifo 7: root limit 77p"
     eventually(lambda: root_qdisc(world, "eth9") == own, "the saved qdisc restored under the new name", WITHIN)
     eventually(lambda: is_free(world), "nobody capped", WITHIN)
     assert world.errors() == ["interface eth0 does not exist"]
-    proxy.ip(["link set eth9 down", "link set eth9 name eth0", *UP_AGAIN])
+    world.proxy.ip(["link set eth9 down", "link set eth9 name eth0", *UP_AGAIN])
     eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
     assert world.errors() == []
     stop_and_compare(world, before)
 
 
 def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyWorld) -> None:
-    proxy, client = own_world.lab.proxy, own_world.lab.client
+    proxy, client = own_world.proxy, own_world.lab.client
     before = kernel_state(proxy)
     own_world.begin_settled()
     proxy.ip(
@@ -306,8 +303,7 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
 
 
 def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWorld, planned: InKernel) -> None:
-    proxy = world.lab.proxy
-    proxy.tc(
+    world.proxy.tc(
         [
             "qdisc replace dev eth0 root handle 9: htb default 1",
             "class add dev eth0 parent 9: classid 9:1 htb rate 90mbit",
@@ -318,7 +314,7 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
     eventually(lambda: len(world.errors()) == 1, "the error reported", WITHIN)
     assert world.errors()[0].startswith("eth0: root qdisc htb 9: ")
     assert world.qdisc_kinds() == foreign
-    proxy.tc(["qdisc del dev eth0 root"])
+    world.proxy.tc(["qdisc del dev eth0 root"])
     eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
     eventually(lambda: world.errors() == [], "resolved", WITHIN)
     assert world.daemon.stop() == 0
@@ -326,18 +322,17 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
 
 
 def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld, planned: InKernel) -> None:
-    world.lab.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
+    world.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
     eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
     assert world.daemon.stop() == 0
     assert root_qdisc(world) == "qdisc pfifo 9: root limit 55p"
 
 
 def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    before = kernel_state(proxy)
-    program = proxy.directory / "committer.py"
+    before = kernel_state(world.proxy)
+    program = world.proxy.directory / "committer.py"
     program.write_text(COMMITTER, encoding="ascii")
-    committer = proxy.start("committer", EXECUTABLES / "python", program)
+    committer = world.proxy.start("committer", EXECUTABLES / "python", program)
     world.download()
 
     def more_was_capped() -> bool:
@@ -345,14 +340,14 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
         return world.daemon.log_text().count(" cap token=") > 5
 
     eventually(more_was_capped, "six downloads capped", within=60)
-    assert "-N SOMEBODY" in proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
+    assert "-N SOMEBODY" in world.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
     assert committer.exit_status is None
     committer.stop()
     eventually(lambda: len(world.marks()) == len(world.capped()) == 1, "as planned", WITHIN)
     assert world.services.cli_json("plan")["applied"]
     assert world.errors() == []
-    proxy.run("iptables-legacy", "-t", "mangle", "-F", "SOMEBODY")
-    proxy.run("iptables-legacy", "-t", "mangle", "-X", "SOMEBODY")
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-F", "SOMEBODY")
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-X", "SOMEBODY")
     stop_and_compare(world, before)
 
 
@@ -370,7 +365,7 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
 def test_contest_over_the_root_qdisc_is_bounded_and_won(
     world: ProxyWorld, kind: str, theirs: str, left: str, planned: InKernel
 ) -> None:
-    proxy, daemon = world.lab.proxy, world.daemon
+    proxy, daemon = world.proxy, world.daemon
 
     def notified(qdisc: str) -> int:
         return monitor.log_text().count(f"\nqdisc {qdisc}: ")

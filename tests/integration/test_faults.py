@@ -80,16 +80,16 @@ class FaultyWorld(ProxyWorld):
         self.lab.client.run("ss", "-K", "-t", "src", str(self.lab.client.address(WIFI, 4)))
 
     def held(self) -> dict[Client, int]:
-        return throttled(self.lab.proxy)
+        return throttled(self.proxy)
 
     def state(self) -> dict[str, str]:
-        return kernel_state(self.lab.proxy)
+        return kernel_state(self.proxy)
 
     def is_as_planned(self) -> bool:
         """No errors, the plan is applied, and the kernel throttles exactly what the connections justify."""
         if self.errors() or not self.services.ask("plan")["applied"]:
             return False
-        return self.held() == dict.fromkeys(may_be_throttled(self.lab.proxy, WIFI), CAP)
+        return self.held() == dict.fromkeys(may_be_throttled(self.proxy, WIFI), CAP)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_kernel_recovers_from_a_daemon_killed_at_any_call(
     world: FaultyWorld, back_end: str, recover: Callable[[FaultyWorld, dict[str, str], Download], None]
 ) -> None:
     world.services.configure_daemon(classifier=back_end, pacing=back_end == "socket")
-    world.lab.proxy.tc(TREE)
+    world.proxy.tc(TREE)
     before = world.state()
     kills = boundaries(world, before)
     assert [step for step in STEPS[back_end] if not any(kill.call.startswith(step) for kill in kills)] == []
@@ -170,7 +170,7 @@ def test_kernel_recovers_from_a_daemon_killed_at_any_call(
 
 def test_kernel_recovers_from_a_daemon_killed_at_a_class_deletion(world: FaultyWorld) -> None:
     world.services.configure_daemon(classifier="auto", pacing=False)
-    world.lab.proxy.tc(PLAIN)
+    world.proxy.tc(PLAIN)
     before = world.state()
     world.start_daemon()
     for kind in (KILL, KILL_AFTER):
@@ -236,7 +236,7 @@ class Toggled:
 @pytest.fixture(scope="module", params=BACK_ENDS)
 def toggled(request: pytest.FixtureRequest, world: FaultyWorld) -> Iterator[Toggled]:
     world.services.configure_daemon(classifier=request.param)
-    world.lab.proxy.tc(TREE)
+    world.proxy.tc(TREE)
     before = world.state()
     world.start_daemon()
     for client in world.lab.clients.values():
@@ -379,7 +379,7 @@ def test_saved_qdisc_is_restored_after_our_qdisc_was_deleted(toggled: Toggled) -
         toggled.wait_capped()
         if kill:
             world.daemon.kill()
-        world.lab.proxy.run(*delete)
+        world.proxy.run(*delete)
 
     cap_and_delete(kill=False)
     toggled.wait_capped("again")

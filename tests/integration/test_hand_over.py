@@ -5,7 +5,6 @@ systemd runs as the first process of a PID namespace, in the proxy's network nam
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from foreign_program import is_removed, mount_of_cgroup2
 from polling import eventually
-from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, unique
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import run
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
 
 CAP_MBPS: Final = 1.0
-SERIAL: Final = itertools.count()
 REPOSITORY: Final = Path(__file__).parents[2]
 SYSTEMD: Final = REPOSITORY / "systemd"
 DAEMON: Final = "mptcp-throttled"
@@ -85,13 +83,13 @@ class Booted(Services):
         text = re.sub(
             r"/usr/lib/mptcp-throttle/bin/(\S+)", rf"{EXECUTABLES}/\1 --config {self.config}", unit.read_text()
         )
-        more = (
+        added = (
             f"StandardError=append:{log}",
             f"Environment=PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
             f"BindReadOnlyPaths={self.directory} {REPOSITORY} {EXECUTABLES.parent}",
         )
         text = text.replace("ProtectHome=yes", "ProtectHome=no")
-        return text.replace("[Service]\n", "\n".join(("[Service]", *more, "")), 1)
+        return text.replace("[Service]\n", "\n".join(("[Service]", *added, "")), 1)
 
     @property
     def _init(self) -> int:
@@ -152,7 +150,7 @@ class Booted(Services):
 @pytest.fixture
 def services(request: pytest.FixtureRequest, hosts: Hosts) -> Booted:
     """An indirect parameter is the daemon's section of the configuration."""
-    return Booted(hosts.lab.proxy, f"booted-{next(SERIAL)}", getattr(request, "param", {"classifier": "socket"}))
+    return Booted(hosts.lab.proxy, unique("booted"), getattr(request, "param", {"classifier": "socket"}))
 
 
 @pytest.fixture
@@ -161,6 +159,13 @@ def world(hosts: Hosts, services: Booted) -> Iterator[ProxyWorld]:
         services.systemctl("start", "mptcp-sniffer", DAEMON)
         assert services.shown("SubState") == "running", services.systemctl("status", DAEMON, "mptcp-sniffer")
         yield running
+
+
+def wait_restarted(services: Booted, end: Callable[[Booted], None]) -> None:
+    """Let `end` act, and wait until another daemon serves."""
+    before = services.shown("MainPID")
+    end(services)
+    eventually(lambda: services.runs_again(before), "started again")
 
 
 def restart(services: Booted) -> None:
@@ -198,12 +203,10 @@ def test_restart_lets_nothing_pass_above_the_cap(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
     world.begin_settled()
-    before = services.shown("MainPID")
     with PathMeter(world.lab.client, ("eth0", "wlan0")) as meter:
         began = time.monotonic()
         eventually(lambda: meter.interfaces[-1].at > began + 1, "a second before")
-        end(services)
-        eventually(lambda: services.runs_again(before), "started again")
+        wait_restarted(services, end)
         world.wait_capped()
         ready = time.monotonic()
         eventually(lambda: meter.interfaces[-1].at > ready + 2, "two seconds after")
@@ -223,7 +226,7 @@ def test_kernel_program_decides_while_no_daemon_runs(world: ProxyWorld, services
     kill_for_good(services)
     world.download()
     eventually(lambda: world.paced() == 2, "a new subflow paced, too")
-    world.lab.proxy.run("ss", "-K", "-t", "dst", wifi)
+    world.proxy.run("ss", "-K", "-t", "dst", wifi)
     eventually(lambda: (world.paced(), world.marks()) == (0, []), "freed by the kernel", within=2)
     restart(services)
     eventually(lambda: services.answers(services.sockets.daemon), "started again")
@@ -246,10 +249,10 @@ def remove_and_stop(services: Booted) -> None:
 def test_stop_has_restored_everything_when_it_returns(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.begin_settled()
     end(services)
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
     assert (world.paced(), world.marks()) == (0, [])
     eventually(lambda: services.kept_links == 0, "no program kept")
     assert services.systemctl("is-active", DAEMON) == "inactive"
@@ -282,11 +285,11 @@ def kill_and_invalidate(services: Booted) -> None:
 def test_everything_is_restored_if_no_start_succeeds(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.begin_settled()
     end(services)
     eventually(lambda: services.systemctl("is-active", CLEAN_UP) in {"inactive", "failed"}, "cleaned up")
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
     assert (world.paced(), world.marks()) == (0, [])
     assert services.kept_links == 0
     assert services.systemctl("is-active", DAEMON) == ("inactive" if end is kill_and_stop else "failed")
@@ -298,10 +301,8 @@ def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world: ProxyWorld, services: Booted, settings: Mapping[str, object], end: Callable[[Booted], None]
 ) -> None:
     world.begin_settled()
-    before = services.shown("MainPID")
     services.configure_daemon(**settings)
-    end(services)
-    eventually(lambda: services.runs_again(before), "started again")
+    wait_restarted(services, end)
     eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
     world.wait_paced(0 if "pacing" in settings else 1)
     assert services.kept_links == (0 if "pacing" in settings else 1)
@@ -319,8 +320,6 @@ def test_restart_with_another_port_frees_the_sockets_of_the_old_one(
     world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
     world.begin_settled()
-    before = services.shown("MainPID")
     services.config.write_text(services.config.read_text().replace(f"- {PORT}\n", "- 9999\n"))
-    end(services)
-    eventually(lambda: services.runs_again(before), "started again")
+    wait_restarted(services, end)
     assert (world.paced(), world.marks(), services.kept_links) == (0, [], 0)

@@ -10,12 +10,12 @@ import proxy_world
 import pytest
 from polling import eventually
 from proxy_world import Hosts, ProxyWorld, receive_rates
-from second_interface import add_second_interface
+from second_interface import TWO_CLIENTS, add_second_interface
 
 from mptcp_lab.fault_plan import FOREVER, Fault, Faults
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
-from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
+from mptcp_lab.topology import ETHERNET
 from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
@@ -28,10 +28,9 @@ PER_NETWORK: Final = (
     WIFI_FIRST[0],
     AccessNetwork("ethernet", (ETHERNET.v4, ETHERNET.v6), 2, {RateKind.CAP: CAP}, Per.NETWORK),
 )
-CLASS: Final = re.compile(r"^class htb (4d50:\w+) .* rate (\S+) ", re.MULTILINE)
 
 
-TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
+TOPOLOGY: Final = TWO_CLIENTS
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +55,14 @@ def world(hosts: Hosts) -> Iterator[ProxyWorld]:
         yield running
 
 
-def classes(world: ProxyWorld, interface: str) -> dict[str, str]:
+def classes(world: ProxyWorld, interface: str) -> dict[str, int]:
     """The rates of the classes of an interface."""
-    return dict(CLASS.findall(world.lab.proxy.run("tc", "class", "show", "dev", interface).stdout))
+    return {name: counters.rate for name, counters in world.class_counters(interface).items()}
 
 
 def sent_bytes(world: ProxyWorld, interface: str) -> int:
     """What the classes of an interface have sent."""
-    shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", interface).stdout
-    return sum(map(int, re.findall(r"Sent (\d+) bytes", shown)))
+    return sum(counters.bytes for counters in world.class_counters(interface).values())
 
 
 def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld, before: dict[str, str]) -> None:
@@ -80,7 +78,7 @@ def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld
     world.abort()
     world.wait_restored()
     assert world.daemon.stop() == 0
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
 
 def test_share_is_held_across_both_interfaces(hosts: Hosts) -> None:
@@ -113,18 +111,17 @@ def test_interface_that_goes_and_comes_back_gets_its_classes(world: ProxyWorld) 
 
 
 def test_interface_with_an_obstacle_is_left_out_and_reported(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    proxy.tc(
+    world.proxy.tc(
         [
             "qdisc replace dev eth1 root handle 9: htb default 1",
             "class add dev eth1 parent 9: classid 9:1 htb rate 1gbit",
         ]
     )
     world.begin_settled()
-    assert set(classes(world, "eth0").values()) == {"1Mbit"}
+    assert set(classes(world, "eth0").values()) == {CAP.bits_per_second}
     eventually(lambda: any("eth1: root qdisc htb 9:" in error for error in world.errors()), "reported", WITHIN)
-    assert "htb 9:" in proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
-    proxy.tc(["qdisc del dev eth1 root"])
+    assert "htb 9:" in world.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
+    world.proxy.tc(["qdisc del dev eth1 root"])
     eventually(lambda: classes(world, "eth1") == classes(world, "eth0"), "classes on eth1", WITHIN)
     eventually(lambda: world.errors() == [], "no error", WITHIN)
 
@@ -134,9 +131,9 @@ def test_interface_that_refuses_htb_does_not_free_the_others(hosts: Hosts) -> No
     faults.plan(Fault("ENOMEM", "tc qdisc replace dev eth1 htb", times=FOREVER))
     with serving(hosts, faults=faults) as world:
         world.begin_settled()
-        assert set(classes(world, "eth0").values()) == {"1Mbit"}
+        assert set(classes(world, "eth0").values()) == {CAP.bits_per_second}
         eventually(lambda: any(error.startswith("eth1: ") for error in world.errors()), "reported", WITHIN)
-        assert "pfifo 7: root" in world.lab.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
+        assert "pfifo 7: root" in world.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
         world.download()
         world.wait_capped(2)
 
@@ -150,7 +147,7 @@ def test_foreign_change_on_either_interface_is_repaired(world: ProxyWorld, inter
         "class del dev {} classid 4d50:2",
         "class change dev {} classid 4d50:2 htb rate 9mbit",
     ):
-        world.lab.proxy.tc([command.format(interface)])
+        world.proxy.tc([command.format(interface)])
         eventually(lambda: classes(world, "eth0") == classes(world, "eth1") == planned, f"repaired: {command}", WITHIN)
     eventually(lambda: world.errors() == [], "no error", WITHIN)
 
@@ -163,4 +160,4 @@ def test_interface_removed_from_the_configuration_is_restored(world: ProxyWorld)
     world.start_daemon()
     world.wait_settled()
     assert classes(world, "eth1") == {}
-    assert "pfifo 7: root" in world.lab.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout
+    assert "pfifo 7: root" in world.proxy.run("tc", "qdisc", "show", "dev", "eth1").stdout

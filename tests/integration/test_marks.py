@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -18,13 +17,14 @@ from typing import Final, Protocol, TypeVar
 import pytest
 from foreign_program import own_cgroup
 from proxy_world import ALL_BACK_ENDS, BACK_ENDS
+from refusals import refused
 
 from mptcp_lab.host import Host
 from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
-from mptcp_throttle.linux.kernel_error import KernelError, set_faults
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.choice import choose_classifier
 from mptcp_throttled.kernel.classes.classifier import Classifier
@@ -135,20 +135,6 @@ def in_kernel(host: Host) -> dict[FourTuple, int]:
     }
 
 
-@contextmanager
-def refused(*calls: str) -> Iterator[None]:
-    """Calls into the kernel whose name starts with one of `calls` are refused."""
-
-    def refuse(requests: Sequence[str]) -> list[OSError | None]:
-        return [OSError(errno.ENOENT, what) if what.startswith(calls) else None for what in requests]
-
-    set_faults(refuse)
-    try:
-        yield
-    finally:
-        set_faults(None)
-
-
 @pytest.mark.parametrize("marks", [*ALL_BACK_ENDS, "ovs"], indirect=True)
 def test_back_end_reads_back_what_it_made_and_changed(marks: Classifier, host: Host) -> None:
     marks.require()
@@ -202,9 +188,9 @@ def test_back_end_changes_marks_by_the_thousand(marks: Classifier) -> None:
 def test_back_end_removes_what_another_one_left(marks: Classifier, host: Host, use: Use, left_by: str) -> None:
     if marks.kind == left_by:
         return
-    other = use(by_packet(left_by))
-    other.make(4, {ONE: 2})
-    other.make(6, {SIX: 2})
+    earlier = use(by_packet(left_by))
+    earlier.make(4, {ONE: 2})
+    earlier.make(6, {SIX: 2})
     assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
     marks.make(4, {TWO: 3})
     marks.remove(6)

@@ -30,7 +30,11 @@ def hosts(hosts: Hosts) -> Hosts:
 
 
 def scraped(world: ProxyWorld, *options: str) -> str:
-    return world.lab.proxy.run("curl", "-sS", "--fail", *(options or (ADDRESS,))).stdout
+    return world.proxy.run("curl", "-sS", "--fail", *(options or (ADDRESS,))).stdout
+
+
+def on_the_socket(world: ProxyWorld) -> str:
+    return scraped(world, "--unix-socket", str(world.services.sockets.metrics), "http://localhost/metrics")
 
 
 def samples(text: str) -> Samples:
@@ -45,9 +49,13 @@ def value(found: Samples, name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
+def test_metrics_of_a_capped_download_equal_status_and_suit_promtool(world: ProxyWorld) -> None:
     world.begin_capped()
     eventually(lambda: value(samples(scraped(world)), "subflows", network="ethernet", state="cap") == 1, "a cap")
+    file = world.proxy.directory / "metrics.txt"
+    file.write_text(scraped(world), encoding="utf-8")
+    checked = world.proxy.run("sh", "-c", f"promtool check metrics < {file}", check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     found = samples(scraped(world))
     assert value(found, "subflows", network="wifi", state="free") == 1
     assert value(found, "connections", paths="multi") == 1
@@ -79,13 +87,6 @@ def test_metrics_of_a_capped_download_equal_status(world: ProxyWorld) -> None:
     assert 0 < held <= totals["ethernet"]["ip_sent"]
 
 
-def test_promtool_finds_nothing_to_improve(world: ProxyWorld) -> None:
-    file = world.lab.proxy.directory / "metrics.txt"
-    file.write_text(scraped(world), encoding="utf-8")
-    checked = world.lab.proxy.run("sh", "-c", f"promtool check metrics < {file}", check=False)
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
-
-
 def test_alerts_fire_when_they_should() -> None:
     run(["promtool", "check", "config", MONITORING / "prometheus.yaml"])
     assert "SUCCESS" in run(["promtool", "test", "rules", MONITORING / "prometheus-alerts-test.yaml"]).stdout
@@ -97,10 +98,10 @@ def test_alerts_fire_when_they_should() -> None:
 
 def test_unix_socket_is_closed_to_others(world: ProxyWorld) -> None:
     path = world.services.sockets.metrics
-    assert "mptcpthrottle_ready" in scraped(world, "--unix-socket", str(path), "http://localhost/metrics")
+    assert "mptcpthrottle_ready" in on_the_socket(world)
     assert path.stat().st_mode & 0o777 == 0o660
-    other = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    refused = world.lab.proxy.run(*other, "curl", "-sS", "--unix-socket", path, "http://localhost/metrics", check=False)
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    refused = world.proxy.run(*as_nobody, "curl", "-sS", "--unix-socket", path, "http://localhost/metrics", check=False)
     assert refused.returncode != 0
     assert "mptcpthrottle" not in refused.stdout
 
@@ -110,11 +111,7 @@ def test_busiest_clients_are_on_the_unix_socket_alone(world: ProxyWorld) -> None
     world.daemon.stop()
     world.start_daemon()
     assert world.download(3 * MEGABYTE).wait().intact
-
-    def on_the_socket() -> str:
-        return scraped(world, "--unix-socket", str(world.services.sockets.metrics), "http://localhost/metrics")
-
-    eventually(lambda: 'client_sent_bytes{client="10.' in on_the_socket(), "clients on the socket", within=20)
+    eventually(lambda: 'client_sent_bytes{client="10.' in on_the_socket(world), "clients on the socket", within=20)
     assert "client_sent_bytes" not in scraped(world)
 
 
@@ -123,7 +120,7 @@ class Prometheus:
 
     def __init__(self, world: ProxyWorld) -> None:
         self._world = world
-        directory = world.lab.proxy.directory / "prometheus"
+        directory = world.proxy.directory / "prometheus"
         directory.mkdir()
         text = (MONITORING / "prometheus.yaml").read_text(encoding="utf-8").replace("15s", "1s")
         (directory / "prometheus.yaml").write_text(text, encoding="utf-8")
@@ -133,7 +130,7 @@ class Prometheus:
             f"--storage.tsdb.path={directory}/data",
             "--web.listen-address=127.0.0.1:9090",
         )
-        self.process: Process = world.lab.proxy.start("prometheus", "prometheus", *options)
+        self.process: Process = world.proxy.start("prometheus", "prometheus", *options)
 
     def ask(self, path: str, *options: str) -> Any:  # noqa: ANN401
         """What the API answers, {} if it does not."""

@@ -158,7 +158,7 @@ def test_lab_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
 
         def flows() -> bool:
             pids = [subprocess.check_output(["ip", "netns", "pids", name]) for name in namespaces(runner.pid)]
-            return sum(len(found.split()) for found in pids) >= 2
+            return sum(len(listed.split()) for listed in pids) >= 2
 
         eventually(flows, "both ends of the flow running")
         runner.kill()

@@ -1,4 +1,4 @@
-"""Notifications report what others change on our interface, not our own changes nor what happens elsewhere."""
+"""Traffic control over netlink: notifications of changes by others on our interface, and batches of our own changes."""
 
 from __future__ import annotations
 
@@ -61,3 +61,31 @@ def test_notifications_report_only_what_others_change_on_our_interface() -> None
     done = run(["unshare", "--net", *script])
     assert done.stderr == ""
     assert json.loads(done.stdout) == {**COMMANDS, "by ourselves": False}
+
+
+BATCHES: Final = """
+import json, subprocess
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.htb import htb, tc
+subprocess.run("ip link set lo up", shell=True, check=True)
+lo, control, rate = tc.find_interface("lo"), tc.TrafficControl(), Rate(1_000_000)
+control.add_qdisc(lo, htb.root_qdisc(0), replace=True)
+def add(minor):
+    return tc.add_class(lo, htb.classid(minor), htb.class_options(rate), rate)
+batches = [
+    [add(2), add(2), tc.delete_class(lo, htb.classid(9)), add(3)],
+    [add(number) for number in range(2, 200)],
+    [add(200), add(200)],
+]
+refusals = [[refusal and refusal.number for refusal in control.carry_out(batch)] for batch in batches]
+print(json.dumps([refusals, sorted(htb.minor_of(item.classid) for item in control.htb_classes(lo))]))
+"""
+
+
+def test_each_refusal_in_a_batch_is_noticed_and_all_else_carried_out() -> None:
+    found = run(["unshare", "--net", EXECUTABLES / "python", "-c", BATCHES]).stdout
+    (mixed, many, last), classes = json.loads(found)
+    assert mixed == [None, 17, 2, None]  # EEXIST, ENOENT
+    assert many == [17, 17] + 196 * [None]
+    assert last == [None, 17]
+    assert classes == list(range(2, 201))

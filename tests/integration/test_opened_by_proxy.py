@@ -14,12 +14,13 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, AccessLink, Client, ClientSpec, Topology
 
 ANNOUNCED_PORT: Final = 9999
+TOPOLOGY: Final = Topology((ClientSpec(wifi=None),))
 
 
 @contextmanager
 def announcing(classifier: str) -> Iterator[ProxyWorld]:
     """A download that begins over Wi-Fi; the proxy has opened a subflow to the client's Ethernet address."""
-    with proxy_world(Topology((ClientSpec(wifi=None),)), daemon={"classifier": classifier}) as world:
+    with proxy_world(TOPOLOGY, daemon={"classifier": classifier}) as world:
         client = world.lab.client
         client.ip([f"route replace {world.lab.proxy_address(4)} via {WIFI.v4[1]} dev {WIFI.interface}"])
         world.download()
@@ -45,7 +46,7 @@ def wait_served(client: Client) -> None:
 
 def opened(world: ProxyWorld) -> list[str]:
     """The ports from which the proxy has opened subflows to clients."""
-    sockets = world.lab.proxy.run("ss", "-tnH", "state", "established", "dport", "=", f":{ANNOUNCED_PORT}").stdout
+    sockets = world.proxy.run("ss", "-tnH", "state", "established", "dport", "=", f":{ANNOUNCED_PORT}").stdout
     return [line.split()[2].rpartition(":")[2] for line in sockets.splitlines()]
 
 
@@ -76,8 +77,7 @@ def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> 
 
 
 def test_preferred_path_that_the_proxy_opens_lifts_the_cap_when_it_ends() -> None:
-    topology = Topology((ClientSpec(wifi=None),))
-    with proxy_world(topology) as world:
+    with proxy_world(TOPOLOGY) as world:
         client = world.lab.client
         world.download()
         wait_served(client)

@@ -116,7 +116,7 @@ def decoded(of: TCP) -> options.Option:
 
 def test_decoder_reads_options_as_tcpdump_does(tmp_path: Path) -> None:
     segments = [segment(flags, layer) for flags, layer in FORMS]
-    assert [in_words_of_tcpdump(decoded(one)) for one in segments] == read_by_tcpdump(tmp_path, segments)
+    assert [in_words_of_tcpdump(decoded(sent)) for sent in segments] == read_by_tcpdump(tmp_path, segments)
 
 
 def test_scapy_reads_dss_as_tcpdump_does(tmp_path: Path) -> None:

@@ -1,22 +1,46 @@
-"""Pacing: under a cap a download gets nearly all that is permitted, and no socket stays paced without a reason."""
+"""Pacing: under a cap a download gets nearly all that is permitted, and no socket is paced without a reason.
+
+The program on the proxy's sockets paces for the daemon, and decides by itself while the daemon does not.
+"""
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from foreign_program import own_cgroup, sockets_of
 from polling import eventually
-from proxy_world import EXECUTABLES, MEGABYTE, Hosts, ProxyWorld, attended
+from proxy_world import (
+    EXECUTABLES,
+    MEGABYTE,
+    WITHOUT_CAP,
+    Hosts,
+    ProxyWorld,
+    attended,
+    configured,
+    ethernet_with,
+    proxy_world,
+    receive_rates,
+    serving,
+)
+from refusals import refused
 
 from mptcp_lab.download import Download
+from mptcp_lab.namespaces import in_namespace
+from mptcp_lab.origin import endless
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import WIFI
+from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
 PAYLOAD_PART = 1428 / 1514
 """Payload bytes of a full segment with MPTCP's options, of the bytes of its frame."""
@@ -114,26 +138,26 @@ def test_pace_survives_a_daemon_of_another_namespace_on_the_cgroup(world: ProxyW
 def plain_sockets(world: ProxyWorld) -> Iterator[socket.socket]:
     """Squid's connections with clients that do not use MPTCP."""
     for pid in world.server_pids():
-        for found in sockets_of(pid, PORT):
-            if found.getsockopt(socket.SOL_SOCKET, SO_PROTOCOL) == socket.IPPROTO_TCP:
-                yield found
+        for sock in sockets_of(pid, PORT):
+            if sock.getsockopt(socket.SOL_SOCKET, SO_PROTOCOL) == socket.IPPROTO_TCP:
+                yield sock
 
 
 def pacing_rate(world: ProxyWorld) -> list[str]:
     """The maximum pacing rates of established sockets, as ss(8) shows them behind their pacing rates."""
-    return re.findall(r"pacing_rate \S+/(\S+)", world.lab.proxy.run("ss", "-tinH").stdout)
+    return re.findall(r"pacing_rate \S+/(\S+)", world.proxy.run("ss", "-tinH").stdout)
 
 
 def test_plain_tcp_keeps_the_pace_and_unsent_limit_that_its_server_gave_it(world: ProxyWorld) -> None:
     plain = world.download(MEGABYTE, mptcp=False, rate_limit=Rate(4 * MEGABYTE))
     eventually(lambda: plain.received > 0, "plain TCP in progress")
-    for found in plain_sockets(world):
-        found.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 250_000)
-        found.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 50_000)
+    for sock in plain_sockets(world):
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 250_000)
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 50_000)
     received = plain.received
     eventually(lambda: plain.received > received + 200_000, "plain TCP goes on")
     assert pacing_rate(world) == ["2000000bps"]
-    (left,) = (found.getsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT) for found in plain_sockets(world))
+    (left,) = (sock.getsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT) for sock in plain_sockets(world))
     assert left == 50_000
     assert plain.wait().intact
 
@@ -154,3 +178,127 @@ def test_listener_of_somebody_else_on_a_proxy_port_frees_nobody(hosts: Hosts) ->
                 assert world.marks() == marks
             assert intruder.exit_status == 0, intruder.log_text()
         assert world.daemon.exit_status is None
+
+
+def test_pace_follows_a_rate_set_by_hand(world: ProxyWorld) -> None:
+    world.begin_paced()
+    world.services.cli("set-rate", "ethernet", "4mbit")
+    pace = f"/{round(4e6 * 0.94)}bps"
+    eventually(lambda: pace in world.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
+    world.services.cli("set-rate", "ethernet", "unlimited")
+    eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+
+
+# What the program does without the daemon
+
+
+def test_kernel_paces_and_frees_subflows_before_the_daemon_knows(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    change = ("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)))
+    with own_world.daemon.suspended():
+        own_world.begin_paced()
+        assert "htb" not in own_world.qdisc()
+        client.run(*change, "backup")
+        eventually(lambda: own_world.paced() == 0, "no socket paced beside a backup", within=2)
+        client.run(*change, "nobackup")
+        own_world.wait_paced()
+    own_world.wait_capped()
+    with own_world.daemon.suspended():
+        client.leave(WIFI)
+        eventually(lambda: own_world.paced() == 0, "no socket paced after the end of Wi-Fi", within=1)
+
+
+def test_kernel_paces_although_all_subflows_are_backups(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    ethernet, wifi = (str(client.address(link, 4)) for link in (ETHERNET, WIFI))
+    client.run("ip", "mptcp", "endpoint", "add", ethernet, "dev", "eth0")
+    own_world.begin_paced()
+    client.run("ip", "mptcp", "endpoint", "change", wifi, "backup")
+    eventually(lambda: own_world.paced() == 0, "a backup justifies no cap")
+    client.run("ip", "mptcp", "endpoint", "change", ethernet, "backup")
+    own_world.wait_paced()
+    own_world.wait_capped()
+
+
+def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) -> None:
+    with configured(hosts) as world:
+        world.services.start_sniffer()
+        download = world.download()
+        eventually(lambda: download.received > 3 * MEGABYTE, "the download in progress")
+        assert world.paced() == 0
+        world.start_daemon()
+        world.wait_paced()
+        world.wait_capped()
+
+
+def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: ProxyWorld) -> None:
+    lab, client = own_world.lab, own_world.lab.client
+    client.run("ip", "mptcp", "endpoint", "add", str(client.address(ETHERNET, 4)), "dev", "eth0", "subflow")
+    document = f"http://{lab.origin_address(4)}/{endless(own_world.origin).name}"
+    begin_over_wifi = ("--from", str(client.address(WIFI, 4)))
+    fetch = (sys.executable, "-m", "mptcp_lab.fetch", str(lab.proxy_address(4)), str(PORT), *begin_over_wifi, document)
+    client.start("wifi-first", *fetch)
+    (capped,) = own_world.wait_settled()
+    assert capped.network == "ethernet"
+    own_world.wait_paced()
+    own_world.daemon.kill()
+    assert own_world.paced() == 1
+    own_world.services.clean_up()
+    assert own_world.paced() == 0
+
+
+def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorld) -> None:
+    world.begin_paced()
+    world.daemon.kill()
+    with refused("bpf object load", number=errno.EPERM, times=3), in_namespace(world.proxy.namespace):
+        assert PacedSockets((PORT,)).free_sockets() == 0
+    assert world.paced() == 0
+
+
+def test_idle_socket_keeps_no_pace_when_the_daemon_stops(world: ProxyWorld) -> None:
+    idle = world.download()
+    world.wait_settled()
+    world.wait_paced()
+
+    def carried() -> list[str]:
+        return re.findall(r"bytes_acked:\d+", world.proxy.run("ss", "-tinH").stdout)
+
+    def is_idle() -> bool:
+        before = carried()
+        time.sleep(0.6)
+        return carried() == before
+
+    with idle.suspended():
+        eventually(is_idle, "nothing acknowledged any more")
+        assert world.daemon.stop() == 0
+        assert world.paced() == 0
+
+
+def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
+    wifi, ethernet = WIFI_FIRST
+    networks = [wifi, replace(ethernet, provisional=3.0)]
+    with proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
+        world.begin_paced()
+        eventually(lambda: world.paced() == 0, "no socket paced", within=5)
+        assert world.capped() == []
+
+
+def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
+    networks = ethernet_with({RateKind.LIMIT: Rate(2_000_000)})
+    with proxy_world(networks=networks, daemon={"classifier": "socket"}) as world:
+        world.begin_settled()
+        with world.daemon.suspended():
+            world.lab.client.leave(WIFI)
+            eventually(lambda: world.paced() == 0, "the cap has ended")
+            assert receive_rates(world.lab.client, 3)["eth0"] < 2.5e6
+
+
+@pytest.mark.parametrize("why", ["no cap", "paused"])
+def test_subflow_that_may_not_be_capped_is_never_paced(hosts: Hosts, why: str) -> None:
+    with serving(hosts, WITHOUT_CAP if why == "no cap" else WIFI_FIRST) as world:
+        if why == "paused":
+            world.services.ask("pause", None)
+        download = world.download(10 * MEGABYTE)
+        eventually(lambda: download.received > 5 * MEGABYTE, "the download in progress")
+        assert world.paced() == 0
+        assert download.wait().intact

@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Final
 
-import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import LONG, Hosts, ProxyWorld, ethernet_with, receive_rates, send_rates, serving
-from second_interface import second_interface_of_tun, send_small_pulses
+from proxy_world import LONG, Hosts, ProxyWorld, ethernet_with, receive_rates, send_rates
+from second_interface import TWO_CLIENTS, second_interface_of_tun, send_small_pulses
 
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
@@ -20,25 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CAP: Final = Rate.parse("1mbit")
+TOPOLOGY: Final = TWO_CLIENTS
+INTERFACES: Final = ("eth0", "tun0")
 NETWORKS: Final = ethernet_with({RateKind.UPLINK_CAP: CAP})
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    topology = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
-    with proxy_world.hosts(topology) as built, second_interface_of_tun(built):
-        send_small_pulses(built.lab.clients["second"])
-        yield built
-
-
-@pytest.fixture
-def world(hosts: Hosts) -> Iterator[ProxyWorld]:
-    with serving(hosts, NETWORKS, interfaces=("eth0", "tun0")) as world:
-        yield world
+def hosts(hosts: Hosts) -> Iterator[Hosts]:
+    with second_interface_of_tun(hosts):
+        send_small_pulses(hosts.lab.clients["second"])
+        yield hosts
 
 
 def test_uplink_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWorld) -> None:
-    proxy, second = world.lab.proxy, world.lab.clients["second"]
+    proxy, second = world.proxy, world.lab.clients["second"]
     before = kernel_state(proxy)
     world.upload(LONG, second)
     world.upload(LONG)

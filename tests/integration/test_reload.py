@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
@@ -21,33 +21,6 @@ from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
 WIFI, ETHERNET = WIFI_FIRST
-
-
-@dataclass(frozen=True)
-class ClassCounters:
-    """Of one HTB class: `rate` in bits per second, `leaf` the handle that the kernel chose for its qdisc."""
-
-    rate: int
-    leaf: str
-    bytes: int
-    drops: int
-
-
-CLASS = re.compile(
-    r"class htb (?P<name>\S+) root leaf (?P<leaf>\S+) prio \d+ rate (?P<rate>\S+) .*\n"
-    r" Sent (?P<bytes>\d+) bytes \d+ pkt \(dropped (?P<drops>\d+),"
-)
-
-
-def classes(world: ProxyWorld) -> dict[str, ClassCounters]:
-    # iproute2 6.1 knows no JSON for classes.
-    shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
-    return {
-        found["name"]: ClassCounters(
-            Rate.parse(found["rate"].lower()).bits_per_second, found["leaf"], int(found["bytes"]), int(found["drops"])
-        )
-        for found in CLASS.finditer(shown)
-    }
 
 
 def hang_up(world: ProxyWorld) -> None:
@@ -67,20 +40,22 @@ def test_reload_changes_the_rate_of_a_running_transfer_in_place(
     world: ProxyWorld, reload: Callable[[ProxyWorld], None]
 ) -> None:
     world.begin_settled()
-    eventually(lambda: sum(counters.bytes for counters in classes(world).values()) > 0, "the class has sent")
-    (before,) = classes(world).items()
+    eventually(lambda: sum(counters.bytes for counters in world.class_counters().values()) > 0, "the class has sent")
+    (before,) = world.class_counters().items()
     qdiscs, marks = world.qdisc(), world.marks()
     world.services.configure([WIFI, with_cap("8mbit")])
     reload(world)
     wait_logged(world, "reloaded: network ethernet: cap 1mbit -> 8mbit")
     eventually(lambda: world.capped()[0].rate == 8_000_000, "the new rate applied", within=2)
-    (after,) = classes(world).items()
+    (after,) = world.class_counters().items()
     assert after == (before[0], replace(before[1], rate=8_000_000, bytes=after[1].bytes, drops=after[1].drops))
     assert after[1].bytes >= before[1].bytes > 0
     assert (world.qdisc(), world.marks()) == (qdiscs, marks)
-    sent = classes(world)[before[0]].bytes
+    sent = world.class_counters()[before[0]].bytes
     # 2 MB take 2 s at the new rate, 16 s at the old one.
-    eventually(lambda: classes(world)[before[0]].bytes > sent + 2 * MEGABYTE, "the transfer is faster", within=12)
+    eventually(
+        lambda: world.class_counters()[before[0]].bytes > sent + 2 * MEGABYTE, "the transfer is faster", within=12
+    )
 
 
 def test_reload_does_not_touch_what_has_not_changed() -> None:
@@ -95,26 +70,26 @@ def test_reload_does_not_touch_what_has_not_changed() -> None:
             world.download(client=host)
         world.wait_settled(2)
         subflows = {subflow["network"]: subflow for subflow in every_subflow(world) if subflow["class"]}
-        changed, other = subflows["first"]["class"], subflows["second"]["class"]
+        changed, unchanged = subflows["first"]["class"], subflows["second"]["class"]
         monitor = Monitor(world)
-        before, marks, qdiscs = classes(world), world.marks(), world.qdisc()
+        before, marks, qdiscs = world.class_counters(), world.marks(), world.qdisc()
         dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 3, {RateKind.CAP: Rate.parse("1mbit")}, Per.CLIENT)
         world.services.configure([WIFI, with_cap("1mbit", first), second, dsl])
         answer = world.services.cli("reload").stdout
-        after = classes(world)
+        after = world.class_counters()
         assert answer == "reloaded: network first: cap 2mbit -> 1mbit; network dsl added\n"
-        assert (after[changed].rate, after[other].rate) == (1_000_000, 2_000_000)
+        assert (after[changed].rate, after[unchanged].rate) == (1_000_000, 2_000_000)
         assert {event.partition(" dev ")[0] for event in monitor.events()} == {f"class htb {changed}"}
         for name, counters in after.items():
             assert counters.leaf == before[name].leaf
             assert counters.bytes >= before[name].bytes
-        assert after[other].drops == before[other].drops
+        assert after[unchanged].drops == before[unchanged].drops
         assert (world.marks(), world.qdisc()) == (marks, qdiscs)
-        sent = after[other].bytes
-        eventually(lambda: classes(world)[other].bytes > sent + MEGABYTE, "the other transfer goes on")
+        sent = after[unchanged].bytes
+        eventually(lambda: world.class_counters()[unchanged].bytes > sent + MEGABYTE, "the other transfer goes on")
         assert {s["network"]: s["class"] for s in every_subflow(world) if s["class"]} == {
             "first": changed,
-            "second": other,
+            "second": unchanged,
         }
 
 
@@ -122,7 +97,7 @@ class Monitor:
     """The kernel's notifications of changes to qdiscs, classes and filters of the proxy, from now on."""
 
     def __init__(self, world: ProxyWorld) -> None:
-        self._proxy = world.lab.proxy
+        self._proxy = world.proxy
         self._process = self._proxy.start("monitor", "stdbuf", "-oL", "tc", "monitor")
         self._mark("1000")
         self._before = len(self._lines())
@@ -185,14 +160,12 @@ def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
     assert world.services.status()["daemon"]["config"]["loaded_at"] > loaded_at
     assert world.services.cli("reload").stdout == "reloaded: nothing changed\n"
 
-
-def test_status_shows_a_file_found_invalid_at_sighup(world: ProxyWorld) -> None:
-    file = world.services.directory / "networks.d" / "ethernet.yaml"
-    file.write_text(file.read_text() + "colour: red\n")
+    file.write_text(good + "colour: red\n")
     hang_up(world)
     eventually(lambda: bool(world.services.status()["daemon"]["config"]["problems"]), "the problem in status")
-    assert f"reload refused: {file}:" in world.services.cli("status").stdout
-    assert f"reload refused: {file}:" in world.daemon.log_text()
+    problem = f"reload refused: {file}:{len(good.splitlines()) + 1}: colour"
+    assert problem in world.services.cli("status").stdout
+    assert problem in world.daemon.log_text()
 
 
 def test_reload_with_a_change_that_needs_a_restart_is_refused(world: ProxyWorld) -> None:
@@ -270,7 +243,7 @@ def test_pause_frees_everybody_and_survives_a_crash(world: ProxyWorld, before: d
         assert world.services.cli("pause").stdout == "paused by the operator, until resumed: nothing is throttled\n"
         assert world.marks() == []
         assert {s.reason for s in world.services.subflows()} == {"paused by the operator"}
-    eventually(lambda: kernel_state(world.lab.proxy) == before, "everything restored")
+    eventually(lambda: kernel_state(world.proxy) == before, "everything restored")
 
     world.daemon.kill()
     world.start_daemon()
@@ -278,7 +251,7 @@ def test_pause_frees_everybody_and_survives_a_crash(world: ProxyWorld, before: d
     assert {(s.kind, s.reason) for s in world.services.subflows()} == {(None, "paused by the operator")}
     assert world.services.status()["daemon"]["pause"] == {"expires_at": None, "seconds_left": None}
     assert "paused by the operator, until resumed: nothing is throttled\n" in world.services.cli("status").stdout
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
     for answer in ("resumed: the rates apply again\n", "nothing was paused\n"):
         assert world.services.cli("resume").stdout == answer

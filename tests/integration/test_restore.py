@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -34,33 +33,30 @@ def hosts(hosts: Hosts) -> Hosts:
     return hosts
 
 
+@pytest.mark.parametrize("end", ["SIGTERM", "kill -9 and clean-up"])
 @pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
-def test_sigterm_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict[str, str]) -> None:
+def test_end_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict[str, str], end: str) -> None:
     download = world.download(10 * MEGABYTE)
     world.wait_capped()
     world.wait_paced()
-    assert kernel_state(world.lab.proxy) != before
-    assert world.daemon.stop() == 0
-    assert (kernel_state(world.lab.proxy), world.paced()) == (before, 0)
+    assert kernel_state(world.proxy) != before
+    if end == "SIGTERM":
+        assert world.daemon.stop() == 0
+    else:
+        world.daemon.kill()
+        assert kernel_state(world.proxy) != before
+        assert world.paced() == 1
+        world.services.clean_up()
+        assert (kernel_state(world.proxy), world.paced()) == (before, 0)
+        world.services.clean_up()
+    assert (kernel_state(world.proxy), world.paced()) == (before, 0)
     result = download.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
 
-@pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
-def test_cleanup_after_kill_9_restores_everything(world: ProxyWorld, before: dict[str, str]) -> None:
-    world.begin_capped()
-    world.wait_paced()
-    world.daemon.kill()
-    assert kernel_state(world.lab.proxy) != before
-    assert world.paced() == 1
-    for _ in range(2):
-        world.services.clean_up()
-        assert (kernel_state(world.lab.proxy), world.paced()) == (before, 0)
-
-
 @pytest.mark.parametrize("invalid", ["the cgroup", "the configuration"])
 def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld, invalid: str) -> None:
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.begin_capped()
     world.wait_paced()
     world.daemon.kill()
@@ -70,13 +66,13 @@ def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld,
         world.services.config.write_text(world.services.config.read_text(encoding="utf-8") + "no_such_key: 1\n")
     assert world.paced() == 1
     world.services.clean_up()
-    assert (kernel_state(world.lab.proxy), world.paced()) == (before, 0)
+    assert (kernel_state(world.proxy), world.paced()) == (before, 0)
 
 
 @pytest.mark.parametrize("end", ["cleanup", "start"])
 def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, tmp_path: Path, end: str) -> None:
     """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.begin_capped()
     world.daemon.kill()
     world.services.configure_daemon(backend="ovs", openvswitch_directory=str(tmp_path))
@@ -85,7 +81,7 @@ def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, t
             world.services.clean_up()
     else:
         assert world.services.start_daemon().wait(10) == os.EX_OSERR
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
     world.services.configure_daemon(backend="tc")
 
 
@@ -115,7 +111,7 @@ def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str, 
     world.abort()
     world.wait_restored()
     world.daemon.stop()
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
 
 def test_restart_after_kill_9_leaves_throttled_subflows_untouched() -> None:
@@ -124,44 +120,40 @@ def test_restart_after_kill_9_leaves_throttled_subflows_untouched() -> None:
         for client in world.lab.clients.values():
             world.download(client=client)
         world.wait_settled(3)
-        marks, sent = world.marks(), sent_by_class(world)
+        marks, sent = world.marks(), world.class_counters()
         assert len(sent) == 3
         world.daemon.kill()
         assert world.marks() == marks
-        watcher = world.lab.proxy.start("monitor", "tc", "monitor")
+        watcher = world.proxy.start("monitor", "tc", "monitor")
         eventually(lambda: is_watching(world, watcher), "watching tc")
         world.start_daemon()
         world.wait_capped(3)
         assert "3 throttled subflows adopted, 0 added" in world.daemon.log_text()
         assert "class" not in watcher.log_text()
         assert world.marks() == marks
-        eventually(lambda: all(now > sent[name] for name, now in sent_by_class(world).items()), "every class sends")
-        assert sent_by_class(world).keys() == sent.keys()
-
-
-def sent_by_class(world: ProxyWorld) -> dict[str, int]:
-    shown = world.lab.proxy.run("tc", "-s", "class", "show", "dev", "eth0").stdout
-    return {name: int(count) for name, count in re.findall(r"class htb (\S+) .*\n Sent (\d+)", shown)}
+        counters = world.class_counters
+        eventually(lambda: all(now.bytes > sent[name].bytes for name, now in counters().items()), "every class sends")
+        assert counters().keys() == sent.keys()
 
 
 def is_watching(world: ProxyWorld, watcher: Process) -> bool:
     """Make a change that `tc monitor` shows once it listens; whether it has shown one."""
-    world.lab.proxy.tc(["qdisc replace dev lo root pfifo", "qdisc del dev lo root"])
+    world.proxy.tc(["qdisc replace dev lo root pfifo", "qdisc del dev lo root"])
     return "dev lo" in watcher.log_text()
 
 
 @pytest.mark.parametrize("qdisc", ["pfifo limit 77", "handle 7: bfifo limit 123456", None])
 def test_saved_qdisc_comes_back_with_its_parameters(world: ProxyWorld, qdisc: str | None) -> None:
-    world.lab.proxy.tc(["qdisc del dev eth0 root"])
+    world.proxy.tc(["qdisc del dev eth0 root"])
     if qdisc is not None:
-        world.lab.proxy.tc([f"qdisc add dev eth0 root {qdisc}"])
-    before = kernel_state(world.lab.proxy)
+        world.proxy.tc([f"qdisc add dev eth0 root {qdisc}"])
+    before = kernel_state(world.proxy)
     world.begin_capped()
     assert "htb 4d50:" in world.qdisc()
     world.abort()
     world.wait_restored()
-    assert kernel_state(world.lab.proxy) == before
-    world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
+    assert kernel_state(world.proxy) == before
+    world.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +164,7 @@ def test_saved_qdisc_comes_back_with_its_parameters(world: ProxyWorld, qdisc: st
     ],
 )
 def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld, qdisc: str, what: str) -> None:
-    world.lab.proxy.tc([f"qdisc replace dev eth0 root handle 9: {qdisc}"])
+    world.proxy.tc([f"qdisc replace dev eth0 root handle 9: {qdisc}"])
     before = world.qdisc_kinds()
     download = world.download(3 * MEGABYTE)
     eventually(lambda: bool(world.errors()), "the error reported")
@@ -180,45 +172,44 @@ def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld
     assert error.startswith(f"eth0: root qdisc {what} cannot be restored exactly; remove it, replace it by")
     assert (world.capped(), world.marks(), world.qdisc_kinds()) == ([], [], before)
     assert download.wait().intact
-    world.lab.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
+    world.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
 
 
 @pytest.mark.parametrize("world", ["rules"], indirect=True)
 def test_foreign_rules_neither_hide_ours_nor_are_lost(world: ProxyWorld) -> None:
     accept = ("POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
     mangle = ("iptables-legacy", "-t", "mangle")
-    untouched = kernel_state(world.lab.proxy)
-    world.lab.proxy.run(*mangle, "-I", *accept)
-    before = kernel_state(world.lab.proxy)
+    untouched = kernel_state(world.proxy)
+    world.proxy.run(*mangle, "-I", *accept)
+    before = kernel_state(world.proxy)
     world.begin_capped()
     assert tcp_rules(world) == ["-A POSTROUTING -p tcp -j MPTCP-THROTTLE", "-A POSTROUTING -p tcp -j ACCEPT"]
-    world.lab.proxy.run(*mangle, "-I", *accept)
+    world.proxy.run(*mangle, "-I", *accept)
     eventually(lambda: tcp_rules(world)[0].endswith("MPTCP-THROTTLE"), "our jump is the first again")
-    world.lab.proxy.run(*mangle, "-D", *accept)
+    world.proxy.run(*mangle, "-D", *accept)
     world.abort()
-    eventually(lambda: kernel_state(world.lab.proxy) == before, "everything restored")
-    world.lab.proxy.run(*mangle, "-D", *accept)
-    assert kernel_state(world.lab.proxy) == untouched
+    eventually(lambda: kernel_state(world.proxy) == before, "everything restored")
+    world.proxy.run(*mangle, "-D", *accept)
+    assert kernel_state(world.proxy) == untouched
 
 
 def tcp_rules(world: ProxyWorld) -> list[str]:
-    rules = world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S", "POSTROUTING").stdout
+    rules = world.proxy.run("iptables-legacy", "-t", "mangle", "-S", "POSTROUTING").stdout
     return [line for line in rules.splitlines() if line.startswith("-A POSTROUTING -p tcp ")]
 
 
 @pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
 def test_foreign_marks_under_our_mask_classify_nothing(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    (proxy.directory / "file").write_bytes(bytes(MEGABYTE))
-    server = proxy.start("other", "python3", "-m", "http.server", "9999", "--directory", proxy.directory)
-    server.wait_until(lambda: proxy.listens(9999), "listening")
+    (world.proxy.directory / "file").write_bytes(bytes(MEGABYTE))
+    server = world.proxy.start("other", "python3", "-m", "http.server", "9999", "--directory", world.proxy.directory)
+    server.wait_until(lambda: world.proxy.listens(9999), "listening")
     output = ("OUTPUT", "-p", "tcp", "--sport", "9999", "-j", "MARK", "--set-xmark", "0x20000/0xff0000")
-    proxy.run("iptables-legacy", "-t", "mangle", "-A", *output)
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-A", *output)
     world.begin_capped()
     began = time.monotonic()
     world.lab.client.run("curl", "-so", "/dev/null", f"http://{world.lab.proxy_address(4)}:9999/file")
     assert time.monotonic() - began < 6  # 8 s at 1 Mb/s, and 1 s at 10 Mb/s
-    proxy.run("iptables-legacy", "-t", "mangle", "-D", *output)
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-D", *output)
     server.stop()
 
 
@@ -226,7 +217,7 @@ def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorl
     own_world.begin_capped()
     own_world.lab.router.ip(["link delete proxy"])
     assert own_world.daemon.stop() == 0
-    assert "MPTCP-THROTTLE" not in own_world.lab.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
+    assert "MPTCP-THROTTLE" not in own_world.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
 
 
 def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld, before: dict[str, str]) -> None:
@@ -236,4 +227,4 @@ def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld, before: dict[st
     eventually(lambda: "reloaded: nothing changed" in world.daemon.log_text(), "the configuration loaded again")
     assert (world.qdisc_kinds(), world.marks(), len(world.capped())) == (capping, marks, 1)
     assert world.daemon.stop() == 0
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before

@@ -19,7 +19,7 @@ def test_server_keeps_its_capped_path_to_the_cap(kind: ServerKind) -> None:
     if missing is not None:
         pytest.skip(f"{missing} is not installed; `lab/bootstrap --servers` installs it")
     with hosts(server=kind.program) as built, serving(built) as world:
-        before = kernel_state(world.lab.proxy)
+        before = kernel_state(world.proxy)
         endless = world.download()
         world.wait_settled()
         rates = receive_rates(world.lab.client, WINDOW_SECONDS)
@@ -27,10 +27,11 @@ def test_server_keeps_its_capped_path_to_the_cap(kind: ServerKind) -> None:
         assert rates["wlan0"] > rates["eth0"]
         world.abort(endless)
         world.wait_restored()
-        assert kernel_state(world.lab.proxy) == before
+        assert kernel_state(world.proxy) == before
         # As much as arrives in a few seconds, this time from an IPv6 address.
         whole = world.download(round(sum(rates.values()) / 8 * DOWNLOAD_SECONDS), family=6)
         world.wait_capped()
         result = whole.wait()
         assert (result.exit_status, result.intact) == (0, True)
+        assert " cap token=" in world.daemon.log_text()
         eventually(lambda: not world.services.subflows(), "all subflows ended")

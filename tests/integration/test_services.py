@@ -21,11 +21,6 @@ from mptcp_throttle.rpc import RpcError
 
 
 @pytest.fixture
-def lab(hosts: Hosts) -> Lab:
-    return hosts.lab
-
-
-@pytest.fixture
 def stopped(hosts: Hosts) -> Iterator[ProxyWorld]:
     """A world whose services have not been started."""
     with configured(hosts) as world:
@@ -113,37 +108,37 @@ def test_second_instance_is_refused(world: ProxyWorld, name: str, arguments: tup
 @pytest.mark.parametrize(
     ("name", "capability"), [("mptcp-sniffer", "CAP_NET_RAW"), ("mptcp-throttled", "CAP_NET_ADMIN, CAP_NET_RAW")]
 )
-def test_missing_capability_is_reported_in_one_line(lab: Lab, services: Services, name: str, capability: str) -> None:
+def test_missing_capabilities_are_one_line(hosts: Hosts, services: Services, name: str, capability: str) -> None:
     without = ("setpriv", "--bounding-set", "-net_admin,-net_raw", "--inh-caps", "-all")
-    status, error = run_service(lab, name, services.config, prefix=without)
+    status, error = run_service(hosts.lab, name, services.config, prefix=without)
     assert status == os.EX_NOPERM
     assert error == f"missing capability: {capability}; run as root or grant it in the unit"
 
 
-def test_qdisc_probe_changes_nothing(lab: Lab) -> None:
+def test_qdisc_probe_changes_nothing(hosts: Hosts) -> None:
     probe = (
         "from mptcp_throttled.kernel.htb.tc import TrafficControl\n"
         "tc = TrafficControl()\n"
         "eth0 = next(interface for interface in tc.interfaces() if interface.name == 'eth0')\n"
         "print([tc.knows_qdisc(eth0, kind) for kind in ('htb', 'no_such_kind')])"
     )
-    before = kernel_state(lab.proxy)
-    assert lab.proxy.run(EXECUTABLES / "python", "-c", probe).stdout == "[True, False]\n"
-    assert kernel_state(lab.proxy) == before
+    before = kernel_state(hosts.lab.proxy)
+    assert hosts.lab.proxy.run(EXECUTABLES / "python", "-c", probe).stdout == "[True, False]\n"
+    assert kernel_state(hosts.lab.proxy) == before
 
 
 @pytest.mark.parametrize("name", ["mptcp-sniffer", "mptcp-throttled"])
-def test_services_refuse_an_invalid_configuration(lab: Lab, services: Services, name: str) -> None:
-    before = lab.proxy.run("tc", "qdisc", "show").stdout
+def test_services_refuse_an_invalid_configuration(hosts: Hosts, services: Services, name: str) -> None:
+    before = hosts.lab.proxy.run("tc", "qdisc", "show").stdout
     wifi = services.config.parent / "networks.d" / "wifi.yaml"
     wifi.write_text("name: wifi\nsubnets: [10.1.0.0/24]\npreference: 1\n")
-    status, error = run_service(lab, name, services.config)
+    status, error = run_service(hosts.lab, name, services.config)
     assert status == os.EX_CONFIG
     assert [line.split(": ")[1] for line in error.splitlines()] == ["subnets[0]"]
-    assert lab.proxy.run("tc", "qdisc", "show").stdout == before
+    assert hosts.lab.proxy.run("tc", "qdisc", "show").stdout == before
 
 
-def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -> None:
+def test_cli_shows_the_state_sets_rates_and_refuses_what_is_impossible(world: ProxyWorld) -> None:
     world.begin_capped()
     cli = world.services.cli
     assert "4d50:2" in cli("connections").stdout
@@ -165,13 +160,9 @@ def test_cli_shows_the_state_and_refuses_what_is_impossible(world: ProxyWorld) -
     ):
         refused = cli(*arguments, check=False)
         assert (refused.returncode, refused.stderr.strip()) == (1, line)
-
-
-def test_limit_set_by_hand_throttles_the_preferred_path(world: ProxyWorld) -> None:
-    world.begin_capped()
-    world.services.cli("set-rate", "wifi", "3mbit", "--limit")
+    cli("set-rate", "wifi", "3mbit", "--limit")
     eventually(lambda: any(s.kind == "limit" and s.rate == 3_000_000 for s in world.services.subflows()), "limited")
-    world.services.cli("reset-rate", "wifi")
+    cli("reset-rate", "wifi")
     eventually(lambda: all(s.kind != "limit" for s in world.services.subflows()), "free again")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import EXECUTABLES, Hosts
+from proxy_world import EXECUTABLES, Hosts, unique
 
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology, build
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_throttle.rpc import Json
 
-SERIAL: Final = itertools.count()
 TOPOLOGY: Final = Topology(clients=(ClientSpec(wifi="backup"),))
 PLAIN_PORT: Final = 3129
+NO_INTERFACE: Final = "setup: --interface eth7: no such interface, or loopback; allowed: eth0"
 WITHOUT_RIGHTS: Final = ("setpriv", "--reuid", "games", "--regid", "games", "--clear-groups")
 
 
@@ -54,7 +53,7 @@ def config(proxy: Host) -> Path:
 
 
 def installed(proxy: Host) -> Path:
-    directory = proxy.directory / f"setup-{next(SERIAL)}"
+    directory = proxy.directory / unique("setup")
     (directory / "networks.d").mkdir(parents=True)
     for name in NETWORK_FILES:
         (directory / "networks.d" / name).write_text(shipped(name))
@@ -135,33 +134,25 @@ def test_setup_finds_the_interface_of_connected_clients(hosts: Hosts, proxy: Hos
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "line"),
+    ("user", "argument", "status", "line"),
     [
+        ((), "--interface=eth7", EX_COMMAND_LINE, NO_INTERFACE),
         (
-            ("--interface", "eth7"),
-            EX_COMMAND_LINE,
-            "setup: --interface eth7: no such interface, or loopback; allowed: eth0",
-        ),
-        (
-            ("--server-drop-in", "no-such"),
+            (),
+            "--server-drop-in=no-such",
             EX_COMMAND_LINE,
             "setup: no-such.service: systemd has no such unit; allowed: ",
         ),
+        (WITHOUT_RIGHTS, "--dry-run", os.EX_NOPERM, "missing capability: CAP_NET_ADMIN"),
     ],
 )
-def test_setup_refuses_what_does_not_exist(
-    proxy: Host, config: Path, arguments: tuple[str, ...], status: int, line: str
+def test_setup_refuses_what_does_not_exist_and_users_without_rights(
+    proxy: Host, config: Path, user: tuple[str, ...], argument: str, status: int, line: str
 ) -> None:
-    done = cli(proxy, config, "setup", *arguments)
+    done = cli(proxy, config, "setup", argument, user=user)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
     assert done.stderr.startswith(line)
     assert texts(config)[MAIN_FILE] == shipped(MAIN_FILE)
-
-
-def test_setup_refuses_a_user_without_rights(proxy: Host, config: Path) -> None:
-    done = cli(proxy, config, "setup", "--dry-run", user=WITHOUT_RIGHTS)
-    assert (done.returncode, done.stdout) == (os.EX_NOPERM, "")
-    assert done.stderr.startswith("missing capability: CAP_NET_ADMIN")
 
 
 def test_setup_refuses_a_host_where_it_cannot_work() -> None:
@@ -191,7 +182,7 @@ def world(hosts: Hosts) -> Iterator[proxy_world.ProxyWorld]:
         running.download()
 
         def subflows() -> int:
-            return sum(len(one["subflows"]) for one in running.services.ask_sniffer("snapshot")["connections"])
+            return sum(len(item["subflows"]) for item in running.services.ask_sniffer("snapshot")["connections"])
 
         eventually(lambda: subflows() == 2, "both subflows known")
         yield running
@@ -205,7 +196,7 @@ def beside(world: proxy_world.ProxyWorld, config: Path) -> Path:
 
 
 def subnets(answer: Json) -> list[tuple[int, list[str]]]:
-    return [(one["preference"], [subnet["subnet"] for subnet in one["subnets"]]) for one in answer["networks"]]
+    return [(item["preference"], [subnet["subnet"] for subnet in item["subnets"]]) for item in answer["networks"]]
 
 
 def test_setup_networks_proposes_what_the_sniffer_sees(
@@ -222,7 +213,7 @@ def test_setup_networks_proposes_what_the_sniffer_sees(
     assert written.returncode == 0, written.stderr
     assert "clients use it as a backup, so it is expensive" in written.stdout
     networks = load_config(config).networks
-    assert [(one.preference, one.subnets, str(one.rates.get(RateKind.CAP))) for one in networks] == [
+    assert [(item.preference, item.subnets, str(item.rates.get(RateKind.CAP))) for item in networks] == [
         (1, (ETHERNET.v4,), "None"),
         (2, (WIFI.v4,), "3mbit"),
     ]

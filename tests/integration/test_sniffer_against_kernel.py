@@ -112,8 +112,8 @@ def with_shuffled_handshakes(capture: Path, choice: random.Random) -> Path:
             beginning[between].append(number)
             if len(beginning[between]) == 3:
                 places = beginning.pop(between)
-                for place, other in zip(places, choice.sample(places, 3), strict=True):
-                    shuffled[place] = records[other]
+                for place, source in zip(places, choice.sample(places, 3), strict=True):
+                    shuffled[place] = records[source]
     path = capture.with_name("shuffled.pcap")
     path.write_bytes(data[:24] + b"".join(shuffled))
     return path

@@ -44,15 +44,15 @@ report:
 
 def of_lab(pid: int) -> list[str]:
     """The command lines of all processes whose files are those of that lab."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes()
         except OSError:
             continue
         if f"mptl-{pid}-".encode() in line:
-            found.append(line.replace(b"\0", b" ").decode())
-    return found
+            lines.append(line.replace(b"\0", b" ").decode())
+    return lines
 
 
 def test_subflows_take_disjoint_paths_and_survive_an_outage(tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_switches_and_controller_end_with_a_lab_that_is_interrupted(tmp_path: Pa
 def of_flows(pid: int) -> list[str]:
     """The command lines of the processes in the lab's namespaces."""
     inodes = {os.stat(f"/run/netns/{name}").st_ino for name in namespaces(pid)}
-    found = []
+    lines = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             if (directory / "ns/net").stat().st_ino in inodes:
-                found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                lines.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
-    return found
+    return lines

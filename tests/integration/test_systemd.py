@@ -73,15 +73,11 @@ def test_squid_is_started_through_mptcpize(root: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_unit_exposure_level_is_at_most_2_that_of_the_page_1(root: Path, unit: str) -> None:
+def test_unit_is_little_exposed_bounds_memory_and_dumps_no_core(root: Path, unit: str) -> None:
     report = run(["systemd-analyze", "security", "--offline=yes", f"--root={root}", "--no-pager", unit]).stdout
     level = re.search(r"Overall exposure level for \S+: ([\d.]+)", report)
     assert level is not None
     assert float(level[1]) <= (1.0 if unit == "mptcp-throttle-web.service" else 2.0)
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_unit_bounds_memory_and_writes_no_core_dump(unit: str) -> None:
     settings = (SYSTEMD / unit).read_text().splitlines()
     assert "LimitCORE=0" in settings
     assert ("MemoryMax=256M" if unit == "mptcp-throttle-web.service" else "MemoryMax=1G") in settings

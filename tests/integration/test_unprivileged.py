@@ -6,7 +6,6 @@ in a directory of the lab; each program has them bound over the machine's, in a 
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from polling import eventually
-from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, receive_rates
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, receive_rates, unique
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import run
 from mptcp_lab.services import Services
-from mptcp_lab.topology import Lab
 
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
 
-SERIAL: Final = itertools.count()
 SYSTEMD: Final = Path(__file__).parents[2] / "systemd"
 # include/uapi/linux/capability.h
 CAPABILITY_BITS: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_PERFMON": 38, "CAP_BPF": 39}
@@ -99,8 +96,8 @@ class InUnits(Services):
         granted = _setpriv_names(unit["AmbientCapabilities"], without)
         bounding = _setpriv_names(unit["CapabilityBoundingSet"], without)
         assert unit["NoNewPrivileges"] == ["yes"]
-        more = unit.get("SupplementaryGroups")
-        groups = ("--clear-groups",) if more is None else ("--groups", ",".join(more))
+        supplementary = unit.get("SupplementaryGroups")
+        groups = ("--clear-groups",) if supplementary is None else ("--groups", ",".join(supplementary))
         user = ("setpriv", "--reuid", *unit["User"], "--regid", *unit["Group"], *groups, "--no-new-privs")
         rights = ("--inh-caps", granted, "--ambient-caps", granted, "--bounding-set", bounding)
         service: list[str | Path] = [EXECUTABLES / name, "--config", self.config, *arguments]
@@ -141,16 +138,11 @@ def capabilities(mask: str) -> set[str]:
 
 
 @pytest.fixture
-def lab(hosts: Hosts) -> Lab:
-    return hosts.lab
-
-
-@pytest.fixture
-def services(lab: Lab) -> InUnits:
+def services(hosts: Hosts) -> InUnits:
     """Configured, not started."""
     # Ours is bound over that of iptables(8), which creates its own when it runs.
     Path("/run/xtables.lock").touch(mode=0o600)
-    return InUnits(lab.proxy, f"in-units-{next(SERIAL)}")
+    return InUnits(hosts.lab.proxy, unique("in-units"))
 
 
 @pytest.fixture
@@ -160,7 +152,7 @@ def world(hosts: Hosts, services: InUnits) -> Iterator[ProxyWorld]:
 
 
 def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWorld, services: InUnits) -> None:
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     cli_group, lock_group = map(services.group_id, ("mptcp-throttle", "mptcp-xtables"))
     for name, process, groups in (
         ("mptcp-sniffer", world.sniffer, set()),
@@ -190,20 +182,10 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWor
     assert (refused, line) == (os.EX_NOPERM, f"{services.sockets.daemon}: permission denied; its group may use it")
 
     assert (world.daemon.stop(), world.sniffer.stop()) == (0, 0)
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
 
-def test_members_of_the_cli_group_can_take_no_lock(world: ProxyWorld, services: InUnits) -> None:
-    sniffer, daemon = services.sockets.sniffer.parent, services.sockets.daemon.parent
-    group = str(services.group_id("mptcp-throttle"))
-    world.daemon.kill()
-    for lock in (Path("/run/xtables.lock"), sniffer / "mptcp-sniffer.lock", daemon / "mptcp-throttled.lock"):
-        status, _, line = services.run_as("65534", group, "flock", "-n", lock, "true")
-        assert (status != 0, "Permission denied" in line) == (True, True), lock
-
-
-@pytest.mark.usefixtures("world")
-def test_user_of_the_sniffer_has_no_access_to_the_daemon(services: InUnits) -> None:
+def test_other_users_take_no_lock_and_do_not_reach_the_daemon(world: ProxyWorld, services: InUnits) -> None:
     sniffer = str(services.user_id("mptcp-sniffer")), str(services.group_id("mptcp-sniffer"))
     status, _, line = services.run_as(*sniffer, EXECUTABLES / "mptcp-throttle", "--config", services.config, "pause")
     assert (status, line) == (os.EX_NOPERM, f"{services.sockets.daemon}: permission denied; its group may use it")
@@ -212,30 +194,37 @@ def test_user_of_the_sniffer_has_no_access_to_the_daemon(services: InUnits) -> N
         assert (status != 0, "Permission denied" in line) == (True, True), path
     assert services.status()["sniffer"]["connected"]
 
+    sockets, group = services.sockets, str(services.group_id("mptcp-throttle"))
+    world.daemon.kill()
+    locks = (sockets.sniffer.with_name("mptcp-sniffer.lock"), sockets.daemon.with_name("mptcp-throttled.lock"))
+    for lock in (Path("/run/xtables.lock"), *locks):
+        status, _, line = services.run_as("65534", group, "flock", "-n", lock, "true")
+        assert (status != 0, "Permission denied" in line) == (True, True), lock
+
 
 def test_cleanup_after_kill_9_works_as_the_units_user(world: ProxyWorld, services: InUnits) -> None:
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.begin_capped()
     eventually(lambda: world.paced() == 1, "one socket paced")
     world.daemon.kill()
-    assert kernel_state(world.lab.proxy) != before
+    assert kernel_state(world.proxy) != before
     assert world.paced() == 1
-    world.lab.proxy.run(*services.command("mptcp-throttled", "--cleanup", unit_name=CLEAN_UP), machine_files=True)
-    assert kernel_state(world.lab.proxy) == before
+    world.proxy.run(*services.command("mptcp-throttled", "--cleanup", unit_name=CLEAN_UP), machine_files=True)
+    assert kernel_state(world.proxy) == before
     assert world.paced() == 0
 
 
 @pytest.mark.parametrize(("name", "capability"), [pair for pair in GRANTED if pair not in RESTRICTED])
 def test_service_without_a_required_capability_refuses_to_start(
-    lab: Lab, services: InUnits, name: str, capability: str
+    hosts: Hosts, services: InUnits, name: str, capability: str
 ) -> None:
-    result = lab.proxy.run(*services.command(name, without=capability), check=False)
+    result = hosts.lab.proxy.run(*services.command(name, without=capability), check=False)
     assert result.stderr == f"missing capability: {capability}; run as root or grant it in the unit\n"
     assert result.returncode == os.EX_NOPERM
 
 
-def test_sniffer_without_cap_net_admin_works_without_kernel_list(lab: Lab, services: InUnits) -> None:
-    sniffer = lab.proxy.start("limited", *services.command("mptcp-sniffer", without="CAP_NET_ADMIN"))
+def test_sniffer_without_cap_net_admin_works_without_kernel_list(hosts: Hosts, services: InUnits) -> None:
+    sniffer = hosts.lab.proxy.start("limited", *services.command("mptcp-sniffer", without="CAP_NET_ADMIN"))
     sniffer.wait_until(services.captures, "capturing")
     assert capabilities(process_status(sniffer)["CapEff"]) == {"CAP_NET_RAW"}
     problem = "the kernel list cannot be read (needs CAP_NET_ADMIN)"
@@ -267,7 +256,7 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
     services.configure_daemon(classifier="rules")
     (services.root / "run" / "xtables.lock").chmod(0o600)
     world.start_daemon()
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.download()
     eventually(lambda: bool(world.errors()), "the error reported")
     assert world.errors() == [
@@ -275,7 +264,7 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
     ]
     assert (world.capped(), world.marks()) == ([], [])
     assert world.daemon.stop() == 0
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
     assert [line for line in world.daemon.log_text().splitlines() if "EACCES" in line and "ERROR" in line] != []
 
 
@@ -287,17 +276,17 @@ def test_others_lead_to_classes_without_access_to_the_iptables_lock(
     services.configure_daemon(classifier=classifier)
     (services.root / "run" / "xtables.lock").chmod(0o600)
     world.start_daemon()
-    before = kernel_state(world.lab.proxy)
+    before = kernel_state(world.proxy)
     world.begin_settled()
     assert ("meta priority set" in world.chain()) == (classifier == "nft")
     assert world.errors() == []
     assert world.daemon.stop() == 0
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
 
-def test_unwritable_state_directory_is_reported_in_one_line(lab: Lab, services: InUnits) -> None:
+def test_unwritable_state_directory_is_reported_in_one_line(hosts: Hosts, services: InUnits) -> None:
     shutil.chown(services.directory / "state", "root", "root")
-    result = lab.proxy.run(*services.command("mptcp-throttled"), check=False)
+    result = hosts.lab.proxy.run(*services.command("mptcp-throttled"), check=False)
     assert (result.returncode, result.stderr) == (
         os.EX_NOPERM,
         f"{services.directory}/state: cannot be written: Permission denied\n",

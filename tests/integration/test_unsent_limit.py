@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, serving
+from refusals import refused
 from unsent_limits import UnsentLimitReader, UnsentLimits
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.process import Process
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology
-from mptcp_throttle.linux.kernel_error import set_faults
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
@@ -100,7 +100,7 @@ def test_limit_stays_when_the_preferred_path_goes(hosts: Hosts, world: ProxyWorl
     world.begin_paced(client=client)
     assert limits().first[0] > ONE_SEGMENT  # that of the pace
     assert limits().joined != (ONE_SEGMENT,)
-    world.lab.proxy.run("ss", "-K", "-t", "dst", str(client.address(WIFI, 4)))
+    world.proxy.run("ss", "-K", "-t", "dst", str(client.address(WIFI, 4)))
     eventually(lambda: world.paced() == 0, "no socket paced", within=2)
     assert limits() == UnsentLimits(first=(ONE_SEGMENT,))
 
@@ -118,15 +118,15 @@ def test_network_without_a_cap_has_the_limit_of_the_kernel(
 def test_plain_tcp_and_other_ports_have_the_limit_of_the_kernel(
     untouched: int, world: ProxyWorld, limits: Read, reader: UnsentLimitReader
 ) -> None:
-    other = world.lab.proxy.start("other", sys.executable, "-c", ACCEPT)
-    eventually(lambda: world.lab.proxy.listens(OTHER_PORT, mptcp=True), "listening")
+    server = world.proxy.start("other", sys.executable, "-c", ACCEPT)
+    eventually(lambda: world.proxy.listens(OTHER_PORT, mptcp=True), "listening")
     connect(world.lab, OTHER_PORT)
     eventually(lambda: reader.read(OTHER_PORT).first != (), "a connection to another port")
     plain = world.download(mptcp=False)
     eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
     assert limits() == UnsentLimits(plain=(untouched,))
     assert reader.read(OTHER_PORT) == UnsentLimits(first=(untouched,))
-    other.stop()
+    server.stop()
 
 
 def take_the_cap_away(world: ProxyWorld) -> None:
@@ -206,12 +206,6 @@ def test_sockets_are_freed_although_the_kernel_refuses_at_first(
     connect(world.lab)
     eventually(lambda: limits().first == (ONE_SEGMENT,), "limited")
     world.daemon.kill()
-    left = [OSError(errno.ENOMEM, "refused")] * 3
-    set_faults(lambda requests: [left.pop() if left and "bpf" in request else None for request in requests])
-    try:
-        with in_namespace(world.lab.proxy.namespace):
-            assert PacedSockets((PORT,)).free_sockets() == 0
-    finally:
-        set_faults(None)
-    assert not left
+    with refused("bpf", number=errno.ENOMEM, times=3), in_namespace(world.proxy.namespace):
+        assert PacedSockets((PORT,)).free_sockets() == 0
     assert limits().first == (untouched,)

@@ -54,15 +54,15 @@ def ends(version: int = 4, port: int = 40000) -> FourTuple:
     return FourTuple(Endpoint(ip_address(client), port), Endpoint(ip_address(proxy), PROXY_PORT))
 
 
-def segment(acknowledged: int, of: FourTuple | None = None, payload: bytes = b"", **fields: object) -> Packet:
+def segment(acknowledged: int, subflow: FourTuple | None = None, payload: bytes = b"", **fields: object) -> Packet:
     """A segment of the proxy; `acknowledged` bytes of the client's data so far."""
-    of = of or ends()
-    ip = IP if of.proxy.address.version == 4 else IPv6
+    subflow = subflow or ends()
+    ip = IP if subflow.proxy.address.version == 4 else IPv6
     options = fields.pop("options", TIMESTAMPS + DATA_ACK)
     given = {"seq": 7, "flags": "A", **fields}
-    tcp = TCP(sport=of.proxy.port, dport=of.client.port, ack=5000 + acknowledged, options=options, **given)
+    tcp = TCP(sport=subflow.proxy.port, dport=subflow.client.port, ack=5000 + acknowledged, options=options, **given)
     link = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
-    return link / ip(src=str(of.proxy.address), dst=str(of.client.address)) / tcp / payload
+    return link / ip(src=str(subflow.proxy.address), dst=str(subflow.client.address)) / tcp / payload
 
 
 @pytest.fixture
@@ -119,18 +119,18 @@ def throttle(program: UplinkProgram, *subflows: FourTuple, rate: Rate = SLOW) ->
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_client_in_debt_is_told_that_its_subflow_is_a_backup(program: UplinkProgram, sent: Send, version: int) -> None:
-    of = ends(version)
-    throttle(program, of)
-    first, second = segment(0, of), segment(100 * KIB, of)
+    subflow = ends(version)
+    throttle(program, subflow)
+    first, second = segment(0, subflow), segment(100 * KIB, subflow)
     assert sent(first) == bytes(first)
     before, after = bytes(second), sent(second)
     assert len(after) == len(before) + 4
     assert after.endswith(BACKUP)
     assert Ether(after)[TCP].dataofs == Ether(before)[TCP].dataofs + 1
-    assert program.uplinks() == {of: ThrottledUplink(Told.BACKUP, 100 * KIB, 0)}
-    third = segment(101 * KIB, of)
+    assert program.uplinks() == {subflow: ThrottledUplink(Told.BACKUP, 100 * KIB, 0)}
+    third = segment(101 * KIB, subflow)
     assert sent(third).endswith(BACKUP)
-    assert program.uplinks() == {of: ThrottledUplink(Told.BACKUP, 101 * KIB, KIB)}
+    assert program.uplinks() == {subflow: ThrottledUplink(Told.BACKUP, 101 * KIB, KIB)}
 
 
 def test_client_whose_debt_is_paid_is_told_that_its_subflow_is_no_backup(program: UplinkProgram, sent: Send) -> None:
@@ -150,12 +150,12 @@ def test_client_whose_debt_is_paid_is_told_that_its_subflow_is_no_backup(program
 
 
 def test_subflows_of_a_share_pay_for_each_other(program: UplinkProgram, sent: Send) -> None:
-    one, other = ends(), ends(port=40001)
-    throttle(program, one, other)
-    sent(segment(0, one))
-    sent(segment(0, other))
-    sent(segment(100 * KIB, one))
-    assert sent(segment(0, other)).endswith(BACKUP)
+    first, second = ends(), ends(port=40001)
+    throttle(program, first, second)
+    sent(segment(0, first))
+    sent(segment(0, second))
+    sent(segment(100 * KIB, first))
+    assert sent(segment(0, second)).endswith(BACKUP)
 
 
 def test_client_below_its_rate_is_told_nothing(program: UplinkProgram, sent: Send) -> None:
@@ -179,23 +179,23 @@ def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, se
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_window_of_a_capped_uplink_is_bounded(program: UplinkProgram, window: Window, version: int) -> None:
-    of, unknown, far = ends(version), ends(version, port=40001), ends(version, port=40002)
+    subflow, unknown, far = ends(version), ends(version, port=40001), ends(version, port=40002)
     program.set_shares({1: SLOW})
-    windows = {of: AnnouncedWindow(10, 0), far: AnnouncedWindow(10, 400_000)}
-    program.assign({of: 1, unknown: 1, far: 1}, windows, forgiven=0.0)
+    windows = {subflow: AnnouncedWindow(10, 0), far: AnnouncedWindow(10, 400_000)}
+    program.assign({subflow: 1, unknown: 1, far: 1}, windows, forgiven=0.0)
 
-    assert window(segment(0, of, window=8192)) == 64
-    assert window(segment(0, of, window=8192, payload=b"data")) == 64
-    assert window(segment(100 * KIB, of, window=8192)) == 64, "beside MP_PRIO, too"
-    assert window(segment(100 * KIB, of, window=63)) == 63
+    assert window(segment(0, subflow, window=8192)) == 64
+    assert window(segment(0, subflow, window=8192, payload=b"data")) == 64
+    assert window(segment(100 * KIB, subflow, window=8192)) == 64, "beside MP_PRIO, too"
+    assert window(segment(100 * KIB, subflow, window=63)) == 63
     assert window(segment(0, unknown, window=8192)) == 8192
     program.set_shares({1: Rate.parse("100mbit")})  # in 0.15 s 1.7 MiB of payload
-    assert window(segment(0, of, window=20000)) == pytest.approx(1700, rel=0.05)
+    assert window(segment(0, subflow, window=20000)) == pytest.approx(1700, rel=0.05)
     assert window(segment(0, far, window=20000)) == pytest.approx(1700 * 95 / 15, rel=0.05), (
         "0.15 s and two round trips"
     )
     program.remove_shares([1])
-    assert window(segment(100 * KIB, of, window=8192)) == 8192
+    assert window(segment(100 * KIB, subflow, window=8192)) == 8192
 
 
 @pytest.mark.parametrize(("scale", "bound"), [(0, 65535), (1, 32768), (7, 512), (14, 4)])
@@ -307,43 +307,43 @@ def test_acknowledgment_number_may_wrap(program: UplinkProgram, sent: Send) -> N
     assert program.uplinks()[ends()].acknowledged == 3 * KIB
 
 
-def sent_by_client(of: FourTuple, payload: bytes = b"data", flags: str = "A") -> bytes:
+def sent_by_client(subflow: FourTuple, payload: bytes = b"data", flags: str = "A") -> bytes:
     """A segment of the client."""
-    ip = IP if of.proxy.address.version == 4 else IPv6
-    tcp = TCP(sport=of.client.port, dport=of.proxy.port, seq=5000, flags=flags)
-    return bytes(Ether() / ip(src=str(of.client.address), dst=str(of.proxy.address)) / tcp / payload)
+    ip = IP if subflow.proxy.address.version == 4 else IPv6
+    tcp = TCP(sport=subflow.client.port, dport=subflow.proxy.port, seq=5000, flags=flags)
+    return bytes(Ether() / ip(src=str(subflow.client.address), dst=str(subflow.proxy.address)) / tcp / payload)
 
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_excess_of_a_client_that_goes_on_sending_is_dropped(program: UplinkProgram, sent: Send, version: int) -> None:
-    of, other = ends(version), ends(version, port=40001)
-    throttle(program, of, other)
+    subflow, second = ends(version), ends(version, port=40001)
+    throttle(program, subflow, second)
     for acknowledged in (0, 100, 700):
-        sent(segment(acknowledged * KIB, of))
-    assert not program.uplinks()[of].is_policed, "it may not have heard of it"
+        sent(segment(acknowledged * KIB, subflow))
+    assert not program.uplinks()[subflow].is_policed, "it may not have heard of it"
     time.sleep(2.0)
-    assert police(program, sent_by_client(of)) == UNSPECIFIED
-    sent(segment(701 * KIB, of))
-    assert program.uplinks()[of].is_policed
+    assert police(program, sent_by_client(subflow)) == UNSPECIFIED
+    sent(segment(701 * KIB, subflow))
+    assert program.uplinks()[subflow].is_policed
     # However slow this machine is, the client sends more than the rate permits meanwhile.
     verdicts = []
     for kib in range(717, 2000, 16):
-        sent(segment(kib * KIB, of))
-        verdicts.append(police(program, sent_by_client(of)))
+        sent(segment(kib * KIB, subflow))
+        verdicts.append(police(program, sent_by_client(subflow)))
         if verdicts[-1] == SHOT:
             break
     assert verdicts[-1] == SHOT
-    assert police(program, sent_by_client(of, b"")) == UNSPECIFIED
-    assert police(program, sent_by_client(of, b"", "SA")) == UNSPECIFIED
-    assert police(program, sent_by_client(other)) == UNSPECIFIED
+    assert police(program, sent_by_client(subflow, b"")) == UNSPECIFIED
+    assert police(program, sent_by_client(subflow, b"", "SA")) == UNSPECIFIED
+    assert police(program, sent_by_client(second)) == UNSPECIFIED
     assert (program.counters().policed, program.counters().dropped) == (1, 1)
-    throttle(program, of)
-    assert program.uplinks()[of].is_policed
-    throttle(program, of, rate=FAST)
-    assert police(program, sent_by_client(of)) == UNSPECIFIED
+    throttle(program, subflow)
+    assert program.uplinks()[subflow].is_policed
+    throttle(program, subflow, rate=FAST)
+    assert police(program, sent_by_client(subflow)) == UNSPECIFIED
     program.set_shares({2: SLOW})
-    program.assign({of: 2})
-    assert not program.uplinks()[of].is_policed, "in another share"
+    program.assign({subflow: 2})
+    assert not program.uplinks()[subflow].is_policed, "in another share"
 
 
 @pytest.fixture
@@ -360,18 +360,20 @@ def wire(program: UplinkProgram) -> Iterator[socket.socket]:
 def test_reminder_is_the_last_ack_with_what_is_newer(
     program: UplinkProgram, sent: Send, wire: socket.socket, version: int
 ) -> None:
-    of = ends(version)
-    throttle(program, of, rate=FAST)
-    sent(segment(0, of))
-    sent(segment(8_000_000, of))
+    subflow = ends(version)
+    throttle(program, subflow, rate=FAST)
+    sent(segment(0, subflow))
+    sent(segment(8_000_000, subflow))
     newer = [("NOP", None), ("NOP", None), ("Timestamp", (1001, 2001))]
-    sent(segment(8_000_000, of, payload=b"data", options=newer + DATA_ACK, window=4321))
+    sent(segment(8_000_000, subflow, payload=b"data", options=newer + DATA_ACK, window=4321))
     remind_until(program, lambda: program.counters().repeated > 0, "the ACK repeated")
     reminder = wire.recv(2000)
-    expected = segment(8_000_000, of, seq=11, window=4321, options=[*newer, *DATA_ACK, ("NOP", None), (30, b"\x50")])
+    expected = segment(
+        8_000_000, subflow, seq=11, window=4321, options=[*newer, *DATA_ACK, ("NOP", None), (30, b"\x50")]
+    )
     assert reminder == bytes(expected)
     assert are_checksums_right(reminder)
-    assert program.uplinks()[of].told is Told.REGULAR
+    assert program.uplinks()[subflow].told is Told.REGULAR
 
 
 def test_reminder_has_the_latest_sequence_number(program: UplinkProgram, sent: Send, wire: socket.socket) -> None:
@@ -385,15 +387,15 @@ def test_reminder_has_the_latest_sequence_number(program: UplinkProgram, sent: S
 
 
 def test_new_subflow_of_a_share_in_use_has_no_free_second(program: UplinkProgram, sent: Send) -> None:
-    one, other = ends(), ends(port=40001)
-    throttle(program, one)
-    sent(segment(0, one))
-    sent(segment(100 * KIB, one))
-    program.assign({other: 1}, forgiven=60.0)
-    sent(segment(0, other))
-    sent(segment(1000 * KIB, other))
+    first, second = ends(), ends(port=40001)
+    throttle(program, first)
+    sent(segment(0, first))
+    sent(segment(100 * KIB, first))
+    program.assign({second: 1}, forgiven=60.0)
+    sent(segment(0, second))
+    sent(segment(1000 * KIB, second))
     throttle(program, rate=FAST)  # which forgets the debt
-    assert sent(segment(1000 * KIB, other)).endswith(REGULAR)
+    assert sent(segment(1000 * KIB, second)).endswith(REGULAR)
 
 
 def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(program: UplinkProgram, sent: Send) -> None:
@@ -427,25 +429,25 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(program: 
 
 
 def test_subflow_that_has_ended_is_forgotten_at_once(program: UplinkProgram, sent: Send) -> None:
-    ended, other = ends(), ends(port=40001)
-    throttle(program, ended, other)
+    ended, second = ends(), ends(port=40001)
+    throttle(program, ended, second)
     sent(segment(0, ended))
     sent(segment(100 * KIB, ended))
     program.assign({ended: 0})
     program.forget([ended, ends(port=40002)])
     program.remind()
-    assert program.uplinks().keys() == {other}
+    assert program.uplinks().keys() == {second}
     assert program.counters().repeated == 0
 
 
 def test_reminders_go_to_all_whatever_was_forgotten_before(program: UplinkProgram, sent: Send) -> None:
     several = [ends(port=40000 + number) for number in range(6)]
     throttle(program, *several)
-    for of in several:
-        sent(segment(0, of))
+    for subflow in several:
+        sent(segment(0, subflow))
     sent(segment(100 * KIB, several[0]))
-    for of in several[1:]:
-        sent(segment(0, of))
+    for subflow in several[1:]:
+        sent(segment(0, subflow))
     program.forget([several[1], several[5]])
     program.forget([several[0]])
     program.assign({several[1]: 1}, forgiven=0.0)
@@ -488,16 +490,16 @@ def test_interface_without_ethernet_header_carries_options_and_reminders(
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sending:
         sending.bind(("tun0", ETH_P_ALL))  # it receives what others send there
         sending.settimeout(5)
-        for of in both:
-            first = segment(0, of)
+        for subflow in both:
+            first = segment(0, subflow)
             assert left(first) == bytes(first.payload)
-        for of in both:
-            assert left(segment(8_000_000, of)).endswith(BACKUP)
+        for subflow in both:
+            assert left(segment(8_000_000, subflow)).endswith(BACKUP)
         # In one run, one after the other: each reminder must have the protocol of its own IP header.
         remind_until(program, lambda: program.counters().repeated == len(both), "both ACKs repeated")
         protocols = {protocol for _, (_, protocol, *_) in (sending.recvfrom(2000) for _ in both)}
     assert protocols == {ETH_P_IP, ETH_P_IPV6}
     options = [*TIMESTAMPS, *DATA_ACK, ("NOP", None), (30, b"\x50")]
     reminders = {received() for _ in both}
-    assert reminders == {bytes(segment(8_000_000, of, options=options).payload) for of in both}
+    assert reminders == {bytes(segment(8_000_000, subflow, options=options).payload) for subflow in both}
     assert program.counters().not_repeated == 0

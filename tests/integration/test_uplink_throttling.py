@@ -48,7 +48,7 @@ def has_backup(world: ProxyWorld) -> bool:
     # ss(8): B is MPTCP_SUBFLOW_FLAG_BKUP_REM.
     flags = re.findall(r" flags:(\w+)", world.lab.client.run("ss", "-tiH", "dport", "=", f":{PORT}").stdout)
     assert flags
-    return any("B" in of for of in flags)
+    return any("B" in flag for flag in flags)
 
 
 def wait_backup(world: ProxyWorld) -> None:
@@ -88,7 +88,7 @@ def by_interface(world: ProxyWorld, pattern: str) -> Counter[str]:
 def egress(world: ProxyWorld) -> str:
     """The qdiscs and the filters of what leaves the proxy."""
     show = "tc qdisc show dev eth0; tc filter show dev eth0 egress"
-    return world.lab.proxy.run("sh", "-c", show).stdout
+    return world.proxy.run("sh", "-c", show).stdout
 
 
 def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, before: dict[str, str]) -> None:
@@ -101,7 +101,7 @@ def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, befo
     assert statistics.median(rates["wlan0"] for rates in windows) > 25e6
     world.abort()
     eventually(lambda: "clsact" not in egress(world), "the filter detached")
-    assert kernel_state(world.lab.proxy) == before
+    assert kernel_state(world.proxy) == before
 
 
 def test_window_of_a_capped_uplink_is_small_and_that_of_others_is_not(world: ProxyWorld) -> None:
@@ -189,11 +189,10 @@ def test_limit_of_an_only_path_is_obeyed() -> None:
 
 
 def test_clsact_and_filters_of_others_stay(world: ProxyWorld) -> None:
-    proxy = world.lab.proxy
-    proxy.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
+    world.proxy.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
     try:
         match = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
-        proxy.run("tc", "filter", "add", "dev", "eth0", "egress", *match)
+        world.proxy.run("tc", "filter", "add", "dev", "eth0", "egress", *match)
         before = egress(world)
         world.upload(LONG)
         wait_capped(world)
@@ -201,12 +200,12 @@ def test_clsact_and_filters_of_others_stay(world: ProxyWorld) -> None:
         world.abort()
         eventually(lambda: egress(world) == before, "as before")
     finally:
-        proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
+        world.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
 
 
 def test_deleted_filter_is_put_back(world: ProxyWorld) -> None:
     world.upload(LONG)
     wait_capped(world)
-    world.lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
+    world.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
     eventually(lambda: "mptcp-throttle" in egress(world), "the filter is back", within=2)
     assert send_rates(world.lab.client, 4)["eth0"] < 2e6

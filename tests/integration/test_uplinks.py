@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from polling import eventually
+from refusals import refused
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from test_uplink_program import ends
@@ -22,7 +22,7 @@ from tun_interface import tun
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.traffic import IPPROTO_MPTCP
-from mptcp_throttle.linux.kernel_error import KernelError, set_faults
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.uplink.acks import Ack, list_acks
@@ -44,7 +44,6 @@ def entered(host: Host) -> Iterator[Host]:
     """The host, in whose network namespace the test runs."""
     with in_namespace(host.namespace):
         yield host
-    set_faults(None)
 
 
 @pytest.fixture
@@ -58,25 +57,13 @@ def uplinks(filters: ClsactFilters) -> Iterator[Uplinks]:
     uplinks = Uplinks(("eth0",), filters)
     uplinks.attach()
     yield uplinks
-    set_faults(None)
     uplinks.release()
 
 
-def refuse(call: str) -> None:
-    """Let the kernel refuse these calls."""
-
-    def answer(requests: Sequence[str]) -> list[OSError | None]:
-        return [OSError(errno.ENOMEM, "no memory") if request == call else None for request in requests]
-
-    set_faults(answer)
-
-
 def test_share_that_was_refused_does_not_end_the_daemon(uplinks: Uplinks) -> None:
-    refuse("bpf map update")
     for ends_, who in ((ONE, "one"), (OTHER, "other")):
-        with pytest.raises(KernelError):
+        with refused("bpf map update"), pytest.raises(KernelError):
             uplinks.throttle({ends_: throttle(who)})
-    set_faults(None)
     uplinks.throttle({ONE: throttle("one")})
     uplinks.throttle({ONE: None})
     eventually(uplinks.detach_if_told, "nothing left")
@@ -116,10 +103,8 @@ def test_interface_of_an_unknown_link_type_is_refused(entered: Host, filters: Cl
 
 def test_clsact_goes_if_the_filter_is_refused(entered: Host, filters: ClsactFilters) -> None:
     uplinks = Uplinks(("eth0",), filters)
-    refuse("tc filter add dev eth0 bpf")
-    with pytest.raises(KernelError):
+    with refused("tc filter add dev eth0 bpf"), pytest.raises(KernelError):
         uplinks.attach()
-    set_faults(None)
     uplinks.release()
     assert "clsact" not in entered.run("tc", "qdisc", "show", "dev", "eth0").stdout
 
@@ -145,38 +130,37 @@ def test_scale_and_round_trip_of_announced_windows_are_those_of_the_socket(enter
         # The window of a SYN follows the receive buffer; both ends have their own scale.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 300_000)
         port = listener.getsockname()[1]
-        of = FourTuple.of(address, 1, address, port)
-        assert read_announced_windows([of]) == ({}, None), "a socket that listens is none"
+        ends_of_client = FourTuple.of(address, 1, address, port)
+        assert read_announced_windows([ends_of_client]) == ({}, None), "a socket that listens is none"
         with closing(socket.create_connection((address, port))) as client, closing(listener.accept()[0]):
-            of = FourTuple.of(address, client.getsockname()[1], address, port)
+            ends_of_client = FourTuple.of(address, client.getsockname()[1], address, port)
             shown = entered.run("ss", "-tinHO", "sport", "=", f":{port}").stdout
             (scale,) = re.findall(r"wscale:\d+,(\d+)", shown)
             (round_trip,) = re.findall(r"minrtt:([\d.]+)", shown)
-            windows, error = read_announced_windows([of, FourTuple.of(address, 1, address, port)])
+            windows, error = read_announced_windows([ends_of_client, FourTuple.of(address, 1, address, port)])
             assert error is None
-            assert windows.keys() == {of}
-            assert windows[of].scale == int(scale)
-            assert windows[of].round_trip_us == pytest.approx(float(round_trip) * 1000)
+            assert windows.keys() == {ends_of_client}
+            assert windows[ends_of_client].scale == int(scale)
+            assert windows[ends_of_client].round_trip_us == pytest.approx(float(round_trip) * 1000)
 
 
 def test_socket_in_time_wait_or_that_cannot_be_looked_up_has_no_window(entered: Host) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
-        of = FourTuple.of("127.0.0.1", client.getsockname()[1], "127.0.0.1", port)
+        ends_of_client = FourTuple.of("127.0.0.1", client.getsockname()[1], "127.0.0.1", port)
         accepted, _ = listener.accept()
-        refuse("ss -t")
-        windows, error = read_announced_windows([of])
+        with refused("ss -t"):
+            windows, error = read_announced_windows([ends_of_client])
         assert windows == {}
         assert error is not None
-        set_faults(None)
-        windows, error = read_announced_windows([of])
-        assert windows.keys() == {of}
+        windows, error = read_announced_windows([ends_of_client])
+        assert windows.keys() == {ends_of_client}
         assert error is None
         accepted.close()  # first, so that it is this end that waits
         client.close()
         eventually(lambda: "TIME-WAIT" in entered.run("ss", "-tanH").stdout, "the socket in TIME_WAIT")
-        assert read_announced_windows([of]) == ({}, None)
+        assert read_announced_windows([ends_of_client]) == ({}, None)
 
 
 def test_half_open_socket_has_no_window(entered: Host) -> None:

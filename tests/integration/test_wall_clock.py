@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 from polling import eventually
-from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, unique
 
 from mptcp_lab.oracle import listed
 from mptcp_lab.process import Process
@@ -17,7 +16,6 @@ from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI
 
-SERIAL: Final = itertools.count()
 # Once the file exists, the program's wall clock is an hour behind.
 RUN: Final = """
 import importlib, os, sys, time
@@ -46,7 +44,7 @@ class ServicesWithClock(Services):
 
 @pytest.fixture
 def services(hosts: Hosts) -> ServicesWithClock:
-    return ServicesWithClock(hosts.lab.proxy, name=f"set-back-{next(SERIAL)}")
+    return ServicesWithClock(hosts.lab.proxy, name=unique("set-back"))
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def world(hosts: Hosts, services: ServicesWithClock) -> Iterator[ProxyWorld]:
 def test_wall_clock_set_back_hides_no_end(world: ProxyWorld, services: ServicesWithClock) -> None:
     world.begin_capped()
     services.set_back()
-    proxy, wifi = world.lab.proxy, str(world.lab.client.address(WIFI, 4))
+    proxy, wifi = world.proxy, str(world.lab.client.address(WIFI, 4))
     silence = ("OUTPUT", "-d", wifi, "-j", "DROP")
     proxy.run("iptables-legacy", "-I", *silence)
     proxy.run("ss", "-K", "-t", "dst", wifi)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from polling import eventually
-from proxy_world import EXECUTABLES
+from proxy_world import EXECUTABLES, unique
 
 from mptcp_lab.services import Services
 from mptcp_lab.topology import Lab
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 INTERVAL = 2.0
-SERIAL = itertools.count()
 
 # As systemd does: the variable names the process that is to serve the watchdog.
 START = 'export NOTIFY_SOCKET="$1" WATCHDOG_USEC="$2" WATCHDOG_PID=$$; shift 2; exec "$@"'
@@ -70,7 +68,7 @@ class Systemd:
 
 
 def start(lab: Lab, name: str) -> tuple[Services, Systemd, Process]:
-    services = Services(lab.proxy, name=f"{name}-{next(SERIAL)}")
+    services = Services(lab.proxy, name=unique(name))
     systemd = Systemd(services.directory / "notify")
     program = (EXECUTABLES / name, "--config", services.config)
     watchdog = str(int(INTERVAL * 1e6))

@@ -39,7 +39,8 @@ OVERWRITING = (
 
 def ethernet_subflow(world: ProxyWorld) -> Json:
     connections = world.services.ask("connections")["connections"]
-    return next(one for connection in connections for one in connection["subflows"] if one["network"] == "ethernet")
+    subflows = [subflow for connection in connections for subflow in connection["subflows"]]
+    return next(subflow for subflow in subflows if subflow["network"] == "ethernet")
 
 
 def wait_reported(world: ProxyWorld, why: str, rate: object) -> str:
@@ -64,12 +65,12 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> 
     world.begin_settled()
     assert ethernet_subflow(world)["not_enforced"] is None
     overwrite, undo = OVERWRITING[world.services.status()["daemon"]["classifier"] == "nft"]
-    world.lab.proxy.run("sh", "-ec", overwrite)
+    world.proxy.run("sh", "-ec", overwrite)
     try:
         line = wait_reported(world, PACE_ALONE, "1mbit")
         assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
     finally:
-        world.lab.proxy.run("sh", "-ec", undo)
+        world.proxy.run("sh", "-ec", undo)
     wait_resolved(world)
 
 
@@ -93,7 +94,7 @@ FROM_OWN_ADDRESS = 1
 @contextmanager
 def second_interface(world: ProxyWorld) -> Iterator[None]:
     """From the proxy to the router, beside `eth0`; the proxy sends what is for Ethernet addresses through it."""
-    proxy, router = world.lab.proxy, world.lab.router
+    proxy, router = world.proxy, world.lab.router
     proxy.ip([f"link add eth1 type veth peer name proxy1 netns {router.namespace}"])
     try:
         router.ip(["address add 192.0.2.1/24 dev proxy1", "link set proxy1 up"])
@@ -141,7 +142,7 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
 def harms(world: ProxyWorld) -> dict[str, str]:
     """The problems that prevent caps, as doctor finds them."""
     found = json.loads(world.services.cli("doctor", "--json", check=False).stdout)["findings"]
-    return {one["subject"]: one["problem"] for one in found if one["problem"] is not None and one["harm"]}
+    return {item["subject"]: item["problem"] for item in found if item["problem"] is not None and item["harm"]}
 
 
 SLOW_CLASS = """

@@ -25,15 +25,16 @@ from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.model import RateKind
+from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mptcp_lab.fault_plan import Faults
+    from mptcp_lab.host import Host
     from mptcp_lab.process import Process
     from mptcp_lab.proxy_server import ProxyServer
     from mptcp_throttle.model import AccessNetwork
-    from mptcp_throttle.units import Rate
 
 MEGABYTE: Final = 10**6
 LONG: Final = 200 * MEGABYTE
@@ -45,6 +46,9 @@ ALL_BACK_ENDS: Final = ("socket", *BACK_ENDS)
 EXECUTABLES: Final = Path(sys.executable).parent
 
 _serial: Final = itertools.count(1)
+_CLASS: Final = re.compile(
+    r"class htb (\S+) root leaf (\S+) prio \d+ rate (\S+) .*\n Sent (\d+) bytes \d+ pkt \(dropped (\d+),"
+)
 
 
 def ethernet_with(rates: Mapping[RateKind, Rate | None]) -> tuple[AccessNetwork, ...]:
@@ -54,6 +58,11 @@ def ethernet_with(rates: Mapping[RateKind, Rate | None]) -> tuple[AccessNetwork,
 
 
 WITHOUT_CAP: Final = ethernet_with({RateKind.CAP: None})
+
+
+def unique(name: str) -> str:
+    """The name with a number, for services of which a host has several one after the other."""
+    return f"{name}-{next(_serial)}"
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,16 @@ class Hosts:
 
 
 @dataclass(frozen=True)
+class ClassCounters:
+    """Of one HTB class: `rate` in bits per second, `leaf` the handle that the kernel chose for its qdisc."""
+
+    rate: int
+    leaf: str
+    bytes: int
+    drops: int
+
+
+@dataclass(frozen=True)
 class ProxyWorld:
     """Hosts and our services on the proxy."""
 
@@ -75,6 +94,11 @@ class ProxyWorld:
     server: ProxyServer = SQUID
     _downloads: dict[Download, Client] = field(default_factory=dict, init=False)
     _uploads: list[Upload] = field(default_factory=list, init=False)
+
+    @property
+    def proxy(self) -> Host:
+        """Where the services run."""
+        return self.lab.proxy
 
     @property
     def daemon(self) -> Process:
@@ -179,6 +203,14 @@ class ProxyWorld:
         """The classes of the proxy's interface."""
         return self.lab.proxy.run("tc", "class", "show", "dev", "eth0").stdout
 
+    def class_counters(self, interface: str = "eth0") -> dict[str, ClassCounters]:
+        """The HTB classes of an interface, by name."""
+        shown = self.proxy.run("tc", "-s", "class", "show", "dev", interface).stdout  # iproute2 6.1 knows no JSON here
+        return {
+            name: ClassCounters(Rate.parse(rate.lower()).bits_per_second, leaf, int(size), int(drops))
+            for name, leaf, rate, size, drops in _CLASS.findall(shown)
+        }
+
     def qdisc(self) -> str:
         """The qdiscs of the proxy's interface, without HTB's packet counter."""
         return re.sub(r"direct_packets_stat \d+ ", "", self.lab.proxy.run("tc", "qdisc", "show", "dev", "eth0").stdout)
@@ -209,6 +241,12 @@ class ProxyWorld:
         found = re.search(r"bytes_acked:(\d+)", shown)
         assert found is not None, shown
         return int(found[1])
+
+    def acked_rate(self, client_port: int, seconds: float) -> float:
+        """What the client acknowledges on that subflow in the next `seconds`, in bits per second."""
+        before, began = self.bytes_acked(client_port), time.monotonic()
+        eventually(lambda: time.monotonic() > began + seconds, f"{seconds} seconds")
+        return 8 * (self.bytes_acked(client_port) - before) / (time.monotonic() - began)
 
     def marks(self) -> list[Mark]:
         """What leads subflows to their classes in the kernel: a set, rules, a map, or the priority of their sockets."""
@@ -273,8 +311,9 @@ def configured(
     interfaces: Sequence[str] = ("eth0",),
 ) -> Iterator[ProxyWorld]:
     """A world whose services have not been started; `daemon` is that section of their configuration."""
-    name = f"throttle-{next(_serial)}"
-    services = Services(on.lab.proxy, networks, name=name, daemon=daemon, ports=ports, interfaces=interfaces)
+    services = Services(
+        on.lab.proxy, networks, name=unique("throttle"), daemon=daemon, ports=ports, interfaces=interfaces
+    )
     with attended(on, services) as world:
         yield world
 

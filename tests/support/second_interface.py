@@ -10,13 +10,14 @@ from pyroute2 import WireGuard
 from tun_interface import connected, tun
 
 from mptcp_lab.namespaces import in_namespace
-from mptcp_lab.topology import ETHERNET
+from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
 
 if TYPE_CHECKING:
     from proxy_world import Hosts
 
     from mptcp_lab.host import Host
 
+TWO_CLIENTS: Final = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
 _WIREGUARD_PORT: Final = 51820
 # Pairs of a private and a public key, of the proxy and of the router.
 _KEYS: Final = (
@@ -35,9 +36,9 @@ def add_second_interface(hosts: Hosts) -> None:
 def second_interface_of_tun(hosts: Hosts) -> Iterator[None]:
     """As `add_second_interface`, inside the block, with tun0 of type tun."""
     router, proxy = hosts.lab.router, hosts.lab.proxy
-    with tun(router.namespace, "proxy2") as one, tun(proxy.namespace, "tun0") as other:
+    with tun(router.namespace, "proxy2") as near, tun(proxy.namespace, "tun0") as far:
         _route_second_client(hosts, "tun0")
-        with connected(one, other):
+        with connected(near, far):
             yield
 
 
