@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -62,7 +63,7 @@ def uplinks(filters: ClsactFilters) -> Iterator[Uplinks]:
 
 def test_share_that_was_refused_does_not_end_the_daemon(uplinks: Uplinks) -> None:
     for ends_, who in ((ONE, "one"), (OTHER, "other")):
-        with refused("bpf map update"), pytest.raises(KernelError):
+        with refused("bpf map update", number=errno.ENOMEM), pytest.raises(KernelError):
             uplinks.throttle({ends_: throttle(who)})
     uplinks.throttle({ONE: throttle("one")})
     uplinks.throttle({ONE: None})
@@ -103,7 +104,7 @@ def test_interface_of_an_unknown_link_type_is_refused(entered: Host, filters: Cl
 
 def test_clsact_goes_if_the_filter_is_refused(entered: Host, filters: ClsactFilters) -> None:
     uplinks = Uplinks(("eth0",), filters)
-    with refused("tc filter add dev eth0 bpf"), pytest.raises(KernelError):
+    with refused("tc filter add dev eth0 bpf", number=errno.ENOMEM), pytest.raises(KernelError):
         uplinks.attach()
     uplinks.release()
     assert "clsact" not in entered.run("tc", "qdisc", "show", "dev", "eth0").stdout
@@ -150,7 +151,7 @@ def test_socket_in_time_wait_or_that_cannot_be_looked_up_has_no_window(entered: 
         client = socket.create_connection(("127.0.0.1", port))
         ends_of_client = FourTuple.of("127.0.0.1", client.getsockname()[1], "127.0.0.1", port)
         accepted, _ = listener.accept()
-        with refused("ss -t"):
+        with refused("ss -t", number=errno.ENOMEM):
             windows, error = read_announced_windows([ends_of_client])
         assert windows == {}
         assert error is not None
