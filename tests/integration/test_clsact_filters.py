@@ -44,28 +44,19 @@ class Proxy:
         self.host.run("tc", item, command, "dev", "eth0", *arguments)
 
     def shown(self) -> str:
-        return shown(self.host)
-
-
-def shown(host: Host) -> str:
-    show = "tc qdisc show dev eth0; tc filter show dev eth0 egress; tc filter show dev eth0 ingress"
-    return host.run("sh", "-c", show).stdout
+        show = "tc qdisc show dev eth0; tc filter show dev eth0 egress; tc filter show dev eth0 ingress"
+        return self.host.run("sh", "-c", show).stdout
 
 
 @pytest.fixture
 def proxy(host: Host, tmp_path: Path) -> Iterator[Proxy]:
-    before = shown(host)
-    try:
-        with (
-            in_namespace(host.namespace),
-            closing(UplinkProgram()) as program,
-            closing(ClsactFilters(tmp_path)) as filters,
-        ):
-            programs = {Direction.EGRESS: program.descriptor, Direction.INGRESS: program.policing_descriptor}
-            yield Proxy(host, filters, find_interface("eth0"), programs)
-    finally:
-        host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)
-    assert shown(host) == before
+    with in_namespace(host.namespace), closing(UplinkProgram()) as program, closing(ClsactFilters(tmp_path)) as filters:
+        programs = {Direction.EGRESS: program.descriptor, Direction.INGRESS: program.policing_descriptor}
+        proxy = Proxy(host, filters, find_interface("eth0"), programs)
+        before = proxy.shown()
+        yield proxy
+    host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)
+    assert proxy.shown() == before
 
 
 def test_filters_and_clsact_come_and_go(proxy: Proxy, tmp_path: Path) -> None:

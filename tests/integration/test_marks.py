@@ -361,12 +361,9 @@ def test_remove_names_a_chain_used_by_a_foreign_rule(host: Host, use: Use) -> No
     marks.remove(4)
 
 
-def test_auto_means_nft(use: Use, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_means_nft_or_rules_where_the_kernel_lacks_nftables(use: Use, caplog: pytest.LogCaptureFixture) -> None:
     assert use(choose_classifier(ClassifierKind.AUTO, MASK, None).present).kind == "nft"
     assert caplog.messages == []  # no warning
-
-
-def test_auto_means_rules_where_the_kernel_lacks_nftables(use: Use, caplog: pytest.LogCaptureFixture) -> None:
     with refused("look for maps of nftables"):
         assert use(choose_classifier(ClassifierKind.AUTO, MASK, None).present).kind == "rules"
         with pytest.raises(KernelError, match=r"^look for maps of nftables: ENOENT"):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from foreign_program import own_cgroup, sockets_of
+from foreign_program import own_cgroup
 from polling import eventually
 from proxy_world import (
     EXECUTABLES,
@@ -137,10 +137,9 @@ def test_pace_survives_a_daemon_of_another_namespace_on_the_cgroup(world: ProxyW
 
 def plain_sockets(world: ProxyWorld) -> Iterator[socket.socket]:
     """Squid's connections with clients that do not use MPTCP."""
-    for pid in world.server_pids():
-        for sock in sockets_of(pid, PORT):
-            if sock.getsockopt(socket.SOL_SOCKET, SO_PROTOCOL) == socket.IPPROTO_TCP:
-                yield sock
+    for sock in world.server_sockets():
+        if sock.getsockopt(socket.SOL_SOCKET, SO_PROTOCOL) == socket.IPPROTO_TCP:
+            yield sock
 
 
 def pacing_rate(world: ProxyWorld) -> list[str]:

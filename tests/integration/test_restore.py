@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -223,7 +222,7 @@ def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorl
 def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld, before: dict[str, str]) -> None:
     world.begin_settled()
     capping, marks = world.qdisc_kinds(), world.marks()
-    os.kill(world.daemon.pid, signal.SIGHUP)
+    world.hang_up()
     eventually(lambda: "reloaded: nothing changed" in world.daemon.log_text(), "the configuration loaded again")
     assert (world.qdisc_kinds(), world.marks(), len(world.capped())) == (capping, marks, 1)
     assert world.daemon.stop() == 0

@@ -77,6 +77,9 @@ def test_setup_proposes_what_the_loader_accepts_and_dry_run_writes_nothing(proxy
     shown = cli(proxy, config, "setup", "--dry-run")
     assert (shown.returncode, shown.stderr, texts(config)) == (0, "", before)
     assert f"squid listens on {PORT} with MPTCP" in shown.stdout
+    shown = cli(proxy, config, "setup", "--dry-run", "--port", str(PLAIN_PORT))
+    assert shown.returncode == 0
+    assert f"listens on {PLAIN_PORT}, with plain TCP until it is started with MPTCP" in shown.stdout
     done = cli(proxy, config, "setup", "--json")
     answer = json.loads(done.stdout)
     assert (done.returncode, [file["outcome"] for file in answer["files"]]) == (0, ["write"])
@@ -112,12 +115,6 @@ def test_setup_writes_nothing_where_a_file_of_a_network_cannot_be_read(proxy: Ho
     assert (done.returncode, done.stdout) == (os.EX_NOPERM, "")
     assert done.stderr == f"{network}: cannot be read: it is not UTF-8 text\n"
     assert config.read_text() == shipped(MAIN_FILE)
-
-
-def test_setup_takes_a_port_with_plain_tcp_only_if_it_is_named(proxy: Host, config: Path) -> None:
-    shown = cli(proxy, config, "setup", "--dry-run", "--port", str(PLAIN_PORT))
-    assert shown.returncode == 0
-    assert f"listens on {PLAIN_PORT}, with plain TCP until it is started with MPTCP" in shown.stdout
 
 
 def test_setup_finds_the_interface_of_connected_clients(hosts: Hosts, proxy: Host, config: Path) -> None:

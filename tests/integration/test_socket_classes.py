@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from foreign_program import ForeignProgram, sockets_of
+from foreign_program import ForeignProgram
 from polling import eventually
 from proxy_world import WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, receive_rates, serving
 
@@ -35,13 +35,8 @@ def priorities(world: ProxyWorld) -> list[int]:
 
 def set_type_of_service(world: ProxyWorld) -> None:
     """As the proxy itself would, on its connections with clients."""
-    for pid in world.server_pids():
-        for sock in sockets_of(pid, PORT):
-            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_OF_BULK)
-
-
-def capped_rate(world: ProxyWorld, seconds: float = 3.0) -> float:
-    return receive_rates(world.lab.client, seconds)["eth0"]
+    for sock in world.server_sockets():
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_OF_BULK)
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -53,7 +48,7 @@ def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorl
     assert world.chain() == ""
     assert "filter" not in world.proxy.run("tc", "filter", "show", "dev", "eth0", "parent", "4d50:").stdout
     assert world.services.status()["daemon"]["classifier"] == "socket"
-    assert 0.7 * CAP < capped_rate(world) < 1.25 * CAP
+    assert 0.7 * CAP < receive_rates(world.lab.client, 3)["eth0"] < 1.25 * CAP
     assert world.class_counters()["4d50:2"].bytes > 100_000
 
 
@@ -73,9 +68,8 @@ def test_mark_that_another_program_sets_afterwards_changes_nothing(world: ProxyW
 
 def test_free_subflow_gets_into_no_class_by_a_foreign_priority(world: ProxyWorld) -> None:
     world.begin_settled()
-    for pid in world.server_pids():
-        for sock in sockets_of(pid, PORT):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, OUR_CLASS)
+    for sock in world.server_sockets():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, OUR_CLASS)
     eventually(lambda: priorities(world) == [0, OUR_CLASS], "only the capped subflow in a class")
     world.daemon.kill()
     world.start_daemon()
@@ -109,7 +103,7 @@ def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
         windows: list[float] = []
 
         def carries_its_limit() -> bool:
-            windows.append(capped_rate(world, 4))
+            windows.append(receive_rates(world.lab.client, 4)["eth0"])
             return windows[-1] > 1.2e6
 
         # Not in every window: without a pace, MPTCP gives the subflow what the other one then waits for.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -131,7 +129,7 @@ def test_plain_tcp_and_other_ports_have_the_limit_of_the_kernel(
 
 def take_the_cap_away(world: ProxyWorld) -> None:
     world.services.configure(WITHOUT_CAP)
-    os.kill(world.daemon.pid, signal.SIGHUP)
+    world.hang_up()
 
 
 def pause(world: ProxyWorld) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -16,6 +15,7 @@ from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI
 
+FLAG: Final = "set-back"
 # Once the file exists, the program's wall clock is an hour behind.
 RUN: Final = """
 import importlib, os, sys, time
@@ -29,17 +29,13 @@ sys.exit(importlib.import_module(module).main(arguments))
 class ServicesWithClock(Services):
     """The services with a wall clock that can be set back."""
 
-    @property
-    def _flag(self) -> Path:
-        return self.directory / "set-back"
-
     def set_back(self) -> None:
         """Set the wall clock of both an hour back."""
-        self._flag.touch()
+        (self.directory / FLAG).touch()
 
     def _start(self, name: str) -> Process:
         module = {"mptcp-sniffer": "mptcp_sniffer.main", "mptcp-throttled": "mptcp_throttled.main"}[name]
-        return self._run(name, EXECUTABLES / "python", "-c", RUN, self._flag, module)
+        return self._run(name, EXECUTABLES / "python", "-c", RUN, self.directory / FLAG, module)
 
 
 @pytest.fixture

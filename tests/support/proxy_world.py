@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from foreign_program import sockets_of
 from polling import eventually
 
 from mptcp_lab import oracle
@@ -29,6 +32,7 @@ from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from socket import socket
 
     from mptcp_lab.fault_plan import Faults
     from mptcp_lab.host import Host
@@ -194,6 +198,10 @@ class ProxyWorld:
         self.services.start_daemon()
         self.services.wait_ready()
 
+    def hang_up(self) -> None:
+        """Send SIGHUP to the daemon."""
+        os.kill(self.daemon.pid, signal.SIGHUP)
+
     def errors(self) -> list[str]:
         """The errors in the daemon's status."""
         lines: list[str] = self.services.status()["daemon"]["errors"]
@@ -234,6 +242,11 @@ class ProxyWorld:
         """The processes that listen on the proxy's port."""
         shown = self.lab.proxy.run("ss", "-tnlpH", "sport", "=", f":{PORT}").stdout
         return sorted({int(pid) for pid in re.findall(r"pid=(\d+)", shown)})
+
+    def server_sockets(self) -> Iterator[socket]:
+        """Copies of the sockets of those processes on the proxy's port."""
+        for pid in self.server_pids():
+            yield from sockets_of(pid, PORT)
 
     def bytes_acked(self, client_port: int) -> int:
         """What the client has acknowledged on the subflow from that port, as ss(8) shows it."""
