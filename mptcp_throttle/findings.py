@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config
+from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.rpc import Json
 
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
 _NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/services.md, Classifiers"
 _REFUSED: Final = "it is tried again by itself; `journalctl -u mptcp-throttled` says since when"
 _INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a restart says so"
-_FEATURES: Final = {
-    "pacing": ("none, so that a cap slows down the whole connection", "docs/services.md, Pace, names what it needs"),
-    "discards": (
-        "not prevented, so that connections over several networks may stall",
-        "docs/services.md, Discards, names what it needs",
-    ),
-}
 
 
 class Finding(NamedTuple):
@@ -77,6 +71,6 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
         yield Finding("mptcp-throttled", "is paused", "`mptcp-throttle resume`")
     elif not problems:
         yield Finding("mptcp-throttled")
-    for feature, (cost, remedy) in _FEATURES.items():
+    for feature, texts in FEATURE_TEXTS.items():
         problem = answer["features"][feature]["problem"]
-        yield note(feature, is_well=problem is None, problem=f"{cost}: {problem}", remedy=remedy)
+        yield note(feature, is_well=problem is None, problem=f"{texts.drawback}: {problem}", remedy=texts.remedy)

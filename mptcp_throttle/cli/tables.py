@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.rpc import Json
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
@@ -43,15 +44,11 @@ def show_status(data: Json) -> None:
     )
     if daemon["capped_uplinks"] or daemon["limited_uplinks"]:
         console.print(f"uplinks: {daemon['capped_uplinks']} capped, {daemon['limited_uplinks']} limited")
-    pacing, discards = (daemon["features"][name]["problem"] for name in ("pacing", "discards"))
-    console.print(
-        f"pacing: {daemon['paced_subflows']} subflows paced, caps decided in the kernel"
-        if pacing is None
-        else f"pacing: none, only HTB limits the rates: {pacing}",
-        markup=False,
-    )
-    if discards is not None:
-        console.print(f"discards: not prevented: {discards}", markup=False)
+    console.print(f"{daemon['paced_subflows']} subflows paced")
+    for feature, texts in FEATURE_TEXTS.items():
+        problem = daemon["features"][feature]["problem"]
+        if problem is not None:
+            console.print(f"{feature}: {texts.drawback}: {problem}", markup=False)
     console.print(
         f"sniffer: {sniffer['connections']} connections, revision {sniffer['revision']}"
         if sniffer["connected"]

@@ -13,7 +13,7 @@ from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel.htb.tc import Interface, find_interface
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 
 FOREIGN = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
@@ -26,16 +26,16 @@ class Proxy:
     host: Host
     filters: ClsactFilters
     interface: Interface
-    programs: dict[Direction, int]
+    programs: dict[Hook, int]
 
-    def attach(self, *directions: Direction) -> None:
+    def attach(self, *directions: Hook) -> None:
         """Attach our programs there and nowhere else."""
         self.filters.attach(self.interface, {direction: self.programs[direction] for direction in directions})
 
     def detach(self) -> None:
         self.filters.detach(self.interface)
 
-    def attached(self) -> set[Direction]:
+    def attached(self) -> set[Hook]:
         return {*self.filters.attached(self.interface)}
 
     def tc(self, what: str, *arguments: str) -> None:
@@ -51,7 +51,7 @@ class Proxy:
 @pytest.fixture
 def proxy(host: Host, tmp_path: Path) -> Iterator[Proxy]:
     with in_namespace(host.namespace), closing(UplinkProgram()) as program, closing(ClsactFilters(tmp_path)) as filters:
-        programs = {Direction.EGRESS: program.descriptor, Direction.INGRESS: program.policing_descriptor}
+        programs = {Hook.EGRESS: program.descriptor, Hook.INGRESS: program.policing_descriptor}
         proxy = Proxy(host, filters, find_interface("eth0"), programs)
         before = proxy.shown()
         yield proxy
@@ -61,7 +61,7 @@ def proxy(host: Host, tmp_path: Path) -> Iterator[Proxy]:
 
 def test_filters_and_clsact_come_and_go(proxy: Proxy, tmp_path: Path) -> None:
     before = proxy.shown()
-    egress, both = {Direction.EGRESS}, {*Direction}
+    egress, both = {Hook.EGRESS}, {*Hook}
     for wanted in (egress, egress, both, both, egress):
         proxy.attach(*wanted)
         assert proxy.shown().count("handle 0x4d50 mptcp-throttle direct-action") == len(wanted)
@@ -78,18 +78,18 @@ def test_clsact_of_others_stays_with_their_filters(proxy: Proxy) -> None:
     proxy.tc("add qdisc", "clsact")
     proxy.tc("add filter", "egress", *FOREIGN)
     before = proxy.shown()
-    proxy.attach(Direction.EGRESS)
+    proxy.attach(Hook.EGRESS)
     assert "pref 4 bpf chain 0 handle 0x4d50 mptcp-throttle" in proxy.shown()
     proxy.detach()
     assert proxy.shown() == before
 
 
 def test_filter_that_others_put_before_it_is_overtaken(proxy: Proxy) -> None:
-    proxy.attach(Direction.EGRESS)
+    proxy.attach(Hook.EGRESS)
     proxy.tc("add filter", "egress", *FOREIGN)
     assert not proxy.attached()
-    proxy.attach(Direction.EGRESS)
-    assert proxy.attached() == {Direction.EGRESS}
+    proxy.attach(Hook.EGRESS)
+    assert proxy.attached() == {Hook.EGRESS}
     assert proxy.shown().index("pref 4 bpf") < proxy.shown().index("pref 5 u32")
     assert proxy.shown().count("handle 0x4d50") == 1
 
@@ -97,13 +97,13 @@ def test_filter_that_others_put_before_it_is_overtaken(proxy: Proxy) -> None:
 def test_first_priority_of_others_leaves_ours_behind(proxy: Proxy) -> None:
     proxy.tc("add qdisc", "clsact")
     proxy.tc("add filter", "egress", "prio", "1", *FOREIGN[2:])
-    proxy.attach(Direction.EGRESS)
-    assert proxy.attached() == {Direction.EGRESS}
+    proxy.attach(Hook.EGRESS)
+    assert proxy.attached() == {Hook.EGRESS}
 
 
-@pytest.mark.parametrize("direction", Direction)
-def test_own_clsact_stays_while_others_use_it(proxy: Proxy, tmp_path: Path, direction: Direction) -> None:
-    proxy.attach(Direction.EGRESS)
+@pytest.mark.parametrize("direction", Hook)
+def test_own_clsact_stays_while_others_use_it(proxy: Proxy, tmp_path: Path, direction: Hook) -> None:
+    proxy.attach(Hook.EGRESS)
     proxy.tc("add filter", direction.name.lower(), *FOREIGN)
     proxy.detach()
     assert "clsact" in proxy.shown()
@@ -114,7 +114,7 @@ def test_own_clsact_stays_while_others_use_it(proxy: Proxy, tmp_path: Path, dire
 def test_filter_of_a_killed_instance_is_found(proxy: Proxy, tmp_path: Path) -> None:
     before = proxy.shown()
     assert proxy.filters.interfaces() == []
-    proxy.attach(Direction.EGRESS)
+    proxy.attach(Hook.EGRESS)
     with closing(ClsactFilters(tmp_path)) as later:
         assert later.interfaces() == [proxy.interface]
         later.detach(proxy.interface)
@@ -143,7 +143,7 @@ def test_ingress_qdisc_of_others_leaves_no_room_and_stays(proxy: Proxy, tmp_path
     try:
         before = proxy.shown()
         with pytest.raises(KernelError, match="which has a qdisc ingress"):
-            proxy.attach(Direction.EGRESS)
+            proxy.attach(Hook.EGRESS)
         assert proxy.shown() == before
         assert not [*tmp_path.iterdir()]
     finally:

@@ -28,7 +28,7 @@ from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb.tc import find_interface
 from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import ThrottledUplink, Told, UplinkProgram
 
 PROXY_PORT: Final = 8080
@@ -468,7 +468,7 @@ def raw(host: Host, program: UplinkProgram, tmp_path: Path) -> Iterator[int]:
     """The other end of the interface tun0, where the program sees what leaves."""
     with tun(host.namespace, "tun0") as other_end, closing(ClsactFilters(tmp_path)) as filters:
         host.ip(["link set tun0 addrgenmode none", "link set tun0 up"])
-        filters.attach(find_interface("tun0"), {Direction.EGRESS: program.descriptor})
+        filters.attach(find_interface("tun0"), {Hook.EGRESS: program.descriptor})
         yield other_end
 
 

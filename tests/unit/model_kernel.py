@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.enforcing.diff import after
-from mptcp_throttled.vocabulary.features import Feature, FeatureName, FeatureState, Situation
+from mptcp_throttled.vocabulary.features import Feature, FeatureState, Situation
 from mptcp_throttled.vocabulary.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.vocabulary.operations import (
     AddClass,

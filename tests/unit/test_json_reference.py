@@ -22,6 +22,7 @@ from mptcp_sniffer.sniffer import Sniffer
 from mptcp_throttle.cli import doctor, main, parser, setup_commands
 from mptcp_throttle.cli.doctor import service_checks
 from mptcp_throttle.config.schema import Sockets
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.rpc import Json, RpcServer
 from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttled.accounting.accounts import NetworkAccounts
@@ -34,7 +35,6 @@ from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
-from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 REPOSITORY: Final = Path(__file__).parents[2]

@@ -20,6 +20,7 @@ from model_uplinks import ModelUplinks
 from worlds import ManualClock, configuration
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Connection, FourTuple, Per, RateKind, Token
 from mptcp_throttle.units import Rate
@@ -31,7 +32,7 @@ from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import REGISTRY
 from mptcp_throttled.vocabulary.clock import Now
-from mptcp_throttled.vocabulary.features import FeatureName, FeatureState
+from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, KernelState, PacingState, QdiscState
 from mptcp_throttled.vocabulary.operations import (
     AddClass,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+from mptcp_throttle.features import FeatureName
 from mptcp_throttled.answers.status import status
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
-from mptcp_throttled.vocabulary.features import Absent, FeatureName
+from mptcp_throttled.vocabulary.features import Absent
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 

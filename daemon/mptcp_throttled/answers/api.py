@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.accounting.history import History, requested_account, resolution_for
@@ -26,7 +27,6 @@ from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.policy.rules.override import requested_end, requested_override
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
 

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import ClassifierKind
 from mptcp_throttled.control.requests import carry_out
@@ -24,7 +25,7 @@ from mptcp_throttled.policy.terms import CurrentTerms
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import max_minor
-from mptcp_throttled.vocabulary.features import Feature, FeatureName, Situation
+from mptcp_throttled.vocabulary.features import Feature, Situation
 from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState, bounded, update_throttled, uplink_transitions
 from mptcp_throttled.vocabulary.terms import Facts
 

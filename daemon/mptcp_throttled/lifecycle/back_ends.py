@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config, DaemonSection
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import BackEnd
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
@@ -19,7 +20,7 @@ from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
-from mptcp_throttled.vocabulary.features import Absent, Feature, FeatureName
+from mptcp_throttled.vocabulary.features import Absent, Feature
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
@@ -34,7 +35,7 @@ from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.vocabulary.clock import Clock, Now
-from mptcp_throttled.vocabulary.features import Feature, FeatureName
+from mptcp_throttled.vocabulary.features import Feature
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -15,8 +15,8 @@ from typing import Final
 
 from immutables import Map
 
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import ClassifierKind, FourTuple
-from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import SocketTotals

@@ -5,29 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Final
 
+from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, format_token
 from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
-from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snapshot, Throttled, Transition
 
 _log = logging.getLogger("mptcp-throttled")
-
-_FEATURES: Final = {
-    FeatureName.PACING: (
-        "caps are decided in the kernel",
-        "only HTB enforces the rates, which slows whole connections down",
-    ),
-    FeatureName.DISCARDS: (
-        "clients are kept from discarding segments",
-        "clients may discard segments, which stalls connections over several networks",
-    ),
-}
-"""What is logged when a feature is in place, and when it is not."""
 
 
 def log_step(
@@ -39,9 +26,9 @@ def log_step(
         _log.info("policed client=%s direction=uplink reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
     for transition in transitions:
         _log_transition(transition, after)
-    for feature, (fine, drawback) in _FEATURES.items():
+    for feature, texts in FEATURE_TEXTS.items():
         if after.problem_of(feature) != before.problem_of(feature) and after.operator.pause is None:
-            _log_problem(fine, drawback, after.problem_of(feature))
+            _log_problem(texts.in_place, f"{feature}: {texts.drawback}", after.problem_of(feature))
     if after.classifier != before.classifier:
         _log.info("subflows are led to their classes by: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
@@ -112,8 +99,8 @@ def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
             _log.info("resolved: %s", error)
 
 
-def _log_problem(fine: str, drawback: str, problem: str | None) -> None:
+def _log_problem(in_place: str, drawback: str, problem: str | None) -> None:
     if problem is None:
-        _log.info("%s", fine)
+        _log.info("%s", in_place)
     else:
         _log.warning("%s: %s", drawback, problem)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from immutables import Map
@@ -33,14 +32,6 @@ class FeatureState:
 
     problem: str | None = None
     counters: Mapping[str, int] = field(default_factory=Map)
-
-
-class FeatureName(StrEnum):
-    """The features, as `status --json` names them."""
-
-    PACING = "pacing"
-    UPLINKS = "uplinks"
-    DISCARDS = "discards"
 
 
 class Feature(Protocol):

@@ -9,9 +9,10 @@ from typing import Final, Protocol
 
 from immutables import Map
 
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import AccessNetwork, Connection, Direction, FourTuple, Token
 from mptcp_throttled.vocabulary.decision import Decision, Throttle
-from mptcp_throttled.vocabulary.features import FeatureName, FeatureState
+from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.vocabulary.operator import OperatorState
 from mptcp_throttled.vocabulary.terms import PresentTerms

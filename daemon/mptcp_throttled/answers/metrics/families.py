@@ -15,13 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from mptcp_throttle.command_line import version
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
-from mptcp_throttled.vocabulary.features import FeatureName
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 

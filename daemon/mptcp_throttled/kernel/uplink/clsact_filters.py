@@ -39,7 +39,7 @@ _TCA_BPF_FLAG_ACT_DIRECT: Final = 1
 _UINT32: Final = Struct("=I")
 
 
-class Direction(Enum):
+class Hook(Enum):
     """Which packets a filter sees: the parent of the filter (include/uapi/linux/pkt_sched.h)."""
 
     INGRESS = 0xFFFF_FFF2
@@ -69,27 +69,27 @@ class ClsactFilters:
         """The interfaces with a filter of ours, or a clsact that we have added."""
         return [link for link in self._tc.interfaces() if self._record(link).exists() or self._all_of_ours(link)]
 
-    def attached(self, interface: Interface) -> set[Direction]:
+    def attached(self, interface: Interface) -> set[Hook]:
         """Where our filter is there, and comes first."""
         directions = set()
-        for direction in Direction:
+        for direction in Hook:
             ours, foreign = self._filters(interface, direction)
             if [_priority_of(filter_) for filter_ in ours] == [_priority_before(foreign)]:
                 directions.add(direction)
         return directions
 
-    def attach(self, interface: Interface, programs: Mapping[Direction, int]) -> None:
+    def attach(self, interface: Interface, programs: Mapping[Hook, int]) -> None:
         """Attach the programs with these file descriptors, in place of those that are there."""
         fault_point("tc filter add clsact")
         self._add_clsact(interface)
-        for direction in Direction:
+        for direction in Hook:
             ours, foreign = self._filters(interface, direction)
             for filter_ in ours:
                 self._tc.delete_filter(interface, direction.value, filter_)
             if direction in programs:
                 self._add(interface, direction, programs[direction], _priority_before(foreign))
 
-    def _add(self, interface: Interface, direction: Direction, program: int, priority: int) -> None:
+    def _add(self, interface: Interface, direction: Hook, program: int, priority: int) -> None:
         options = (
             attribute(_TCA_BPF_FD, _UINT32.pack(program))
             + attribute(_TCA_BPF_NAME, _NAME.encode() + b"\0")
@@ -105,7 +105,7 @@ class ClsactFilters:
         record = self._record(interface)
         if not record.exists():
             return
-        is_used = any(self._filters(interface, direction)[1] for direction in Direction)
+        is_used = any(self._filters(interface, direction)[1] for direction in Hook)
         if self._has_clsact(interface) and not is_used:
             self._tc.delete_qdisc(interface, _CLSACT)
         with os_errors(f"{record}"):
@@ -143,10 +143,10 @@ class ClsactFilters:
         qdiscs = self._tc.qdiscs().get(interface.index, [])
         return any(qdisc.kind == _CLSACT.kind and qdisc.parent == _CLSACT.parent for qdisc in qdiscs)
 
-    def _all_of_ours(self, interface: Interface) -> list[tuple[Direction, Filter]]:
-        return [(direction, filter_) for direction in Direction for filter_ in self._filters(interface, direction)[0]]
+    def _all_of_ours(self, interface: Interface) -> list[tuple[Hook, Filter]]:
+        return [(direction, filter_) for direction in Hook for filter_ in self._filters(interface, direction)[0]]
 
-    def _filters(self, interface: Interface, direction: Direction) -> tuple[list[Filter], list[Filter]]:
+    def _filters(self, interface: Interface, direction: Hook) -> tuple[list[Filter], list[Filter]]:
         """Ours, and those of other programs."""
         filters = self._tc.filters(interface, direction.value)
         return [f for f in filters if _is_ours(f)], [f for f in filters if not _is_ours(f)]

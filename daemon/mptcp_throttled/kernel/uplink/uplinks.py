@@ -16,7 +16,7 @@ from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb.tc import Interface, read_link_header, require_interfaces
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Direction
+from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 from mptcp_throttled.vocabulary.counters import UplinkCounters
 from mptcp_throttled.vocabulary.decision import Share, Throttle
@@ -58,7 +58,7 @@ class Uplinks:
         self._names = interfaces
         self._filters = filters
         self._program: UplinkProgram | None = None
-        self._attached: dict[Interface, set[Direction]] = {}
+        self._attached: dict[Interface, set[Hook]] = {}
         self._reminder: _Reminder | None = None
         self._numbers = count(_FREE + 1)
         self._shares: dict[Share, _ShareRecord] = {}
@@ -78,9 +78,9 @@ class Uplinks:
         if self._program is None:
             self._program = UplinkProgram()
         self._look_for_policed(self._program)
-        programs = {Direction.EGRESS: self._program.descriptor}
+        programs = {Hook.EGRESS: self._program.descriptor}
         if self.policed:
-            programs[Direction.INGRESS] = self._program.policing_descriptor
+            programs[Hook.INGRESS] = self._program.policing_descriptor
         before, attached = self._attached, self._filters.attached
         changed = [link for link in interfaces if link not in before or attached(link) != before[link]]
         incomplete = [link for link in interfaces if link in changed or before[link] != programs.keys()]

@@ -52,7 +52,7 @@ def requested_end(seconds: Json, now: float) -> float | None:
         return None
     # Written so that it refuses NaN too; a bool is an int to Python.
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
-        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which is until reset"
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which has no end"
         raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
     return now + seconds
 

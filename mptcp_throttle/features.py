@@ -1,0 +1,38 @@
+"""The features of the kernel besides HTB classes, and what is said about them wherever they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class FeatureName(StrEnum):
+    """The features, as `status --json` names them."""
+
+    PACING = "pacing"
+    UPLINKS = "uplinks"
+    DISCARDS = "discards"
+
+
+class FeatureTexts(NamedTuple):
+    """What is said when a feature is in place; what its absence costs; and what to do about it."""
+
+    in_place: str
+    drawback: str
+    remedy: str
+
+
+FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
+    FeatureName.PACING: FeatureTexts(
+        "caps are decided in the kernel",
+        "none, so that a cap slows down the whole connection",
+        "docs/services.md, Pace, names what it needs",
+    ),
+    FeatureName.DISCARDS: FeatureTexts(
+        "clients are kept from discarding segments",
+        "not prevented, so that connections over several networks may stall",
+        "docs/services.md, Discards, names what it needs",
+    ),
+}
+"""Problems of uplinks are among the errors."""
