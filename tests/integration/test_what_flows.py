@@ -51,7 +51,7 @@ def wait_reported(world: ProxyWorld, why: str, rate: object) -> str:
     assert str(line).endswith(f": {why}")
     assert f"not enforced: {line}" in world.services.cli("status").stdout
     assert f"{rate} (not enforced)" in world.services.cli("connections").stdout
-    assert "1 subflows: what is applied is not enforced; client=10.1.0.2:" in world.daemon.log_text()
+    assert "1 subflows: rate not enforced; client=10.1.0.2:" in world.daemon.log_text()
     return str(line)
 
 
