@@ -67,18 +67,19 @@ BATCHES: Final = """
 import json, subprocess
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb import htb, tc
+from mptcp_throttled.vocabulary import class_ids
 subprocess.run("ip link set lo up", shell=True, check=True)
 lo, control, rate = tc.find_interface("lo"), tc.TrafficControl(), Rate(1_000_000)
 control.add_qdisc(lo, htb.root_qdisc(0), replace=True)
 def add(minor):
-    return tc.add_class(lo, htb.classid(minor), htb.class_options(rate), rate)
+    return tc.add_class(lo, class_ids.classid(minor), htb.class_options(rate), rate)
 batches = [
-    [add(2), add(2), tc.delete_class(lo, htb.classid(9)), add(3)],
+    [add(2), add(2), tc.delete_class(lo, class_ids.classid(9)), add(3)],
     [add(number) for number in range(2, 200)],
     [add(200), add(200)],
 ]
 refusals = [[refusal and refusal.number for refusal in control.carry_out(batch)] for batch in batches]
-print(json.dumps([refusals, sorted(htb.minor_of(item.classid) for item in control.htb_classes(lo))]))
+print(json.dumps([refusals, sorted(class_ids.minor_of(classid) for classid in control.htb_classes(lo))]))
 """
 
 
