@@ -9,7 +9,8 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.rules.override import objection, requested_override
+from mptcp_throttled.control.operator_state import objection
+from mptcp_throttled.control.requests import requested_override
 from mptcp_throttled.policy.terms import CurrentTerms, terms_of
 from mptcp_throttled.vocabulary.operator import Override
 from mptcp_throttled.vocabulary.terms import Facts, Term

@@ -9,7 +9,7 @@ from examples import connection, subflow
 from loops import LoopOnModels
 
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.rules.override import requested_override
+from mptcp_throttled.control.requests import requested_override
 
 
 @pytest.fixture

@@ -21,10 +21,19 @@ from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox
-from mptcp_throttled.control.requests import Reload, Request, ResetRates, Resume, SetPause, SetRate, T
+from mptcp_throttled.control.requests import (
+    Reload,
+    Request,
+    ResetRates,
+    Resume,
+    SetPause,
+    SetRate,
+    T,
+    requested_end,
+    requested_override,
+)
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.enforcing.diff import diff
-from mptcp_throttled.policy.rules.override import requested_end, requested_override
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState

@@ -1,22 +1,24 @@
 """The operator state: rates set by hand (overrides) and a pause. They survive restarts and may expire.
 
-The file in the state directory: `{"format": 1, "overrides": [...], "pause": null or {...}}`, overrides as in
-`policy/rules/override.py`, a pause as in `clock`.
+The file in the state directory: `{"format": 1, "overrides": [...], "pause": null or {...}}`. An override is
+`{"network", "direction", "kind", "rate_bps", "expires_at", "seconds_left"}`: `direction` is `downlink` or `uplink`,
+`kind` is `cap` or `limit`, `rate_bps` null is unlimited, and the rest is as in `clock`, as is a pause.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import AccessNetwork
-from mptcp_throttled.policy.rules.override import decode_override, encode_override, no_such_network, objection
+from mptcp_throttle.model import AccessNetwork, Direction, RateKind
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.clock import Clock, Now, decode_end, encode_end
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, is_over
 
@@ -73,7 +75,7 @@ class OperatorStore:
     def reset(self, network: str) -> None:
         """Return to the configured rates of a network. Raises UserError for an unknown one."""
         if network not in [known.name for known in self._networks]:
-            raise UserError(no_such_network(network, self._networks))
+            raise UserError(_no_such_network(network, self._networks))
         overrides = tuple(o for o in self._state.overrides if o.network != network)
         self._store(replace(self._state, overrides=overrides))
 
@@ -91,7 +93,7 @@ class OperatorStore:
         now = Now.of(self._clock)
         document = {
             "format": _FORMAT,
-            "overrides": [encode_override(o, now) for o in state.overrides],
+            "overrides": [_encode_override(o, now) for o in state.overrides],
             "pause": None if state.pause is None else encode_end(state.pause.end, now),
         }
         try:
@@ -123,10 +125,49 @@ class OperatorStore:
             if document["format"] != _FORMAT:
                 raise ValueError(f"format {document['format']}")
             now, pause = self._written_at, document["pause"]
-            overrides = tuple(decode_override(item, now) for item in document["overrides"])
+            overrides = tuple(_decode_override(item, now) for item in document["overrides"])
             return OperatorState(overrides, None if pause is None else Pause(decode_end(pause, now)))
         except FileNotFoundError:
             return OperatorState()
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             _log.error("%s: cannot be used (%s): there is no override and no pause", self._path, error)
             return OperatorState()
+
+
+def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
+    """Why an override, one of `overrides`, does not fit these networks, in one line; None if it fits."""
+    network = next((network for network in networks if network.name == override.network), None)
+    if network is None:
+        return _no_such_network(override.network, networks)
+    if override.kind.is_cap and network.preference == min(n.preference for n in networks):
+        return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
+    by_hand = {o.kind: o.rate for o in overrides if o.network == network.name}
+    rates = network.with_rates(by_hand).rates
+    for kind, limit_kind in ((direction.cap, direction.limit) for direction in Direction):
+        cap, limit = rates.get(kind), rates.get(limit_kind)
+        if cap is not None and limit is not None and cap > limit:
+            return f"{network.name}: {kind} {cap} would be more than {limit_kind} {limit}; allowed: up to it"
+    return None
+
+
+def _no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:
+    """The error text for a name that no access network has."""
+    return f"{name}: no such access network; allowed: {', '.join(network.name for network in networks)}"
+
+
+def _encode_override(override: Override, now: Now) -> Json:
+    """The JSON object of an override."""
+    return {
+        "network": override.network,
+        "direction": override.kind.direction,
+        "kind": override.kind.word,
+        "rate_bps": None if override.rate is None else override.rate.bits_per_second,
+        **encode_end(override.end, now),
+    }
+
+
+def _decode_override(data: Json, now: Now) -> Override:
+    """The override of a JSON object. Raises ValueError, KeyError, TypeError or OverflowError if it is none."""
+    rate, kind = data["rate_bps"], RateKind.of(data["direction"], data["kind"])
+    parsed = None if rate is None else Rate(int(rate))
+    return Override(str(data["network"]), kind, parsed, decode_end(data, now))

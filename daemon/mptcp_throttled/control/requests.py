@@ -10,7 +10,10 @@ from typing import Any, Generic, TypeVar
 from mptcp_throttle import logs
 from mptcp_throttle.config.changes import Change
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.errors import ConfigError, UserError, shown
+from mptcp_throttle.model import Direction, RateKind
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.vocabulary.operator import Override, Pause
@@ -63,6 +66,39 @@ class Reload(Request[Reloaded]):
     """Use a configuration, if it is valid and needs no restart; `loaded` is why it could not be loaded, if so."""
 
     loaded: Config | ConfigError
+
+
+def requested_override(network: Json, direction: Json, kind: Json, rate: Json, seconds: Json, now: float) -> Override:
+    """The override that `set_rate` asks for, `now` being in monotonic seconds.
+
+    Raises UserError naming the argument, its value and what is allowed.
+    """
+    if not isinstance(network, str):
+        raise UserError(f"network: {shown(network)}: allowed: the name of an access network")
+    for name, value, allowed in (("direction", direction, list(Direction)), ("kind", kind, ["cap", "limit"])):
+        if value not in allowed:
+            raise UserError(f"{name}: {shown(value)}: allowed: {', '.join(allowed)}")
+    if not isinstance(rate, str | None):
+        raise UserError(f"rate: {shown(rate)}: is not text; allowed: {RATE_SYNTAX}; or null, which is unlimited")
+    try:
+        parsed = None if rate is None else Rate.parse(rate)
+    except ValueError as error:
+        raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
+    return Override(network, RateKind.of(direction, kind), parsed, requested_end(seconds, now))
+
+
+def requested_end(seconds: Json, now: float) -> float | None:
+    """The end of a request for `seconds`, in monotonic seconds as `now` is; None: it lasts until it is reset.
+
+    Raises UserError with what is allowed.
+    """
+    if seconds is None:
+        return None
+    # Written so that it refuses NaN too; a bool is an int to Python.
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DURATION:
+        allowed = f"a number above 0, up to {MAX_DURATION:.0f}; or null, which has no end"
+        raise UserError(f"seconds: {shown(seconds)}: allowed: {allowed}")
+    return now + seconds
 
 
 def carry_out(request: Request[T], operator: OperatorStore, running: RunningConfig) -> Any:  # noqa: ANN401
