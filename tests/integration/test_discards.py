@@ -35,7 +35,7 @@ from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention, DiscardPrograms
-from mptcp_throttled.kernel.htb.tc import find_interface
+from mptcp_throttled.kernel.interfaces import find_interface
 from mptcp_throttled.vocabulary.counters import DiscardCounters
 from mptcp_throttled.vocabulary.features import Situation
 

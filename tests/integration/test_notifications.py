@@ -31,7 +31,8 @@ COMMANDS: Final = {
 
 SCRIPT: Final = """
 import json, subprocess, sys, threading, time
-from mptcp_throttled.kernel.htb.tc import TrafficControl
+from mptcp_throttled.kernel.interfaces import find_interface
+from mptcp_throttled.kernel.tc import TrafficControl
 from mptcp_throttled.kernel.watch import Notifications
 subprocess.run("ip link add ours up type veth peer name theirs; ip link set theirs up", shell=True, check=True)
 changed, tc = threading.Event(), TrafficControl()
@@ -49,7 +50,7 @@ for command in json.loads(sys.argv[1]):
     subprocess.run(command, shell=True, check=True)
     noticed[command] = changed.wait(0.3)
     settle()
-ours = next(interface for interface in tc.interfaces() if interface.name == "ours")
+ours = find_interface("ours")
 tc.delete_root(ours)
 noticed["by ourselves"] = changed.wait(0.3)
 print(json.dumps(noticed))
@@ -66,10 +67,12 @@ def test_notifications_report_only_what_others_change_on_our_interface() -> None
 BATCHES: Final = """
 import json, subprocess
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb import htb, tc
+from mptcp_throttled.kernel import tc
+from mptcp_throttled.kernel.htb import htb
+from mptcp_throttled.kernel.interfaces import find_interface
 from mptcp_throttled.vocabulary import class_ids
 subprocess.run("ip link set lo up", shell=True, check=True)
-lo, control, rate = tc.find_interface("lo"), tc.TrafficControl(), Rate(1_000_000)
+lo, control, rate = find_interface("lo"), tc.TrafficControl(), Rate(1_000_000)
 control.add_qdisc(lo, htb.root_qdisc(0), replace=True)
 def add(minor):
     return tc.add_class(lo, class_ids.classid(minor), htb.class_options(rate), rate)

@@ -114,9 +114,10 @@ def test_missing_capabilities_are_one_line(hosts: Hosts, services: Services, nam
 
 def test_qdisc_probe_changes_nothing(hosts: Hosts) -> None:
     probe = (
-        "from mptcp_throttled.kernel.htb.tc import TrafficControl\n"
+        "from mptcp_throttled.kernel.interfaces import find_interface\n"
+        "from mptcp_throttled.kernel.tc import TrafficControl\n"
         "tc = TrafficControl()\n"
-        "eth0 = next(interface for interface in tc.interfaces() if interface.name == 'eth0')\n"
+        "eth0 = find_interface('eth0')\n"
         "print([tc.knows_qdisc(eth0, kind) for kind in ('htb', 'no_such_kind')])"
     )
     before = kernel_state(hosts.lab.proxy)

@@ -26,7 +26,7 @@ from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb.tc import find_interface
+from mptcp_throttled.kernel.interfaces import find_interface
 from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import ThrottledUplink, Told, UplinkProgram

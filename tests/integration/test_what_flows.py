@@ -147,7 +147,8 @@ def harms(world: ProxyWorld) -> dict[str, str]:
 
 SLOW_CLASS = """
 import socket, subprocess
-from mptcp_throttled.kernel.htb.tc import find_interface, read_class_bytes
+from mptcp_throttled.kernel.interfaces import find_interface
+from mptcp_throttled.kernel.tc import read_class_bytes
 for command in (
     "ip link add ours type veth peer name theirs",
     "ip address add 192.0.2.1/24 dev ours",

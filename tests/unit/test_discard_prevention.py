@@ -14,7 +14,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention
-from mptcp_throttled.kernel.htb.tc import Interface
+from mptcp_throttled.kernel.interfaces import Interface
 from mptcp_throttled.vocabulary.counters import DiscardCounters
 from mptcp_throttled.vocabulary.features import Situation
 

@@ -12,7 +12,8 @@ from mptcp_throttle.linux.netlink_codec import pack
 from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb import htb
-from mptcp_throttled.kernel.htb.tc import Interface, add_class, add_qdisc, delete_class, parse_message
+from mptcp_throttled.kernel.interfaces import Interface
+from mptcp_throttled.kernel.tc import add_class, add_qdisc, delete_class, parse_message
 from mptcp_throttled.vocabulary import class_ids
 
 ETH0 = Interface(7, "eth0")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore
-from mptcp_throttled.kernel.htb.tc import Qdisc
+from mptcp_throttled.kernel.tc import Qdisc
 
 RECORDED = SavedQdiscs((Qdisc("pfifo", 0x50000, 0xFFFFFFFF, bytes(4)),), restoring=True)
 

@@ -18,7 +18,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, AttachType, BpfObject, is_attached
 from mptcp_throttle.model import AccessNetwork
-from mptcp_throttled.kernel.htb.tc import Interface, find_interfaces
+from mptcp_throttled.kernel.interfaces import Interface, find_interfaces
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
 from mptcp_throttled.vocabulary.counters import DiscardCounters

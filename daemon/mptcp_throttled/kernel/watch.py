@@ -21,7 +21,7 @@ from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Instruction, Line, assemble
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import Message, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
-from mptcp_throttled.kernel.htb.tc import find_interfaces
+from mptcp_throttled.kernel.interfaces import find_interfaces
 
 _log = logging.getLogger("mptcp-throttled")
 

@@ -13,7 +13,7 @@ from mptcp_throttle.linux.c_layout import S16, U8, U16, U32, pack, size_of, unpa
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb.tc import Filter, Qdisc
+from mptcp_throttled.kernel.tc import Filter, Qdisc
 from mptcp_throttled.vocabulary.class_ids import HANDLE, MarkedTraffic, classid, mark_shift, minor_of
 
 LEAF_PACKETS: Final = 1000

@@ -16,15 +16,17 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb import htb, tc
+from mptcp_throttled.kernel import tc
+from mptcp_throttled.kernel.htb import htb
 from mptcp_throttled.kernel.htb.restore import QdiscDump, QdiscRestore
 from mptcp_throttled.kernel.htb.saved import tree_of, why_not_restorable
+from mptcp_throttled.kernel.interfaces import Interface, find_interface, none_exists, require_interfaces
 from mptcp_throttled.vocabulary import class_ids
 from mptcp_throttled.vocabulary.kernel_state import HtbState, QdiscState
 from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, ClassOperation, DeleteClass
 
 # LOOPBACK_IFINDEX in include/net/flow.h: every network namespace has it.
-_LOOPBACK: Final = tc.Interface(1, "lo")
+_LOOPBACK: Final = Interface(1, "lo")
 
 _RETRY_SECONDS: Final = 60.0
 """After which HTB is tried again on an interface that refuses it while another interface has it."""
@@ -79,7 +81,7 @@ class RootQdiscs:
         is_usable = len(obstacles) < len(own)
         return QdiscState(
             _common(list(states.values()), complete=len(without) == len(obstacles)),
-            None if is_usable else next(iter(obstacles), tc.none_exists(self._names)),
+            None if is_usable else next(iter(obstacles), none_exists(self._names)),
             any(self._saved.is_pending(dump, interface) for interface in without),
             tuple(
                 interface.name
@@ -99,7 +101,7 @@ class RootQdiscs:
         for a minute, if another interface has it.
         """
         dump = self._saved.dump()
-        missing = [interface for interface in tc.require_interfaces(self._names) if not dump.has_htb(interface)]
+        missing = [interface for interface in require_interfaces(self._names) if not dump.has_htb(interface)]
         refusals = []
         for interface in missing:
             obstacle = self._why_without(interface, dump.of(interface))
@@ -115,14 +117,14 @@ class RootQdiscs:
             self._refusals.clear()  # no subflow is throttled: all are tried again as often as any reconcile
             raise refusals[0]
 
-    def _why_without(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
+    def _why_without(self, interface: Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
         """Why HTB must not, or cannot, be installed on an interface; None if it may be tried."""
         refusal = self._refusals.get(interface.index)
         if refusal is not None and time.monotonic() < refusal.until:
             return f"{interface.name}: {refusal.text}"
         return self._obstacle(interface, qdiscs)
 
-    def _install_on(self, interface: tc.Interface, dump: QdiscDump, default_minor: int) -> None:
+    def _install_on(self, interface: Interface, dump: QdiscDump, default_minor: int) -> None:
         restore_pending = self._saved.is_pending(dump, interface)  # then the existing record stays valid
         if not restore_pending:
             self._saved.save(interface, dump)
@@ -149,10 +151,10 @@ class RootQdiscs:
         Without a name, of each interface of the proxy that has our HTB or a restore pending.
         """
         if name is not None:
-            self._restore(tc.find_interface(name))
+            self._restore(find_interface(name))
             return
         dump = self._saved.dump()
-        own = tc.require_interfaces(self._names)
+        own = require_interfaces(self._names)
         self._restore_all([link for link in own if dump.has_htb(link) or self._saved.is_pending(dump, link)])
 
     def fail_open(self) -> None:
@@ -165,12 +167,12 @@ class RootQdiscs:
             self._restore_all([interface for interface in dump.interfaces if dump.has_htb(interface)])
         except KernelError:
             with suppress(KernelError):
-                for interface in tc.require_interfaces(self._names):
+                for interface in require_interfaces(self._names):
                     with suppress(KernelError):
                         self._tc.delete_filters(interface, class_ids.HANDLE)
             raise
 
-    def _restore_all(self, interfaces: Iterable[tc.Interface]) -> None:
+    def _restore_all(self, interfaces: Iterable[Interface]) -> None:
         refusals = []
         for interface in interfaces:
             try:
@@ -180,7 +182,7 @@ class RootQdiscs:
         if refusals:
             raise refusals[0]
 
-    def _restore(self, interface: tc.Interface) -> None:
+    def _restore(self, interface: Interface) -> None:
         self._saved.restore(interface)
         self._classes.pop(interface.index, None)
 
@@ -191,7 +193,7 @@ class RootQdiscs:
         replaces its leaf. An interface that has come since the last reading gets its classes by a full reconcile.
         """
         try:
-            own = tc.require_interfaces(self._names)
+            own = require_interfaces(self._names)
         except KernelError as error:
             return [error] * len(operations)
         interfaces = [interface for interface in own if interface.index in self._classes] or own
@@ -210,7 +212,7 @@ class RootQdiscs:
         self._tc.carry_out(partly_added)
         return refusals
 
-    def _requests(self, operation: ClassOperation, interface: tc.Interface) -> Iterator[Request]:
+    def _requests(self, operation: ClassOperation, interface: Interface) -> Iterator[Request]:
         minor = operation.minor
         classid, leaf = class_ids.classid(minor), htb.leaf_qdisc(minor)
         classes = self._classes.get(interface.index, {})
@@ -226,7 +228,7 @@ class RootQdiscs:
             case DeleteClass() if not is_only_elsewhere:
                 yield tc.delete_class(interface, classid)
 
-    def _note(self, operation: ClassOperation, interfaces: Iterable[tc.Interface]) -> None:
+    def _note(self, operation: ClassOperation, interfaces: Iterable[Interface]) -> None:
         for interface in interfaces:
             classes = self._classes.setdefault(interface.index, {})
             match operation:
@@ -237,7 +239,7 @@ class RootQdiscs:
 
     def class_bytes(self) -> Mapping[int, int]:
         total: Counter[int] = Counter()
-        for interface in tc.require_interfaces(self._names):
+        for interface in require_interfaces(self._names):
             for id_, sent in tc.read_class_bytes(interface).items():
                 minor = class_ids.minor_of(id_)
                 if minor is not None:
@@ -249,7 +251,7 @@ class RootQdiscs:
         if not self._tc.knows_qdisc(_LOOPBACK, "htb"):
             raise KernelError("the kernel has no HTB (CONFIG_NET_SCH_HTB)", errno.ENOENT)
 
-    def _read_htb(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
+    def _read_htb(self, interface: Interface, qdiscs: Sequence[tc.Qdisc]) -> HtbState:
         root = next(qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT)
         with_leaf = {qdisc.parent for qdisc in qdiscs if htb.is_leaf(qdisc)}
         return HtbState(
@@ -266,7 +268,7 @@ class RootQdiscs:
         ours = (htb.is_mark_filter(filter_, self._marking) for filter_ in filters)
         return any(ours) == self._needs_filter()
 
-    def _obstacle(self, interface: tc.Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
+    def _obstacle(self, interface: Interface, qdiscs: Sequence[tc.Qdisc]) -> str | None:
         """Why the root qdisc must not be replaced; None if it may be."""
         if self._force:
             return None

@@ -13,7 +13,8 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, tree_of
-from mptcp_throttled.kernel.htb.tc import Interface, Qdisc, TrafficControl
+from mptcp_throttled.kernel.interfaces import Interface, all_interfaces
+from mptcp_throttled.kernel.tc import Qdisc, TrafficControl
 from mptcp_throttled.vocabulary.class_ids import HANDLE
 
 _log = logging.getLogger("mptcp-throttled")
@@ -47,7 +48,7 @@ class QdiscRestore:
 
     def dump(self) -> QdiscDump:
         """What tc shows now; deletes the records of interfaces that no longer exist, whose index may be reused."""
-        dump = QdiscDump(self._tc.interfaces(), self._tc.qdiscs())
+        dump = QdiscDump(all_interfaces(), self._tc.qdiscs())
         for index in set(self._store.indices()) - {interface.index for interface in dump.interfaces}:
             # A dump can miss an interface while another is added and removed.
             if not _exists(index):

@@ -17,7 +17,7 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
-from mptcp_throttled.kernel.htb.tc import Qdisc
+from mptcp_throttled.kernel.tc import Qdisc
 from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
 
 _FORMAT_VERSION: Final = 1

@@ -16,7 +16,9 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb import htb, tc
+from mptcp_throttled.kernel import tc
+from mptcp_throttled.kernel.htb import htb
+from mptcp_throttled.kernel.interfaces import Interface, find_interface, find_interfaces
 from mptcp_throttled.kernel.openvswitch.openflow import leaves_no_room, minor_of_queue, queue_of
 from mptcp_throttled.kernel.openvswitch.switch import LIST_PORTS, OpenVswitch, Port, records
 from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
@@ -78,7 +80,7 @@ class PortQueues:
         self._switch = switch
         self._qos: str | None = None
         self._queues: dict[int, str] = {}
-        self._interface_with_htb: tc.Interface | None = None  # by index: it may be renamed
+        self._interface_with_htb: Interface | None = None  # by index: it may be renamed
 
     @property
     def ports(self) -> frozenset[int]:
@@ -150,7 +152,7 @@ class PortQueues:
         return refusals
 
     def class_bytes(self) -> dict[int, int]:
-        by_class = tc.read_class_bytes(tc.find_interface(self._interface))
+        by_class = tc.read_class_bytes(find_interface(self._interface))
         return {id_ - _HANDLE: sent for id_, sent in by_class.items() if id_ & MAJOR == _HANDLE}
 
     def _change(self, operations: Sequence[ClassOperation]) -> None:
@@ -221,7 +223,7 @@ class PortQueues:
         classes = {minor: _rate(rates.get(minor), rate) for minor, rate in (in_kernel or {}).items() if minor in rates}
         return HtbState(qos.default_minor, works, classes)
 
-    def _classes_in_kernel(self, interface: tc.Interface | None) -> dict[int, Rate | None] | None:
+    def _classes_in_kernel(self, interface: Interface | None) -> dict[int, Rate | None] | None:
         """The rates of HTB's classes in the kernel; None without HTB."""
         if interface is None:
             return None
@@ -255,8 +257,8 @@ class PortQueues:
             return f"bridge {bridge.name} has OpenFlow rules of its own, or lacks the rule NORMAL"
         return None
 
-    def _own_interface(self) -> tc.Interface | None:
-        return next(iter(tc.find_interfaces((self._interface,))), None)
+    def _own_interface(self) -> Interface | None:
+        return next(iter(find_interfaces((self._interface,))), None)
 
     def _records(self) -> _Records:
         all_qos, queues, ports = self._switch.tables(
@@ -347,11 +349,11 @@ def _parse_rate(row: Mapping[str, Any]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _roots(control: tc.TrafficControl, interface: tc.Interface) -> list[tc.Qdisc]:
+def _roots(control: tc.TrafficControl, interface: Interface) -> list[tc.Qdisc]:
     return [qdisc for qdisc in control.qdiscs().get(interface.index, ()) if qdisc.parent == TC_H_ROOT]
 
 
-def _has_htb(control: tc.TrafficControl, interface: tc.Interface) -> bool:
+def _has_htb(control: tc.TrafficControl, interface: Interface) -> bool:
     return any(root.kind == "htb" and root.handle == _HANDLE for root in _roots(control, interface))
 
 

@@ -20,7 +20,8 @@ from pyroute2.netlink.rtnl import TC_H_CLSACT
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
-from mptcp_throttled.kernel.htb.tc import Filter, Interface, Qdisc, TrafficControl
+from mptcp_throttled.kernel.interfaces import Interface, all_interfaces
+from mptcp_throttled.kernel.tc import Filter, Qdisc, TrafficControl
 
 _PRIORITY: Final = 77
 """Of our filters, if those of other programs come later: the kernel itself chooses them from 49152 down."""
@@ -67,7 +68,7 @@ class ClsactFilters:
 
     def interfaces(self) -> list[Interface]:
         """The interfaces with a filter of ours, or a clsact that we have added."""
-        return [link for link in self._tc.interfaces() if self._record(link).exists() or self._all_of_ours(link)]
+        return [link for link in all_interfaces() if self._record(link).exists() or self._all_of_ours(link)]
 
     def attached(self, interface: Interface) -> set[Hook]:
         """Where our filter is there, and comes first."""
@@ -113,7 +114,7 @@ class ClsactFilters:
 
     def forget_stale(self) -> None:
         """Delete the records of interfaces that have gone."""
-        present = {interface.index for interface in self._tc.interfaces()}
+        present = {interface.index for interface in all_interfaces()}
         for entry in self._directory.glob("clsact-*"):
             name = _FILE_NAME.fullmatch(entry.name)
             if name is not None and int(name[1]) not in present:

@@ -14,7 +14,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.kernel.htb.tc import Interface, read_link_header, require_interfaces
+from mptcp_throttled.kernel.interfaces import Interface, read_link_header, require_interfaces
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import UplinkProgram

@@ -11,13 +11,8 @@ all kinds nor classic BPF.
 from __future__ import annotations
 
 import errno
-import fcntl
 import socket
-import sys
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from socket import if_nameindex, if_nametoindex
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -25,11 +20,11 @@ from pyroute2 import IPRoute
 from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, os_errors
-from mptcp_throttle.linux.link_header import LinkHeader, link_header_of
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.interfaces import Interface
 from mptcp_throttled.vocabulary.class_ids import MAJOR, format_classid, format_handle
 
 _TCMSG: Final = Struct("=BxxxiIII")
@@ -44,9 +39,6 @@ _TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats
 _TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
 _OF_CLASS: Final = frozenset({_TCA_STATS_BASIC, _TCA_STATS_QUEUE})
 _BYTES: Final = Struct("=Q")
-# include/uapi/linux/sockios.h, if.h (struct ifreq)
-_SIOCGIFHWADDR: Final = 0x8927
-_IFNAMSIZ, _IFREQ_BYTES = 16, 40
 _BACKLOG: Final = Struct("=4xI")
 
 
@@ -82,53 +74,6 @@ class Filter(NamedTuple):
     options: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """A network interface: its index identifies it for as long as it exists, its name may change."""
-
-    index: int
-    name: str
-
-
-def find_interface(name: str) -> Interface:
-    """The interface with this name. Raises KernelError with ENODEV if there is none."""
-    try:
-        return Interface(if_nametoindex(name), name)
-    except OSError as error:
-        raise KernelError(f"interface {name} does not exist", errno.ENODEV) from error
-
-
-def find_interfaces(names: Collection[str]) -> list[Interface]:
-    """The interfaces that exist, each once: an interface may have several names (ip link property, altname)."""
-    by_index: dict[int, Interface] = {}
-    for name in names:
-        with suppress(KernelError):
-            interface = find_interface(name)
-            by_index.setdefault(interface.index, interface)
-    return list(by_index.values())
-
-
-def require_interfaces(names: tuple[str, ...]) -> list[Interface]:
-    """As `find_interfaces`. Raises KernelError with ENODEV if none exists."""
-    interfaces = find_interfaces(names)
-    if not interfaces:
-        raise KernelError(none_exists(names), errno.ENODEV)
-    return interfaces
-
-
-def none_exists(names: tuple[str, ...]) -> str:
-    """The error if no interface with one of these names exists."""
-    return f"interface {names[0]} does not exist" if len(names) == 1 else f"none of {', '.join(names)} exists"
-
-
-def read_link_header(interface: Interface) -> LinkHeader | None:
-    """The header with which its frames begin; None: not supported. Raises KernelError."""
-    request = interface.name.encode().ljust(_IFREQ_BYTES, b"\0")
-    with os_errors(f"ip link show {interface.name}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        answer = fcntl.ioctl(asking, _SIOCGIFHWADDR, request)
-    return link_header_of(int.from_bytes(answer[_IFNAMSIZ : _IFNAMSIZ + 2], sys.byteorder))
-
-
 class TrafficControl:
     """tc of this network namespace. All methods raise KernelError."""
 
@@ -145,11 +90,6 @@ class TrafficControl:
     def ports(self) -> frozenset[int]:
         """The netlink ports (nlmsg_pid) of our requests: notifications of our own changes carry them."""
         return frozenset({int(self._ip.status["epid"]), self._socket.port})
-
-    def interfaces(self) -> list[Interface]:
-        """All interfaces."""
-        with netlink_call("ip link show"):
-            return [Interface(index, name) for index, name in if_nameindex()]
 
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
