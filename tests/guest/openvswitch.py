@@ -98,7 +98,7 @@ def test_change_by_another_program_is_repaired(world: ProxyWorld, uplink: Uplink
 def test_bridge_with_rules_of_its_own_is_not_touched(world: ProxyWorld, uplink: Uplink) -> None:
     uplink.switch.rules("add-flow", "priority=100,udp,actions=drop")
     eventually(lambda: "bridge br0 has OpenFlow rules of its own" in str(world.errors()), "said")
-    eventually(lambda: uplink.records() == "" and "set_queue" not in uplink.rules(), "everybody is free")
+    eventually(lambda: uplink.records() == "" and "set_queue" not in uplink.rules(), "all subflows are free")
     uplink.switch.rules("del-flows", "udp")
     eventually(lambda: throttled(uplink), "throttled again")
 

@@ -54,7 +54,7 @@ def before(world: ProxyWorld) -> dict[str, str]:
 
 @pytest.fixture
 def own_world(request: pytest.FixtureRequest) -> Iterator[ProxyWorld]:
-    """For a test that changes the hosts: nobody else has them."""
+    """For a test that changes the hosts: no other test has them."""
     module = request.module
     networks, daemon = getattr(module, "NETWORKS", WIFI_FIRST), getattr(module, "DAEMON", None)
     with proxy_world.proxy_world(getattr(module, "TOPOLOGY", None), networks, daemon) as running:

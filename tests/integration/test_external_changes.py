@@ -92,9 +92,9 @@ rule.create_target("RETURN")
 while True:
     try:
         table.refresh()
-        if not table.is_chain("SOMEBODY"):
-            table.create_chain("SOMEBODY")
-        chain = iptc.Chain(table, "SOMEBODY")
+        if not table.is_chain("FOREIGN"):
+            table.create_chain("FOREIGN")
+        chain = iptc.Chain(table, "FOREIGN")
         chain.flush() if chain.rules else chain.append_rule(rule)
         time.sleep(0.003)
         table.commit()
@@ -183,7 +183,7 @@ def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
     before = kernel_state(world.proxy)
     world.begin_settled()
     world.proxy.ip(["link set eth0 down"])
-    eventually(lambda: is_free(world), "nobody capped", WITHIN)
+    eventually(lambda: is_free(world), "no subflow capped", WITHIN)
     world.proxy.ip(UP_AGAIN)
     eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
     assert world.errors() == []
@@ -195,7 +195,7 @@ def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) 
     before = kernel_state(proxy)
     own_world.begin_settled()
     router.ip(["link delete proxy"])
-    eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
+    eventually(lambda: is_free(own_world), "no subflow capped", WITHIN)
     eventually(lambda: own_world.errors() == ["interface eth0 does not exist"], "the error reported", WITHIN)
     recreate(own_world)
     own_world.download()
@@ -251,7 +251,7 @@ def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyW
     proxy, router = own_world.proxy, own_world.lab.router
     own_world.begin_settled()
     router.ip(["link delete proxy"])
-    eventually(lambda: is_free(own_world), "nobody capped", WITHIN)
+    eventually(lambda: is_free(own_world), "no subflow capped", WITHIN)
     router.ip([f"link add proxy type veth peer name eth0 netns {proxy.namespace}", "link set proxy up"])
     proxy.ip(UP_AGAIN)
     assert own_world.daemon.stop() == 0
@@ -270,7 +270,7 @@ def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str
         world.proxy.ip(["link set eth0 down", renaming])
     own = "qdisc pfifo 7: root limit 77p"
     eventually(lambda: root_qdisc(world, "eth9") == own, "the saved qdisc restored under the new name", WITHIN)
-    eventually(lambda: is_free(world), "nobody capped", WITHIN)
+    eventually(lambda: is_free(world), "no subflow capped", WITHIN)
     assert world.errors() == ["interface eth0 does not exist"]
     world.proxy.ip(["link set eth9 down", "link set eth9 name eth0", *UP_AGAIN])
     eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
@@ -294,7 +294,7 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
     curl = client.start("curl", "mptcpize", "run", "curl", "-so", "/dev/null", "--proxy", "http://10.3.0.9:8080", url)
     eventually(lambda: any(mark.proxy == "10.3.0.9" for mark in own_world.marks()), "capped at the new address")
     eventually(
-        lambda: all(mark.proxy != "10.3.0.2" for mark in own_world.marks()), "nobody capped at the old one", COMEBACK
+        lambda: all(mark.proxy != "10.3.0.2" for mark in own_world.marks()), "none capped at the old one", COMEBACK
     )
     assert own_world.errors() == []
     own_world.abort()
@@ -310,7 +310,7 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
         ]
     )
     foreign = world.qdisc_kinds()
-    eventually(lambda: is_free(world), "nobody capped", WITHIN)
+    eventually(lambda: is_free(world), "no subflow capped", WITHIN)
     eventually(lambda: len(world.errors()) == 1, "the error reported", WITHIN)
     assert world.errors()[0].startswith("eth0: root qdisc htb 9: ")
     assert world.qdisc_kinds() == foreign
@@ -340,14 +340,14 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
         return world.daemon.log_text().count(" cap token=") > 5
 
     eventually(more_was_capped, "six downloads capped", within=60)
-    assert "-N SOMEBODY" in world.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
+    assert "-N FOREIGN" in world.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
     assert committer.exit_status is None
     committer.stop()
     eventually(lambda: len(world.marks()) == len(world.capped()) == 1, "as planned", WITHIN)
     assert world.services.cli_json("plan")["applied"]
     assert world.errors() == []
-    world.proxy.run("iptables-legacy", "-t", "mangle", "-F", "SOMEBODY")
-    world.proxy.run("iptables-legacy", "-t", "mangle", "-X", "SOMEBODY")
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-F", "FOREIGN")
+    world.proxy.run("iptables-legacy", "-t", "mangle", "-X", "FOREIGN")
     stop_and_compare(world, before)
 
 

@@ -349,15 +349,15 @@ def test_remove_names_a_chain_used_by_a_foreign_rule(host: Host, use: Use) -> No
     marks = use(RulesClassifier(MASK))
     marks.make(4, {ONE: 2})
     mangle = ("iptables-legacy", "-t", "mangle")
-    host.run(*mangle, "-N", "SOMEBODY")
-    host.run(*mangle, "-A", "SOMEBODY", "-j", "MPTCP-THROTTLE")
+    host.run(*mangle, "-N", "FOREIGN")
+    host.run(*mangle, "-A", "FOREIGN", "-j", "MPTCP-THROTTLE")
     marks.make(4, {TWO: 2})
     assert marks.read() == {4: AssignmentState({TWO: 2})}
     with pytest.raises(KernelError, match=r"^iptables-legacy -t mangle -X MPTCP-THROTTLE: "):
         marks.remove(4)
     assert in_kernel(host) == {}
-    host.run(*mangle, "-F", "SOMEBODY")
-    host.run(*mangle, "-X", "SOMEBODY")
+    host.run(*mangle, "-F", "FOREIGN")
+    host.run(*mangle, "-X", "FOREIGN")
     marks.remove(4)
 
 

@@ -107,7 +107,7 @@ class Monitor:
         return self._process.log_text().splitlines()
 
     def _mark(self, limit: str) -> None:
-        """Wait until the kernel has notified a change to the loopback interface, which nobody else makes."""
+        """Wait until the kernel has notified a change to the loopback interface, which no other test makes."""
 
         def notified() -> bool:
             self._proxy.tc([f"qdisc replace dev lo root pfifo limit {limit}"])

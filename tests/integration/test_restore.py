@@ -18,8 +18,8 @@ from mptcp_lab.topology import ClientSpec, Topology
 
 FOREIGN_RULES = (
     ("iptables-legacy", "-t", "mangle", "-A", "POSTROUTING", "-p", "udp", "-j", "MARK", "--set-xmark", "0x7/0xff"),
-    ("iptables-legacy", "-t", "mangle", "-N", "SOMEBODY"),
-    ("iptables-legacy", "-t", "mangle", "-A", "SOMEBODY", "-j", "RETURN"),
+    ("iptables-legacy", "-t", "mangle", "-N", "FOREIGN"),
+    ("iptables-legacy", "-t", "mangle", "-A", "FOREIGN", "-j", "RETURN"),
     ("ip6tables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "ACCEPT"),
 )
 

@@ -1,4 +1,4 @@
-"""Slow, silent and malformed clients of the Unix sockets, in large numbers: the services serve everybody else."""
+"""Slow, silent and malformed clients of the Unix sockets, in large numbers: the services serve all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: the capped path carries its cap, the preferred path the rest, and nobody is left throttled."""
+"""Uploads: the capped path carries its cap, the preferred path the rest, and no subflow is left throttled."""
 
 from __future__ import annotations
 

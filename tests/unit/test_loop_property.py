@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: nobody is wrongly throttled, and when all is well again, the plan is applied."""
+"""Whatever happens in whatever order: no subflow is wrongly throttled, and in the end the plan is applied."""
 
 from __future__ import annotations
 

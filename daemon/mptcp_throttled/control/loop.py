@@ -201,7 +201,7 @@ class Loop:
         return decisions
 
     def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
-        """Decide for whom something has changed; their decisions before."""
+        """Decide for the connections that a change concerns; their decisions before."""
         table = self._decisions
         # The filter for fwmarks needs a port of the proxy: with `rules`, subflows on other ports have no class.
         by_port = self._kernel.classifier == ClassifierKind.RULES
