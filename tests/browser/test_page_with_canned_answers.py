@@ -149,6 +149,7 @@ def test_nothing_is_left_after_a_log_out_on_another_address(
         page.wait_drawn(600)
         for shown in ("10.1.0.2", "lte", "refused"):
             assert page.shows(shown, "main")
+        assert page.text("#versions").endswith(" on eth0, classes assigned by nft")
         page.tab.get_by_role("button", name="log out").click()
         eventually(lambda: page.shows("log in to see anything", "#connection"), "nothing after it")
         for hidden in ("10.1.0.2", "lte", "refused"):

@@ -82,7 +82,7 @@ function show(answer) {
   showClients(top);
   showDecisions(answer.decisions);
   const page = session.version === daemon.version ? "" : `, this page ${session.version}`;
-  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interfaces.join(", ")}, marks by ${daemon.marks}`);
+  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interfaces.join(", ")}, classes assigned by ${daemon.classifier}`);
   if (isBack) draw();
 }
 
