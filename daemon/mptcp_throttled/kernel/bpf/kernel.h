@@ -55,6 +55,7 @@ struct mptcp_sock {
 	__u64 write_seq, wnd_end;
 	__u64 bytes_acked; /* since Linux 6.5 */
 	struct list_head conn_list;
+	bool recovery;
 	__u32 notsent_lowat; /* since Linux 6.9 */
 };
 struct mptcp_subflow_context {

@@ -31,6 +31,15 @@ static __always_inline bool joined(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
 }
 
+/* Whether MPTCP sends data again that a subflow had when it died (net/mptcp/protocol.c,
+ * __mptcp_retransmit_pending_data). */
+static __always_inline bool recovers(struct tcp_sock *tp)
+{
+	struct mptcp_sock *msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
+
+	return msk && BPF_CORE_READ(msk, recovery);
+}
+
 static __always_inline void client_address(struct sock *sk, __u8 address[16])
 {
 	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET) {

@@ -235,7 +235,15 @@ static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *t
 	subflow->drain_began = 0;
 }
 
-/* `waits`: the subflow has the limit of unsent data until a preferred path joins. */
+/* Whether an uncapped subflow has the limit of unsent data, for a preferred path that may join. Not
+ * while MPTCP recovers: each acknowledgment lets it send one fragment, and until the gap is filled
+ * the receive window does not move, so that clients delay their acknowledgments. */
+static __always_inline bool waits_for_preferred(struct tcp_sock *tp, struct subflow *subflow)
+{
+	return subflow->callbacks && !joined(tp) && !recovers(tp);
+}
+
+/* `waits`: see waits_for_preferred(). */
 static __always_inline void end_cap(void *target, struct subflow *subflow, bool waits)
 {
 	bool is_paced = subflow->pace != UNLIMITED;
@@ -307,7 +315,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		 * gives it that of the limit, it stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
 
-		end_cap(target, subflow, may_be_capped && subflow->callbacks && !joined(tp));
+		end_cap(target, subflow, may_be_capped && waits_for_preferred(tp, subflow));
 		set_class(target, tp, subflow, has_class ? *class_id : 0);
 	}
 }
