@@ -29,7 +29,6 @@ from mptcp_throttle.model import (
     AccessNetwork,
     BackEnd,
     ClassifierKind,
-    ClientPrefix,
     Direction,
     Network,
     RateKind,
@@ -232,16 +231,7 @@ def _network(path: Path) -> _Loaded:
         place = file.place("provisional")
         raise ConfigError([f"{place}: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
     places = _places(file, raw)
-    network = AccessNetwork(
-        raw.name,
-        tuple(places),
-        raw.preference,
-        rates,
-        raw.per,
-        raw.provisional or 0.0,
-        ClientPrefix(raw.client_prefix.ipv4, raw.client_prefix.ipv6),
-    )
-    return _Loaded(file, network, places)
+    return _Loaded(file, raw.with_subnets(places), places)
 
 
 def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -35,6 +36,7 @@ from mptcp_throttle.model import (
     Address,
     BackEnd,
     ClassifierKind,
+    ClientPrefix,
     Endpoint,
     LogLevel,
     Network,
@@ -259,6 +261,18 @@ class NetworkFile(RatesSection):
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
     client_prefix: ClientPrefixSection = ClientPrefixSection()
     provisional: DurationText | None = None
+
+    def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
+        """The access network that it configures, with all its subnets, those of `subnets_file` too."""
+        return AccessNetwork(
+            self.name,
+            tuple(subnets),
+            self.preference,
+            self.rates,
+            self.per,
+            self.provisional or 0.0,
+            ClientPrefix(self.client_prefix.ipv4, self.client_prefix.ipv6),
+        )
 
 
 @dataclass(frozen=True, slots=True)
