@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
 
 _TOOLS: Final = ("iptables-legacy", "ip6tables-legacy")
-_ATTEMPTS: Final = 5
 # Comments contain the time, chains their packet and byte counters.
 _VOLATILE: Final = re.compile(r"^#.*\n|\[\d+:\d+\]", re.MULTILINE)
 
@@ -23,15 +22,6 @@ def kernel_state(host: Host, interface: str = "eth0") -> dict[str, str]:
     for tool in _TOOLS:
         # iptables-save lists a table only after its first use: use it first, always.
         host.run(tool, "-t", "mangle", "-S")
-        state[f"{tool}-save"] = _VOLATILE.sub("", _saved(host, f"{tool}-save"))
+        state[f"{tool}-save"] = _VOLATILE.sub("", host.run(f"{tool}-save").stdout)
     state["nft list ruleset"] = host.run("nft", "list", "ruleset", check=False).stdout
     return state
-
-
-def _saved(host: Host, tool: str) -> str:
-    # It reads the rules and then the sets that they name, which may have gone meanwhile.
-    for _ in range(_ATTEMPTS):
-        result = host.run(tool, check=False)
-        if result.returncode == 0:
-            return result.stdout
-    return host.run(tool).stdout

@@ -37,7 +37,7 @@ class Client(NamedTuple):
 def throttled(proxy: Host) -> dict[Client, int]:
     """The throttled subflows, and their rates in bits per second.
 
-    A subflow counts if everything is there: its class, and its socket's priority or jump, rule, set and filter.
+    A subflow counts if everything is there: its class, and its socket's priority or jump, rule and filter.
     """
     shown, qdisc = proxy.run("sh", "-c", _SHOW).stdout.split("---\n")
     rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
