@@ -35,8 +35,7 @@ def one_of(choices: type[_Choice]) -> PlainValidator:
 
     def validate(value: object) -> _Choice:
         try:
-            # In YAML 1.1 the word off is the boolean false.
-            return choices("off" if value is False else str(value))
+            return choices(str(value))
         except ValueError as error:
             raise ValueError(f"allowed: {', '.join(choices)}") from error
 
