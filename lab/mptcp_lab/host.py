@@ -63,6 +63,11 @@ class Host:
         listeners = self.run("ss", "-Hln", "-M" if mptcp else "-t").stdout.splitlines()
         return any(line.split()[3].endswith(f":{port}") for line in listeners)
 
+    def counter(self, name: str) -> int:
+        """A counter of the kernel for this namespace, by its name in nstat(8). Raises ValueError if it has none."""
+        *_, value, _ = self.run("nstat", "-asz", name).stdout.split()
+        return int(value)
+
     def _enter(self, *, machine_files: bool = False) -> list[str]:
         # The tables of iptables(8) belong to the namespace, its lock to the machine.
         environment = ("env", f"XTABLES_LOCKFILE={self.directory / 'xtables.lock'}")

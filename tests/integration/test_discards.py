@@ -434,7 +434,7 @@ def discarded_when_the_first_data_is_late(lab: Lab) -> int:
             arrived = re.compile(r"bytes_acked:4[03]00 ")
             eventually(lambda: bool(arrived.search(lab.proxy.run("ss", "-tinH").stdout)), "the second arrived")
         assert read_all(client, len(first + second)) == first + second
-    return int(lab.client.run("nstat", "-asz", "MPTcpExtNoDSSInWindow").stdout.split()[-2])
+    return lab.client.counter("MPTcpExtNoDSSInWindow")
 
 
 @pytest.mark.parametrize("with_programs", [True, False])

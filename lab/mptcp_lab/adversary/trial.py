@@ -115,8 +115,7 @@ def holds_off_on_busy_machine(attack: Attack, site: Site, seconds: float) -> Out
 
 def _timeouts(site: Site) -> int:
     """How often a socket of the proxy has had a retransmission timeout."""
-    shown = site.lab.proxy.run("nstat", "-asz", "TcpExtTCPTimeouts").stdout
-    return int(shown.split()[2])
+    return site.lab.proxy.counter("TcpExtTCPTimeouts")
 
 
 class _Trial:

@@ -180,8 +180,7 @@ class Bench:
 
     def _discarded(self) -> int:
         # net/mptcp/protocol.c, mptcp_data_queue_ofo
-        *_, value, _ = self._lab.client.run("nstat", "-asz", "MPTcpExtNoDSSInWindow").stdout.split()
-        return int(value)
+        return self._lab.client.counter("MPTcpExtNoDSSInWindow")
 
     def _wait_ended(self) -> None:
         wait_until(lambda: not self._listed(), "all subflows ended", 30)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -79,11 +78,11 @@ def measure(case: Case) -> dict[str, Json]:
     noted = _Noted()
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
         start_server(lab.proxy, PORT)
-        before = _joins(lab)
+        before = lab.proxy.counter(_JOINED)
         with _observed(lab, case, noted), _transfer(lab, case.seconds, busy=case.busy):
             arguments = ("join", PORT, case.rate, case.seconds, lab.proxy_address(4))
             lab.client.run(*program(*arguments), timeout=case.seconds + 60)
-            joins = _joins(lab) - before - case.busy  # the transfer joins too
+            joins = lab.proxy.counter(_JOINED) - before - case.busy  # the transfer joins too
     times = noted.times
     marked = _percentiles(joins, [of["marked"] for of in times if "marked" in of])
     return {
@@ -118,12 +117,6 @@ def _stages(times: Times, percent: float) -> dict[str, float | None]:
     """The percentile of the times at which each stage was done, in ms after the SYN."""
     done = {stage: [of[stage] for of in times if stage in of] for stage in _STAGES}
     return {stage: _milliseconds(values, percent) for stage, values in done.items() if values}
-
-
-def _joins(lab: Lab) -> int:
-    counters = lab.proxy.run("cat", "/proc/net/netstat").stdout
-    names, values = re.findall(r"^MPTcpExt: (.*)$", counters, re.MULTILINE)
-    return int(dict(zip(names.split(), values.split(), strict=True))[_JOINED.removeprefix("MPTcpExt")])
 
 
 @contextmanager
