@@ -105,7 +105,6 @@ class _Tracked:
     token: Token
     version: int
     keys: Keys | None
-    authenticated: bool
     subflows: dict[Ends, _LiveSubflow] = field(default_factory=dict)
     orphaned_at: float = 0.0
 
@@ -241,8 +240,8 @@ class Tracker:
         entry = self._connections.get(opened.token)
         if entry is not None and opened.ends in entry.subflows:
             # Known from the SYN/ACK or from the kernel list; the third ACK adds the keys.
-            entry.keys, entry.authenticated = opened.keys or entry.keys, entry.authenticated or opened.keys is not None
-            if entry.authenticated:
+            if opened.keys is not None:
+                entry.keys = opened.keys
                 self._unauthenticated.pop(opened.token, None)
             live = entry.subflows[opened.ends]
             if live.sequence is None:
@@ -260,9 +259,9 @@ class Tracker:
                 self.counters["connections_not_tracked"] += 1
                 return
             yield from self._close_all(self._connections[next(iter(self._unauthenticated))], at, "table full")
-        entry = _Tracked(opened.token, opened.version, opened.keys, authenticated=opened.keys is not None)
+        entry = _Tracked(opened.token, opened.version, opened.keys)
         self._connections[opened.token] = entry
-        if not entry.authenticated:
+        if opened.keys is None:
             self._unauthenticated[opened.token] = None
         self._report(EventKind.OPENED, at, entry)
         self._expect_other_ports(opened.token)
@@ -548,7 +547,7 @@ class Tracker:
             if len(self._connections) >= self._bounds.connections:
                 self.counters["connections_not_tracked"] += 1
                 return
-            entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, None, authenticated=True)
+            entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, None)
             self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
             self._expect_other_ports(token)
         elif not self._reopen(entry, at):
