@@ -44,7 +44,6 @@ class Sniffer:
         self._captured_before: set[str] = set()
         self._started_at = time.monotonic()
         self._dropped_before = 0
-        self._capture_lost = False
         self._tracking = threading.Lock()
         self._events: list[Event] = []
         self._watchdog = Watchdog()
@@ -124,7 +123,6 @@ class Sniffer:
         """Capture on missing interfaces. At the start, raises UserError if an interface is there but refused."""
         opened, refusals = self._captures.open_missing()
         self._reopen_due = time.monotonic() + _REOPEN_SECONDS
-        self._capture_lost = not self._captures.captured
         for name, refusal in refusals.items():
             is_absent = isinstance(refusal, InterfaceAbsent)
             if at_start and not is_absent:
@@ -162,7 +160,6 @@ class Sniffer:
             return
         _log.error("capture on %s lost (%s): the table is cleared, so no subflow stays throttled", lost.name, lost.why)
         with self._tracking:
-            self._capture_lost = not self._captures.captured
             self._begin_tracking()
             self._table.reset()
 
@@ -191,7 +188,7 @@ class Sniffer:
             self._kernel_reader.request()
         self._dropped_before = dropped
         with self._tracking:
-            if kernel_list is not None and not self._capture_lost:
+            if kernel_list is not None and self._captures.captured:
                 self._tracker.kernel_confirms = True
                 self._publish(self._tracker.apply_kernel_list(kernel_list))
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
@@ -199,7 +196,7 @@ class Sniffer:
 
     def _apply_kernel_event(self, event: KernelEvent) -> None:
         with self._tracking:
-            if self._capture_lost:
+            if not self._captures.captured:
                 return
             self._publish(self._tracker.apply_kernel_event(event, time.monotonic()))
             if self._tracker.needs_kernel_list():
