@@ -37,10 +37,11 @@ INET_DIAG_INFO: Final = 2
 """The attribute with struct tcp_info."""
 INET_DIAG_CLASS_ID: Final = 17
 """The attribute with the socket's priority, unless a net_cls cgroup has given it a class (net/ipv4/inet_diag.c)."""
+INET_DIAG_ULP_INFO: Final = 19
+"""The attribute with what MPTCP knows of the socket."""
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
 _INET_DIAG_TCLASS: Final = 6
-_INET_DIAG_ULP_INFO: Final = 19
 _INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
@@ -104,13 +105,8 @@ class InetDiag(NetlinkSocket):
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""
         for family in (socket.AF_INET, socket.AF_INET6):
             for port in ports:
-                yield from self.stream(list_request(family, states, port))
-
-
-def list_request(family: int, states: int, port: int) -> Request:
-    """To list the TCP sockets of an address family in these states, with that local port."""
-    payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, states, port.to_bytes(2, "big"))
-    return Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload)
+                payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, states, port.to_bytes(2, "big"))
+                yield from self.stream(Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload))
 
 
 def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:
@@ -150,8 +146,8 @@ def list_listening(diag: InetDiag) -> Iterator[ListeningSocket]:
     mptcp_subflow_create_socket). Older kernels tell only CAP_NET_ADMIN that it is one.
     """
     for payload in diag.list_payloads(LISTEN):
-        listener = parse_socket(payload, {_INET_DIAG_ULP_INFO})
-        ulp = attributes(listener.attributes.get(_INET_DIAG_ULP_INFO, b""))
+        listener = parse_socket(payload, {INET_DIAG_ULP_INFO})
+        ulp = attributes(listener.attributes.get(INET_DIAG_ULP_INFO, b""))
         is_mptcp = ulp.get(_INET_ULP_INFO_NAME, b"").rstrip(b"\0") == b"mptcp"
         yield ListeningSocket(listener.local, listener.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
 

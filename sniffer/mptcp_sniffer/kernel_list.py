@@ -14,7 +14,15 @@ from typing import Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
-from mptcp_throttle.linux.inet_diag import ANY_PORT, CLOSED_HERE, INET_DIAG_INFO, SENDING, InetDiag, TcpSocket
+from mptcp_throttle.linux.inet_diag import (
+    ANY_PORT,
+    CLOSED_HERE,
+    INET_DIAG_INFO,
+    INET_DIAG_ULP_INFO,
+    SENDING,
+    InetDiag,
+    TcpSocket,
+)
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -23,12 +31,10 @@ from mptcp_throttle.service import CAP_NET_ADMIN, missing_capabilities
 
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
 _STALLED_RETRANSMITS: Final = 2
-# include/uapi/linux/inet_diag.h: INET_DIAG_ULP_INFO, and in it INET_ULP_INFO_MPTCP
-_ULP_INFO: Final = 19
-_ULP_INFO_MPTCP: Final = 3
+_ULP_INFO_MPTCP: Final = 3  # include/uapi/linux/inet_diag.h, INET_ULP_INFO_MPTCP
 # include/uapi/linux/mptcp.h: MPTCP_SUBFLOW_ATTR_...
 _TOKEN_LOC, _FLAGS, _ID_REM = 2, 8, 9
-_WANTED: Final = frozenset({_ULP_INFO, INET_DIAG_INFO})
+_WANTED: Final = frozenset({INET_DIAG_ULP_INFO, INET_DIAG_INFO})
 _NOTSENT_BYTES: Final = Struct("=144xI")  # struct tcp_info (include/uapi/linux/tcp.h): tcpi_notsent_bytes
 _FIN: Final = 1
 _OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
@@ -90,7 +96,7 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
         closed = bool(tcp.state & CLOSED_HERE)
         if closed and _unsent(tcp) <= _FIN:
             continue
-        ulp = attributes(tcp.attributes.get(_ULP_INFO, b""), only=_OF_ULP)
+        ulp = attributes(tcp.attributes.get(INET_DIAG_ULP_INFO, b""), only=_OF_ULP)
         mptcp = attributes(ulp.get(_ULP_INFO_MPTCP, b""), only=_OF_MPTCP)
         flags = int.from_bytes(mptcp.get(_FLAGS, b""), sys.byteorder)
         if not flags & _FLAGS_CAPABLE_OR_JOIN:
