@@ -15,6 +15,7 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
+from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.cli.live_view import Recent, View, render
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
 from mptcp_throttle.rpc import Json, RpcError
@@ -28,7 +29,7 @@ Ask = Callable[[View], Json]
 
 def show_once(ask: Ask, view: View) -> None:
     """Print one answer, for scripts. Raises RpcError."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = output_console(_PLAIN_WIDTH, soft_wrap=False)
     recent, data = Recent(), ask(view)
     console.print(render(data, view, recent, console.width, problem=None, ascii_only=_is_ascii(console)))
 

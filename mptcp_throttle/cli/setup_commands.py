@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import yaml
 from rich.console import Console
 
+from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.cli.doctor import kernel_checks
 from mptcp_throttle.config.load import find_sockets
 from mptcp_throttle.config.schema import Config
@@ -235,7 +236,7 @@ def show_networks(data: Json) -> None:
 
 def _show_files(data: Json) -> Console:
     """What became of each file, and how it changes."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = output_console()
     for file in data["files"]:
         done = _OUTCOMES[file["outcome"]][data["dry_run"]]
         backup = f"; the file as it was is {file['backup']}" if file["backup"] else ""

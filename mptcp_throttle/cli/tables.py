@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.rpc import Json
 
@@ -22,20 +23,9 @@ _RATES: Final = tuple((direction, kind) for direction in ("downlink", _UPLINK) f
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        # rich calls this in its handler of BrokenPipeError, which `service.run` turns into an exit status.
-        raise
-
-
-def _console() -> Console:
-    # Without a terminal rich would wrap at 80 columns.
-    return _Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
-
-
 def show_status(data: Json) -> None:
     """The answer to `status`."""
-    console = _console()
+    console = output_console()
     daemon, sniffer = data["daemon"], data["sniffer"]
     console.print(
         f"{_interfaces(daemon['interfaces'])}: {daemon['qdisc']} qdisc, {daemon['classes']} classes,"
@@ -92,23 +82,23 @@ def _pause(pause: Json) -> str:
 
 def show_pause(data: Json) -> None:
     """The answer to `pause`."""
-    _console().print(_pause(data["pause"]))
+    output_console().print(_pause(data["pause"]))
 
 
 def show_resume(data: Json) -> None:
     """The answer to `resume`."""
-    _console().print("resumed: the rates apply again" if data["was_paused"] else "nothing was paused")
+    output_console().print("resumed: the rates apply again" if data["was_paused"] else "nothing was paused")
 
 
 def show_reload(data: Json) -> None:
     """The answer to a `reload` that was not refused."""
     lines = [*data["changes"], *data["dropped_overrides"]]
-    _console().print(f"reloaded: {'; '.join(lines)}" if lines else "reloaded: nothing changed", markup=False)
+    output_console().print(f"reloaded: {'; '.join(lines)}" if lines else "reloaded: nothing changed", markup=False)
 
 
 def show_findings(data: Json) -> None:
     """The findings of `doctor`."""
-    console = _console()
+    console = output_console()
     for finding in data["findings"]:
         level, text = _judgement(finding)
         line = f"{level:7}  {finding['subject']}" + (f": {text}" if text else "")
@@ -126,7 +116,7 @@ def _judgement(finding: Json) -> tuple[str, str]:
 
 def show_network(data: Json) -> None:
     """The answer to `set_rate` and `reset_rate`."""
-    _show_networks(_console(), [data])
+    _show_networks(output_console(), [data])
 
 
 def _show_networks(console: Console, networks: Json) -> None:
@@ -206,7 +196,7 @@ def show_connections(data: Json) -> None:
                 "-" if latency is None else f"{latency:.1f} ms",
                 _reason(subflow),
             )
-    console = _console()
+    console = output_console()
     if data["connections"]:
         console.print(table)
     elif data["sniffer_problem"] is None:
@@ -232,7 +222,7 @@ def show_history(data: Json) -> None:
             _percent(period["retransmitted"], period["sent"]),
             f"{1000 * period['rtt_seconds'] / period['rtt_samples']:.1f} ms" if period["rtt_samples"] else "-",
         )
-    console = _console()
+    console = output_console()
     if not data["periods"]:
         console.print(f"nothing is known about {data['kind']} {data['name']} in that time", markup=False)
         return
@@ -264,7 +254,7 @@ def _percent(part: int, whole: int) -> str:
 
 def show_plan(data: Json) -> None:
     """The answer to `plan`."""
-    console = _console()
+    console = output_console()
     if not data["operations"]:
         console.print("nothing is throttled: HTB is not installed")
         return
@@ -276,7 +266,7 @@ def show_plan(data: Json) -> None:
 
 def show_check(data: Json) -> None:
     """The result of `check-config`."""
-    _console().print(
+    output_console().print(
         f"{data['file']}: valid: {_interfaces(data['interfaces'])}, ports {data['ports']},"
         f" networks {', '.join(data['networks'])}",
         markup=False,

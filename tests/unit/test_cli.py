@@ -3,18 +3,23 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from config_files import SERVICE, write_config
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import main, tables
+from mptcp_throttle.cli import main, setup_commands, tables
+from mptcp_throttle.cli.live import show_once
+from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.cli.main import parser
 from mptcp_throttle.errors import EX_COMMAND_LINE
+from mptcp_throttle.rpc import Json
 
 REPOSITORY = Path(__file__).parents[2]
 NETWORK = "name: a\nsubnets: [10.1.0.0/24]\npreference: 1\n"
+NOTHING_TO_SHOW: Json = {"connections": 0, "paused": False, "sniffer_problem": None, "errors": [], "networks": []}
 CONFIG = str(REPOSITORY / "config/mptcp-throttle.yaml")
 
 
@@ -78,6 +83,25 @@ def test_output_that_cannot_be_written_is_one_line(
     ended = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: tables.show_resume({"was_paused": True}),
+        lambda: setup_commands.show({"files": [], "notes": ["MPTCP is off"], "next": [], "undo": []}),
+        lambda: show_once(lambda _: NOTHING_TO_SHOW, View()),
+    ],
+    ids=["tables", "setup", "top"],
+)
+def test_every_table_whose_reader_has_gone_ends_with_the_documented_status(
+    show: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert service.run(show) == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize(
