@@ -58,6 +58,12 @@ def or_ok(subject: str, findings: Iterable[Finding]) -> list[Finding]:
     return list(findings) or [Finding(subject)]
 
 
+def not_captured(status: Json) -> str | None:
+    """Of the sniffer's answer to `status`: on which interfaces it does not capture, and why; None if on all."""
+    missing = [name for name in status["interfaces"] if name not in status["captured"]]
+    return f"none on {', '.join(missing)}, missing or down" if missing else None
+
+
 def daemon_findings(status: Json) -> Iterator[Finding]:
     """In the daemon's answer to `status`: errors, rates that are not enforced, and who decides."""
     answer, table = status["daemon"], status["sniffer"]

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.features import FEATURE_TEXTS
+from mptcp_throttle.findings import not_captured
 from mptcp_throttle.rpc import Json
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
@@ -63,8 +64,7 @@ def _capture(capture: Json) -> str:
     kernel = view["problem"] or (
         f"{view['subflows']} subflows in the kernel list" if view["enabled"] else "kernel list not in use"
     )
-    missing = [name for name in capture["interfaces"] if name not in capture["captured"]]
-    on_missing = f"none on {', '.join(missing)}, missing or down" if missing else ""
+    on_missing = not_captured(capture)
     if not capture["captured"]:
         return f"capture: {on_missing}"
     counts = f"{capture['dropped']} frames dropped, {refused} segments refused; {kernel}"

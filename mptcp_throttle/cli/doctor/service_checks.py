@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.findings import Finding, Host, daemon_findings
+from mptcp_throttle.findings import Finding, Host, daemon_findings, not_captured
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
 
@@ -21,11 +21,10 @@ def sniffer(host: Host) -> Iterator[Finding]:
         yield _unanswered("mptcp-sniffer", status, host.config.sockets.sniffer)
         return
     yield Finding("mptcp-sniffer")
-    missing = [name for name in status["interfaces"] if name not in status["captured"]]
-    if missing:
+    missing = not_captured(status)
+    if missing is not None:
         remedy = "set the interface up, or correct proxy.interface or proxy.interfaces"
-        problem = f"none on {', '.join(missing)}, missing or down"
-        yield Finding("capture", problem, remedy, harm=not status["captured"])
+        yield Finding("capture", missing, remedy, harm=not status["captured"])
     dropped, view = status["dropped"], status["kernel_view"]
     if dropped:
         problem = f"{dropped} frames dropped since its start: it cannot keep up"
