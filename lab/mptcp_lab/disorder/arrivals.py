@@ -8,9 +8,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab.disorder.mappings import DataMapping, data_mapping
+from mptcp_sniffer.handshake import token_of
 from mptcp_sniffer.options import MpCapable, MpJoinSyn, decode
 from mptcp_sniffer.segment import (
+    IPV6_HEADER_BYTES,
     PROTOCOL_TCP,
+    TCP_FIXED_BYTES,
     Flag,
     Malformed,
     PackedEndpoint,
@@ -30,8 +33,6 @@ LINK_TYPE: Final = "LINUX_SLL2"
 # pcap-linktype(7): LINUX_SLL2
 _LINK_TYPE: Final = 276
 _LINK_HEADER_BYTES: Final = 20
-_IPV6_HEADER_BYTES: Final = 40
-_TCP_FIXED_BYTES: Final = 20
 
 
 class Arrival(NamedTuple):
@@ -85,7 +86,7 @@ class _Connections:
             self.arrivals[subflow.token].append(Arrival(at, segment.source, offset, place, size))
 
     def _begin(self, segment: Segment, sender: bytes, receiver: bytes) -> None:
-        token = int.from_bytes(sha256(receiver).digest()[:4])
+        token = token_of(1, receiver)
         if segment.source not in self._subflows:
             self._subflows[segment.source] = _Subflow(token, segment.sequence)
         # The initial data sequence number, of the SYN, is made of the key, too.
@@ -138,5 +139,5 @@ def _segment(packet: bytes) -> tuple[Segment, int] | None:
         return None
     segment = parse_tcp(packet, *header[1:])
     is_v4 = packet[0] >> 4 == 4
-    total = int.from_bytes(packet[2:4]) if is_v4 else _IPV6_HEADER_BYTES + int.from_bytes(packet[4:6])
-    return segment, total - header[1] - _TCP_FIXED_BYTES - len(segment.options)
+    total = int.from_bytes(packet[2:4]) if is_v4 else IPV6_HEADER_BYTES + int.from_bytes(packet[4:6])
+    return segment, total - header[1] - TCP_FIXED_BYTES - len(segment.options)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mptcp_lab.sdn.fabric import reverse
 from mptcp_sniffer.handshake import token_of
 from mptcp_sniffer.options import MpCapable, MpJoinSyn, decode
-from mptcp_sniffer.segment import Flag
+from mptcp_sniffer.segment import PROTOCOL_TCP, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mptcp_lab.sdn.fabric import Fabric, Path
 
-TCP: Final = 6
+TCP: Final = PROTOCOL_TCP
 UDP: Final = 17
 
 
