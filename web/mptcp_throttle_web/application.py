@@ -20,7 +20,6 @@ from starlette.staticfiles import StaticFiles
 from mptcp_throttle.command_line import version
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.logs import about
-from mptcp_throttle.rpc import RpcError
 from mptcp_throttle.rpc.wire import Order
 from mptcp_throttle_web.feed import Busy, Feed, Question, Viewer
 from mptcp_throttle_web.sessions import SESSION_SECONDS, Attempts, Session, Sessions, TooManyAttempts
@@ -101,7 +100,6 @@ class Application:
             ],
             exception_handlers={
                 Refused: _answer_refused,
-                RpcError: _answering(HTTPStatus.CONFLICT),
                 UserError: _answering(HTTPStatus.CONFLICT),
                 TimeoutError: _answering(HTTPStatus.REQUEST_TIMEOUT, "the request is incomplete"),
                 ClientDisconnect: _answering(HTTPStatus.REQUEST_TIMEOUT, "the request is incomplete"),
@@ -128,8 +126,8 @@ class Application:
     async def _events(self, request: Request) -> Response:
         query = request.query_params
         session = self._viewer(request)
-        pattern, hidden = query.get("pattern", ""), self._is_hidden(request, session)
-        if pattern and not self._sees_addresses(session):
+        sees_addresses, pattern = self._sees_addresses(session), query.get("pattern", "")
+        if pattern and not sees_addresses:
             raise Refused(HTTPStatus.FORBIDDEN, "log in to search")
         try:
             number, order = int(query.get("number", "20")), Order(query.get("order", Order.SENT))
@@ -138,9 +136,9 @@ class Application:
         if not 1 <= number <= _MAX_NUMBER or len(pattern) > _MAX_PATTERN:
             bounds = f"a number from 1 to {_MAX_NUMBER}, a pattern of up to {_MAX_PATTERN} characters"
             raise Refused(HTTPStatus.BAD_REQUEST, f"allowed: {bounds}, an order: {', '.join(Order)}")
-        question, is_stranger = Question(number, order, pattern, hidden), not self._sees_addresses(session)
+        hidden = query.get("hidden") == "true" or not sees_addresses
         try:
-            viewer = self._feed.open(question, is_stranger=is_stranger)
+            viewer = self._feed.open(Question(number, order, pattern, hidden), is_stranger=not sees_addresses)
         except Busy as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many viewers") from error
         return _EventStream(viewer, lambda: session is None or self._session_of(request) is not None)
@@ -148,15 +146,15 @@ class Application:
     async def _history(self, request: Request) -> Response:
         query = request.query_params
         session = self._viewer(request)
-        name = query.get("name", "")
+        sees_addresses, name = self._sees_addresses(session), query.get("name", "")
         known = self._hider.address(name)
-        if known is None and _is_address(name) and not self._sees_addresses(session):
+        if known is None and _is_address(name) and not sees_addresses:
             raise Refused(HTTPStatus.FORBIDDEN, "log in to see the history of an address")
         seconds = _RANGES.get(query.get("seconds", ""))
         if seconds is None:
             raise Refused(HTTPStatus.BAD_REQUEST, f"seconds: allowed: {', '.join(_RANGES)}")
         try:
-            answer = await self._feed.history(known or name, seconds, is_stranger=not self._sees_addresses(session))
+            answer = await self._feed.history(known or name, seconds, is_stranger=not sees_addresses)
         except Busy as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories requested at a time") from error
         return JSONResponse(answer)
@@ -225,9 +223,6 @@ class Application:
 
     def _sees_addresses(self, session: Session | None) -> bool:
         return self._visitors is Visitors.GROUP or session is not None
-
-    def _is_hidden(self, request: Request, session: Session | None) -> bool:
-        return request.query_params.get("hidden") == "true" or not self._sees_addresses(session)
 
 
 async def _body(request: Request) -> Any:  # noqa: ANN401
