@@ -12,11 +12,12 @@ from mptcp_throttle.config.validation import Name, Section, text_that
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.logs import about
 from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttle.units import MAX_DURATION
 
 _log = logging.getLogger("mptcp-throttle-web.changes")
 _MALFORMED: Final = about("malformed changes")
 
-Seconds = Annotated[float, Field(gt=0, le=3650 * 86_400)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION)]
 
 
 class SetRate(Section):
