@@ -109,9 +109,12 @@ def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
     )
 
 
+def _daemon(options: argparse.Namespace) -> RpcClient:
+    return RpcClient(find_sockets(options.config).daemon, _TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES)
+
+
 def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
-    socket = find_sockets(options.config).daemon
-    return RpcClient(socket, _TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES).call(method, *params)
+    return _daemon(options).call(method, *params)
 
 
 def _print(options: argparse.Namespace, data: Json, show: Callable[[Json], None]) -> None:
@@ -140,7 +143,7 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _top(options: argparse.Namespace) -> None:
-    client = RpcClient(find_sockets(options.config).daemon, _TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES)
+    client = _daemon(options)
 
     def ask(view: View) -> Json:
         return client.call("top", *view.question)
