@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import islice
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from pyroute2 import IPRoute
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag, list_listening
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
@@ -49,7 +50,8 @@ def collect_facts() -> HostFacts:
     """What is known about this host. Raises KernelError."""
     listeners = _read_listeners()
     with netlink_call("ip route, ip address, tc qdisc"), IPRoute() as ip:
-        interfaces, default_routes = tuple(_interfaces(ip)), tuple(_default_routes(ip))
+        links = list(ip.get_links())
+        interfaces, default_routes = tuple(_interfaces(ip, links)), tuple(_default_routes(ip, links))
     return HostFacts(
         mptcp=_mptcp(),
         listeners=listeners,
@@ -74,14 +76,14 @@ def _mptcp() -> Mptcp:
         return Mptcp.MISSING
 
 
-def _interfaces(ip: IPRoute) -> Iterator[Interface]:
+def _interfaces(ip: IPRoute, links: Sequence[ifinfmsg]) -> Iterator[Interface]:
     trees = seen_qdiscs(ip)
     addresses: dict[int, list[str]] = {}
     for message in ip.get_addr():
         # With a peer, IFA_ADDRESS is that of the peer (include/uapi/linux/if_addr.h).
         own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
         addresses.setdefault(message["index"], []).append(own)
-    for link in ip.get_links():
+    for link in links:
         own_addresses = map(ip_address, addresses.get(link["index"], ()))
         yield Interface(
             link.get_attr("IFLA_IFNAME"),
@@ -93,8 +95,8 @@ def _interfaces(ip: IPRoute) -> Iterator[Interface]:
         )
 
 
-def _default_routes(ip: IPRoute) -> Iterator[str]:
-    names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in ip.get_links()}
+def _default_routes(ip: IPRoute, links: Sequence[ifinfmsg]) -> Iterator[str]:
+    names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
     for family in (2, 10):  # AF_INET, AF_INET6
         routes = ip.get_default_routes(family=family)
         if routes:
