@@ -13,16 +13,16 @@ OWN_HANDLE: Final = 0x4D50_0000
 """Of our HTB: `4d50:` ("MP"). It is unlikely to be chosen by hand, and the kernel assigns handles from 8001: up
 (sch_api.c)."""
 
-FIFOS: Final = frozenset({"noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"})
-SEPARATING: Final = frozenset({"sfq", "fq_codel", "fq", "cake"})
-"""These keep flows apart: a flow that fills its queue delays no other flow."""
-ACTIVE: Final = frozenset({"codel", "fq_codel", "pie", "cake"})
-"""These drop or mark packets early, so that queues stay short."""
-MULTIQUEUE: Final = frozenset({"mq", "multiq"})
+_FIFOS: Final = frozenset({"noqueue", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast"})
+# These keep flows apart: a flow that fills its queue delays no other flow.
+_SEPARATING: Final = frozenset({"sfq", "fq_codel", "fq", "cake"})
+# These drop or mark packets early, so that queues stay short.
+_ACTIVE: Final = frozenset({"codel", "fq_codel", "pie", "cake"})
+_MULTIQUEUE: Final = frozenset({"mq", "multiq"})
 
 RESTORABLE: Final = frozenset(
     {
-        *FIFOS,
+        *_FIFOS,
         *("sfq", "codel", "fq_codel", "fq", "pie", "tbf"),
         # These create their classes themselves, one per band or transmit queue.
         *("mq", "multiq", "prio"),
@@ -76,11 +76,11 @@ def lost_beside_htb(kinds: Sequence[str], queues: int) -> tuple[str, ...]:
     `queues` is the number of the interface's transmit queues.
     """
     losses = []
-    if queues > 1 and kinds and kinds[0] in MULTIQUEUE:
+    if queues > 1 and kinds and kinds[0] in _MULTIQUEUE:
         losses.append(f"{queues} transmit queues are filled through one lock")
-    if not SEPARATING.isdisjoint(kinds):
+    if not _SEPARATING.isdisjoint(kinds):
         losses.append("flows share one queue")
-    if not ACTIVE.isdisjoint(kinds):
+    if not _ACTIVE.isdisjoint(kinds):
         losses.append("nothing keeps that queue short")
     if "fq" in kinds:
         losses.append("sockets are not paced (BBR)")

@@ -246,7 +246,7 @@ class Handshakes:
                 self.forget(ends, at, "unknown token")
             return None
         answer, ack = half_open.options()
-        if isinstance(answer, MpJoinSynAck) and keys is not None and not is_proxy_hmac(keys, request, answer):
+        if isinstance(answer, MpJoinSynAck) and keys is not None and not _is_proxy_hmac(keys, request, answer):
             half_open.syn_ack = answer = None
             self._counters["wrong_hmac"] += 1
         if self._trust is Trust.TOKEN:
@@ -268,7 +268,7 @@ class Handshakes:
         if keys is None:
             self._counters["join_left_to_kernel"] += 1
         elif _follows(half_open):
-            if is_client_hmac(keys, request, answer, ack):
+            if _is_client_hmac(keys, request, answer, ack):
                 return True
             self._counters["wrong_hmac"] += 1
         half_open.third_ack = None
@@ -350,13 +350,13 @@ def token_of(version: int, key: bytes) -> Token:
     return Token(int.from_bytes(hashlib.new(_HASHES[version], key).digest()[:4]))
 
 
-def is_client_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck, ack: MpJoinAck) -> bool:
+def _is_client_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck, ack: MpJoinAck) -> bool:
     """Whether the third ACK of a JOIN comes from the client that opened the connection (HMAC-A)."""
     expected = _hmac(keys.version, keys.client + keys.proxy, syn.nonce + synack.nonce)
     return hmac.compare_digest(expected[: len(ack.hmac)], ack.hmac)
 
 
-def is_proxy_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck) -> bool:
+def _is_proxy_hmac(keys: Keys, syn: MpJoinSyn, synack: MpJoinSynAck) -> bool:
     """Whether the SYN/ACK of a JOIN comes from the proxy of the connection (HMAC-B, truncated)."""
     expected = _hmac(keys.version, keys.proxy + keys.client, synack.nonce + syn.nonce)
     return hmac.compare_digest(expected[: len(synack.hmac)], synack.hmac)

@@ -51,7 +51,7 @@ def listeners(host: Host) -> Iterator[Finding]:
             remedy = "start the proxy with `mptcpize run`; for a service, `mptcp-throttle setup --server-drop-in NAME`"
             yield Finding(subject, "is listened on without MPTCP", remedy)
         else:
-            remedy = f"start the proxy, or set proxy.ports{remedy_for_port(port)}"
+            remedy = f"start the proxy, or set proxy.ports{_remedy_for_port(port)}"
             yield Finding(subject, "no process listens on it", remedy)
 
 
@@ -179,7 +179,7 @@ def access(host: Host) -> Iterator[Finding]:
     yield note("access to Squid", is_well=serves_hosts(lines), problem=problem, remedy=remedy)
 
 
-def remedy_for_port(port: int) -> str:
+def _remedy_for_port(port: int) -> str:
     """What else to do where no process listens on a port of the proxy: Debian's Squid has 3128. May be empty."""
     try:
         ports = http_ports(read_lines(CONFIGURATION))
