@@ -65,7 +65,7 @@ def not_captured(status: Json) -> str | None:
 
 
 def daemon_findings(status: Json) -> Iterator[Finding]:
-    """In the daemon's answer to `status`: errors, rates that are not enforced, and who decides."""
+    """In the daemon's answer to `status`: errors, rates that are not enforced, and features that are not in place."""
     answer, table = status["daemon"], status["sniffer"]
     lines = [] if table["connected"] else [(f"has no table of connections: {table['problem']}", _NO_TABLE)]
     lines += [(f"a rate is not enforced: {line}", _NOT_ENFORCED) for line in answer["not_enforced"]]

@@ -34,7 +34,7 @@ def sniffer(host: Host) -> Iterator[Finding]:
 
 
 def daemon(host: Host) -> Iterator[Finding]:
-    """What the daemon says: errors, rates that are not enforced, and who decides."""
+    """What the daemon says: errors, rates that are not enforced, and features that are not in place."""
     status = host.daemon
     if isinstance(status, str):
         yield _unanswered("mptcp-throttled", status, host.config.sockets.daemon)
