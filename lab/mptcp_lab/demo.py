@@ -107,7 +107,7 @@ def run() -> int:
     console.print("kernel {release}, congestion control {congestion_control}".format(**environment()), highlight=False)
     variant = "quick" if options.quick else "full"
     situations = chosen(f"demo/{name}:{variant}" for name in SITUATIONS if name in (options.only or SITUATIONS))
-    experiments = [_marked(experiment, options.classifier) for experiment in situations]
+    experiments = [_with_classifier(experiment, options.classifier) for experiment in situations]
     display = Display(console, sum(expected_seconds(experiment.scenario) for experiment in experiments))
     with nullcontext() if options.watch is None else watching(options.output / "page", options.watch) as watch:
         if watch is not None:
@@ -133,12 +133,12 @@ def run() -> int:
     return 0
 
 
-def _marked(experiment: Experiment, marks: ClassifierKind) -> Experiment:
+def _with_classifier(experiment: Experiment, classifier: ClassifierKind) -> Experiment:
     """The experiment with this `daemon.classifier`, if our services run in it."""
     scenario = experiment.scenario
     if scenario.throttle is None:
         return experiment
-    throttle = scenario.throttle.model_copy(update={"classifier": marks})
+    throttle = scenario.throttle.model_copy(update={"classifier": classifier})
     return replace(experiment, scenario=scenario.model_copy(update={"throttle": throttle}))
 
 

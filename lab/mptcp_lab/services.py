@@ -45,7 +45,7 @@ class SubflowStatus:
 
     `kind` is `cap` or `limit`, or None as well. `uplink_kind` and `uplink_rate` are the same for what its client sends;
     `uplink_policed`: the excess is dropped.
-    `join_to_cap`: seconds from the SYN that led to the rate until the mark was in the kernel.
+    `join_to_cap`: seconds from the SYN that led to the rate until its downlink was throttled.
     """
 
     token: str

@@ -135,7 +135,7 @@ class Scenario:
     A daemon that has ended is followed by `--cleanup` (as the clean-up unit does it), by a restart, or by both.
     """
 
-    marks: ClassifierKind
+    classifier: ClassifierKind
     family: Family
     original: str
     faults: tuple[Fault, ...]
@@ -150,7 +150,7 @@ class Scenario:
         what = "; ".join(map(str, ("upload" if self.is_upload else "download", *self.faults, *self.events)))
         steps = {"clean-up": self.clean_up, "daemon": self.start_daemon, "sniffer": self.start_sniffer}
         then = ", ".join(name for name, wanted in steps.items() if wanted)
-        return f"{self.marks}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {then}"
+        return f"{self.classifier}, IPv{self.family}, {self.original}: {what}; {self.recovery:.2f} s later: {then}"
 
 
 def scenario(seed: int) -> Scenario:
@@ -163,7 +163,7 @@ def scenario(seed: int) -> Scenario:
     events += [Event(chance.uniform(0.2, 0.9), _WIFI_LOST)] * chance.choice((0, 1))
     clean_up = chance.random() < 0.5
     return Scenario(
-        marks=chance.choice((ClassifierKind.SOCKET, ClassifierKind.NFT, ClassifierKind.RULES)),
+        classifier=chance.choice((ClassifierKind.SOCKET, ClassifierKind.NFT, ClassifierKind.RULES)),
         family=chance.choice((4, 6)),
         original=chance.choice(tuple(_ORIGINALS)),
         faults=tuple(_fault(chance) for _ in range(chance.choice((1, 1, 2)))),
@@ -216,7 +216,7 @@ class _Run:
         self._recovered = 0.0
         self._may_end = any(fault.kind in (KILL, KILL_AFTER) for fault in plan.faults)
         _wipe(lab, services, _ORIGINALS[plan.original])
-        services.configure_daemon(classifier=str(plan.marks))
+        services.configure_daemon(classifier=str(plan.classifier))
         self._original = kernel_state(self._proxy)
 
     def carry_out(self, seed: int) -> Result:
@@ -311,7 +311,7 @@ class _Run:
             time.sleep(_POLL_SECONDS)
         self._recovered = max(self._recovered, time.monotonic() - began)
         if problem is not None:
-            (self._stranded if self._anybody_stranded() else self._leftovers).append(f"{when}: {problem}")
+            (self._stranded if self._is_client_stranded() else self._leftovers).append(f"{when}: {problem}")
 
     def _problem(self) -> str | None:
         """How the kernel state differs from the wanted one; None if it does not."""
@@ -354,7 +354,7 @@ class _Run:
         backups = [f"backup: {client}" for client in sorted(self._backups())]
         return "; ".join([*changed, *records, *paces, *marks, *backups]) or None
 
-    def _anybody_stranded(self) -> bool:
+    def _is_client_stranded(self) -> bool:
         present = throttled(self._proxy).keys() | paced(self._proxy)
         present |= self._backups()
         return bool(present) and (not self._daemon_runs or not present <= may_be_throttled(self._proxy, _WIFI))

@@ -52,7 +52,7 @@ def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
 
 
 def measure(
-    connections: int, per_client: int, rate: int, *, throttled: bool, marks: str | None = None
+    connections: int, per_client: int, rate: int, *, throttled: bool, classifier: str | None = None
 ) -> dict[str, Json]:
     """The figures of `connections`, of two subflows each, opened at `rate` frames per second; capped if `throttled`."""
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
@@ -63,7 +63,7 @@ def measure(
             lab.proxy,
             _networks(Rate(1_000_000) if throttled else None),
             sniffer={"kernel_view": False},
-            daemon={} if marks is None else {"classifier": marks},
+            daemon={} if classifier is None else {"classifier": classifier},
         )
         sniffer, daemon = services.start_sniffer(), services.start_daemon()
         services.wait_ready()
@@ -264,7 +264,7 @@ def main() -> None:
         measure_real(connections, options.per_client, options.rate)
         if options.real
         else measure(
-            connections, options.per_client, options.rate, throttled=not options.free, marks=options.classifier
+            connections, options.per_client, options.rate, throttled=not options.free, classifier=options.classifier
         )
         for connections in options.connections
     ]
