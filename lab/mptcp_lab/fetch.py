@@ -1,7 +1,9 @@
 """Fetches documents through the proxy and prints the seconds from the first SYN to the last byte, as a client program.
 
 `python -m mptcp_lab.fetch PROXY PORT [--tcp] [--from ADDRESS] [--connections N] URL...`: the URLs are shared among N
-connections that stay open, as a browser does.
+connections that stay open, as a browser does. With `--period SECONDS` the URLs are the chunks of a video: one is due
+each period, over a connection of its own, and not before the last has arrived. The seconds are then those of the
+slowest chunk, from when it was due.
 """
 
 from __future__ import annotations
@@ -21,12 +23,11 @@ _PART_BYTES: Final = 1 << 18
 _TIMEOUT_SECONDS: Final = 120.0
 
 
-def _fetch(proxy: tuple[str, int], protocol: int, source: str | None, urls: queue.SimpleQueue[str]) -> int:
-    """Fetch URLs over one connection until none is left; the bytes received. Raises OSError or HTTPException."""
+def _fetch(proxy: tuple[str, int], protocol: int, source: str | None, urls: queue.SimpleQueue[str]) -> None:
+    """Fetch URLs over one connection until none is left. Raises OSError or HTTPException."""
     (family, kind, _, _, address), *_ = socket.getaddrinfo(*proxy, type=socket.SOCK_STREAM)
     connection = HTTPConnection(*proxy, timeout=_TIMEOUT_SECONDS)
     connection.auto_open = 0  # it would open plain TCP
-    received = 0
     with socket.socket(family, kind, protocol) as connected:
         connected.settimeout(_TIMEOUT_SECONDS)
         if source is not None:
@@ -39,33 +40,56 @@ def _fetch(proxy: tuple[str, int], protocol: int, source: str | None, urls: queu
                 response = connection.getresponse()
                 if response.status != 200:
                     raise HTTPException(f"HTTP status {response.status}")
-                while part := response.read(_PART_BYTES):
-                    received += len(part)
-    return received
+                while response.read(_PART_BYTES):
+                    pass
+
+
+def _fetch_all(
+    proxy: tuple[str, int], protocol: int, source: str | None, urls: Sequence[str], connections: int
+) -> float:
+    began, queued = time.monotonic(), _queue(urls)
+    with ThreadPoolExecutor(connections) as pool:
+        parts = [pool.submit(_fetch, proxy, protocol, source, queued) for _ in range(connections)]
+        for part in parts:
+            part.result()
+    return time.monotonic() - began
+
+
+def _play(proxy: tuple[str, int], protocol: int, source: str | None, urls: Sequence[str], period: float) -> float:
+    began, slowest = time.monotonic(), 0.0
+    for number, url in enumerate(urls):
+        due = began + number * period
+        time.sleep(max(0.0, due - time.monotonic()))
+        _fetch(proxy, protocol, source, _queue([url]))
+        slowest = max(slowest, time.monotonic() - due)
+    return slowest
+
+
+def _queue(urls: Sequence[str]) -> queue.SimpleQueue[str]:
+    queued: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for url in urls:
+        queued.put(url)
+    return queued
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the seconds, the bytes received, and the begin by the monotonic clock."""
+    """Print the seconds, and the begin by the monotonic clock."""
     parser = argparse.ArgumentParser(prog="fetch", description=__doc__)
     parser.add_argument("proxy")
     parser.add_argument("port", type=int)
     parser.add_argument("--tcp", action="store_true", help="plain TCP")
     parser.add_argument("--from", dest="source", help="the client's address; default: the kernel's choice")
     parser.add_argument("--connections", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--period", type=float, metavar="SECONDS", help="of the chunks of a video")
     parser.add_argument("urls", nargs="+", metavar="URL")
     options = parser.parse_args(arguments)
-    urls: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for url in options.urls:
-        urls.put(url)
     protocol = socket.IPPROTO_TCP if options.tcp else _IPPROTO_MPTCP
-    with ThreadPoolExecutor(options.connections) as pool:
-        began = time.monotonic()
-        parts = [
-            pool.submit(_fetch, (options.proxy, options.port), protocol, options.source, urls)
-            for _ in range(options.connections)
-        ]
-        received = sum(part.result() for part in parts)
-        print(time.monotonic() - began, received, began)
+    end = (options.proxy, options.port), protocol, options.source
+    began = time.monotonic()
+    if options.period is not None:
+        print(_play(*end, options.urls, options.period), began)
+    else:
+        print(_fetch_all(*end, options.urls, options.connections), began)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ class Host:
         *_, value, _ = self.run("nstat", "-asz", name).stdout.split()
         return int(value)
 
+    def received_bytes(self, interface: str) -> int:
+        """What an interface of the host has received, in bytes with its link headers."""
+        return int(self.run("cat", f"/sys/class/net/{interface}/statistics/rx_bytes").stdout)
+
     def _enter(self, *, machine_files: bool = False) -> list[str]:
         # The tables of iptables(8) belong to the namespace, its lock to the machine.
         environment = ("env", f"XTABLES_LOCKFILE={self.directory / 'xtables.lock'}")

@@ -9,6 +9,11 @@ of plain TCP over Wi-Fi of the same cell.
 `late`: Wi-Fi joins a download of 10 MB after 0.8 s, so that the cap begins in mid-transfer. There a ratio is a time
 divided by the ideal one: all of Ethernet until Wi-Fi has joined, then all of Wi-Fi and the cap.
 
+`video`: ten chunks of 2 MB, one every 4 s, each over a connection of its own. Its time is that of the slowest chunk,
+from when it was due, and its ratio is to 4 s: up to 1, no chunk is late.
+
+`ethernet kB` is what the client's Ethernet has received, with headers: the expensive bytes (median and largest).
+
 `discarded` counts packets that the client's MPTCP discarded as beyond its window. MPTCP sends them again, one at a
 time, after a timeout each.
 
@@ -41,6 +46,7 @@ from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 from mptcp_throttle.model import RateKind
+from mptcp_throttle.units import Rate
 
 VARIANTS: Final = ("wifi", "uncapped", "htb", "discarding", "kernel", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
@@ -50,7 +56,12 @@ _PAGE: Final = "page"
 _LATE: Final = "late"
 _LATE_BYTES: Final = 10_000_000
 _LATE_SECONDS: Final = 0.8
+_VIDEO: Final = "video"
+_CHUNKS: Final = 10
+_CHUNK_MEGABYTES: Final = 2
+_CHUNK_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.01
+_MEASURED: Final = (*SIZES, _PAGE, _LATE)
 _PAGE_OBJECTS: Final = 30
 _PAGE_BYTES: Final = (10_000, 300_000)
 _CONNECTIONS: Final = 6
@@ -75,6 +86,7 @@ class World:
 
     in_order: bool = True
     metrics_saved: bool = False
+    wifi: Rate = WIFI.rate
     router_queue: int | None = None
     origin_cc: str | None = None
     proxy_qdisc: str = "pfifo limit 1000"
@@ -101,6 +113,9 @@ WORLDS: Final[Mapping[str, World]] = {
     "fq_codel": World(proxy_qdisc="fq_codel"),
     "no-sysctls": World(recommended=False),
     "notsent-lowat-4kB": World(notsent_lowat=4096),
+    "wifi-3": World(wifi=Rate(3_000_000)),
+    "wifi-8": World(wifi=Rate(8_000_000)),
+    "wifi-20": World(wifi=Rate(20_000_000)),
     "plain": World(in_order=False, metrics_saved=True, router_queue=200_000, origin_cc="bbr", recommended=False),
 }
 """`plain` is what namespaces have whose builder has set nothing: all of these things at once."""
@@ -109,10 +124,11 @@ _KERNEL_DEFAULTS: Final = {"net/ipv4/tcp_wmem": "4096 16384 4194304", "net/ipv4/
 
 
 class Fetched(NamedTuple):
-    """How long a download took, in seconds; how long it would have taken at best, where that is not measured; and the
-    packets discarded."""
+    """How long a download took, in seconds, and over Ethernet how many bytes; how long it would have taken at best,
+    where that is not measured; and the packets discarded."""
 
     seconds: float
+    ethernet_bytes: int
     ideal: float | None = None
     discarded: int = 0
 
@@ -151,21 +167,23 @@ class Bench:
 
     def _program(self, size: str, *options: str) -> tuple[str, ...]:
         proxy = (str(self._lab.proxy_address(4)), str(PORT))
-        connections = ("--connections", str(min(_CONNECTIONS, len(self._pages[size]))))
-        return (sys.executable, "-m", "mptcp_lab.fetch", *proxy, *options, *connections, *self._pages[size])
+        urls = self._pages[size]
+        at_once = ("--connections", str(min(_CONNECTIONS, len(urls))))
+        how = ("--period", str(_CHUNK_SECONDS)) if size == _VIDEO else at_once
+        return (sys.executable, "-m", "mptcp_lab.fetch", *proxy, *options, *how, *urls)
 
     def _fetch(self, variant: str, size: str) -> Fetched:
         client = self._lab.client
         alone = ("--tcp", "--from", str(client.address(WIFI, 4))) if variant == "wifi" else ()
-        discarded = self._discarded()
-        seconds, *_ = client.run(*self._program(size, *alone), timeout=300).stdout.split()
-        self._wait_ended()
-        return Fetched(float(seconds), discarded=self._discarded() - discarded)
+        ideal = _CHUNK_SECONDS if size == _VIDEO else None
+        before = self._counters()
+        seconds, _ = client.run(*self._program(size, *alone), timeout=300).stdout.split()
+        return self._ended(float(seconds), ideal, before)
 
     def _fetch_late(self) -> Fetched:
         client = self._lab.client
         client.ip(["mptcp endpoint flush"])
-        discarded = self._discarded()
+        before = self._counters()
         output = client.directory / f"late-{next(self._fetches)}"
         process = client.start("late", *self._program(_LATE), output=output)
         process.wait_until(lambda: bool(self._listed()), "connected", poll=_POLL_SECONDS)
@@ -174,27 +192,31 @@ class Bench:
         joined = time.monotonic()
         if process.wait(300) != 0:
             raise LabError(f"fetch: {process.log_text()}")
-        seconds, _, began = map(float, output.read_text(encoding="ascii").split())
-        self._wait_ended()
-        return Fetched(seconds, ideal_seconds(_LATE_BYTES, joined - began), self._discarded() - discarded)
+        seconds, began = map(float, output.read_text(encoding="ascii").split())
+        wifi = self._lab.topology.wifi.rate
+        return self._ended(seconds, ideal_seconds(_LATE_BYTES, joined - began, wifi), before)
 
-    def _discarded(self) -> int:
+    def _counters(self) -> tuple[int, int]:
+        """The client's: bytes received over Ethernet, packets that MPTCP has discarded."""
         # net/mptcp/protocol.c, mptcp_data_queue_ofo
-        return self._lab.client.counter("MPTcpExtNoDSSInWindow")
+        discarded = self._lab.client.counter("MPTcpExtNoDSSInWindow")
+        return self._lab.client.received_bytes(ETHERNET.interface), discarded
 
-    def _wait_ended(self) -> None:
+    def _ended(self, seconds: float, ideal: float | None, before: tuple[int, int]) -> Fetched:
         wait_until(lambda: not self._listed(), "all subflows ended", 30)
+        ethernet_bytes, discarded = (after - earlier for after, earlier in zip(self._counters(), before, strict=True))
+        return Fetched(seconds, ethernet_bytes, ideal, discarded)
 
     def _listed(self) -> Mapping[oracle.Ends, object]:
         return oracle.listed(self._lab.proxy, PORT)
 
 
-def ideal_seconds(size: int, joined: float) -> float:
+def ideal_seconds(size: int, joined: float, wifi: Rate) -> float:
     """Of a download of `size` bytes over Ethernet, until Wi-Fi has joined, and over Wi-Fi and the cap from then on."""
     _, capped = WIFI_FIRST
     before, after = (
         sum(rate.bytes_per_second for rate in rates if rate is not None) * PAYLOAD_PART
-        for rates in ((ETHERNET.rate,), (WIFI.rate, capped.rates[RateKind.CAP]))
+        for rates in ((ETHERNET.rate,), (wifi, capped.rates[RateKind.CAP]))
     )
     return joined + (size - joined * before) / after
 
@@ -203,14 +225,15 @@ def ideal_seconds(size: int, joined: float) -> float:
 def bench(world: World, cc: str, delay: tuple[int, int], sizes: Sequence[str]) -> Iterator[Bench]:
     """Build the hosts of a world, with congestion control `cc` on the proxy, and delays of Ethernet and Wi-Fi in ms."""
     clients = (ClientSpec(families=(4,)),)
-    with build(Topology(clients, proxy_qdisc=world.proxy_qdisc, in_order=world.in_order)) as lab:
+    wifi = replace(WIFI, rate=world.wifi)
+    with build(Topology(clients, wifi=wifi, proxy_qdisc=world.proxy_qdisc, in_order=world.in_order)) as lab:
         lab.proxy.sysctl({"net/ipv4/tcp_congestion_control": cc, **({} if world.recommended else _KERNEL_DEFAULTS)})
         if world.notsent_lowat is not None:
             lab.proxy.sysctl({"net/ipv4/tcp_notsent_lowat": str(world.notsent_lowat)})
         for host in (lab.proxy, lab.origin, lab.client):
             host.sysctl({"net/ipv4/tcp_no_metrics_save": str(int(not world.metrics_saved))})
         if world.router_queue is not None:
-            for link in (ETHERNET, WIFI):
+            for link in (ETHERNET, wifi):
                 shape = f"tbf rate {link.rate} burst 16384 limit {world.router_queue + 16384}"
                 lab.router.tc([f"qdisc replace dev {lab.client.name}-{link.interface} root {shape}"])
         delay_links(lab, delay)
@@ -223,6 +246,8 @@ def bench(world: World, cc: str, delay: tuple[int, int], sizes: Sequence[str]) -
 
 
 def _lengths(size: str) -> list[int]:
+    if size == _VIDEO:
+        return [_CHUNK_MEGABYTES * 10**6] * _CHUNKS
     if size == _PAGE:
         objects = random.Random(1)  # noqa: S311
         return [objects.randint(*_PAGE_BYTES) for _ in range(_PAGE_OBJECTS)]
@@ -257,7 +282,7 @@ class Cell:
 
 def rows(cell: Cell, times: Times) -> Iterator[dict[str, Any]]:
     """A row per size and variant; `times` is what its figures are made of."""
-    order = (*SIZES, _PAGE, _LATE)
+    order = (*_MEASURED, _VIDEO)
     for (variant, size), fetched in sorted(times.items(), key=lambda item: (order.index(item[0][1]), item[0][0])):
         wifi = median(each.seconds for each in times.get(("wifi", size), fetched))
         seconds = [each.seconds for each in fetched]
@@ -269,6 +294,7 @@ def rows(cell: Cell, times: Times) -> Iterator[dict[str, Any]]:
             "runs": len(fetched),
             **{name: round(value, 3) for name, value in _spread(seconds).items()},
             **{f"{name}_ratio": round(value, 2) for name, value in _spread(ratios).items()},
+            "ethernet_bytes": _spread([each.ethernet_bytes for each in fetched]),
             "discarded": sum(each.discarded for each in fetched),
             "times": fetched,
         }
@@ -279,12 +305,17 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values)} | {name: percentile(values, percent) for name, percent in percents.items()}
 
 
+def _kilobytes(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{row['ethernet_bytes'][name] / 1000:.1f}" for name in ("median", "max"))
+
+
 def _print(row: Mapping[str, Any]) -> None:
     print(
         f"{row['kernel']:11} {row['world']:13} {row['cc']:6} {pair_text(row['delay']):6}"
         f" {row['size']:>5} {row['variant']:11} {row['runs']:4}"
         f" {row['median']:8} {row['p90']:8} {row['p99']:8} {row['max']:8}"
-        f" {row['median_ratio']:7} {row['p90_ratio']:6} {row['p99_ratio']:6} {row['max_ratio']:6} {row['discarded']:9}",
+        f" {row['median_ratio']:7} {row['p90_ratio']:6} {row['p99_ratio']:6} {row['max_ratio']:6}"
+        f" {_kilobytes(row):>15} {row['discarded']:9}",
         flush=True,
     )
 
@@ -296,7 +327,9 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["lab"], help="default: lab")
     parser.add_argument("--cc", nargs="+", choices=CONGESTION_CONTROLS, default=["bbr"], help="default: bbr")
     parser.add_argument("--delays", nargs="+", type=delay_pair, default=[(0, 0)], metavar="MS+MS", help="default: 0+0")
-    parser.add_argument("--sizes", nargs="+", choices=(*SIZES, _PAGE, _LATE), default=(*SIZES, _PAGE, _LATE))
+    parser.add_argument(
+        "--sizes", nargs="+", choices=(*_MEASURED, _VIDEO), default=_MEASURED, help="default: all but video"
+    )
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--runs", type=int, default=100, help="of each; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
@@ -305,7 +338,7 @@ def main() -> None:
     if not options.inside:
         print(
             "kernel      world         cc     delay   size variant     runs"
-            "   median      p90      p99      max   ratio    p90    p99    max discarded"
+            "   median      p90      p99      max   ratio    p90    p99    max     ethernet kB discarded"
         )
     printed: list[dict[str, Any]] = []
     for cell in (Cell(*each) for each in product(options.kernels, options.worlds, options.cc, options.delays)):
