@@ -228,7 +228,7 @@ def test_search_shows_only_what_matches(page: PageInBrowser) -> None:
 
 
 def test_pictures_of_the_page(world: ProxyWorld, browser: Browser, tmp_path: Path) -> None:
-    """`PICTURES=docs ./run-tests tests/browser -k pictures` draws the pictures of the documents again."""
+    """`PICTURES=docs/pictures ./run-tests tests/browser -k pictures` draws the pictures of the documents again."""
     directory = Path(os.environ.get("PICTURES", tmp_path)).absolute()
     download = world.download()
     world.wait_settled()
