@@ -27,12 +27,12 @@ FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
     FeatureName.PACING: FeatureTexts(
         "caps are decided in the kernel",
         "none, so that a cap slows down the whole connection",
-        "docs/services.md, Pace, names what it needs",
+        "docs/explanation/paces.md names what it needs",
     ),
     FeatureName.DISCARDS: FeatureTexts(
         "clients are kept from discarding segments",
         "not prevented, so that connections over several networks may stall",
-        "docs/services.md, Discards, names what it needs",
+        "docs/explanation/discards.md names what it needs",
     ),
 }
 """Problems of uplinks are among the errors."""

@@ -13,7 +13,7 @@ from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.rpc import Json
 
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
-_NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/services.md, Classifiers"
+_NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/explanation/classifiers.md"
 _REFUSED: Final = "it is tried again by itself; `journalctl -u mptcp-throttled` says since when"
 _INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a restart says so"
 

@@ -30,7 +30,7 @@ INSIDE_ONE = {
 """Also run on one kernel: TCX came with Linux 6.6, and the tests with Open vSwitch take minutes. Of the first file of
 these, which takes eight, only a part is run (docs/lab.md).
 
-On debian-6.12 two of three runs of that file ended in a kernel panic (docs/services.md).
+On debian-6.12 two of three runs of that file ended in a kernel panic (docs/explanation/classifiers.md).
 """
 
 UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"

@@ -1,7 +1,7 @@
 """Elements of our nftables maps, encoded for netlink: a subflow's addresses and ports, and its class.
 
 All elements of one IP version have the same length and the same attribute headers, so one `struct` encodes or decodes
-them: docs/performance.md has what that saves. The kernel lists them in the form in which it takes them.
+them: docs/explanation/own-code.md has what that saves. The kernel lists them in the form in which it takes them.
 """
 
 from __future__ import annotations

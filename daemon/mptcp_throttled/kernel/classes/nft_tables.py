@@ -1,7 +1,7 @@
 """Our nftables tables, one per IP version; tables of other programs are neither read nor changed.
 
-Our own netlink code, because libnftables reads all sets of the host again for each change: docs/performance.md,
-"nftables: libnftables and our own messages".
+Our own netlink code, because libnftables reads all sets of the host again for each change:
+docs/explanation/own-code.md has the figures.
 """
 
 from __future__ import annotations
