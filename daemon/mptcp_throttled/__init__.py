@@ -12,5 +12,5 @@ One step of the loop, by package:
 
 Beside the loop: `observing/` compares what flows with what is applied, `accounting/` counts what was carried, and
 `answers/` serves RPC and metrics from snapshots. `lifecycle/` starts and ends the daemon. `vocabulary/` has the values
-that all of them share. Imports point from the top of the list in docs/architecture.md to its end, never back.
+that all of them share. Imports point down the table of folders in docs/contribute/architecture.md, never back up.
 """

@@ -28,7 +28,7 @@ INSIDE_ONE = {
     "debian-6.12": ("tests/integration/test_discards.py", "tests/guest/openvswitch_queues.py"),
 }
 """Also run on one kernel: TCX came with Linux 6.6, and the tests with Open vSwitch take minutes. Of the first file of
-these, which takes eight, only a part is run (docs/lab.md).
+these, which takes eight, only a part is run (docs/contribute/lab.md).
 
 On debian-6.12 two of three runs of that file ended in a kernel panic (docs/explanation/classifiers.md).
 """

@@ -41,7 +41,7 @@ def test_programs_list_the_exit_statuses_in_their_help(
 
 
 def test_invariants_name_tests_that_exist() -> None:
-    document = (REPOSITORY / "docs/invariants.md").read_text(encoding="utf-8")
+    document = (REPOSITORY / "docs/contribute/invariants.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", document, flags=re.MULTILINE)[1:]
     assert [section.partition(":")[0] for section in sections] == [f"I{number}" for number in range(1, 10)]
     for section in sections:
@@ -89,13 +89,15 @@ def _scanned() -> dict[str, str]:
 
 
 def _glossary() -> list[tuple[str, str]]:
-    rows = re.findall(r"^\| (.*?) \| .* \| `(.*)` \|$", (REPOSITORY / "docs/glossary.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.*?) \| .* \| `(.*)` \|$", (REPOSITORY / "docs/contribute/glossary.md").read_text(), re.MULTILINE
+    )
     assert len(rows) > 50
     return rows
 
 
 def test_glossary_terms_are_used_in_code_or_documents() -> None:
-    texts = [text for name, text in _scanned().items() if name != "docs/glossary.md"]
+    texts = [text for name, text in _scanned().items() if name != "docs/contribute/glossary.md"]
     everything = re.sub(r"[\s-]+", " ", "\n".join(texts))
     unused = [term for term, _ in _glossary() if not re.search(rf"\b{re.sub('[ -]', ' ', term)}", everything)]
     assert not unused
@@ -147,7 +149,9 @@ REPLACED: Final = (
     _Replaced(rf"(held|hold|holds|holding) {_WHOM}to", "throttled"),
     _Replaced(rf"(let|lets|letting) {_WHOM}go", "free, or fail open"),
     _Replaced(
-        r"(left|leave|leaves) alone", "free, or not touched", elsewhere=r"^lab/scenarios/|^docs/reproduction\.md$"
+        r"(left|leave|leaves) alone",
+        "free, or not touched",
+        elsewhere=r"^lab/scenarios/|^docs/contribute/reproduction\.md$",
     ),
     _Replaced(r"stray", "altered"),
     _Replaced(r"anew", "added, or again"),

@@ -1,4 +1,4 @@
-"""The layout that docs/architecture.md describes: file names, imports, dependencies, and names of tests."""
+"""The layout that docs/contribute/architecture.md describes: file names, imports, dependencies, and names of tests."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-ARCHITECTURE: Final = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE: Final = (REPOSITORY / "docs/contribute/architecture.md").read_text(encoding="utf-8")
 FOLDERS: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging", "tests")
 MODULES: Final = sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py"))
 OURS: Final = {"mptcp_throttle", "mptcp_sniffer", "mptcp_throttled", "mptcp_throttle_web", "mptcp_lab"}

@@ -12,7 +12,7 @@ from mptcp_lab.scenario.lab_cli import report_of
 from mptcp_lab.scenario.report import as_markdown
 
 REPOSITORY: Final = Path(__file__).parents[2]
-MEASURED, DOCUMENT = Path("lab/measured"), Path("docs/reproduction.md")
+MEASURED, DOCUMENT = Path("lab/measured"), Path("docs/contribute/reproduction.md")
 
 
 @pytest.fixture(autouse=True)

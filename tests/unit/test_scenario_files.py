@@ -10,7 +10,7 @@ from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_throttle.config.validation import Section
 from mptcp_throttle.errors import ConfigError
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/lab.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs/contribute/lab.md").read_text()
 
 GOOD = """\
 title: two links

@@ -49,7 +49,7 @@ _FACTOR: Final = checked(float, "a number from 0.001 to 1000", lambda factor: 0.
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Experiments with MPTCP from YAML files, on real kernels. See docs/lab.md.",
+        description="Experiments with MPTCP from YAML files, on real kernels. See docs/contribute/lab.md.",
         epilog=_STATUSES,
     )
     add_version(parser)

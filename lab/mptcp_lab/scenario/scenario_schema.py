@@ -1,4 +1,4 @@
-"""What a scenario file may say. Every key is explained in docs/lab.md.
+"""What a scenario file may say. Every key is explained in docs/contribute/lab.md.
 
 Times are in seconds, amounts of data in bytes, shares in percent, rates of figures in Mb/s.
 """
