@@ -94,9 +94,10 @@ def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
 
     assert lab("report", out)[0] == 0
     report = (out / "report.md").read_text()
-    row = r"\| small \| native \| [^|]+ \| \S+ \| both \S+ Mb/s; payload \S+ Mb/s \| both 10: same \|"
+    row = r"  \* Ours: both \S+ ≈ 10 Mb/s; payload \S+ Mb/s\."
     assert re.search(row, report)
-    assert "both links are used: both / 10 is 0.7 or more" in report
+    assert re.search(r"^\* \S+/small: .* `lab/mptcp-lab run \S+ --kernel native --repeat 1`", report, re.MULTILINE)
+    assert "both links are used: both / 10 ≥ 0.7" in report
 
 
 UNEQUAL: Final = """\

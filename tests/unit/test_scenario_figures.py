@@ -157,9 +157,9 @@ vary:
 """
     experiments = scenario_of(tmp_path, text)
     verdicts = judge(experiments, "native", {"s/x:slow": numbers(f=2, g=1), "s/x:fast": numbers(f=8, g=5)})
-    assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:slow"]] == [("enough: f / g is 2 or more", "2", True)]
+    assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:slow"]] == [("enough: f / g ≥ 2", "2", True)]
     assert [(v.expected, v.seen, v.held) for v in verdicts["s/x:fast"]] == [
-        ("enough: f / g is 2 or more", "1.6", False),
+        ("enough: f / g ≥ 2", "1.6", False),
         ("faster: f / slow/f is 3 to 5", "4", True),
     ]
     assert len(judge(experiments, "native", {"s/x:fast": numbers(f=8, g=5)})["s/x:fast"]) == 1
@@ -172,7 +172,7 @@ def test_judge_takes_figures_that_differ_little_for_near(tmp_path: Path, other: 
     text = "report:\n  f: {out_of_order: x}\n  g: {out_of_order_in_subflows: x}\n"
     experiments = scenario_of(tmp_path, text + "expect:\n  alike: {of: f, to: g, near: 2}\n")
     (verdict,) = judge(experiments, "native", {"s/x": numbers(f=39.0, g=other)})["s/x"]
-    assert (verdict.expected, verdict.held) == ("alike: f and g differ by 2 % or less", held)
+    assert (verdict.expected, verdict.held) == ("alike: f and g differ by ≤ 2 %", held)
 
 
 def test_judge_leaves_out_expectations_of_another_kernel(tmp_path: Path) -> None:

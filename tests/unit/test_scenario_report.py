@@ -1,5 +1,6 @@
 """The document of results: grouped by seed, and for each of a seed's numbers whether ours is the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from mptcp_lab.scenario.files import Experiment, load
@@ -63,20 +64,58 @@ def results(directory: Path) -> list[tuple[Experiment, Result]]:
 def test_report_counts_and_explains_the_numbers_of_each_seed(tmp_path: Path) -> None:
     text = as_markdown(make_report(results(tmp_path), "the command", pictures=False), tmp_path)
     lines = text.splitlines()
-    assert lines[4].startswith("Kernels: native is 6.18 ")
+    assert "* Measured at 0a1b2c3, where no other commit is named." in lines
+    assert "* Kernel native is 6.18 (reno, 2 processors)." in lines
     assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 |" in lines
-    assert (
-        "| x:one | native | 0a1b2c3 | 25 | f 10.5 (10-11) Mb/s; g 4 (4-4) s; h 3 (3-3) s; i - s"
-        " | f 10: same; g 2: different; h 3: not comparable |"
-    ) in lines
-    assert "| x:two | native | 0a1b2c3 |  | failed: no such thing |  |" in lines
-    (finding,) = (line for line in lines if line.startswith("| s4/x |"))
-    assert "two links; rates are the seed's divided by 10 | what the seed found |" in finding
-    assert "it is fast: f is 9 Mb/s or more: 10.5 Mb/s (one)." in finding
-    assert "DID NOT HOLD: it is fast: f is 9 Mb/s or more: 8 Mb/s (two)." in finding
-    assert "Different (one g): the world has changed" in finding
-    assert "Not comparable (one h): a simulation" in finding
-    assert "`lab/mptcp-lab run s4/x --kernel native --repeat 2`" in finding
+    assert "| scenario | f, Mb/s | g, s | h, s | i, s |" in lines
+    assert "| x:one | 10.5 ≈ 10 | 4 ≠ 2 | 3 (seed 3) | - |" in lines
+    assert "| x:two | 8 ≈ 10 | - (seed 2) | - (seed 3) | - |" in lines
+    heading = (
+        "* s4/x: two links; rates are the seed's divided by 10. `lab/mptcp-lab run s4/x --kernel native --repeat 2`"
+    )
+    first = lines.index(heading)
+    assert lines[first + 1 : first + 7] == [
+        "  * Seed: what the seed found",
+        "  * Held: it is fast: f ≥ 9 Mb/s: 10.5 Mb/s (one).",
+        "  * DID NOT HOLD: it is fast: f ≥ 9 Mb/s: 8 Mb/s (two).",
+        "  * Different: the world has changed",
+        "  * Not comparable: a simulation",
+        "  * Failed (two): no such thing",
+    ]
+
+
+def test_report_names_other_commits_busy_machines_and_wide_ranges(tmp_path: Path) -> None:
+    (one, first), (two, second) = results(tmp_path)
+    busy = [Run({"f": value, "g": 2.0, "h": 3.0}, 10.0, 0.05, ()) for value in (4.0, 9.0, 30.0)]
+    pairs = [(one, first), (two, replace(second, commit="4d5e6f7", runs=busy))]
+    lines = as_markdown(make_report(pairs, "the command", pictures=False), tmp_path).splitlines()
+    command = "`lab/mptcp-lab run s4/x --kernel native --repeat"
+    assert any(line.endswith(f". one: {command} 2`; two: {command} 3` at 4d5e6f7, idle 5 %") for line in lines)
+    assert "| x:two | 9 (4-30) ≈ 10 | 2 ≈ 2 | 3 (seed 3) | - |" in lines
+
+
+def test_report_has_figures_of_a_single_experiment_in_words(tmp_path: Path) -> None:
+    lines = as_markdown(make_report(results(tmp_path)[:1], "the command", pictures=False), tmp_path).splitlines()
+    assert "  * Ours (one): f 10.5 ≈ 10 Mb/s; g 4 ≠ 2 s; h 3 (seed 3) s; i - s." in lines
+    assert not any(line.startswith("| scenario") for line in lines)
+
+
+def test_report_tells_kernels_of_one_experiment_apart(tmp_path: Path) -> None:
+    (one, result), _ = results(tmp_path)
+    pairs = [(one, result), (one, replace(result, kernel="debian-6.1"))]
+    lines = as_markdown(make_report(pairs, "the command", pictures=False), tmp_path).splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| x:one")] == [
+        "| x:one (native)",
+        "| x:one (debian-6.1)",
+    ]
+
+
+def test_report_counts_the_variants_in_which_an_expectation_held(tmp_path: Path) -> None:
+    (_, result), _ = results(tmp_path)
+    (tmp_path / "x.yaml").write_text(SCENARIO + "  three: {}\n")
+    pairs = [(experiment, replace(result, name=experiment.name)) for experiment in load("s4/x", tmp_path / "x.yaml")]
+    lines = as_markdown(make_report(pairs, "the command", pictures=False), tmp_path).splitlines()
+    assert "  * Held: it is fast: f ≥ 9 Mb/s: in 3 variants." in lines
 
 
 def test_report_shows_the_seeds_chart_beside_ours(tmp_path: Path) -> None:

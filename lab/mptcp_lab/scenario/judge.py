@@ -140,12 +140,12 @@ def _value(key: float | str, known: Mapping[str, Statistic | None]) -> float | N
 
 def _range(expectation: ExpectationSection, unit: str) -> str:
     if expectation.near is not None:
-        return f"{expectation.of} and {_short(expectation.to)} differ by {expectation.near:g}{unit} or less"
+        return f"{expectation.of} and {_short(expectation.to)} differ by ≤ {expectation.near:g}{unit}"
     subject = str(expectation.of) if expectation.to == 1 else f"{expectation.of} / {_short(expectation.to)}"
     if expectation.at_most is None:
-        return f"{subject} is {expectation.at_least:g}{unit} or more"
+        return f"{subject} ≥ {expectation.at_least:g}{unit}"
     if expectation.at_least is None:
-        return f"{subject} is {expectation.at_most:g}{unit} or less"
+        return f"{subject} ≤ {expectation.at_most:g}{unit}"
     return f"{subject} is {expectation.at_least:g} to {expectation.at_most:g}{unit}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,13 +15,20 @@ from mptcp_lab.scenario.result_tables import spread
 from mptcp_lab.scenario.scenario_schema import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mptcp_lab.scenario.files import Experiment
-    from mptcp_lab.scenario.judge import Verdict
+    from mptcp_lab.scenario.judge import Comparison, Verdict
     from mptcp_lab.scenario.results import Result
 
-_HEADINGS: Final = ("scenario", "kernel", "measured at", "idle %", "ours", "seed")
+_UNKNOWN: Final = "an unknown commit"
+_BUSY: Final = 10
+"""The idle share in percent below which it is shown."""
+_FEW: Final = 2
+"""Of so many variants an expectation has what was seen in each; the tables have the figures of all."""
+_AT_ONCE: Final = 4
+"""Expectations in a point of a list."""
+_SIGNS: Final = {Match.SAME: "≈ {}", Match.DIFFERENT: "≠ {}", Match.NOT_COMPARABLE: "(seed {})", None: "(seed {})"}
 _SETS: Final = {
     "s0": "S0: the MPTCP proxy with throttling (diploma thesis, NTUA, about 2014)",
     "s1": "S1: MPTCP hands-on (SARA / University of Amsterdam, 2012)",
@@ -48,6 +55,13 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True)
+class Points:
+    """A list; each of its points has a list of its own below it."""
+
+    points: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows below headings."""
 
@@ -62,19 +76,29 @@ class Picture:
     path: Path
 
 
-Block = Heading | Paragraph | Table | Picture
+Block = Heading | Paragraph | Points | Table | Picture
 
 
 def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pictures: bool) -> list[Block]:
     """The document. `command` is what printed it."""
+    usual = _usual_commit(pairs)
     blocks: list[Block] = [
         Heading(1, "The seeds' experiments, repeated"),
-        Paragraph(f"Printed by `{command}`; each row of *what was found* has the command that measured its numbers."),
-        Paragraph(_environment(pairs)),
         Paragraph(
-            "Numbers are medians, with the range of all runs in brackets. *Same*: within 25 % of the seed's number, or"
-            " within what the scenario's file says. *Measured at*: the commit. *Idle*: the share of time in which the"
-            " processors had nothing to do during the runs; near 0 the machine was measured, and not the network."
+            "For each experiment of a seed: the command that repeats it, what the seed found, and what ours gives.\n"
+            f"Printed by `{command}`."
+        ),
+        Points(
+            (
+                (f"Measured at {usual}, where no other commit is named.", ()),
+                *((kernel, ()) for kernel in _kernels(pairs)),
+                ("Numbers are medians of all runs.", ()),
+                ("A range follows where it is wider than the median.", ()),
+                ("`a ≈ b`: ours is a and the seed's is b; they differ by 25 % at most, or as the scenario says.", ()),
+                ("`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.", ()),
+                ("*Idle*: in some variant the processors had nothing to do in only so much of the time.", ()),
+                ("There the machine was measured, and not the network.", ()),
+            )
         ),
         Table(
             ("seed", "numbers", *(match.value for match in Match)),
@@ -83,8 +107,14 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
     ]
     for name, members in _by_set(pairs):
         blocks.append(Heading(2, _SETS.get(name, name)))
-        blocks += _of_seed(members, pictures=pictures)
+        blocks += _of_seed(members, usual, pictures=pictures)
     return blocks
+
+
+def _usual_commit(pairs: Iterable[tuple[Experiment, Result]]) -> str:
+    """At which most experiments were measured."""
+    commits = Counter(result.commit or _UNKNOWN for _, result in pairs)
+    return commits.most_common(1)[0][0]
 
 
 def _by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, list[tuple[Experiment, Result]]]]:
@@ -92,14 +122,13 @@ def _by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, l
         yield name, list(members)
 
 
-def _environment(pairs: Sequence[tuple[Experiment, Result]]) -> str:
-    kernels = sorted(
+def _kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+    return sorted(
         {
-            f"{result.kernel} is {result.release} ({result.congestion_control}, {result.processors} processors)"
+            f"Kernel {result.kernel} is {result.release} ({result.congestion_control}, {result.processors} processors)."
             for _, result in pairs
         }
     )
-    return f"Kernels: {'; '.join(kernels)}."
 
 
 def _count(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
@@ -108,13 +137,21 @@ def _count(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
     return [name, str(sum(counts)), *map(str, counts)]
 
 
-def _of_seed(pairs: Sequence[tuple[Experiment, Result]], *, pictures: bool) -> Iterator[Block]:
+def _of_seed(pairs: Sequence[tuple[Experiment, Result]], usual: str, *, pictures: bool) -> Iterator[Block]:
     families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
     for experiment, result in pairs:
         families[experiment.family].append((experiment, result))
-    findings = [[family, _title(members), _seed(members), _finding(members)] for family, members in families.items()]
-    yield Table(("scenario", "what", "what the seed found", "what was found"), findings)
-    yield Table(_HEADINGS, [row for experiment, result in pairs for row in _rows(experiment, result)])
+    tables = _numbers(pairs)
+    alone = {rows[0][0]: _in_words(figures, rows[0][1:]) for figures, rows in tables.items() if len(rows) == 1}
+    yield Points(
+        [
+            (f"{family}: {_title(members)}. {_commands(members, usual)}", list(_findings(members, alone)))
+            for family, members in families.items()
+        ]
+    )
+    for figures, rows in tables.items():
+        if len(rows) > 1:
+            yield Table(("scenario", *(f"{name}, {unit}" if unit else name for name, unit in figures)), rows)
     for members in families.values() if pictures else ():
         charts = [result.directory if e.variant is None else result.directory.parent for e, result in members]
         yield from _pictures(directory / "bars.png" for directory in dict.fromkeys(charts))
@@ -134,23 +171,49 @@ def _title(pairs: Sequence[tuple[Experiment, Result]]) -> str:
     return f"{title}{rates}" + "".join(f"; times and sizes multiplied by {scale:g}" for scale in scales)
 
 
-def _seed(pairs: Sequence[tuple[Experiment, Result]]) -> str:
-    return " ".join(dict.fromkeys(e.scenario.seed for e, _ in pairs if e.scenario.seed is not None))
-
-
-def _finding(pairs: Sequence[tuple[Experiment, Result]]) -> str:
-    """What was expected and whether it held, why numbers are not the seed's, and the commands that measured them."""
-    sentences = list(_verdicts(pairs))
-    reasons: dict[tuple[Match, str], list[str]] = defaultdict(list)
+def _findings(pairs: Sequence[tuple[Experiment, Result]], alone: Mapping[str, str]) -> Iterator[str]:
+    """What the seed found; ours, if no table has it; what was expected; and why numbers are not the seed's."""
+    seed = " ".join(dict.fromkeys(e.scenario.seed for e, _ in pairs if e.scenario.seed is not None))
+    if seed:
+        yield f"Seed: {seed}"
+    for (experiment, _), name in zip(pairs, _names(pairs), strict=True):
+        if name in alone:
+            yield f"Ours{_label(experiment)}: {alone[name]}."
+    yield from _verdicts(pairs)
+    reasons: dict[Match, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for experiment, result in pairs:
         for row in compare(experiment.scenario, result.statistics):
             if row.match in (Match.DIFFERENT, Match.NOT_COMPARABLE):
                 label = row.figure if experiment.variant is None else f"{experiment.variant} {row.figure}"
-                reasons[row.match, row.why or "The scenario's file gives no reason."].append(label)
-    for (match, why), figures in reasons.items():
-        sentences.append(f"{match.value.capitalize()} ({', '.join(dict.fromkeys(figures))}): {why}")
-    commands = dict.fromkeys(f"`{_command(result)}`" for _, result in pairs)
-    return " ".join([*sentences, *commands])
+                reasons[row.match][row.why or "The scenario's file gives no reason."].append(label)
+    for match, whys in reasons.items():
+        for why, figures in whys.items():
+            which = f" ({', '.join(figures)})" if len(whys) > 1 else ""
+            yield f"{match.value.capitalize()}{which}: {why}"
+    for experiment, result in pairs:
+        yield from (f"Failed{_label(experiment)}: {error}" for error in result.errors)
+
+
+def _label(experiment: Experiment) -> str:
+    return "" if experiment.variant is None else f" ({experiment.variant})"
+
+
+def _commands(pairs: Sequence[tuple[Experiment, Result]], usual: str) -> str:
+    """The commands that measured the numbers, with what each has measured, if they are several."""
+    runs: dict[tuple[str, str], list[tuple[Experiment, Result]]] = defaultdict(list)
+    for experiment, result in pairs:
+        runs[_command(result), result.commit or _UNKNOWN].append((experiment, result))
+    texts = []
+    for (command, commit), members in runs.items():
+        variants = ", ".join(e.variant for e, _ in members if e.variant is not None) if len(runs) > 1 else ""
+        idle = min((result.idle.median for _, result in members if result.idle is not None), default=None)
+        texts.append(
+            (f"{variants}: " if variants else "")
+            + f"`{command}`"
+            + ("" if commit == usual else f" at {commit}")
+            + (f", idle {number(idle)} %" if idle is not None and idle < _BUSY else "")
+        )
+    return "; ".join(texts)
 
 
 def _command(result: Result) -> str:
@@ -162,18 +225,36 @@ def _command(result: Result) -> str:
     return command
 
 
-def _rows(experiment: Experiment, result: Result) -> Iterator[list[str]]:
-    idle = number(None if result.idle is None else result.idle.median)
-    place = [experiment.name.partition("/")[2], result.kernel, result.commit or "unknown"]
-    for error in result.errors:
-        yield [*place, "", f"failed: {error}", ""]
-    rows = compare(experiment.scenario, result.statistics) if result.statistics else []
-    if rows:
-        ours = "; ".join(f"{row.figure} {spread(row.ours)} {row.unit}".rstrip() for row in rows)
-        seed = "; ".join(
-            f"{row.figure} {number(row.seed)}: {row.match or 'not measured'}" for row in rows if row.seed is not None
-        )
-        yield [*place, idle, ours, seed]
+def _numbers(pairs: Sequence[tuple[Experiment, Result]]) -> dict[tuple[tuple[str, str], ...], list[list[str]]]:
+    """By figures and their units: a row, with its name, for each experiment that has these."""
+    tables: dict[tuple[tuple[str, str], ...], list[list[str]]] = defaultdict(list)
+    for (experiment, result), name in zip(pairs, _names(pairs), strict=True):
+        rows = compare(experiment.scenario, result.statistics) if result.statistics else []
+        if rows:
+            figures = tuple((row.figure, row.unit) for row in rows)
+            tables[figures].append([name, *map(_cell, rows)])
+    return tables
+
+
+def _in_words(figures: Iterable[tuple[str, str]], cells: Iterable[str]) -> str:
+    return "; ".join(f"{name} {cell} {unit}".rstrip() for (name, unit), cell in zip(figures, cells, strict=True))
+
+
+def _names(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+    """Without the set, under whose heading they stand; with the kernel, where there are results of several kernels."""
+    results = Counter(experiment.name for experiment, _ in pairs)
+    return [
+        experiment.name.partition("/")[2] + (f" ({result.kernel})" if results[experiment.name] > 1 else "")
+        for experiment, result in pairs
+    ]
+
+
+def _cell(row: Comparison) -> str:
+    """Our number, and the seed's."""
+    ours = number(None if row.ours is None else row.ours.median)
+    if row.ours is not None and row.ours.most - row.ours.least > abs(row.ours.median):
+        ours = spread(row.ours)
+    return ours if row.seed is None else f"{ours} {_SIGNS[row.match].format(number(row.seed))}"
 
 
 def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:
@@ -187,13 +268,25 @@ def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Ex
 
 
 def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
-    """Each expectation once, with what was seen in each variant in which it held, and in which it did not."""
-    seen: dict[tuple[str, bool], list[str]] = defaultdict(list)
+    """Each expectation, with what was seen where it held, or in how many variants it held; and where it did not."""
+    held: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    missed: list[str] = []
     for experiment, kernel, verdict in verdicts_of(pairs):
         place = ", ".join(filter(None, [experiment.variant, "" if kernel == Kernel.NATIVE else kernel]))
-        seen[verdict.expected, verdict.held].append(f"{verdict.seen} ({place})" if place else verdict.seen)
-    for (expected, held), values in seen.items():
-        yield f"{expected}: {', '.join(values)}." if held else f"DID NOT HOLD: {expected}: {', '.join(values)}."
+        seen = f"{verdict.seen} ({place})" if place else verdict.seen
+        if verdict.held:
+            held[verdict.expected.partition(": ")[0]].append((verdict.expected, seen))
+        else:
+            missed.append(f"DID NOT HOLD: {verdict.expected}: {seen}.")
+    texts = []
+    for sentence, verdicts in held.items():
+        of_each = {expected: [seen for other, seen in verdicts if other == expected] for expected, _ in verdicts}
+        if len(verdicts) > _FEW:
+            texts.append(f"{sentence if len(of_each) > 1 else verdicts[0][0]}: in {len(verdicts)} variants")
+        else:
+            texts += [f"{expected}: {', '.join(values)}" for expected, values in of_each.items()]
+    yield from (f"Held: {'; '.join(texts[at : at + _AT_ONCE])}." for at in range(0, len(texts), _AT_ONCE))
+    yield from missed
 
 
 def as_markdown(blocks: Sequence[Block], relative_to: Path) -> str:
@@ -207,9 +300,13 @@ def _markdown(block: Block, relative_to: Path) -> str:
             return f"{'#' * level} {text}"
         case Paragraph(text):
             return text
+        case Points(points):
+            return "\n".join(line for point, below in points for line in (f"* {point}", *(f"  * {b}" for b in below)))
         case Table(headings, rows):
-            cells = [headings, ["---"] * len(headings), *rows]
-            return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+            heading, *lines = (
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (headings, *rows)
+            )
+            return "\n".join((heading, "|" + "---|" * len(headings), *lines))
         case Picture(path):
             return f"![chart]({os.path.relpath(path, relative_to)})"
 
@@ -226,9 +323,17 @@ def _html(block: Block, relative_to: Path) -> str:
             return f"<h{level}>{html.escape(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{html.escape(text)}</p>"
+        case Points(points):
+            return (
+                "<ul>\n" + "\n".join(f"<li>{html.escape(p)}{_html_list(below)}</li>" for p, below in points) + "</ul>"
+            )
         case Table(headings, rows):
             head = "".join(f"<th>{html.escape(cell)}</th>" for cell in headings)
             lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
             return f"<table><tr>{head}</tr>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
         case Picture(path):
             return f'<img src="{html.escape(os.path.relpath(path, relative_to))}" width="900">'
+
+
+def _html_list(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in texts) + "</ul>" if texts else ""
