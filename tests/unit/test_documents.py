@@ -18,6 +18,9 @@ from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
+MEASURED: Final = REPOSITORY / "lab/measured/performance"
+COMMIT: Final = re.compile(r"(?:(?<=at )|(?<=# )|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9]))[0-9a-f]{7}\b")
+"""Also one of digits alone, where it says what it is."""
 CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging", "tests")
 
 
@@ -108,19 +111,24 @@ def test_glossary_defines_each_term_once() -> None:
     assert sorted(set(terms)) == sorted(terms)
 
 
-def test_performance_sections_name_the_commit_they_measured() -> None:
+def test_performance_names_the_commit_of_each_figure_and_each_table_of_figures() -> None:
     document = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
+    assert len(document.splitlines()) <= 160
     sections = [text for text in re.split(r"^##+ ", document, flags=re.MULTILINE) if "\n|---" in text]
     assert len(sections) > 5
-    without = [text.partition("\n")[0] for text in sections if not re.search(r"[Mm]easured at [0-9a-f]{7}", text)]
-    assert not without
+    rows = re.findall(r"^\|(?!---)(?!.*\n\|---).*", document, re.MULTILINE)
+    assert len(rows) > 50
+    assert not [row for row in rows if not COMMIT.search(row)]
+    tables = {path.name: path.read_text(encoding="utf-8") for path in MEASURED.iterdir()}
+    assert {*re.findall(r"\]\(\.\./lab/measured/performance/([^)]*)\)", document)} == {*tables}
+    assert not [name for name, text in tables.items() if not COMMIT.search(text)]
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout: the commits cannot be looked up")
     git = ["git", "-c", f"safe.directory={REPOSITORY}", "-C", str(REPOSITORY)]
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], stdout=subprocess.PIPE, check=True)
     if shallow.stdout.strip() == b"true":
         pytest.skip("a shallow clone: earlier commits are not in it")
-    commits = set(re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", document))
+    commits = set(COMMIT.findall("\n".join([document, *tables.values()])))
     for path in DOCUMENTS:
         commits.update(re.findall(r"[Mm]easured at ([0-9a-f]{7})\b", path.read_text(encoding="utf-8")))
     for commit in sorted(commits):
