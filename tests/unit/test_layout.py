@@ -72,7 +72,8 @@ def _imported(module: Path) -> Iterator[str]:
 def test_architecture_names_files_and_folders_that_exist() -> None:
     everything = [f"/{path.relative_to(REPOSITORY)}" for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*")]
     everything += [f"/{folder}" for folder in FOLDERS] + ["/config/mptcp-throttle.yaml"]
-    named = set(re.findall(r"(?:[\w-]+/)*[\w-]+\.py\b|(?:[\w-]+/)+", ARCHITECTURE.replace("://", "")))
+    text = re.sub(r"\]\([^)]*\)", "]", ARCHITECTURE)  # Links are checked with those of the other documents.
+    named = set(re.findall(r"(?:[\w-]+/)*[\w-]+\.py\b|(?:[\w-]+/)+", text))
     assert len(named) > 40
     assert not {name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in everything)}
 
