@@ -12,10 +12,20 @@ from mptcp_throttle.model import AccessNetwork, Network
 
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
+WEB: Final = "mptcp-throttle-web"
 
 _MOST_NAMED: Final = 20
 
-_RELOADED: Final = frozenset({"daemon.linger", "daemon.reconcile_interval", "daemon.other_traffic", "log_level"})
+_RELOADED: Final = frozenset(
+    {
+        "daemon.linger",
+        "daemon.reconcile_interval",
+        "daemon.other_traffic",
+        "log_level",
+        "networks_directory",
+    }
+)
+_FOR_SOCKETS: Final = frozenset({"run_directory", "socket_group"})
 # Read by the daemon only. A change of the sniffer's settings needs a restart of both services: the daemon validates the
 # whole configuration, and reports it as the one in force.
 _DAEMON_ONLY: Final = frozenset(
@@ -53,7 +63,9 @@ class Change:
         if self.new is None:
             return f"{self.key} removed"
         text = f"{self.key} {self.old} -> {self.new}"
-        return f"{text}: needs a restart of {' and '.join(self.restart)}" if self.restart else text
+        *first, last = self.restart or ("",)
+        named = f"{', '.join(first)} and {last}" if first else last
+        return f"{text}: needs a restart of {named}" if named else text
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
@@ -65,7 +77,7 @@ def _changed_settings(old: Config, new: Config) -> Iterator[Change]:
     before, after = _settings(old), _settings(new)
     for key, value in before.items():
         if after[key] != value:
-            yield Change(key, _text(key, value), _text(key, after[key]), _restart(key))
+            yield Change(key, _text(key, value), _text(key, after[key]), services_to_restart(key))
 
 
 def _settings(config: Config) -> dict[str, object]:
@@ -83,10 +95,15 @@ def _settings(config: Config) -> dict[str, object]:
     }
 
 
-def _restart(key: str) -> tuple[str, ...]:
+def services_to_restart(key: str) -> tuple[str, ...]:
+    """The services that read a key of mptcp-throttle.yaml only at their start; none: a reload applies its change."""
     if key in _RELOADED:
         return ()
-    return (DAEMON,) if key in _DAEMON_ONLY else (SNIFFER, DAEMON)
+    if key in _DAEMON_ONLY:
+        return (DAEMON,)
+    if key.startswith("web."):
+        return (WEB,)
+    return (SNIFFER, DAEMON, *((WEB,) if key in _FOR_SOCKETS else ()))
 
 
 def _changed_networks(old: Config, new: Config) -> Iterator[Change]:

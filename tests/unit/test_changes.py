@@ -22,6 +22,7 @@ def config(directory: Path, service: str = SERVICE, lte: str = LTE) -> Config:
 
 
 BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
+ALL = ": needs a restart of mptcp-sniffer, mptcp-throttled and mptcp-throttle-web"
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,8 @@ BOTH = ": needs a restart of mptcp-sniffer and mptcp-throttled"
         ("trust: handshake", "trust: token", f"sniffer.trust handshake -> token{BOTH}"),
         ("trust: handshake", "kernel_view: false", f"sniffer.kernel_view true -> false{BOTH}"),
         ("trust: handshake", "idle_expiry: 3650d", f"sniffer.idle_expiry 86400s -> 315360000s{BOTH}"),
-        ("socket_group: root", "socket_group: null", f"socket_group root -> null{BOTH}"),
-        ("proxy", "run_directory: /run/x\nproxy", f"run_directory /run/mptcp-throttle -> /run/x{BOTH}"),
+        ("socket_group: root", "socket_group: null", f"socket_group root -> null{ALL}"),
+        ("proxy", "run_directory: /run/x\nproxy", f"run_directory /run/mptcp-throttle -> /run/x{ALL}"),
         (
             "proxy",
             "state_directory: /x\nproxy",
