@@ -63,6 +63,7 @@ _METRICS_SOCKET: Final = "daemon/metrics.sock"
 _WEB_SOCKET: Final = "web/web.sock"
 # sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
+_MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
@@ -81,10 +82,10 @@ def _mark_mask(text: str) -> int:
     try:
         mask = int(text, 0)
     except ValueError as error:
-        raise ValueError("is not a number; allowed: a mask such as 0xffff0000") from error
+        raise ValueError(f"is not a number; {_MASKS}") from error
     lowest = mask & -mask
     if not 0 < mask < 2**32 or (mask + lowest) & mask or mask // lowest < 0xFF or mask // lowest > 0xFFFF:
-        raise ValueError("allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000")
+        raise ValueError(_MASKS)
     return mask
 
 
