@@ -23,28 +23,28 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _JOIN_TO_CAP: Final = Histogram(
     "join_to_cap_seconds",
-    "Time from the SYN that made a subflow capped until the kernel had its assignment.",
+    "Time from the SYN that made a subflow capped until it was in its class.",
     namespace=NAMESPACE,
     registry=REGISTRY,
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
 _RECONCILE_DURATION: Final = Histogram(
     "reconcile_duration_seconds",
-    "Duration of the full and incremental reconciles.",
+    "Duration of full and incremental reconciles.",
     namespace=NAMESPACE,
     registry=REGISTRY,
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5),
 )
 _KERNEL_REPAIRS: Final = Counter(
     "kernel_repairs",
-    "Kernel objects that another program had changed and that were put right, by kind.",
+    "Repairs of kernel objects that another program had changed.",
     ("object",),
     namespace=NAMESPACE,
     registry=REGISTRY,
 )
 _ERRORS: Final = Counter(
     "errors",
-    "Errors, by the stage at which they occurred. An error that lasts counts once.",
+    "Errors, by stage. An error that lasts counts once.",
     ("stage",),
     namespace=NAMESPACE,
     registry=REGISTRY,

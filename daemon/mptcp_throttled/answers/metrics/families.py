@@ -60,7 +60,7 @@ class MetricFamilies(Collector):
         if self._top_clients is not None:
             yield _gauge(
                 "client_sent_bytes",
-                "IP bytes sent to a client in the last 10 minutes, of the 20 with most.",
+                "IP bytes sent in the last 10 minutes to each of the 20 busiest clients; only with metrics.clients.",
                 ("client",),
                 [((client,), sent) for client, sent in self._top_clients()],
             )
@@ -68,11 +68,11 @@ class MetricFamilies(Collector):
 
 def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Metric]:
     status = config.status()
-    yield _gauge("build_info", "1, labelled with the version.", ("version",), [((version(),), 1)])
+    yield _gauge("build_info", "Always 1; the label is the version.", ("version",), [((version(),), 1)])
     ready = {"mptcp-throttled": True, "mptcp-sniffer": snapshot.sniffer.problem is None}
     yield _gauge(
         "ready",
-        "Whether a service does its work: mptcp-sniffer if the daemon follows its table.",
+        "Whether a service works. mptcp-sniffer: the daemon follows its table.",
         ("service",),
         [((service,), is_ready) for service, is_ready in ready.items()],
     )
@@ -85,11 +85,11 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     )
     yield _gauge(
         "feature_ready",
-        "Whether a feature of the kernel has no problem: pacing, uplinks, discards.",
+        "Whether a feature of the kernel has no problem.",
         ("feature",),
         [((name,), snapshot.problem_of(name) is None) for name in FeatureName],
     )
-    yield _value("unresolved_errors", "Errors that last: those in `status`.", len(snapshot.errors))
+    yield _value("unresolved_errors", "Errors that last, as `status` shows them.", len(snapshot.errors))
 
 
 def _subflow_families(view: View, counted: SubflowCounts) -> Iterator[Metric]:
@@ -102,13 +102,13 @@ def _subflow_families(view: View, counted: SubflowCounts) -> Iterator[Metric]:
     )
     yield _gauge(
         "subflows",
-        "Subflows: capped, limited, or neither of them and regular (free) or backup.",
+        "Subflows whose downlink is capped or limited, or that are free and regular (free) or a backup.",
         ("network", "state"),
         [((name or _NO_NETWORK, state), counted.downlinks[name, state]) for name in networks for state in STATES],
     )
     yield _gauge(
         "uplinks",
-        "Subflows by what is done to what their clients send; policed: the excess is dropped.",
+        "Subflows whose uplink is capped, limited, policed (the excess is dropped) or free.",
         ("network", "state"),
         [((name or _NO_NETWORK, state), counted.uplinks[name, state]) for name in networks for state in UPLINK_STATES],
     )
@@ -119,7 +119,7 @@ def _subflow_families(view: View, counted: SubflowCounts) -> Iterator[Metric]:
 def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge(
         "rate_bytes_per_second",
-        "Present cap or limit, of what is sent to clients (downlink) or by them (uplink); absent: none.",
+        "Present cap or limit, overrides included; absent if there is none.",
         ("network", "direction", "kind"),
         [
             ((network.name, kind.direction, kind.word), rate.bits_per_second / 8)
@@ -130,7 +130,7 @@ def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
     overridden = {override.network for override in snapshot.operator.overrides}
     yield _gauge(
         "overridden",
-        "Whether the operator has set a rate of the access network by hand.",
+        "Whether a rate of the access network was set by hand.",
         ("network",),
         [((network.name,), network.name in overridden) for network in snapshot.networks],
     )
@@ -142,17 +142,17 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
     free = [((name, "false"), sums.ip_sent - sums.ip_sent_throttled) for name, sums in traffic.items()]
     yield _counter(
         "sent_bytes",
-        "IP bytes sent to clients, by whether the subflow was capped or limited (throttled).",
+        "IP bytes sent to clients; throttled: while the subflow was capped or limited.",
         ("network", "throttled"),
         [*throttled, *free],
     )
     received = [((name,), sums.ip_received) for name, sums in traffic.items()]
     yield _counter("received_bytes", "IP bytes received from clients.", ("network",), received)
     repeated = [((name,), sums.retransmitted) for name, sums in traffic.items()]
-    yield _counter("retransmitted_bytes", "Bytes of payload sent again to clients.", ("network",), repeated)
+    yield _counter("retransmitted_bytes", "Payload bytes sent again to clients.", ("network",), repeated)
     rtt = HistogramMetricFamily(
         f"{NAMESPACE}_rtt_seconds",
-        "Smoothed RTT of subflows that carry something, about one sample of each per second.",
+        "Smoothed RTTs: one sample per observation (1 to 5 s) of each subflow that carries something.",
         labels=("network",),
     )
     for name, sums in traffic.items():
@@ -169,11 +169,11 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
 def _sniffer_families(status: Json) -> Iterator[Metric]:
     counters = status["counters"]
     dropped = [((), status["dropped"])]
-    yield _counter("capture_dropped_packets", "Packets that the sniffer's capture has dropped.", (), dropped)
+    yield _counter("capture_dropped_packets", "Packets that the capture of the sniffer has dropped.", (), dropped)
     full = {"connections": "connections_not_tracked", "half_open": "handshakes_forgotten"}
     yield _counter(
         "table_full",
-        "How often a table of the sniffer was full, by table.",
+        "How often a table of the sniffer was full; half_open: of connections without subflows, or of closed subflows.",
         ("table",),
         [((table,), counters.get(name, 0)) for table, name in full.items()],
     )
