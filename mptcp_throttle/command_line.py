@@ -45,7 +45,9 @@ def command_line(program: str, description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_version(parser)
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="configuration file; default: %(default)s"
+    )
     return parser
 
 

@@ -24,6 +24,7 @@ from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
 _TIMEOUT_SECONDS: Final = 10.0
 _HISTORY_SECONDS: Final = 3600.0
+_NETWORK_HELP: Final = "name of an access network"
 _FORMAT: Final = 1
 """Of all documents that `--json` prints: another number where a reader of this one would go wrong."""
 
@@ -60,13 +61,15 @@ def parser() -> argparse.ArgumentParser:
     )
     top = add("top", _top, "live view of the busiest clients and their subflows")
     top.add_argument("--once", action="store_true", help="print once and end")
-    top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="default: %(default)s")
-    top.add_argument("--filter", default="", metavar="TEXT", help="only subflows with it in address, network or state")
+    top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="order; default: %(default)s")
+    top.add_argument(
+        "--filter", default="", metavar="TEXT", help="only subflows with TEXT in address, port, network or state"
+    )
     top.add_argument(
         "--number", type=argument(_client_number), default=10, metavar="N", help="clients of each network; default: 10"
     )
     history = add("history", _history, "show what an access network or a client has carried")
-    history.add_argument("name", metavar="NETWORK|ADDRESS")
+    history.add_argument("name", metavar="NETWORK|ADDRESS", help="an access network, or the address of a client")
     history.add_argument(
         "--since",
         dest="seconds",
@@ -77,24 +80,24 @@ def parser() -> argparse.ArgumentParser:
     )
     history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     add("plan", _command("plan", tables.show_plan), "show the planned kernel state as tc, nft and iptables commands")
-    doctor = add("doctor", _doctor, "look for problems that keep the services from working")
-    doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios and others; no JSON")
+    doctor = add("doctor", _doctor, "find what keeps the services from working, and say what to do")
+    doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios, Icinga and others")
     doctor.epilog = monitoring.MONITORING_HELP
     doctor.formatter_class = argparse.RawDescriptionHelpFormatter
     add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
-    set_rate = add("set-rate", _set_rate, "override the cap (or limit) of an access network")
-    set_rate.add_argument("network", metavar="NETWORK")
+    set_rate = add("set-rate", _set_rate, "override a rate of an access network, for running transfers too")
+    set_rate.add_argument("network", metavar="NETWORK", help=_NETWORK_HELP)
     set_rate.add_argument("rate", type=argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
     set_rate.add_argument("--uplink", action="store_true", help="override the rate of what clients send")
     _add_duration(set_rate, "reset-rate")
     show_reset = _command("reset_rate", tables.show_network, "network")
-    reset_rate = add("reset-rate", show_reset, "return to the configured rates of an access network")
-    reset_rate.add_argument("network", metavar="NETWORK")
+    reset_rate = add("reset-rate", show_reset, "remove the overrides of an access network")
+    reset_rate.add_argument("network", metavar="NETWORK", help=_NETWORK_HELP)
     pause = _command("pause", tables.show_pause, "seconds")
     _add_duration(add("pause", pause, "free all subflows until `resume`"), "resume")
     add("resume", _command("resume", tables.show_resume), "end a pause")
-    add("reload", _reload, "apply changes of the configuration files")
+    add("reload", _reload, "apply changed configuration files")
     setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP))
     return made
 

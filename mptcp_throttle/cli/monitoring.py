@@ -25,8 +25,8 @@ exit status with --monitoring:
     0  OK: no problem was found
     1  WARNING: something works less well than it could
     2  CRITICAL: a problem prevents caps (also: wrong command line)
-    3  UNKNOWN: nothing could be checked, as the configuration is invalid, say
-What could not be checked is counted (unchecked), and changes nothing: some checks need the rights of root."""
+    3  UNKNOWN: nothing could be checked, for example because the configuration is invalid
+What could not be checked is counted (unchecked), and does not change the status: some checks need root."""
 
 
 def judge(findings: Sequence[Finding]) -> tuple[State, str]:

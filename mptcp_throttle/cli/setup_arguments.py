@@ -11,7 +11,7 @@ from mptcp_throttle.model import Address
 from mptcp_throttle.setup.server_drop_in import unit_name
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
-HELP: Final = "look at this host, and write a configuration for it, with the reason for each value; asks nothing"
+HELP: Final = "write a configuration for this host, with the reason for each value"
 _NETWORKS_HELP: Final = "propose access networks from the addresses of clients that the sniffer sees"
 _DRY_RUN_HELP: Final = "show what would be written, and write nothing"
 _SECONDS: Final = 120.0
@@ -66,7 +66,7 @@ def add_to(setup: argparse.ArgumentParser) -> None:
         type=argument(duration),
         default=_SECONDS,
         metavar="DURATION",
-        help=f"how long to look, Ctrl-C ends it earlier: {DURATION_SYNTAX}; default: 2m",
+        help=f"how long to watch (Ctrl-C ends it earlier): {DURATION_SYNTAX}; default: 2m",
     )
     networks.add_argument("--write", action="store_true", help="write the files, if all files are valid together")
     # These may stand before `networks`, too: a default would undo them there.
@@ -82,7 +82,7 @@ def add_to(setup: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="a client's address in an expensive network, once for each; default: what clients use as a backup",
+        help="address of a client in an expensive network, once for each; default: what clients use as a backup",
     )
     networks.add_argument(
         "--cap",
