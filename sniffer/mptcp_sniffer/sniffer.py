@@ -72,13 +72,7 @@ class Sniffer:
                 self._serve(stop)
 
     def _serve(self, stop: threading.Event) -> None:
-        methods: dict[str, Callable[..., Json]] = {
-            "status": self.status,
-            "snapshot": self._table.snapshot,
-            "changes": self._changes,
-            "reload": self._reload,
-        }
-        server = RpcServer(self._config.sockets.sniffer, methods, self._config.socket_group)
+        server = RpcServer(self._config.sockets.sniffer, self.methods(), self._config.socket_group)
         try:
             systemd.notify("READY=1")
             while not stop.is_set():
@@ -93,6 +87,15 @@ class Sniffer:
             systemd.notify("STOPPING=1")
             self._table.close()
             server.close()
+
+    def methods(self) -> dict[str, Callable[..., Json]]:
+        """The RPC methods by name."""
+        return {
+            "status": self.status,
+            "snapshot": self._table.snapshot,
+            "changes": self._changes,
+            "reload": self._reload,
+        }
 
     def status(self) -> Json:
         """Counters, table sizes, and the position of the published table."""

@@ -25,7 +25,9 @@ CODE: Final = ("mptcp_throttle", "sniffer", "daemon", "web", "lab", "packaging",
 
 
 def test_exit_statuses_are_documented() -> None:
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", (REPOSITORY / "docs/services.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \| (.*) \|$", (REPOSITORY / "docs/reference/exit-statuses.md").read_text(), re.MULTILINE
+    )
     assert {int(status): meaning for status, meaning in rows} == EXIT_STATUSES
 
 

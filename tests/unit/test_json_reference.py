@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from inspect import signature
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -249,7 +250,22 @@ def test_features_are_described() -> None:
     assert sorted(KEYS["features"]) == sorted(FeatureName)
 
 
+def described_methods(socket: str) -> dict[str, list[str]]:
+    """The methods of a socket in the table, with the names of their parameters."""
+    _, _, table = REFERENCE.partition(f"| `{socket}` | parameters | answer |\n")
+    rows = re.findall(r"^\| `(\w+)` \| ?(.*?) ?\|", table.partition("\n\n")[0], re.MULTILINE)
+    return {name: re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", named)) for name, named in rows}
+
+
+def parameters(methods: Mapping[str, Callable[..., Json]]) -> dict[str, list[str]]:
+    """The methods with the names of their parameters."""
+    return {name: list(signature(method).parameters) for name, method in methods.items()}
+
+
 def test_each_method_of_the_daemon_is_in_the_table(tmp_path: Path) -> None:
-    _, _, table = REFERENCE.partition("| `daemon.sock` | parameters | answer |\n")
-    named = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
-    assert sorted(named) == sorted(api_on_models(tmp_path).methods())
+    assert described_methods("daemon.sock") == parameters(api_on_models(tmp_path).methods())
+
+
+def test_each_method_of_the_sniffer_is_in_the_table() -> None:
+    sniffer = Sniffer(configuration(), lambda: None)
+    assert described_methods("sniffer.sock") == parameters(sniffer.methods())

@@ -24,7 +24,7 @@ from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.traffic import Traffic
 
-SERVICES: Final = (Path(__file__).parents[2] / "docs/services.md").read_text(encoding="utf-8")
+REFERENCE: Final = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
 ACCOUNTS: Final = {
     "wifi": NetworkAccounts(
         Traffic(ip_sent=1000, ip_sent_throttled=300, ip_received=20, retransmitted=7, rtt_seconds=0.5, rtt_samples=3),
@@ -135,17 +135,14 @@ def test_busiest_clients_are_there_for_who_asks(tmp_path: Path) -> None:
 
 
 def test_documented_metrics_are_those_that_exist(tmp_path: Path) -> None:
-    section = SERVICES.partition("## Metrics\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
+    rows = re.findall(rf"^\| `{NAMESPACE}_(\w+)` \| (\w+) \| (.*?) \| (.*) \|$", REFERENCE, re.MULTILINE)
     documented = {
-        (name, tuple(sorted(re.findall(r"`(\w+)`", labels))))
-        for names, labels in rows
-        for name in re.findall(r"`(\w+)`", names)
+        (name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels))), text) for name, kind, labels, text in rows
     }
-    existing: set[tuple[str, tuple[str, ...]]] = set()
+    existing: set[tuple[str, str, tuple[str, ...], str]] = set()
     for family in Exposition(Metrics(tmp_path, client(1), clients=[("10.1.0.1", 5)]).families).collect():
         if not family.name.startswith("process_"):
             name = family.name.removeprefix(f"{NAMESPACE}_") + ("_total" if family.type == "counter" else "")
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-            existing.add((name, tuple(sorted(labels))))
+            existing.add((name, family.type, tuple(sorted(labels)), family.documentation))
     assert documented == existing

@@ -1,0 +1,140 @@
+"""The keys of the configuration in Markdown: what the shipped files say of them, and what the schema allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Final
+
+import yaml
+from pydantic import ValidationError
+
+from commented_yaml import Entry, Setting, parse
+from markdown import code, prose, with_named_units
+from mptcp_throttle.config.changes import services_to_restart
+from mptcp_throttle.config.schema import NetworkFile, ServiceFile
+from mptcp_throttle.config.validation import Section
+from mptcp_throttle.rpc import Json
+
+_SERVICES: Final = Path("config/mptcp-throttle.yaml")
+_NETWORK: Final = Path("config/networks.d/lte.yaml")
+_RELOAD: Final = " (reload)"
+_DOCUMENT: Final = re.compile(r"docs/(\S+\.md)")
+_EITHER: Final = {
+    "proxy.interface": "proxy.interfaces",
+    "proxy.interfaces": "proxy.interface",
+    "subnets": "subnets_file",
+    "subnets_file": "subnets",
+}
+"""Keys of which a file needs one of two."""
+
+_NO_VALUE: Final = object()
+"""What no key allows."""
+
+
+def keys() -> dict[str, list[str]]:
+    """The keys of each of the two kinds of files, in the order of the file."""
+    services = _described(_SERVICES, ServiceFile, services_to_restart)
+    return {"mptcp-throttle.yaml": services, "networks.d": _described(_NETWORK, NetworkFile, lambda _: ())}
+
+
+def _described(file: Path, schema: type[Section], restarts: Callable[[str], tuple[str, ...]]) -> list[str]:
+    text = file.read_text(encoding="utf-8")
+    entries = parse(text)[1]
+    lines: list[str] = []
+    named = set()
+    for entry in entries:
+        settings = list(_with_alternatives(entry))
+        paths = [setting.path for setting in settings]
+        named.update(paths)
+        words = [line.removesuffix(_RELOAD) for line in entry.lines if line != _RELOAD.strip()]
+        if words != entry.lines and any(map(restarts, paths)):
+            raise ValueError(f"{file}: {paths[0]}: a reload does not apply it")
+        lines += [*([""] if lines else []), f"### {', '.join(paths)}", ""]
+        if settings[0].value is not None or len(settings) > 1:
+            lines += [*_facts(settings, schema, yaml.safe_load(text), restarts(paths[0])), ""]
+        lines += [_DOCUMENT.sub(r"[\1](../\1)", line) for line in prose(words)]
+    missing = set(_leaves(schema)) - named
+    if missing:
+        raise ValueError(f"{file}: has not: {', '.join(sorted(missing))}")
+    return lines
+
+
+def _with_alternatives(entry: Entry) -> Iterator[Setting]:
+    for setting in entry.settings:
+        yield setting
+        if setting.path == "proxy.interface":
+            yield Setting(_EITHER[setting.path], None)
+
+
+def _leaves(schema: type[Section], above: str = "") -> Iterator[str]:
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _leaves(field.annotation, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+def _facts(settings: list[Setting], schema: type[Section], data: Json, restart: tuple[str, ...]) -> Iterator[str]:
+    """A line for what all `settings` have in common, else one for each of them."""
+    allowed = [with_named_units(_allowed(schema, data, setting.path)) for setting in settings]
+    defaults = [_default(schema, setting) for setting in settings]
+    for name, values in (("Allowed", allowed), ("Default", defaults)):
+        if len(set(values)) == 1:
+            yield f"* **{name}**: {values[0]}"
+        else:
+            for setting, value in zip(settings, values, strict=True):
+                yield f"* **{name}** for {code(setting.path)}: {value}"
+    yield f"* **Change**: {'restart of ' + ', '.join(restart) if restart else 'reload'}"
+
+
+def _allowed(schema: type[Section], data: Json, path: str) -> str:
+    """What the errors about values that are not allowed say is allowed."""
+    words = _refusals(schema, data, path, _NO_VALUE)
+    if words[0].startswith("a list of"):
+        words += _refusals(schema, data, path, [_NO_VALUE])
+        return f"{words[0]}; each {words[1]}"
+    if "null" not in words[0] and not _refusals(schema, data, path, None):
+        return f"{words[0]}; or null"
+    return words[0]
+
+
+def _refusals(schema: type[Section], data: Json, path: str, value: object) -> list[str]:
+    changed = deepcopy(data)
+    *outer, key = path.split(".")
+    section = changed
+    for name in outer:
+        section = section[name]
+    section[key] = value
+    try:
+        schema.model_validate(changed)
+    except ValidationError as error:
+        texts = (str(detail.get("ctx", {}).get("error", "")) for detail in error.errors())
+        return [match[1] for text in texts if (match := re.search(r"allowed: (.*)", text))]
+    return []
+
+
+def _default(schema: type[Section], setting: Setting) -> str:
+    *outer, key = setting.path.split(".")
+    for name in outer:
+        schema = schema.model_fields[name].annotation  # type: ignore[assignment]
+    field = schema.model_fields[key]
+    if setting.path in _EITHER and not field.default:
+        return f"none; this key or {code(_EITHER[setting.path])} is required"
+    if field.is_required():
+        return "none; the key is required"
+    if field.default is None:
+        return code("null")
+    if setting.value is None or _value(schema, key, setting.value) != field.default:
+        raise ValueError(f"{setting.path}: the file has another value than the default")
+    return code(setting.value)
+
+
+def _value(schema: type[Section], key: str, written: str) -> object:
+    """What the schema makes of a value."""
+    made: dict[str, object] = {}
+    if any(field.is_required() for field in schema.model_fields.values()):
+        made = yaml.safe_load((_NETWORK if schema is NetworkFile else _SERVICES).read_text(encoding="utf-8"))
+    return getattr(schema.model_validate({**made, key: yaml.safe_load(written)}), key)

@@ -1,0 +1,61 @@
+"""The metrics of the daemon in Markdown, as it serves them before anything has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import Metric
+
+from markdown import code, table
+from mptcp_throttle.config.load import load_config
+from mptcp_throttle.model import RateKind
+from mptcp_throttle.units import Rate
+from mptcp_throttled.answers.metrics.families import MetricFamilies
+from mptcp_throttled.answers.metrics.server import Exposition
+from mptcp_throttled.answers.view import View
+from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.terms import PresentTerms, Term
+
+_CONFIG: Final = Path("config/mptcp-throttle.yaml")
+_OF_PROCESS: Final = "process_"
+_OF_THE_HOST: Final = {"network", "client", "version"}
+"""Labels whose values depend on the host."""
+
+
+def metrics() -> dict[str, list[str]]:
+    """All metrics but those of the process, by name."""
+    families = [family for family in _exposition().collect() if not family.name.startswith(_OF_PROCESS)]
+    rows = sorted((code(_name(family)), family.type, _labels(family), family.documentation) for family in families)
+    return {"metrics": table(("metric", "type", "labels", "meaning"), rows)}
+
+
+def _exposition() -> Exposition:
+    config = load_config(_CONFIG)
+    rates = dict.fromkeys(RateKind, Term(Rate(8_000)))
+    terms = PresentTerms({network.name: rates for network in config.networks})
+    view = View(Snapshot(networks=config.networks, terms=terms), Enforcement(), {}, Now(0.0, 0.0))
+    sniffer = {"dropped": 0, "counters": {}}
+    running = RunningConfig(config, 0.0)
+    return Exposition(MetricFamilies(running, lambda: view, lambda: sniffer, lambda: [("10.1.0.1", 0)]))
+
+
+def _name(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _labels(family: Metric) -> str:
+    values: dict[str, dict[str, None]] = {}
+    for sample in family.samples:
+        for label, value in sample.labels.items():
+            if label != "le":
+                values.setdefault(label, {})[value] = None
+    return ", ".join(_label(label, each) for label, each in values.items())
+
+
+def _label(name: str, values: Iterable[str]) -> str:
+    return code(name) if name in _OF_THE_HOST else f"{code(name)} ({', '.join(values)})"
