@@ -43,7 +43,7 @@ def _see_also(pages: dict[tuple[str, int], str], this: tuple[str, int]) -> str:
     pages_named = ", ".join(
         rf"\fB{escaped(name)}\fR({section})" for name, section in sorted(pages) if (name, section) != this
     )
-    return f".SH SEE ALSO\n{pages_named}\n.PP\n/usr/share/doc/mptcp\\-throttle/README.md\n"
+    return f".SH SEE ALSO\n{pages_named}\n.PP\n/usr/share/doc/mptcp\\-throttle/docs/index.md\n"
 
 
 def _completion(parser: argparse.ArgumentParser, shell: str) -> str:
