@@ -26,13 +26,13 @@ class FeatureTexts(NamedTuple):
 FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
     FeatureName.PACING: FeatureTexts(
         "caps are decided in the kernel",
-        "none, so that a cap slows down the whole connection",
-        "docs/explanation/paces.md names what it needs",
+        "missing, so a cap slows down the whole connection",
+        "docs/explanation/paces.md says what it needs",
     ),
     FeatureName.DISCARDS: FeatureTexts(
         "clients are kept from discarding segments",
-        "not prevented, so that connections over several networks may stall",
-        "docs/explanation/discards.md names what it needs",
+        "not prevented, so connections over several networks may stall",
+        "docs/explanation/discards.md says what it needs",
     ),
 }
 """Problems of uplinks are among the errors."""

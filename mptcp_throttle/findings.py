@@ -14,8 +14,8 @@ from mptcp_throttle.rpc import Json
 
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
 _NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/explanation/classifiers.md"
-_REFUSED: Final = "it is tried again by itself; `journalctl -u mptcp-throttled` says since when"
-_INVALID: Final = "correct the files, and `mptcp-throttle reload`; what needs a restart says so"
+_REFUSED: Final = "it is retried automatically; `journalctl -u mptcp-throttled` says since when"
+_INVALID: Final = "correct the files, then `mptcp-throttle reload`, or restart where a line says so"
 
 
 class Finding(NamedTuple):
@@ -61,7 +61,7 @@ def or_ok(subject: str, findings: Iterable[Finding]) -> list[Finding]:
 def not_captured(status: Json) -> str | None:
     """Of the sniffer's answer to `status`: on which interfaces it does not capture, and why; None if on all."""
     missing = [name for name in status["interfaces"] if name not in status["captured"]]
-    return f"none on {', '.join(missing)}, missing or down" if missing else None
+    return f"none on {', '.join(missing)}: missing or down" if missing else None
 
 
 def daemon_findings(status: Json) -> Iterator[Finding]:

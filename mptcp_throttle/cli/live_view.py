@@ -109,7 +109,7 @@ def render(data: Json, view: View, recent: Recent, width: int, *, problem: str |
     for name in ("sent", "received", "cap", "use", "RTT"):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
-        table.add_column("last 20 looks", no_wrap=True)
+        table.add_column("last 20 samples", no_wrap=True)
     table.add_column("state, reason", no_wrap=True, overflow="ellipsis", ratio=5 if wide else 3)
     for cells, style in _rows(data, recent, ascii_only=ascii_only):
         table.add_row(*(cells if wide else (*cells[:6], cells[7])), style=style)

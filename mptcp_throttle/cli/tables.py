@@ -224,10 +224,10 @@ def show_history(data: Json) -> None:
         )
     console = output_console()
     if not data["periods"]:
-        console.print(f"nothing is known about {data['kind']} {data['name']} in that time", markup=False)
+        console.print(f"no history of {data['kind']} {data['name']} in that time", markup=False)
         return
     console.print(table)
-    console.print(f"IP bytes in all: {_size(sums['sent'])} sent, {_size(sums['received'])} received")
+    console.print(f"total IP bytes: {_size(sums['sent'])} sent, {_size(sums['received'])} received")
 
 
 def write_history_csv(data: Json) -> None:

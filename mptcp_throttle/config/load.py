@@ -134,7 +134,7 @@ def _classifier(service: ServiceFile, file: YamlFile) -> list[str]:
     daemon = service.daemon
     place = f"{file.place('daemon', 'classifier')}: {daemon.classifier}"
     if daemon.backend is BackEnd.OVS and daemon.classifier is not ClassifierKind.AUTO:
-        return [f"{place}: is of no use with daemon.backend: ovs; allowed: auto"]
+        return [f"{place}: has no effect with daemon.backend: ovs; allowed: auto"]
     has_program = daemon.pacing and service.sniffer.kernel_view
     if daemon.classifier is not ClassifierKind.SOCKET or has_program:
         return []
@@ -154,8 +154,8 @@ def _web(service: ServiceFile, file: YamlFile) -> list[str]:
     is_for_network = web.listen is not None and not web.listen.host.is_loopback
     if is_for_network and None in (web.password_hash, web.certificate, web.key):
         needs = "web.password_hash, web.certificate and web.key"
-        allowed = "an address of loopback, or these too"
-        problems.append(f"{place}: is no loopback address, and needs {needs}; allowed: {allowed}")
+        allowed = "a loopback address, or these too"
+        problems.append(f"{place}: is not a loopback address, and needs {needs}; allowed: {allowed}")
     if web.listen is not None and metrics is not None and web.listen.overlaps(metrics):
         problems.append(f"{place}: metrics.listen has {metrics}; allowed: another port, or null")
     return problems
@@ -266,7 +266,7 @@ def _same_names(loaded: list[_Loaded]) -> Iterator[str]:
         if network.name in names:
             yield (
                 f"{file.place('name')}: {network.name}: is taken by {names[network.name].path};"
-                " allowed: a name of its own for every network"
+                " allowed: a different name for each network"
             )
         names.setdefault(network.name, file)
 

@@ -35,7 +35,7 @@ def choose_ports(facts: HostFacts, named: Collection[int]) -> tuple[int, ...]:
             http_ports = listed(map(str, sorted(facts.squid.ports)))
             start = "start Squid" + (f", whose http_port is {http_ports}" if http_ports else "")
         raise UserError(
-            f"setup: nothing listens for other hosts with MPTCP{plain}; allowed: {start}, or name a port with --port",
+            f"setup: no program listens with MPTCP for other hosts{plain}; allowed: {start}, or --port",
             os.EX_UNAVAILABLE,
         )
     if len(ports) > _MOST_PORTS:
@@ -83,7 +83,7 @@ def why_ports(listening: Collection[Listener], ports: Collection[int], *, named:
     for port in ports:
         here = [listener for listener in listening if listener.port == port]
         owners = sorted({str(listener.owner) for listener in here if listener.owner is not None})
-        who = listed(owners or ["a process that is not known"])
+        who = listed(owners or ["an unknown process"])
         if not here:
             reasons.append(f"nothing listens on {port} yet")
         elif any(listener.mptcp for listener in here):
@@ -137,12 +137,12 @@ def _candidates(
     ports = {listener.port for listener in listening}
     paths = [path for path in facts.client_paths if path.port in ports]
     clients = sum(path.clients for path in paths)
-    connected = f"the way to the {clients} clients that are connected now"
+    connected = f"used by the {clients} clients that are connected now"
     yield _Candidates({path.interface for path in paths}, connected, all_count=True)
     if listening and not any(listener.address.is_unspecified for listener in listening):
         bound = {listener.address for listener in listening}
         with_bound = {interface.name for interface in usable if bound & set(interface.addresses)}
-        why = f"has what the proxy listens on: {listed(sorted(map(str, bound)))}"
+        why = f"has the addresses on which the proxy listens: {listed(sorted(map(str, bound)))}"
         yield _Candidates(with_bound, why, all_count=True)
     yield _Candidates(set(facts.default_routes), "the default route leaves through it", all_count=False)
     with_address = {interface.name for interface in usable if interface.up and interface.addresses}

@@ -73,8 +73,8 @@ def summary(grouping: Grouping, unrecorded: int) -> Iterator[str]:
         yield (
             "nothing is capped, since only one network has been seen"
             if len(grouping.networks) == 1
-            else "nothing is capped, since nothing says which network is expensive: --expensive ADDRESS says it, with"
-            " an address of a client there, and --force replaces the files"
+            else "nothing is capped, since it is not known which network is expensive: name it with --expensive"
+            " ADDRESS, the address of a client there, and --force to replace the files"
         )
     if grouping.unassigned:
         subnets = listed((f"{seen.subnet} ({_evidence(seen)})" for seen in grouping.unassigned), most=10)

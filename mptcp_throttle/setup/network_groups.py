@@ -45,7 +45,8 @@ _WHY_PREFERENCE: Final = {
 }
 _ONLY_NETWORK: Final = "the only access network that has been seen; caps need another one"
 _NOT_KNOWN: Final = (
-    "nothing says which network is expensive, so none caps another: give that one 2 and a cap, or see --expensive"
+    "it is not known which network is expensive, so no network is capped: give the expensive network 2 and a cap,"
+    " or see --expensive"
 )
 
 
@@ -339,4 +340,4 @@ def _per(seen: _Seen, blocks: Iterable[Block]) -> tuple[Per, str]:
     if beside[most] >= _SHARED_BY:
         subnets = f"{beside[most]} other subnets, as with address translation"
         return Per.SUBFLOW, f"Each subflow, since {most} was used beside addresses in {subnets}"
-    return Per.CLIENT, "Each client, since no address seems to be shared by many"
+    return Per.CLIENT, "Each client: no address seems to be shared by many"

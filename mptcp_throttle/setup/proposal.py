@@ -162,7 +162,7 @@ def _interface_notes(interfaces: Collection[Interface]) -> Iterator[str]:
                 " list shows subflows there), and while it is listed, uploads are throttled on no interface"
             )
         if is_in_the_way(interface):
-            yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it all the same"
+            yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it anyway"
 
 
 def _port_notes(facts: HostFacts, ports: Collection[int], plain: Collection[Listener]) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _squid_notes(facts: HostFacts, ports: Collection[int], listening: Collection
         return
     if not squid.serves_hosts:
         yield (
-            "Squid serves this host alone: write `acl clients src SUBNETS`, with the subnets of the clients, and"
+            "Squid serves only this host: write `acl clients src SUBNETS`, with the subnets of the clients, and"
             " `http_access allow clients` into a file in /etc/squid/conf.d"
         )
     if not squid.has_large_buffer:

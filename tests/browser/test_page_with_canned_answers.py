@@ -343,19 +343,19 @@ def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon,
         assert line.endswith(f": {problem}; remedy: {remedy}")
         assert remedy
     assert len(page.problems()) == 5
-    begins = "note: pacing: none, so that a cap slows down the whole connection: no CAP_PERFMON; remedy: "
+    begins = "note: pacing: missing, so a cap slows down the whole connection: no CAP_PERFMON; remedy: "
     assert page.findings()[-1].startswith(begins)
     assert any(line.startswith("problem: mptcp-throttled: no class is left; remedy: ") for line in page.findings())
     assert page.tab.locator("#attention img").count() == 0
 
 
 def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: PageInBrowser) -> None:
-    eventually(lambda: page.network("lte")["rates of uplinks"] == "cap 500kbit per client", "the configured rate")
+    eventually(lambda: page.network("lte")["uplink rates"] == "cap 500kbit per client", "the configured rate")
     uplink = daemon.top["networks"][0]["rates"]["uplink"]
     uplink["cap"].update(reason="by hand", seconds_left=600.0)
     uplink["limit"].update(reason="by hand, until reset")
     shown = "cap 500kbit per client (by hand, for 10 min), limit unlimited (by hand, until reset)"
-    eventually(lambda: page.network("lte")["rates of uplinks"] == shown, "both are marked")
+    eventually(lambda: page.network("lte")["uplink rates"] == shown, "both are marked")
     assert page.network("lte")["cap"] == "1mbit per client"
 
 

@@ -74,7 +74,7 @@ def test_doctor_finds_missing_mptcp_and_a_missing_interface() -> None:
     assert status == 1
     assert found["kernel"] == "MPTCP is off"
     assert found["interface"].startswith("eth7 does not exist; allowed: one of eth0, lo")
-    assert found["proxy port 8080"] == "is listened on without MPTCP"
+    assert found["proxy port 8080"] == "has a listener without MPTCP"
     assert {"mptcp-sniffer", "mptcp-throttled"} <= set(found)
 
 

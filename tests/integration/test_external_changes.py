@@ -164,7 +164,10 @@ def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld, planne
     rule = f"MPTCP-THROTTLE 1 {ends} -j MARK --set-xmark 0x30000/0xffff0000"
     world.proxy.run("iptables-legacy", "-t", "mangle", "-R", *rule.split())
     # The quick check does not see it: it counts. A full reconcile may come at any moment, so the log is what tells.
-    eventually(lambda: "the kernel had been changed; repaired by" in world.daemon.log_text(), "the mark repaired")
+    eventually(
+        lambda: "another program had changed kernel objects; repaired by" in world.daemon.log_text(),
+        "the mark repaired",
+    )
     assert in_kernel(world) == planned
 
 
@@ -176,7 +179,7 @@ def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: P
     world.proxy.run("nft", f"delete {elements} {{ {ends} }}; add {elements} {{ {ends} : 1:2 }}")
     # The quick check reads what has changed: it need not wait for a full reconcile.
     eventually(lambda: in_kernel(world) == planned, "repaired", WITHIN)
-    assert "the kernel had been changed; repaired by" in world.daemon.log_text()
+    assert "another program had changed kernel objects; repaired by" in world.daemon.log_text()
 
 
 def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
@@ -233,10 +236,10 @@ def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> Non
         assert world.errors() == errors
         assert world.daemon.log_text().count("ERROR") == len(errors)
         assert world.sniffer.log_text().count("ERROR eth0: cannot be captured: ") == 1
-        assert "capture: none on eth0, missing or down" in world.services.cli("status").stdout
+        assert "capture: none on eth0: missing or down" in world.services.cli("status").stdout
         doctor = world.services.cli("doctor", check=False)
         assert doctor.returncode == 1
-        assert "problem  capture: none on eth0, missing or down" in doctor.stdout
+        assert "problem  capture: none on eth0: missing or down" in doctor.stdout
         if how == "missing":
             recreate(world)
         else:

@@ -99,7 +99,7 @@ def test_interface_that_goes_and_comes_back_gets_its_classes(world: ProxyWorld) 
     router.ip(["link delete proxy2"])
     eventually(lambda: "capture on eth1 lost" in world.sniffer.log_text(), "the loss noticed", WITHIN)
     assert "table is cleared" not in world.sniffer.log_text()
-    assert "none on eth1, missing or down" in world.services.cli("status").stdout
+    assert "none on eth1: missing or down" in world.services.cli("status").stdout
     assert [subflow.rate for subflow in world.capped()] == [CAP.bits_per_second]
     assert world.errors() == []
     add_second_interface(Hosts(world.lab, world.origin))

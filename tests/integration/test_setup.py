@@ -127,7 +127,7 @@ def test_setup_finds_the_interface_of_connected_clients(hosts: Hosts, proxy: Hos
 
         eventually(lambda: clients() == 2, "two subflows")
         shown = cli(proxy, config, "setup", "--dry-run")
-    assert "the way to the 2 clients that are connected now" in shown.stdout
+    assert "used by the 2 clients that are connected now" in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_setup_refuses_a_host_where_it_cannot_work() -> None:
         start_plain_server(proxy)
         done = cli(proxy, config, "setup")
         assert done.returncode == os.EX_UNAVAILABLE
-        assert f"nothing listens for other hosts with MPTCP (plain TCP: {PLAIN_PORT} by python3)" in done.stderr
+        assert f"no program listens with MPTCP for other hosts (plain TCP: {PLAIN_PORT} by python3)" in done.stderr
         proxy.ip(["link add eth1 type veth peer name eth2", "link set eth1 up", "route add ::/0 dev eth1 metric 1"])
         done = cli(proxy, config, "setup", "--port", str(PLAIN_PORT))
         assert done.returncode == EX_COMMAND_LINE

@@ -245,7 +245,7 @@ def test_daemon_without_the_kernel_program_throttles_with_htb_alone(
     problem = services.status()["daemon"]["features"]["pacing"]["problem"]
     assert problem.startswith("load throttle.bpf.o: E")
     assert problem.endswith(f"(missing: {capability})")
-    assert f"pacing: none, so that a cap slows down the whole connection: {problem}" in daemon.log_text()
+    assert f"pacing: missing, so a cap slows down the whole connection: {problem}" in daemon.log_text()
     assert world.paced() == 0
     world.abort()
     assert (daemon.stop(), sniffer.stop()) == (0, 0)

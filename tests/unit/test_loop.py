@@ -694,7 +694,7 @@ def test_loop_puts_a_deleted_uplink_filter_back_and_says_so(
     world.loop.note_kernel_change()
     world.step()
     assert uplinks.has_filter
-    assert "the kernel had been changed; repaired by 1 operations" in caplog.text
+    assert "another program had changed kernel objects; repaired by 1 operations" in caplog.text
 
 
 def test_windows_that_cannot_be_bounded_are_logged_and_counted(

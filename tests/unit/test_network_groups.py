@@ -41,7 +41,7 @@ def test_addresses_of_one_connection_are_in_two_networks() -> None:
     grouping = group({seen("10.1.0.2", "10.2.0.2"): 3})
     assert networks(grouping) == [{"10.1.0.0/24"}, {"10.2.0.0/24"}]
     assert [network.preference for network in grouping.networks] == [1, 1]
-    assert all(network.why_preference.startswith("nothing says which") for network in grouping.networks)
+    assert all(network.why_preference.startswith("it is not known which") for network in grouping.networks)
     assert (grouping.unassigned, grouping.left_out) == ((), 0)
 
 
@@ -229,12 +229,12 @@ def test_proposed_file_has_the_evidence_beside_each_subnet() -> None:
     assert '  - "10.1.0.0/24"  # 2 addresses in 4 connections\n' in text
     assert "\ncap: 2mbit\n" in text
     assert "\n# Preference (1 is the most preferred): clients use it as a backup, so it is expensive.\n" in text
-    assert "\n# What shares one rate. Each client, since no address seems to be shared by many.\n" in text
+    assert "\n# What shares one rate. Each client: no address seems to be shared by many.\n" in text
 
 
 def test_networks_of_which_none_is_expensive_are_a_note() -> None:
     (note,) = summary(group({seen("10.1.0.2", "10.2.0.2"): 3}), 0)
-    assert note.startswith("nothing is capped, since nothing says which network is expensive: --expensive ADDRESS ")
+    assert note.startswith("nothing is capped, since it is not known which network is expensive: name it with --exp")
     (note,) = summary(group({seen("10.1.0.2"): 3}), 0)
     assert note == "nothing is capped, since only one network has been seen"
     assert list(summary(group({seen("10.1.0.2", "10.2.0.2", backups=["10.1.0.2"]): 3}), 0)) == []

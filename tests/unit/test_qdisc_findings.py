@@ -54,7 +54,7 @@ def test_qdisc_that_cannot_be_restored_prevents_caps(kinds: tuple[str, ...]) -> 
 )
 def test_what_other_traffic_loses_is_a_remark(kinds: tuple[str, ...], queues: int, losses: str) -> None:
     judged = finding(*kinds, queues=queues)
-    assert judged == Finding(SUBJECT, remark=f"while a subflow is throttled, HTB is in place of {losses}")
+    assert judged == Finding(SUBJECT, remark=f"while a subflow is throttled, HTB replaces {losses}")
 
 
 def test_forced_replacement_is_a_remark_about_its_losses() -> None:

@@ -92,13 +92,13 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
         ("web: {key: /k.pem}", "web.key: /k.pem: needs web.certificate; allowed: null, or that too"),
         (
             f"web: {{listen: '192.0.2.1:443', password_hash: '{HASH}'}}",
-            "web.listen: 192.0.2.1:443: is no loopback address, and needs web.password_hash, web.certificate",
+            "web.listen: 192.0.2.1:443: is not a loopback address, and needs web.password_hash, web.certificate",
         ),
         (
             "web: {listen: '0.0.0.0:80', certificate: /c, key: /k}",
-            "web.listen: 0.0.0.0:80: is no loopback address",
+            "web.listen: 0.0.0.0:80: is not a loopback address",
         ),
-        ("web: {listen: '[::]:80'}", "web.listen: [::]:80: is no loopback address"),
+        ("web: {listen: '[::]:80'}", "web.listen: [::]:80: is not a loopback address"),
         (
             "web: {listen: '127.0.0.1:9721'}",
             "web.listen: 127.0.0.1:9721: metrics.listen has 127.0.0.1:9721; ",
@@ -308,7 +308,7 @@ def test_file_that_cannot_be_read_or_is_no_text_is_one_line(tmp_path: Path) -> N
         ),
         (
             "backend: ovs\n  classifier: rules",
-            "4: daemon.classifier: rules: is of no use with daemon.backend: ovs; allowed: auto",
+            "4: daemon.classifier: rules: has no effect with daemon.backend: ovs; allowed: auto",
         ),
     ],
 )

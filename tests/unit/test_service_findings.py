@@ -61,7 +61,7 @@ def test_capture_that_misses_an_interface_is_a_problem_with_its_remedy() -> None
     for captured, missing in ((["eth0"], "wg0"), ([], "eth0, wg0")):
         host = replace(examined_host(), sniffer={**fine, "captured": captured})
         (finding,) = (finding for finding in service_checks.sniffer(host) if finding.problem)
-        problem = f"none on {missing}, missing or down"
+        problem = f"none on {missing}: missing or down"
         assert finding == Finding("capture", problem, remedy, harm=not captured)
 
 

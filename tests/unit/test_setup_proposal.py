@@ -98,7 +98,7 @@ def test_host_without_mptcp_is_refused(mptcp: Mptcp, line: str) -> None:
 def test_host_where_no_proxy_listens_is_refused() -> None:
     status, line = refusal(replace(HOST, listeners=HOST.listeners[:2]))
     assert status == os.EX_UNAVAILABLE
-    assert "nothing listens for other hosts with MPTCP (plain TCP: 22 by sshd)" in line
+    assert "no program listens with MPTCP for other hosts (plain TCP: 22 by sshd)" in line
     assert "start Squid, whose http_port is 8080" in line
     assert values(propose(replace(HOST, listeners=()), ports=[3128]))["proxy.ports"] == [3128]
 
@@ -159,7 +159,7 @@ def test_more_ports_than_the_configuration_may_have_are_refused() -> None:
 
 def test_squid_without_http_port_is_named_without_one() -> None:
     facts = replace(HOST, listeners=(), squid=SquidFacts(frozenset(), serves_hosts=True, has_large_buffer=True))
-    assert refusal(facts)[1].endswith("allowed: start Squid, or name a port with --port")
+    assert refusal(facts)[1].endswith("allowed: start Squid, or --port")
     (note,) = propose(facts, ports=[8080]).notes
     assert note == "Squid has no http_port: write `http_port 8080` into a file in /etc/squid/conf.d"
 
@@ -167,7 +167,7 @@ def test_squid_without_http_port_is_named_without_one() -> None:
 def test_connected_clients_or_the_listener_decide_the_interface_first() -> None:
     proposal = propose(replace(HOST, client_paths=(ClientPath(8080, "eth1", 12),)))
     assert values(proposal)["proxy.interface"] == "eth1"
-    assert reason(proposal, "proxy.interface") == "the way to the 12 clients that are connected now"
+    assert reason(proposal, "proxy.interface") == "used by the 12 clients that are connected now"
     assert values(propose(replace(HOST, listeners=(listener(8080, "10.4.0.2"),))))["proxy.interface"] == "eth1"
 
 

@@ -105,7 +105,7 @@ def _switch(config: Config) -> OpenVswitch:
 
 def _is_accessible(switch: OpenVswitch) -> bool:
     if not switch.is_accessible and switch.may_be_there:
-        _log.info("%s: access denied: what an instance with backend ovs may have left is not removed", switch.database)
+        _log.info("%s: access denied: leftovers of the back end ovs are not removed", switch.database)
     return switch.is_accessible
 
 

@@ -47,7 +47,7 @@ def release_sockets(release: Callable[[], int]) -> None:
         return
     if paced:
         _log.warning(
-            "%d idle sockets of the proxy keep their pace until they are used while mptcp-throttled runs", paced
+            "%d idle sockets of the proxy keep their pace until they send again while mptcp-throttled runs", paced
         )
 
 
@@ -107,9 +107,9 @@ def remove_leftovers(kernel: LinuxKernel) -> None:
     """Remove what an instance with another back end has left; what cannot be removed is logged."""
     outcome = Reconciler(kernel).full(UNTOUCHED)
     for operation in outcome.done:
-        _log.info("of another back end: %s", operation)
+        _log.info("leftover of another back end removed: %s", operation)
     for failure in outcome.failures:
-        _log.warning("of another back end, something may be left: %s", failure)
+        _log.warning("a leftover of another back end may remain: %s", failure)
 
 
 def clean_up(kernel: LinuxKernel) -> None:

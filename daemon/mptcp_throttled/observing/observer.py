@@ -66,7 +66,7 @@ class Observer(threading.Thread):
             try:
                 self._observe()
             except KernelError as error:
-                _log.debug("what flows cannot be observed: %s", error)
+                _log.debug("rates cannot be observed: %s", error)
                 count_errors("observation")
             pause = pause_after(time.thread_time() - used)
         with suppress(KernelError):

@@ -21,7 +21,7 @@ from mptcp_throttled.vocabulary.terms import PresentTerms
 _CACHE_ENTRIES: Final = 65536
 _OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.classifier: socket or nft"
 _PAUSED: Final = "paused by the operator"
-_BACKUP_UPLINK: Final = "backup subflow: to throttle it by MP_PRIO would make it a regular one"
+_BACKUP_UPLINK: Final = "backup subflow: MP_PRIO would make it a regular one"
 _NO_NETWORK: Final = "address is in no access network"
 
 

@@ -30,7 +30,7 @@ def log_step(
         if after.problem_of(feature) != before.problem_of(feature) and after.operator.pause is None:
             _log_problem(texts.in_place, f"{feature}: {texts.drawback}", after.problem_of(feature))
     if after.classifier != before.classifier:
-        _log.info("subflows are led to their classes by: %s", after.classifier)
+        _log.info("classifier in use: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
         following = f"following the sniffer: {len(after.connections)} connections"
         _log_problem(following, "the sniffer does not answer; all subflows are free", after.sniffer.problem)
@@ -38,7 +38,7 @@ def log_step(
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
     repairs = len(applied.repairs) + uplinks.repairs
     if repairs:
-        _log.warning("the kernel had been changed; repaired by %d operations", repairs)
+        _log.warning("another program had changed kernel objects; repaired by %d operations", repairs)
     for problem in uplinks.window_problems:
         _log.debug("%s", problem)
 
@@ -58,7 +58,7 @@ def log_pause_at_start(pause: Pause | None, now: float) -> None:
 
 
 def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
-    """Log that what is applied is not enforced for some subflows, and when it is enforced for all again."""
+    """Log that the rates of some subflows are not enforced, and when all are enforced again."""
     if bool(before) == bool(after):
         return
     if not after:

@@ -17,7 +17,7 @@ from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.vocabulary.operator import OperatorState
 from mptcp_throttled.vocabulary.terms import PresentTerms
 
-KEEPS_SENDING: Final = "client keeps sending (does not heed MP_PRIO, or has no other path): the excess is dropped"
+KEEPS_SENDING: Final = "client keeps sending (ignores MP_PRIO, or has no other path): the excess is dropped"
 _NOT_APPLIED: Final = "not applied; see status"
 
 MAX_ERRORS: Final = 20

@@ -122,7 +122,7 @@ def unsent_data(_: Host) -> Iterator[Finding]:
 
 def _unsent() -> Finding:
     unsent = int(_UNSENT.read_text(encoding="ascii"))
-    problem = f"may be {unsent} bytes per connection: the reader waits for those already given to a capped subflow"
+    problem = f"may be {unsent} bytes per connection: readers wait for what a capped subflow has been given"
     remedy = f"net.ipv4.tcp_notsent_lowat {_RECOMMENDED}"
     return note("unsent data", is_well=unsent <= _UNSENT_BYTES, problem=problem, remedy=remedy)
 
@@ -130,7 +130,7 @@ def _unsent() -> Finding:
 def _unsent_before_6_9() -> Finding:
     # Only the initial network namespace has it; it applies to the whole host.
     is_well = not _SINGLE_PAGES.exists() or _SINGLE_PAGES.read_text(encoding="ascii").strip() == "1"
-    problem = "is given to subflows in pieces of 32 kB: the reader waits for those of a capped subflow"
+    problem = "is given to subflows in pieces of 32 kB: readers wait for those of a capped subflow"
     remedy = f"net.core.high_order_alloc_disable {_RECOMMENDED_BEFORE_6_9}"
     return note("unsent data", is_well=is_well, problem=problem, remedy=remedy)
 
@@ -175,5 +175,5 @@ def judge_qdiscs(interface: str, tree: Sequence[SeenQdisc], queues: int, *, forc
         remedy = "replace it by fq_codel or pfifo, or set daemon.replace_any_qdisc"
         return Finding(subject, f"{strange} cannot be restored exactly, so no subflow is throttled there", remedy)
     losses = ", ".join(lost_beside_htb([qdisc.kind for qdisc in tree], queues))
-    remark = f"while a subflow is throttled, HTB is in place of {tree[0].kind}: {losses}" if losses else None
+    remark = f"while a subflow is throttled, HTB replaces {tree[0].kind}: {losses}" if losses else None
     return Finding(subject, remark=remark)

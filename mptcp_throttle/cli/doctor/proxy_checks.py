@@ -49,7 +49,7 @@ def listeners(host: Host) -> Iterator[Finding]:
             yield Finding(subject)
         elif _listens("-t", port):
             remedy = "start the proxy with `mptcpize run`; for a service, `mptcp-throttle setup --server-drop-in NAME`"
-            yield Finding(subject, "is listened on without MPTCP", remedy)
+            yield Finding(subject, "has a listener without MPTCP", remedy)
         else:
             remedy = f"start the proxy, or set proxy.ports{_remedy_for_port(port)}"
             yield Finding(subject, "no process listens on it", remedy)
@@ -174,7 +174,7 @@ def access(host: Host) -> Iterator[Finding]:
         return  # no Squid, or `uploads` says so
     if not http_ports(lines) & {*host.config.proxy.ports}:
         return
-    problem = "its http_access allows this host alone, so it denies the clients"
+    problem = "its http_access allows only this host, so it denies the clients"
     remedy = "`http_access allow` for the subnets of the clients, in a file in /etc/squid/conf.d, and restart Squid"
     yield note("access to Squid", is_well=serves_hosts(lines), problem=problem, remedy=remedy)
 
