@@ -262,7 +262,7 @@ class ProxyWorld:
         return 8 * (self.bytes_acked(client_port) - before) / (time.monotonic() - began)
 
     def marks(self) -> list[Mark]:
-        """What leads subflows to their classes in the kernel: a set, rules, a map, or the priority of their sockets."""
+        """What leads subflows to their classes in the kernel: rules, a map, or the priority of their sockets."""
         return parse_marks(self._shown_marks())
 
     def chain(self) -> str:
