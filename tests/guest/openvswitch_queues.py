@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
-from typing import Final
 
 import pytest
-from immutables import Map
+from examples import ends, kernel_plan
 from openvswitch_uplink import Uplink, made_uplink
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
-from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice
@@ -22,12 +19,11 @@ from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
-from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
+from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED
 from mptcp_throttled.vocabulary.kernel_state import HtbState, QdiscState
 from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, DeleteClass
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("2mbit")
-SUBFLOW: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), Endpoint(ip_address("10.3.0.2"), 8080))
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +149,7 @@ def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queu
     """ovs-vswitchd stops before it has carried out the `last` request."""
     marks = OpenFlowClassifier("eth0", OpenVswitch(uplink.switch.directory))
     reconciler = Reconciler(LinuxKernel(queues, ClassifierChoice(marks)))
-    plan = KernelPlan(True, 0, Map({2: SLOW}), Map({SUBFLOW: 2}), Map())
+    plan = kernel_plan({2: SLOW}, {ends("10.1.0.2"): 2})
     outcome = reconciler.full(plan)
     assert (outcome.applied, outcome.failures) == (plan, ())
     assert "htb" in uplink.tc("qdisc")

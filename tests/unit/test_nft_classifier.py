@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Any, Final, cast
 
 import pytest
+from examples import ends
 
-from mptcp_throttle.model import Endpoint, FourTuple
 from mptcp_throttled.kernel.classes.iptables import OwnChain
 from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.nft_elements import encode_map_element
 from mptcp_throttled.kernel.classes.nft_tables import OwnTables
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
-PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
-ONE, TWO = (FourTuple(Endpoint(ip_address("10.9.31.74"), port), PROXY) for port in (33041, 33042))
+ONE, TWO = ends("10.9.31.74", 33041), ends("10.9.31.74", 33042)
 FOREIGN: Final = encode_map_element(TWO, 3)[:-4] + bytes.fromhex("0200514d")  # the class of another HTB
 
 

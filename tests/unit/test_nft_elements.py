@@ -1,14 +1,12 @@
 """Elements of nftables maps: encoded as the kernel lists them, and no others are decoded."""
 
-from ipaddress import ip_address
-
 import pytest
+from examples import ends
 
-from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.kernel.classes.nft_elements import MAP_ELEMENT_BYTES, decode_map_element, encode_map_element
 
-FOUR = FourTuple(Endpoint(ip_address("10.9.31.74"), 33041), Endpoint(ip_address("10.3.0.2"), 8080))
-SIX = FourTuple(Endpoint(ip_address("fd00:1::2"), 40000), Endpoint(ip_address("fd00:3::2"), 8080))
+FOUR, SIX = ends("10.9.31.74", 33041), ends("fd00:1::2")
 # From an NFT_MSG_GETSETELEM of Linux 6.18 on a host with little-endian numbers.
 RAW_FOUR = bytes.fromhex("28000100 18000100 14000100 0a091f4a 81110000 0a030002 1f900000 0c000200 08000100 320d504d")
 RAW_SIX = bytes.fromhex(
@@ -17,12 +15,12 @@ RAW_SIX = bytes.fromhex(
 )
 
 
-@pytest.mark.parametrize(("ends", "minor", "raw"), [(FOUR, 0xD32, RAW_FOUR), (SIX, 2, RAW_SIX)])
-def test_map_element_is_encoded_as_the_kernel_lists_it(ends: FourTuple, minor: int, raw: bytes) -> None:
-    version = ends.client.address.version
-    assert encode_map_element(ends, minor) == raw
+@pytest.mark.parametrize(("subflow", "minor", "raw"), [(FOUR, 0xD32, RAW_FOUR), (SIX, 2, RAW_SIX)])
+def test_map_element_is_encoded_as_the_kernel_lists_it(subflow: FourTuple, minor: int, raw: bytes) -> None:
+    version = subflow.client.address.version
+    assert encode_map_element(subflow, minor) == raw
     assert len(raw) == MAP_ELEMENT_BYTES[version]
-    assert decode_map_element(raw, version) == (ends, minor)
+    assert decode_map_element(raw, version) == (subflow, minor)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,14 @@ import errno
 import itertools
 import time
 from collections.abc import Collection, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import pytest
-from examples import ETHERNET, WIFI
+from examples import ETHERNET, WIFI, ends
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import AccessNetwork, Endpoint, FourTuple
+from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.sockets import pacing
@@ -23,10 +22,9 @@ from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup
 from mptcp_throttled.vocabulary.features import Situation
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, PacingState
 
-PROXY: Final = Endpoint(ip_address("10.3.0.2"), 8080)
-ONE: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40000), PROXY)
-TWO: Final = FourTuple(Endpoint(ip_address("10.1.0.2"), 40001), PROXY)
-SIX: Final = FourTuple(Endpoint(ip_address("fd00:1::2"), 40000), Endpoint(ip_address("fd00:3::2"), 8080))
+ONE: Final = ends("10.1.0.2")
+TWO: Final = ends("10.1.0.2", 40001)
+SIX: Final = ends("fd00:1::2")
 
 
 class NothingLeft(RulesClassifier):
@@ -71,8 +69,8 @@ class Program:
         self.paces.update(paces)
 
     def remove_paces(self, subflows: Collection[FourTuple]) -> None:
-        for ends in subflows:
-            self.paces.pop(ends, None)
+        for subflow in subflows:
+            self.paces.pop(subflow, None)
 
     def set_classes(self, minors: Mapping[FourTuple, int]) -> None:
         if self.full and minors:
@@ -80,8 +78,8 @@ class Program:
         self.classes.update(minors)
 
     def remove_classes(self, subflows: Collection[FourTuple]) -> None:
-        for ends in subflows:
-            self.classes.pop(ends, None)
+        for subflow in subflows:
+            self.classes.pop(subflow, None)
 
     def decide_now(self) -> None:
         self.decided += 1

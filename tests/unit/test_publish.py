@@ -3,22 +3,22 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any
 
+import examples
 import pytest
+from examples import ends, subflow
 from polling import eventually
 
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import TableChange
-from mptcp_throttle.model import Connection, Endpoint, FourTuple, Subflow, Token
+from mptcp_throttle.model import Connection, Subflow, Token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import decode_connection, encode_connection
 
 
 def connection(number: int, port: int = 1) -> Connection:
-    ends = FourTuple(Endpoint(ip_address("10.1.0.2"), port), Endpoint(ip_address("10.3.0.2"), 8080))
-    return Connection(Token(number), 1, (Subflow(ends, 0, False, False, 12.5),))
+    return examples.connection(number, subflow("10.1.0.2", port, at=12.5))
 
 
 def opened(number: int, port: int = 1) -> TableChange:
@@ -30,8 +30,9 @@ def ended(number: int) -> TableChange:
 
 
 def test_connection_is_equal_after_encoding_and_decoding() -> None:
-    v6 = FourTuple(Endpoint(ip_address("fd00:1::2"), 5), Endpoint(ip_address("fd00:3::2"), 8080))
-    original = Connection(Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(v6, 3, True, False, 1.25)))
+    original = Connection(
+        Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(ends("fd00:1::2", 5), 3, True, False, 1.25))
+    )
     assert encode_connection(original)["token"] == "000000ab"
     assert decode_connection(encode_connection(original)) == original
 
