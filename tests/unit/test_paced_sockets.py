@@ -92,13 +92,25 @@ class Program:
         self.detach()
 
 
-@pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PacedSockets:
-    """Sockets whose cgroup is some directory."""
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "attached", [], raising=False)
     monkeypatch.setattr(pacing, "SocketProgram", Program)
     monkeypatch.setattr(pacing, "_FIND_SECONDS", 0.0)
+
+
+@pytest.fixture
+def sockets(tmp_path: Path) -> PacedSockets:
+    """Sockets whose cgroup is some directory."""
     return PacedSockets((8080,), tmp_path)
+
+
+@pytest.fixture
+def program(sockets: PacedSockets) -> Program:
+    """The program that they have attached."""
+    look(sockets)
+    (program,) = Program.attached
+    return program
 
 
 def look(sockets: PacedSockets) -> PacingState:
@@ -116,9 +128,7 @@ def test_paces_that_were_read_stay_as_they_were_after_a_change(sockets: PacedSoc
     assert [state.paces for state in (empty, one, two)] == [{}, {ONE: 1000}, {TWO: 2000}]
 
 
-def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSockets) -> None:
-    look(sockets)
-    (program,) = Program.attached
+def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSockets, program: Program) -> None:
     sockets.change({ONE: 1000}, ())
     program.full = True
     with pytest.raises(KernelError):
@@ -127,9 +137,7 @@ def test_pace_lost_in_a_refused_update_can_still_be_removed(sockets: PacedSocket
     assert (look(sockets).paces, program.paces) == ({}, {})
 
 
-def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSockets) -> None:
-    look(sockets)
-    (program,) = Program.attached
+def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSockets, program: Program) -> None:
     sockets.change_classes(4, {ONE: 2}, ())
     program.full = True
     with pytest.raises(KernelError):
@@ -161,9 +169,6 @@ def test_classes_are_counted_without_looking_at_a_subflow(sockets: PacedSockets)
 def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Program, "attached", [], raising=False)
-    monkeypatch.setattr(pacing, "SocketProgram", Program)
-    monkeypatch.setattr(pacing, "_FIND_SECONDS", 0.0)
     (tmp_path / "squid").mkdir()
     found = tmp_path / "squid"
     monkeypatch.setattr(ProxyCgroup, "find", lambda _: found)
@@ -200,15 +205,13 @@ def test_program_that_somebody_has_detached_is_attached_again(
 
 
 def test_program_whose_cgroup_is_deleted_is_not_detached_by_somebody(
-    sockets: PacedSockets, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    sockets: PacedSockets, program: Program, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    look(sockets)
-    (detached,) = Program.attached
-    detached.is_attached = False
+    program.is_attached = False
     tmp_path.rename(tmp_path.with_name("previous"))
     tmp_path.mkdir()
     look(sockets)
-    assert detached not in Program.attached
+    assert program not in Program.attached
     assert len(Program.attached) == 1
     assert caplog.records == []
 
@@ -252,7 +255,7 @@ def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSocket
     assert dict(sockets.classes(4)) == {ONE: 2}
 
 
-def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path, sockets: PacedSockets) -> None:  # noqa: ARG001
+def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path) -> None:
     kept: list[int | None] = []
     keeping = PacedSockets((8080,), tmp_path, keep=kept.append)
     look(keeping)
@@ -287,9 +290,7 @@ def test_kernel_caps_no_subflow_while_none_may_be_throttled(sockets: PacedSocket
     assert not program.networks
 
 
-def test_program_that_refuses_networks_is_replaced_by_a_new_one(sockets: PacedSockets) -> None:
-    look(sockets)
-    (program,) = Program.attached
+def test_program_that_refuses_networks_is_replaced_by_a_new_one(sockets: PacedSockets, program: Program) -> None:
     sockets.change({ONE: 1000}, ())
     program.fails = True
     sockets.follow(Situation((WIFI,), throttling=True))
