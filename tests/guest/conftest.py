@@ -1,7 +1,9 @@
 import platform
 import shutil
+from collections.abc import Iterator
 
 import pytest
+from openvswitch_uplink import Uplink, made_uplink
 
 from mptcp_lab.guest import kernels
 
@@ -16,3 +18,10 @@ def stock_kernels() -> tuple[str, ...]:
     for name in kernels.NAMES:
         kernels.get(name, print)
     return tuple(kernels.NAMES)
+
+
+@pytest.fixture(scope="module")
+def uplink() -> Iterator[Uplink]:
+    """Of a proxy whose interface is a port of an Open vSwitch; in the guest only."""
+    with made_uplink() as uplink:
+        yield uplink

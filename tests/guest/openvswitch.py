@@ -9,15 +9,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from openvswitch_uplink import NORMAL, Uplink, made_uplink
+from openvswitch_uplink import NORMAL, Uplink
 from polling import eventually
 from proxy_world import ProxyWorld, configured, receive_rates
-
-
-@pytest.fixture(scope="module")
-def uplink() -> Iterator[Uplink]:
-    with made_uplink() as uplink:
-        yield uplink
 
 
 @pytest.fixture(scope="module")

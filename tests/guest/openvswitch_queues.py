@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from examples import ends, kernel_plan
-from openvswitch_uplink import Uplink, made_uplink
+from openvswitch_uplink import Uplink
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
@@ -24,12 +24,6 @@ from mptcp_throttled.vocabulary.kernel_state import HtbState, QdiscState
 from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, DeleteClass
 
 SLOW, FAST = Rate.parse("1mbit"), Rate.parse("2mbit")
-
-
-@pytest.fixture(scope="module")
-def uplink() -> Iterator[Uplink]:
-    with made_uplink() as uplink:
-        yield uplink
 
 
 @pytest.fixture
