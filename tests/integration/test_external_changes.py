@@ -182,8 +182,7 @@ def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: P
     assert "another program had changed kernel objects; repaired by" in world.daemon.log_text()
 
 
-def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
-    before = kernel_state(world.proxy)
+def test_interface_down_and_up_is_capped_again(world: ProxyWorld, before: dict[str, str]) -> None:
     world.begin_settled()
     world.proxy.ip(["link set eth0 down"])
     eventually(lambda: is_free(world), "no subflow capped", WITHIN)
@@ -263,8 +262,7 @@ def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyW
 
 
 @pytest.mark.parametrize("how", ["down", "live"])
-def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str) -> None:
-    before = kernel_state(world.proxy)
+def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, before: dict[str, str], how: str) -> None:
     world.begin_settled()
     renaming = "link set eth0 name eth9"
     if how == "live" and world.proxy.run("ip", *renaming.split(), check=False).returncode != 0:
@@ -331,8 +329,7 @@ def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld, p
     assert root_qdisc(world) == "qdisc pfifo 9: root limit 55p"
 
 
-def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) -> None:
-    before = kernel_state(world.proxy)
+def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld, before: dict[str, str]) -> None:
     program = world.proxy.directory / "committer.py"
     program.write_text(COMMITTER, encoding="ascii")
     committer = world.proxy.start("committer", EXECUTABLES / "python", program)

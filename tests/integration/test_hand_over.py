@@ -247,9 +247,8 @@ def remove_and_stop(services: Booted) -> None:
 
 @pytest.mark.parametrize("end", [stop, stop_clean_up, remove_and_stop])
 def test_stop_has_restored_everything_when_it_returns(
-    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
+    world: ProxyWorld, before: dict[str, str], services: Booted, end: Callable[[Booted], None]
 ) -> None:
-    before = kernel_state(world.proxy)
     world.begin_settled()
     end(services)
     assert kernel_state(world.proxy) == before
@@ -283,9 +282,8 @@ def kill_and_invalidate(services: Booted) -> None:
 
 @pytest.mark.parametrize("end", [kill_and_stop, give_up, invalidate, kill_and_invalidate])
 def test_everything_is_restored_if_no_start_succeeds(
-    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
+    world: ProxyWorld, before: dict[str, str], services: Booted, end: Callable[[Booted], None]
 ) -> None:
-    before = kernel_state(world.proxy)
     world.begin_settled()
     end(services)
     eventually(lambda: services.systemctl("is-active", CLEAN_UP) in {"inactive", "failed"}, "cleaned up")

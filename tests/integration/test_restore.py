@@ -54,8 +54,9 @@ def test_end_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict
 
 
 @pytest.mark.parametrize("invalid", ["the cgroup", "the configuration"])
-def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld, invalid: str) -> None:
-    before = kernel_state(world.proxy)
+def test_cleanup_works_although_what_is_configured_is_invalid(
+    world: ProxyWorld, before: dict[str, str], invalid: str
+) -> None:
     world.begin_capped()
     world.wait_paced()
     world.daemon.kill()
@@ -69,9 +70,10 @@ def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld,
 
 
 @pytest.mark.parametrize("end", ["cleanup", "start"])
-def test_open_vswitch_that_is_absent_keeps_nobody_throttled(world: ProxyWorld, tmp_path: Path, end: str) -> None:
+def test_open_vswitch_that_is_absent_keeps_nobody_throttled(
+    world: ProxyWorld, before: dict[str, str], tmp_path: Path, end: str
+) -> None:
     """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""
-    before = kernel_state(world.proxy)
     world.begin_capped()
     world.daemon.kill()
     world.services.configure_daemon(backend="ovs", openvswitch_directory=str(tmp_path))

@@ -151,8 +151,9 @@ def world(hosts: Hosts, services: InUnits) -> Iterator[ProxyWorld]:
         yield running
 
 
-def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWorld, services: InUnits) -> None:
-    before = kernel_state(world.proxy)
+def test_services_cap_and_restore_with_the_rights_of_their_units(
+    world: ProxyWorld, before: dict[str, str], services: InUnits
+) -> None:
     cli_group, lock_group = map(services.group_id, ("mptcp-throttle", "mptcp-xtables"))
     for name, process, groups in (
         ("mptcp-sniffer", world.sniffer, set()),
@@ -202,8 +203,9 @@ def test_other_users_take_no_lock_and_do_not_reach_the_daemon(world: ProxyWorld,
         assert (status != 0, "Permission denied" in line) == (True, True), lock
 
 
-def test_cleanup_after_kill_9_works_as_the_units_user(world: ProxyWorld, services: InUnits) -> None:
-    before = kernel_state(world.proxy)
+def test_cleanup_after_kill_9_works_as_the_units_user(
+    world: ProxyWorld, before: dict[str, str], services: InUnits
+) -> None:
     world.begin_capped()
     eventually(lambda: world.paced() == 1, "one socket paced")
     world.daemon.kill()
