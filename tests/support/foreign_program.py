@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from bpf_compiler import compiled
+
 from mptcp_throttle.linux.libbpf import BpfObject
 
 if TYPE_CHECKING:
@@ -62,12 +64,8 @@ class ForeignProgram:
     """Attached to the cgroup of a process on `host` until `close`; `directory` is for the compiled object."""
 
     def __init__(self, host: Host, pid: int, directory: Path) -> None:
-        compiled = directory / "foreign.bpf.o"
-        include = Path("/usr/include") / f"{os.uname().machine}-linux-gnu"
-        command = ("clang", "-O2", "-g", "-target", "bpf", "-idirafter", include, "-c", _SOURCE, "-o", compiled)
-        subprocess.run(command, check=True)
         cookie = int(host.run(sys.executable, "-c", _PRINT_COOKIE).stdout)
-        self._object = BpfObject(compiled, cookie.to_bytes(8, sys.byteorder))
+        self._object = BpfObject(compiled(_SOURCE, directory), cookie.to_bytes(8, sys.byteorder))
         self._object.attach_cgroup("count_packets", _cgroup_of(pid))
         self._counts = self._object.map("packets")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
+
+from bpf_compiler import compiled
 
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.libbpf import BpfObject
@@ -34,11 +34,7 @@ class UnsentLimitReader:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        compiled = host.directory / "unsent_limits.bpf.o"
-        system = Path("/usr/include") / f"{os.uname().machine}-linux-gnu"
-        command = ("clang", "-O2", "-g", "-target", "bpf", f"-I{OBJECTS}", "-idirafter", system, "-c", _SOURCE)
-        subprocess.run([*command, "-o", compiled], check=True)
-        self._object = BpfObject(compiled)
+        self._object = BpfObject(compiled(_SOURCE, host.directory, f"-I{OBJECTS}"))
 
     def read(self, port: int) -> UnsentLimits:
         """The present limits of the sockets on `port`."""
