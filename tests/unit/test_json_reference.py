@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from examples import connection, ends, subflow
 from loops import LoopOnModels
-from test_setup_proposal import HOST
+from setup_facts import HOST
 from worlds import configuration
 
 from mptcp_lab.watched_page import write_config

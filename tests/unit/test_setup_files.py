@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from test_setup_proposal import HOST
+from setup_facts import HOST
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
