@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import pytest
+from examples import ends
 from foreign_program import own_cgroup
 from proxy_world import ALL_BACK_ENDS, BACK_ENDS
 from refusals import refused
@@ -42,12 +43,6 @@ AnyMarks = TypeVar("AnyMarks", bound=Classifier)
 
 MASK: Final = 0x00FF_0000
 PORTS: Final = (8080, 3128)
-PROXY: Final = {4: "10.3.0.2", 6: "fd00:3::2"}
-
-
-def ends(client: str, port: int = 40000, proxy_port: int = 8080) -> FourTuple:
-    address = ip_address(client)
-    return FourTuple(Endpoint(address, port), Endpoint(ip_address(PROXY[address.version]), proxy_port))
 
 
 def numbered(count: int) -> dict[FourTuple, int]:

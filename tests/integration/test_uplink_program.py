@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import pytest
+from examples import ends, ends_of
 from polling import eventually
 from scapy.data import ETH_P_ALL, ETH_P_IP, ETH_P_IPV6
 from scapy.layers.inet import IP, TCP
@@ -24,14 +24,13 @@ from tun_interface import tun
 
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
-from mptcp_throttle.model import Endpoint, FourTuple
+from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.interfaces import find_interface
 from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
 from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import ThrottledUplink, Told, UplinkProgram
 
-PROXY_PORT: Final = 8080
 TIMESTAMPS: Final = [("NOP", None), ("NOP", None), ("Timestamp", (1000, 2000))]
 DATA_ACK: Final = [(30, bytes.fromhex("200100000001"))]
 BACKUP, REGULAR = bytes.fromhex("011e0351"), bytes.fromhex("011e0350")
@@ -49,14 +48,9 @@ def police(program: UplinkProgram, packet: bytes) -> int:
     return program.object.run("police_uplinks", packet)[0]
 
 
-def ends(version: int = 4, port: int = 40000) -> FourTuple:
-    client, proxy = ("10.1.0.2", "10.3.0.2") if version == 4 else ("fd00:1::2", "fd00:3::2")
-    return FourTuple(Endpoint(ip_address(client), port), Endpoint(ip_address(proxy), PROXY_PORT))
-
-
 def segment(acknowledged: int, subflow: FourTuple | None = None, payload: bytes = b"", **fields: object) -> Packet:
     """A segment of the proxy; `acknowledged` bytes of the client's data so far."""
-    subflow = subflow or ends()
+    subflow = subflow or ends_of()
     ip = IP if subflow.proxy.address.version == 4 else IPv6
     options = fields.pop("options", TIMESTAMPS + DATA_ACK)
     given = {"seq": 7, "flags": "A", **fields}
@@ -119,7 +113,7 @@ def throttle(program: UplinkProgram, *subflows: FourTuple, rate: Rate = SLOW) ->
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_client_in_debt_is_told_that_its_subflow_is_a_backup(program: UplinkProgram, sent: Send, version: int) -> None:
-    subflow = ends(version)
+    subflow = ends_of(version)
     throttle(program, subflow)
     first, second = segment(0, subflow), segment(100 * KIB, subflow)
     assert sent(first) == bytes(first)
@@ -134,14 +128,14 @@ def test_client_in_debt_is_told_that_its_subflow_is_a_backup(program: UplinkProg
 
 
 def test_client_whose_debt_is_paid_is_told_that_its_subflow_is_no_backup(program: UplinkProgram, sent: Send) -> None:
-    throttle(program, ends(), rate=FAST)
+    throttle(program, ends_of(), rate=FAST)
     sent(segment(0))
     assert sent(segment(8_000_000)).endswith(BACKUP)
     answers: list[bytes] = []
 
     def is_told() -> bool:
         answers.append(sent(segment(8_000_000)))
-        return program.uplinks()[ends()].told is Told.REGULAR
+        return program.uplinks()[ends_of()].told is Told.REGULAR
 
     eventually(is_told, "the client told that the debt is paid")
     assert answers[-1].endswith(REGULAR)
@@ -150,7 +144,7 @@ def test_client_whose_debt_is_paid_is_told_that_its_subflow_is_no_backup(program
 
 
 def test_subflows_of_a_share_pay_for_each_other(program: UplinkProgram, sent: Send) -> None:
-    first, second = ends(), ends(port=40001)
+    first, second = ends_of(), ends_of(port=40001)
     throttle(program, first, second)
     sent(segment(0, first))
     sent(segment(0, second))
@@ -159,17 +153,17 @@ def test_subflows_of_a_share_pay_for_each_other(program: UplinkProgram, sent: Se
 
 
 def test_client_below_its_rate_is_told_nothing(program: UplinkProgram, sent: Send) -> None:
-    throttle(program, ends())
+    throttle(program, ends_of())
     sent(segment(0))
     time.sleep(0.02)
     small = segment(KIB)
     assert sent(small) == bytes(small)
-    assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, KIB, KIB)}
+    assert program.uplinks() == {ends_of(): ThrottledUplink(Told.NOTHING, KIB, KIB)}
 
 
 def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, sent: Send) -> None:
     program.set_shares({1: SLOW})
-    program.assign({ends(): 1}, forgiven=0.5)
+    program.assign({ends_of(): 1}, forgiven=0.5)
     assert sent(segment(0)).endswith(BACKUP)
     program.remind()
     assert sent(segment(1000 * KIB)).endswith(BACKUP)
@@ -179,7 +173,7 @@ def test_what_was_queued_before_the_cap_costs_nothing(program: UplinkProgram, se
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_window_of_a_capped_uplink_is_bounded(program: UplinkProgram, window: Window, version: int) -> None:
-    subflow, unknown, far = ends(version), ends(version, port=40001), ends(version, port=40002)
+    subflow, unknown, far = ends_of(version), ends_of(version, port=40001), ends_of(version, port=40002)
     program.set_shares({1: SLOW})
     windows = {subflow: AnnouncedWindow(10, 0), far: AnnouncedWindow(10, 400_000)}
     program.assign({subflow: 1, unknown: 1, far: 1}, windows, forgiven=0.0)
@@ -201,7 +195,7 @@ def test_window_of_a_capped_uplink_is_bounded(program: UplinkProgram, window: Wi
 @pytest.mark.parametrize(("scale", "bound"), [(0, 65535), (1, 32768), (7, 512), (14, 4)])
 def test_bound_of_a_window_is_in_its_scale(program: UplinkProgram, window: Window, scale: int, bound: int) -> None:
     program.set_shares({1: SLOW})
-    program.assign({ends(): 1}, {ends(): AnnouncedWindow(scale, 0)}, forgiven=0.0)
+    program.assign({ends_of(): 1}, {ends_of(): AnnouncedWindow(scale, 0)}, forgiven=0.0)
     for announced, left in ((65535, bound), (0, 0)):
         assert window(segment(0, window=announced)) == left
 
@@ -210,36 +204,36 @@ def test_window_stays_in_the_first_second_and_after_a_handshake(
     program: UplinkProgram, sent: Send, window: Window
 ) -> None:
     program.set_shares({1: SLOW})
-    bounded = {ends(): AnnouncedWindow(10, 0)}
-    program.assign({ends(): 1}, bounded, forgiven=60.0)
+    bounded = {ends_of(): AnnouncedWindow(10, 0)}
+    program.assign({ends_of(): 1}, bounded, forgiven=60.0)
     assert window(segment(0, window=8192)) == 8192
-    program.forget([ends()])
-    program.assign({ends(): 1}, bounded, forgiven=0.0)
+    program.forget([ends_of()])
+    program.assign({ends_of(): 1}, bounded, forgiven=0.0)
     assert window(segment(0, window=8192)) == 64
     for flags in ("SA", "S"):
         sent(segment(0, flags=flags))
         assert window(segment(0, window=8192)) == 8192, "the scale may be another one"
-        program.assign({ends(): 1}, bounded, forgiven=0.0)
+        program.assign({ends_of(): 1}, bounded, forgiven=0.0)
         assert window(segment(0, window=8192)) == 64
 
 
 @pytest.mark.parametrize("freed", ["limited", "removed", "free"])
 def test_window_of_older_uplinks_stays_in_the_first_second(program: UplinkProgram, window: Window, freed: str) -> None:
-    bounded = {ends(): AnnouncedWindow(10, 0)}
+    bounded = {ends_of(): AnnouncedWindow(10, 0)}
     program.set_shares({1: SLOW, 2: SLOW})
-    program.assign({ends(): 1}, bounded, forgiven=0.0)
-    program.assign({ends(): 2}, bounded, forgiven=60.0)
+    program.assign({ends_of(): 1}, bounded, forgiven=0.0)
+    program.assign({ends_of(): 2}, bounded, forgiven=60.0)
     assert window(segment(0, window=8192)) == 64, "it was bounded before"
     if freed == "limited":
-        program.assign({ends(): 1}, forgiven=0.0)
+        program.assign({ends_of(): 1}, forgiven=0.0)
     elif freed == "removed":
         program.remove_shares([2])
     else:
-        program.assign({ends(): 0})
+        program.assign({ends_of(): 0})
     assert window(segment(0, window=8192)) == 8192
-    program.assign({ends(): 1}, bounded, forgiven=60.0)
+    program.assign({ends_of(): 1}, bounded, forgiven=60.0)
     assert window(segment(0, window=8192)) == 8192
-    program.assign({ends(): 1}, bounded, forgiven=0.0)
+    program.assign({ends_of(): 1}, bounded, forgiven=0.0)
     assert window(segment(0, window=8192)) == 8192, "the first second goes on"
 
 
@@ -247,10 +241,10 @@ def test_window_of_a_new_uplink_stays_although_its_share_is_in_debt(
     program: UplinkProgram, sent: Send, window: Window
 ) -> None:
     program.set_shares({1: SLOW})
-    program.assign({ends(): 1}, forgiven=0.0)
+    program.assign({ends_of(): 1}, forgiven=0.0)
     sent(segment(0))
     sent(segment(100 * KIB))
-    new = ends(port=40001)
+    new = ends_of(port=40001)
     program.assign({new: 1}, {new: AnnouncedWindow(10, 0)}, forgiven=60.0)
     assert window(segment(0, new, window=8192)) == 8192
 
@@ -265,46 +259,46 @@ def test_window_of_a_new_uplink_stays_although_its_share_is_in_debt(
     ids=["data", "FIN", "no room"],
 )
 def test_segment_that_cannot_carry_the_option_counts(program: UplinkProgram, sent: Send, packet: Packet) -> None:
-    throttle(program, ends())
+    throttle(program, ends_of())
     sent(segment(0))
     assert sent(packet) == bytes(packet)
-    assert program.uplinks() == {ends(): ThrottledUplink(Told.BACKUP, 100 * KIB, 0)}
+    assert program.uplinks() == {ends_of(): ThrottledUplink(Told.BACKUP, 100 * KIB, 0)}
 
 
 @pytest.mark.parametrize(
     "packet",
     [
-        segment(100 * KIB, ends(port=40001)),
-        segment(100 * KIB, ends(6)),
+        segment(100 * KIB, ends_of(port=40001)),
+        segment(100 * KIB, ends_of(6)),
         segment(100 * KIB, flags="SA"),
         segment(100 * KIB, flags="R"),
-        segment(100 * KIB, FourTuple(ends().client, Endpoint(ends().proxy.address, PROXY_PORT + 1))),
+        segment(100 * KIB, ends("10.1.0.2", proxy_port=8081)),
         Ether(bytes(segment(100 * KIB))[:40]),
         Ether(bytes(60)),
     ],
     ids=["other subflow", "other family", "SYN", "RST", "other port", "truncated", "not IP"],
 )
 def test_other_packets_are_not_touched(program: UplinkProgram, sent: Send, packet: Packet) -> None:
-    throttle(program, ends())
+    throttle(program, ends_of())
     sent(segment(0))
     action, after = program.object.run("throttle_uplinks", bytes(packet))
     assert (action, after) == (UNSPECIFIED, bytes(packet))
-    assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, 0, 0)}
+    assert program.uplinks() == {ends_of(): ThrottledUplink(Told.NOTHING, 0, 0)}
 
 
 def test_older_acknowledgment_does_not_count(program: UplinkProgram, sent: Send) -> None:
-    throttle(program, ends())
+    throttle(program, ends_of())
     sent(segment(1000 * KIB))
     sent(segment(900 * KIB))
     sent(segment(1000 * KIB))
-    assert program.uplinks() == {ends(): ThrottledUplink(Told.NOTHING, 0, 0)}
+    assert program.uplinks() == {ends_of(): ThrottledUplink(Told.NOTHING, 0, 0)}
 
 
 def test_acknowledgment_number_may_wrap(program: UplinkProgram, sent: Send) -> None:
-    throttle(program, ends())
+    throttle(program, ends_of())
     sent(segment(2**32 - 5000 - KIB))
     sent(segment(2**32 - 5000 - KIB + 3 * KIB - 2**32))
-    assert program.uplinks()[ends()].acknowledged == 3 * KIB
+    assert program.uplinks()[ends_of()].acknowledged == 3 * KIB
 
 
 def sent_by_client(subflow: FourTuple, payload: bytes = b"data", flags: str = "A") -> bytes:
@@ -316,7 +310,7 @@ def sent_by_client(subflow: FourTuple, payload: bytes = b"data", flags: str = "A
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_excess_of_a_client_that_goes_on_sending_is_dropped(program: UplinkProgram, sent: Send, version: int) -> None:
-    subflow, second = ends(version), ends(version, port=40001)
+    subflow, second = ends_of(version), ends_of(version, port=40001)
     throttle(program, subflow, second)
     for acknowledged in (0, 100, 700):
         sent(segment(acknowledged * KIB, subflow))
@@ -360,7 +354,7 @@ def wire(program: UplinkProgram) -> Iterator[socket.socket]:
 def test_reminder_is_the_last_ack_with_what_is_newer(
     program: UplinkProgram, sent: Send, wire: socket.socket, version: int
 ) -> None:
-    subflow = ends(version)
+    subflow = ends_of(version)
     throttle(program, subflow, rate=FAST)
     sent(segment(0, subflow))
     sent(segment(8_000_000, subflow))
@@ -377,7 +371,7 @@ def test_reminder_is_the_last_ack_with_what_is_newer(
 
 
 def test_reminder_has_the_latest_sequence_number(program: UplinkProgram, sent: Send, wire: socket.socket) -> None:
-    throttle(program, ends(), rate=FAST)
+    throttle(program, ends_of(), rate=FAST)
     sent(segment(0))
     sent(segment(8_000_000, seq=1000))
     sent(segment(8_000_000, seq=1000, payload=b"data"))
@@ -387,7 +381,7 @@ def test_reminder_has_the_latest_sequence_number(program: UplinkProgram, sent: S
 
 
 def test_new_subflow_of_a_share_in_use_has_no_free_second(program: UplinkProgram, sent: Send) -> None:
-    first, second = ends(), ends(port=40001)
+    first, second = ends_of(), ends_of(port=40001)
     throttle(program, first)
     sent(segment(0, first))
     sent(segment(100 * KIB, first))
@@ -399,7 +393,7 @@ def test_new_subflow_of_a_share_in_use_has_no_free_second(program: UplinkProgram
 
 
 def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(program: UplinkProgram, sent: Send) -> None:
-    throttle(program, ends(), rate=FAST)
+    throttle(program, ends_of(), rate=FAST)
     sent(segment(0))
     sent(segment(8_000_000))
     end = time.monotonic() + 2.0
@@ -410,7 +404,7 @@ def test_reminder_is_repeated_until_the_client_sends_but_not_for_ever(program: U
 
 
 def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(program: UplinkProgram, sent: Send) -> None:
-    told, untold, sending = ends(), ends(port=40001), ends(port=40002)
+    told, untold, sending = ends_of(), ends_of(port=40001), ends_of(port=40002)
     throttle(program, told, untold, sending)
     sent(segment(0, told))
     sent(segment(0, sending))
@@ -429,19 +423,19 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(program: 
 
 
 def test_subflow_that_has_ended_is_forgotten_at_once(program: UplinkProgram, sent: Send) -> None:
-    ended, second = ends(), ends(port=40001)
+    ended, second = ends_of(), ends_of(port=40001)
     throttle(program, ended, second)
     sent(segment(0, ended))
     sent(segment(100 * KIB, ended))
     program.assign({ended: 0})
-    program.forget([ended, ends(port=40002)])
+    program.forget([ended, ends_of(port=40002)])
     program.remind()
     assert program.uplinks().keys() == {second}
     assert program.counters().repeated == 0
 
 
 def test_reminders_go_to_all_whatever_was_forgotten_before(program: UplinkProgram, sent: Send) -> None:
-    several = [ends(port=40000 + number) for number in range(6)]
+    several = [ends_of(port=40000 + number) for number in range(6)]
     throttle(program, *several)
     for subflow in several:
         sent(segment(0, subflow))
@@ -485,7 +479,7 @@ def test_interface_without_ethernet_header_carries_options_and_reminders(
         sending.sendto(bytes(packet.payload), ("tun0", packet.type))
         return received()
 
-    both = (ends(version), ends(10 - version))
+    both = (ends_of(version), ends_of(10 - version))
     throttle(program, *both, rate=FAST)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sending:
         sending.bind(("tun0", ETH_P_ALL))  # it receives what others send there

@@ -13,11 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from examples import ends_of
 from polling import eventually
 from refusals import refused
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
-from test_uplink_program import ends
 from tun_interface import tun
 
 from mptcp_lab.host import Host
@@ -33,7 +33,7 @@ from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.vocabulary.decision import Share, Throttle
 
 TUNSETLINK, ARPHRD_CAN = 0x400454CD, 280  # include/uapi/linux/if_tun.h, if_arp.h
-ONE, OTHER = ends(), ends(port=40001)
+ONE, OTHER = ends_of(), ends_of(port=40001)
 
 
 def throttle(who: str) -> Throttle:
@@ -113,7 +113,7 @@ def test_clsact_goes_if_the_filter_is_refused(entered: Host, filters: ClsactFilt
 @pytest.mark.parametrize("timestamps", [None, (1, 2**32 - 1)])
 @pytest.mark.parametrize("version", [4, 6])
 def test_ack_of_a_killed_daemons_client_is_a_valid_packet(version: int, timestamps: tuple[int, int] | None) -> None:
-    packet = Ack(ends(version), 2**32 - 1, 77, 500, timestamps).packet()
+    packet = Ack(ends_of(version), 2**32 - 1, 77, 500, timestamps).packet()
     ip = (IP if version == 4 else IPv6)(packet)
     assert (ip[TCP].seq, ip[TCP].ack, ip[TCP].window, ip[TCP].flags) == (2**32 - 1, 77, 500, "A")
     assert ip[TCP].dataofs == (6 if timestamps is None else 9)

@@ -15,9 +15,14 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
 
 
-def ends(client: str, port: int = 40000) -> FourTuple:
+def ends(client: str, port: int = 40000, proxy_port: int = 8080) -> FourTuple:
     proxy = "fd00:3::2" if ":" in client else "10.3.0.2"
-    return FourTuple(Endpoint(ip_address(client), port), Endpoint(ip_address(proxy), 8080))
+    return FourTuple(Endpoint(ip_address(client), port), Endpoint(ip_address(proxy), proxy_port))
+
+
+def ends_of(version: int = 4, port: int = 40000) -> FourTuple:
+    """Those of the first client, with this IP version."""
+    return ends("10.1.0.2" if version == 4 else "fd00:1::2", port)
 
 
 def subflow(client: str, port: int = 40000, *, backup: bool = False, at: float = 0.0) -> Subflow:
