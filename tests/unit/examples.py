@@ -13,6 +13,7 @@ from mptcp_throttle.findings import Host
 from mptcp_throttle.model import AccessNetwork, Connection, Endpoint, FourTuple, Per, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
+from mptcp_throttled.vocabulary.operator import Override
 
 
 def ends(client: str, port: int = 40000, proxy_port: int = 8080) -> FourTuple:
@@ -31,6 +32,22 @@ def subflow(client: str, port: int = 40000, *, backup: bool = False, at: float =
 
 def connection(number: int, *subflows: Subflow) -> Connection:
     return Connection(Token(number), 1, subflows)
+
+
+def client(number: int) -> Connection:
+    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
+    last = f"{number // 250}.{number % 250}"
+    return connection(number, subflow(f"10.1.{last}"), subflow(f"10.2.{last}"))
+
+
+def capped(number: int) -> FourTuple:
+    """The subflow of that client over Ethernet."""
+    return client(number).subflows[0].ends
+
+
+def cap(network: str, rate: Rate | None, end: float | None = None) -> Override:
+    """A cap of the downlink that is set by hand until `end`."""
+    return Override(network, RateKind.CAP, rate, end)
 
 
 def network(

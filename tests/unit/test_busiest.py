@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from examples import connection, ends, subflow
+from examples import client, connection, ends, subflow
 from loops import snapshot_of
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import Order
 from mptcp_throttled.answers import busiest as busiest_module
@@ -30,12 +29,6 @@ def busiest(snapshot: Snapshot, number: int = 10, order: Order = Order.SENT, pat
     index.update(snapshot)
     indexed = IndexedClients(index, SubflowCounts.of(snapshot))
     return busiest_module.busiest(View(snapshot, OBSERVED, {}, NOW), indexed, number, order, pattern)
-
-
-def client(number: int) -> Connection:
-    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
-    last = f"{number // 250}.{number % 250}"
-    return connection(number, subflow(f"10.1.{last}"), subflow(f"10.2.{last}"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from examples import ETHERNET, WIFI, connection, ends, subflow
+from examples import ETHERNET, WIFI, cap, capped, client, connection, ends, subflow
 from immutables import Map
 from loops import LoopOnModels
 from model_uplinks import ModelUplinks
@@ -98,15 +98,6 @@ def world(tmp_path: Path) -> World:
     world = World(tmp_path)
     world.step()
     return world
-
-
-def client(number: int) -> Connection:
-    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
-    return connection(number, subflow(f"10.1.0.{number}"), subflow(f"10.2.0.{number}"))
-
-
-def capped(number: int) -> FourTuple:
-    return ends(f"10.1.0.{number}")
 
 
 # What is done at once, and with how little
@@ -268,7 +259,7 @@ def test_refused_rate_change_frees_the_subflow(world: World) -> None:
     world.step(client(1), client(2))
     world.settle()
     world.kernel.refuse = (ChangeClass(2, Rate.parse("2mbit")),)
-    world.operator.set(Override("ethernet", RateKind.CAP, Rate.parse("2mbit"), None))
+    world.operator.set(cap("ethernet", Rate.parse("2mbit")))
     world.step()
     assert world.throttled == {capped(2)}
     assert world.kernel.throttled == {capped(2): Rate.parse("2mbit")}
@@ -412,7 +403,7 @@ def test_whoever_undoes_it_is_answered_with_back_off(world: World) -> None:
 
 def test_loop_wakes_by_itself_for_the_next_thing_due(world: World) -> None:
     assert world.loop.next_deadline <= world.clock.now + INTERVAL
-    world.operator.set(Override("ethernet", RateKind.CAP, SLOW, world.clock.now + 0.3))
+    world.operator.set(cap("ethernet", SLOW, world.clock.now + 0.3))
     world.step()
     assert world.loop.next_deadline == pytest.approx(world.clock.now + 0.3)
     world.operator.pause(Pause(world.clock.now + 0.2))
@@ -466,7 +457,7 @@ def test_latency_is_that_of_a_join_and_of_nothing_else(world: World) -> None:
     world.operator.pause(None)
     world.step(after=5)
     assert latency() is None
-    world.operator.set(Override("ethernet", RateKind.CAP, None, None))
+    world.operator.set(cap("ethernet", None))
     world.step(after=5)
     world.operator.reset("ethernet")
     world.step(after=5)
@@ -487,7 +478,7 @@ def test_request_is_answered_when_its_change_is_applied(world: World) -> None:
     inbox = Inbox()
     world.step(client(1))
     world.settle()
-    override = Override("ethernet", RateKind.CAP, Rate.parse("3mbit"), None)
+    override = cap("ethernet", Rate.parse("3mbit"))
 
     def ask() -> None:
         inbox.ask(SetRate(override))
@@ -501,7 +492,7 @@ def test_request_is_answered_when_its_change_is_applied(world: World) -> None:
 
 def test_request_that_is_refused_changes_nothing(world: World) -> None:
     inbox = Inbox()
-    override = Override("nowhere", RateKind.CAP, SLOW, None)
+    override = cap("nowhere", SLOW)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(inbox.ask, SetRate(override))
         world.loop.step(inbox.wait(10))
@@ -518,7 +509,7 @@ def test_snapshot_has_the_same_networks_until_they_change(world: World) -> None:
         world.step()
         assert world.loop.snapshot.networks is before.networks
         assert world.loop.snapshot.terms is before.terms
-    world.operator.set(Override("ethernet", RateKind.CAP, None, None))
+    world.operator.set(cap("ethernet", None))
     world.step()
     assert world.loop.snapshot.networks is before.networks
     assert world.loop.snapshot.terms != before.terms

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from examples import connection, subflow
+from examples import client, connection, subflow
 from loops import snapshot_of
 from worlds import configuration
 
@@ -69,13 +69,6 @@ class Metrics:
         return {
             (sample.name, *map(str, sample.labels.items())) for one in exposition.collect() for sample in one.samples
         }
-
-
-def client(number: int) -> Connection:
-    """Client `number`, over Ethernet, which is capped, and Wi-Fi."""
-    return connection(
-        number, subflow(f"10.1.{number // 250}.{number % 250}"), subflow(f"10.2.0.{number % 250}", number)
-    )
 
 
 def test_subflows_are_counted_by_network_and_decision(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examples import ETHERNET, WIFI, network
+from examples import ETHERNET, WIFI, cap, network
 from worlds import ManualClock
 
 from mptcp_throttle.errors import UserError
@@ -19,10 +19,6 @@ NETWORKS = (WIFI, ETHERNET, LIMITED)
 
 def open_store(directory: Path, clock: ManualClock | None = None) -> OperatorStore:
     return OperatorStore(directory / "overrides.json", NETWORKS, clock or ManualClock())
-
-
-def cap(name: str, rate: Rate | None, end: float | None = None) -> Override:
-    return Override(name, RateKind.CAP, rate, end)
 
 
 def test_override_replaces_an_earlier_one_until_reset(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from examples import ETHERNET, WIFI, network
+from examples import ETHERNET, WIFI, cap, network
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import AccessNetwork, RateKind
@@ -18,10 +18,6 @@ from mptcp_throttled.vocabulary.terms import Facts, Term
 FIVE = Rate.parse("5mbit")
 LIMITED = network("lte", 4, 2, cap="1mbit", limit="8mbit").with_rates({RateKind.UPLINK_CAP: Rate.parse("250kbit")})
 NETWORKS = (WIFI, ETHERNET, LIMITED)
-
-
-def cap(name: str, rate: Rate | None, end: float | None = None) -> Override:
-    return Override(name, RateKind.CAP, rate, end)
 
 
 def limit(name: str, rate: str) -> Override:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from examples import ETHERNET, WIFI, connection, network, subflow
+from examples import ETHERNET, WIFI, capped, client, connection, network, subflow
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import as_configured, decide_all, decision_table, plan_of, reconfigure
@@ -25,7 +25,6 @@ from mptcp_throttled.vocabulary.operations import ChangeClass, ClassOperation
 
 RULES = PlanSettings(max_minor=6, linger=3.0, other_traffic=None)
 TERMS = as_configured((WIFI, ETHERNET))
-_LIMIT = Rate(9_000_000)
 LIMITED = network("third", 3, 3, cap="2mbit", limit="3mbit")
 
 # Clients with two addresses in a network, in and out of the networks, on ports that are used again.
@@ -150,10 +149,6 @@ def play(
     return planner.update(previous, decisions.decisions, TERMS, now, RULES, refused)
 
 
-def client(number: int) -> Connection:
-    return connection(number, subflow(f"10.1.0.{number}"), subflow(f"10.2.0.{number}"))
-
-
 def test_plan_without_shares_leaves_the_interface_untouched() -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, connection(1, subflow("10.1.0.2")))
@@ -173,7 +168,7 @@ def test_new_rate_of_a_share_needs_no_new_decision() -> None:
     delta = planner.update({}, decisions.decisions, as_configured(faster), 0.1, RULES)
     assert delta.after.classes == dict.fromkeys(planner.plan.assignments.values(), Rate.parse("4mbit"))
     assert delta.after.persistent() == planner.plan
-    assert delta.decisions.keys() == {held_end(1), held_end(2)}
+    assert delta.decisions.keys() == {capped(1), capped(2)}
     assert {*planner.plan.paces.values()} == {payload_pace(Rate.parse("4mbit"), 1)}
     assert planner.update({}, decisions.decisions, as_configured(faster), 0.2, RULES).empty
 
@@ -210,7 +205,7 @@ def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
     delta = play(planner, decisions, 4.1, *map(client, (2, 3, 4)))
     for operations in (diff(before, planner.plan), diff(in_kernel(delta.before), delta.after)):
         classes = [operation for operation in operations if isinstance(operation, ClassOperation)]
-        assert classes == [ChangeClass(planner.plan.assignments[held_end(4)], Rate(1_000_000))]
+        assert classes == [ChangeClass(planner.plan.assignments[capped(4)], Rate(1_000_000))]
 
 
 def test_at_most_half_as_many_classes_are_spare_as_there_are_shares() -> None:
@@ -247,10 +242,6 @@ def planned(*table: Connection, found: dict[FourTuple, int] | None = None) -> Pl
     return planner
 
 
-def held_end(number: int) -> FourTuple:
-    return client(number).subflows[0].ends
-
-
 def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
     before = planned(*map(client, (3, 1, 4, 2)))
     kernel = in_kernel(before.plan)
@@ -260,23 +251,23 @@ def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
 
 
 def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
-    gone, decisions = {held_end(9): 2, held_end(1): 3}, decision_table((WIFI, ETHERNET))
+    gone, decisions = {capped(9): 2, capped(1): 3}, decision_table((WIFI, ETHERNET))
     planner = Planner()
     planner.adopt(gone)
     play(planner, decisions, 0.0, *map(client, (1, 2, 3, 4, 5)))
-    assert dict(planner.plan.assignments) == {held_end(1): 3, held_end(2): 4, held_end(3): 5, held_end(4): 6}
+    assert dict(planner.plan.assignments) == {capped(1): 3, capped(2): 4, capped(3): 5, capped(4): 6}
     assert [share.who for share in planner.without_class] == ["10.1.0.5"]
     play(planner, decisions, 0.1, *map(client, (1, 2, 3, 4, 5)))
-    assert planner.plan.assignments[held_end(5)] == 2
+    assert planner.plan.assignments[capped(5)] == 2
 
 
 def test_adopted_marks_count_for_the_first_plan_only() -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
-    planner.adopt({held_end(1): 5, held_end(2): 3})
+    planner.adopt({capped(1): 5, capped(2): 3})
     play(planner, decisions, 0.0)
     assert planner.plan == UNTOUCHED
     play(planner, decisions, 0.1, client(1))
-    assert dict(planner.plan.assignments) == {held_end(1): 3}
+    assert dict(planner.plan.assignments) == {capped(1): 3}
 
 
 @given(
@@ -288,7 +279,7 @@ def test_adopting_any_marks_gives_every_share_its_own_class(
     found: dict[int, int], first: list[int], then: list[int]
 ) -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
-    planner.adopt({held_end(number): minor for number, minor in found.items()})
+    planner.adopt({capped(number): minor for number, minor in found.items()})
     for now, table in enumerate((first, then, then)):
         play(planner, decisions, float(now), *map(client, table))
         minors = [slot.minor for slot in planner.slots.values()]
@@ -299,5 +290,5 @@ def test_adopting_any_marks_gives_every_share_its_own_class(
             others = {minor for number, minor in found.items() if number not in table}
             new = {n for n in table if n not in found}
             assert not others & {
-                planner.plan.assignments[held_end(n)] for n in new if held_end(n) in planner.plan.assignments
+                planner.plan.assignments[capped(n)] for n in new if capped(n) in planner.plan.assignments
             }
