@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from polling import eventually
 from proxy_world import ProxyWorld, receive_rates
+from rpc_requests import post, request
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_throttle.rpc import RpcClient
@@ -37,15 +38,6 @@ UNHINDERED: Final = 2.5
 PROGRAM: Final = 10.0
 """Seconds in which our CLI starts on a machine that services, abusers and a download keep busy."""
 
-
-def post(body: bytes, length: object = None) -> bytes:
-    return f"POST / HTTP/1.0\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
-
-
-def call(method: str, *params: object) -> bytes:
-    return post(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1}).encode())
-
-
 DEEP: Final = "[" * 30_000 + "]" * 30_000
 MALFORMED: Final = (
     b"\0" * 1000,
@@ -58,15 +50,15 @@ MALFORMED: Final = (
     post(DEEP.encode()),
     post(b"9" * 60_000),
     post(b"[" + b'{"jsonrpc":"2.0","method":"status","id":1},' * 1000 + b"0]"),
-    call("no_such_method"),
-    call("status", 1),
-    call("set_rate", {}, [], {}, float("nan"), float("inf")),
-    call("set_rate", "ethernet", "downlink", "cap", "1mbit", 10**400),
-    call("set_rate", "ethernet", "downlink", "cap", "x" * 50_000, None),
-    call("reset_rate", [[1]] * 1000),
-    call("changes", None, "x", "y"),
-    call("changes", "epoch", 0, float("nan")),
-    call("changes", {}, 10**4000, 10**4000),
+    request("no_such_method"),
+    request("status", 1),
+    request("set_rate", {}, [], {}, float("nan"), float("inf")),
+    request("set_rate", "ethernet", "downlink", "cap", "1mbit", 10**400),
+    request("set_rate", "ethernet", "downlink", "cap", "x" * 50_000, None),
+    request("reset_rate", [[1]] * 1000),
+    request("changes", None, "x", "y"),
+    request("changes", "epoch", 0, float("nan")),
+    request("changes", {}, 10**4000, 10**4000),
 )
 
 
@@ -135,10 +127,10 @@ class Abuse:
 
     def _malformed(self) -> None:
         while not self._over.wait(0.01):
-            for request in MALFORMED:
+            for malformed in MALFORMED:
                 with contextlib.suppress(OSError), self._connect() as sock:
                     with contextlib.suppress(OSError):
-                        sock.sendall(request)
+                        sock.sendall(malformed)
                         sock.shutdown(socket.SHUT_WR)
                     answer = b""
                     while data := sock.recv(65536):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCServer
 from polling import eventually
+from rpc_requests import post, request
 
 from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.errors import UserError
@@ -50,14 +51,6 @@ METHODS: dict[str, Callable[..., Json]] = {
     "thread": threading.get_ident,
     "big": lambda: "x" * 10**6,
 }
-
-
-def post(body: bytes, length: object = None) -> bytes:
-    return f"POST / HTTP/1.0\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
-
-
-def request(method: str, *params: Json, **extra: Json) -> bytes:
-    return post(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1, **extra}).encode())
 
 
 def connect(path: Path, data: bytes = b"") -> socket.socket:
