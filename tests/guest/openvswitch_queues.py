@@ -104,7 +104,7 @@ def test_port_with_a_root_qdisc_of_its_own_is_not_touched(queues: PortQueues, up
     uplink.hosts.lab.proxy.run("tc", "qdisc", "del", "dev", "eth0", "root")
 
 
-def test_qos_that_somebody_has_put_in_place_of_ours_is_not_touched(queues: PortQueues, uplink: Uplink) -> None:
+def test_qos_that_another_program_put_in_place_of_ours_is_not_touched(queues: PortQueues, uplink: Uplink) -> None:
     queues.install(0)
     uplink.switch.run("--", "--id=@q", "create", "QoS", "type=linux-noop", "--", "set", "Port", "eth0", "qos=@q")
     theirs = uplink.switch.run("get", "Port", "eth0", "qos")
@@ -118,7 +118,7 @@ def test_qos_that_somebody_has_put_in_place_of_ours_is_not_touched(queues: PortQ
     queues.restore()
 
 
-def test_queue_that_somebody_has_put_into_our_qos_is_replaced(queues: PortQueues, uplink: Uplink) -> None:
+def test_queue_that_another_program_put_into_our_qos_is_replaced(queues: PortQueues, uplink: Uplink) -> None:
     queues.install(0)
     assert queues.change_classes([AddClass(2, SLOW)]) == [None]
     qos = uplink.switch.run("get", "Port", "eth0", "qos").strip()
@@ -139,7 +139,7 @@ def test_queue_that_somebody_has_put_into_our_qos_is_replaced(queues: PortQueues
 
 
 @pytest.mark.parametrize("last", ["ovs-ofctl --bundle", "ovs-vsctl -- remove Port"])
-def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queues: PortQueues, last: str) -> None:
+def test_switch_that_stops_answering_keeps_no_subflow_throttled(uplink: Uplink, queues: PortQueues, last: str) -> None:
     """ovs-vswitchd stops before it has carried out the `last` request."""
     marks = OpenFlowClassifier("eth0", OpenVswitch(uplink.switch.directory))
     reconciler = Reconciler(LinuxKernel(queues, ClassifierChoice(marks)))
@@ -165,7 +165,7 @@ def test_switch_that_stops_answering_keeps_nobody_throttled(uplink: Uplink, queu
     assert Reconciler(next_kernel).full(UNTOUCHED).failures == ()
 
 
-def test_renamed_interface_keeps_nobody_throttled(uplink: Uplink, queues: PortQueues) -> None:
+def test_renamed_interface_keeps_no_subflow_throttled(uplink: Uplink, queues: PortQueues) -> None:
     """ovs-vswitchd knows interfaces by their names."""
     queues.install(0)
     rename = ["link set eth0 down", "link set eth0 name eth9", "link set eth9 up"]
@@ -185,7 +185,7 @@ def test_rate_below_that_of_the_slowest_queue_is_applied_as_that(queues: PortQue
     queues.restore()
 
 
-def test_record_that_somebody_has_deleted_stands_in_nobodys_way(queues: PortQueues, uplink: Uplink) -> None:
+def test_record_that_another_program_deleted_hinders_no_change(queues: PortQueues, uplink: Uplink) -> None:
     queues.install(0)
     assert queues.change_classes([AddClass(2, SLOW), AddClass(3, SLOW)]) == [None] * 2
     qos = uplink.switch.run("get", "Port", "eth0", "qos").strip()
@@ -196,7 +196,7 @@ def test_record_that_somebody_has_deleted_stands_in_nobodys_way(queues: PortQueu
     queues.restore()
 
 
-def test_queue_that_somebody_elses_qos_uses_is_left_to_it(queues: PortQueues, uplink: Uplink) -> None:
+def test_queue_that_the_qos_of_another_program_uses_is_left_to_it(queues: PortQueues, uplink: Uplink) -> None:
     queues.install(0)
     assert queues.change_classes([AddClass(2, SLOW)]) == [None]
     ours = uplink.records().split()[1]

@@ -74,7 +74,7 @@ def test_filters_and_clsact_come_and_go(proxy: Proxy, tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_clsact_of_others_stays_with_their_filters(proxy: Proxy) -> None:
+def test_clsact_of_another_program_stays_with_its_filters(proxy: Proxy) -> None:
     proxy.tc("add qdisc", "clsact")
     proxy.tc("add filter", "egress", *FOREIGN)
     before = proxy.shown()
@@ -84,7 +84,7 @@ def test_clsact_of_others_stays_with_their_filters(proxy: Proxy) -> None:
     assert proxy.shown() == before
 
 
-def test_filter_that_others_put_before_it_is_overtaken(proxy: Proxy) -> None:
+def test_filter_that_another_program_put_before_it_is_overtaken(proxy: Proxy) -> None:
     proxy.attach(Hook.EGRESS)
     proxy.tc("add filter", "egress", *FOREIGN)
     assert not proxy.attached()
@@ -94,7 +94,7 @@ def test_filter_that_others_put_before_it_is_overtaken(proxy: Proxy) -> None:
     assert proxy.shown().count("handle 0x4d50") == 1
 
 
-def test_first_priority_of_others_leaves_ours_behind(proxy: Proxy) -> None:
+def test_first_priority_of_another_program_leaves_ours_behind(proxy: Proxy) -> None:
     proxy.tc("add qdisc", "clsact")
     proxy.tc("add filter", "egress", "prio", "1", *FOREIGN[2:])
     proxy.attach(Hook.EGRESS)
@@ -102,7 +102,7 @@ def test_first_priority_of_others_leaves_ours_behind(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("direction", Hook)
-def test_own_clsact_stays_while_others_use_it(proxy: Proxy, tmp_path: Path, direction: Hook) -> None:
+def test_own_clsact_stays_while_another_program_uses_it(proxy: Proxy, tmp_path: Path, direction: Hook) -> None:
     proxy.attach(Hook.EGRESS)
     proxy.tc("add filter", direction.name.lower(), *FOREIGN)
     proxy.detach()
@@ -129,7 +129,7 @@ def test_clsact_of_an_instance_killed_before_its_filter_is_found(proxy: Proxy, t
     assert "clsact" not in proxy.shown()
 
 
-def test_filter_of_others_with_our_number_is_not_ours(proxy: Proxy) -> None:
+def test_filter_of_another_program_with_our_number_is_not_ours(proxy: Proxy) -> None:
     proxy.tc("add qdisc", "clsact")
     proxy.tc("add filter", "egress", "prio", "77", *FOREIGN[2:])
     before = proxy.shown()
@@ -138,7 +138,7 @@ def test_filter_of_others_with_our_number_is_not_ours(proxy: Proxy) -> None:
     assert proxy.shown() == before
 
 
-def test_ingress_qdisc_of_others_leaves_no_room_and_stays(proxy: Proxy, tmp_path: Path) -> None:
+def test_ingress_qdisc_of_another_program_leaves_no_room_and_stays(proxy: Proxy, tmp_path: Path) -> None:
     proxy.tc("add qdisc", "ingress")
     try:
         before = proxy.shown()

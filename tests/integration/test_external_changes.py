@@ -388,7 +388,7 @@ def test_contest_over_the_root_qdisc_is_bounded_and_won(
     assert (root_qdisc(world), world.marks()) == (left, [])
 
 
-def test_programs_that_somebody_has_detached_are_attached_again(world: ProxyWorld) -> None:
+def test_programs_that_another_program_detached_are_attached_again(world: ProxyWorld) -> None:
     world.begin_capped()
     world.wait_paced()
     pid = world.daemon.pid

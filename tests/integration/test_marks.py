@@ -259,7 +259,7 @@ def test_flush_of_all_nftables_is_counted_and_read(host: Host, use: Use) -> None
     marks.remove(4)
 
 
-def test_nftables_of_others_stay_and_a_change_of_them_costs_one_reading(host: Host, use: Use) -> None:
+def test_foreign_nftables_stay_and_a_change_of_them_costs_one_reading(host: Host, use: Use) -> None:
     host.run("nft", "add table ip others; add chain ip others mptcp-throttle; add table inet mptcp-throttle")
     before = host.run("nft", "list", "ruleset").stdout
     marks = use(NftClassifier())
@@ -430,7 +430,7 @@ def test_openflow_rules_are_removed_though_our_port_is_on_no_bridge(switch: Open
 
 
 @pytest.mark.parametrize("rule", ["priority=100,udp,actions=drop", "cookie=0x4d507468,udp,actions=drop"])
-def test_rule_of_somebody_else_leaves_no_room(switch: OpenVswitch, use: Use, rule: str) -> None:
+def test_rule_of_another_program_leaves_no_room(switch: OpenVswitch, use: Use, rule: str) -> None:
     marks = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
     assert not leaves_no_room(Programs(switch.directory), "br0")
     switch.rules("add-flow", rule)

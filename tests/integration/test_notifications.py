@@ -57,7 +57,7 @@ print(json.dumps(noticed))
 """
 
 
-def test_notifications_report_only_what_others_change_on_our_interface() -> None:
+def test_notifications_report_only_foreign_changes_of_our_interface() -> None:
     script = (EXECUTABLES / "python", "-c", SCRIPT, json.dumps(list(COMMANDS)))
     done = run(["unshare", "--net", *script])
     assert done.stderr == ""

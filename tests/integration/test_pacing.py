@@ -161,7 +161,7 @@ def test_plain_tcp_keeps_the_pace_and_unsent_limit_that_its_server_gave_it(world
     assert plain.wait().intact
 
 
-def test_listener_of_somebody_else_on_a_proxy_port_frees_nobody(hosts: Hosts) -> None:
+def test_listener_of_another_program_on_a_proxy_port_frees_no_subflow(hosts: Hosts) -> None:
     proxy = hosts.lab.proxy
     services = Services(proxy, WIFI_FIRST, name="two-ports", ports=(PORT, OTHER_PORT))
     with own_cgroup() as cgroup, attended(hosts, services) as world, services:

@@ -231,7 +231,7 @@ def overrides(world: ProxyWorld) -> set[tuple[str, str, int]]:
     }
 
 
-def test_pause_frees_everybody_and_survives_a_crash(world: ProxyWorld, before: dict[str, str]) -> None:
+def test_pause_frees_all_subflows_and_survives_a_crash(world: ProxyWorld, before: dict[str, str]) -> None:
     world.services.cli("set-rate", "wifi", "20mbit", "--limit")
     world.download()
     eventually(lambda: {s.kind for s in world.services.subflows()} == {"cap", "limit"}, "capped and limited")

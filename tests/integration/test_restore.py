@@ -70,7 +70,7 @@ def test_cleanup_works_although_what_is_configured_is_invalid(
 
 
 @pytest.mark.parametrize("end", ["cleanup", "start"])
-def test_open_vswitch_that_is_absent_keeps_nobody_throttled(
+def test_open_vswitch_that_is_absent_keeps_no_subflow_throttled(
     world: ProxyWorld, before: dict[str, str], tmp_path: Path, end: str
 ) -> None:
     """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""

@@ -164,7 +164,7 @@ def _many_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_many_descriptors")
-def test_services_serve_others_while_both_sockets_are_abused(world: ProxyWorld) -> None:
+def test_services_serve_other_clients_while_both_sockets_are_abused(world: ProxyWorld) -> None:
     services = world.services
     daemon, sniffer = world.daemon, world.sniffer
     untouched = kernel_state(world.proxy)

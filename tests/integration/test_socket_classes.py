@@ -126,7 +126,7 @@ def test_sockets_of_a_killed_daemon_leave_their_classes_and_paces(world: ProxyWo
 
 
 @pytest.mark.parametrize("attached", ["before", "after"])
-def test_program_of_somebody_else_keeps_its_callbacks(hosts: Hosts, tmp_path: Path, attached: str) -> None:
+def test_foreign_program_keeps_its_callbacks(hosts: Hosts, tmp_path: Path, attached: str) -> None:
     with configured(hosts) as world:
         foreign = ForeignProgram(hosts.lab.proxy, world.server_pids()[0], tmp_path) if attached == "before" else None
         world.services.start_sniffer()

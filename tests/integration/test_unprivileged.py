@@ -253,7 +253,7 @@ def test_daemon_without_the_kernel_program_throttles_with_htb_alone(
     assert (daemon.stop(), sniffer.stop()) == (0, 0)
 
 
-def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWorld, services: InUnits) -> None:
+def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(world: ProxyWorld, services: InUnits) -> None:
     world.daemon.stop()
     services.configure_daemon(classifier="rules")
     (services.root / "run" / "xtables.lock").chmod(0o600)
@@ -271,7 +271,7 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_nobody(world: ProxyWor
 
 
 @pytest.mark.parametrize("classifier", ["socket", "nft"])
-def test_others_lead_to_classes_without_access_to_the_iptables_lock(
+def test_other_classifiers_need_no_access_to_the_iptables_lock(
     world: ProxyWorld, services: InUnits, classifier: str
 ) -> None:
     world.daemon.stop()

@@ -188,7 +188,7 @@ def test_limit_of_an_only_path_is_obeyed() -> None:
         eventually(lambda: 2e6 < received_rates(world, 5)["eth0"] < 4.2e6, "4 Mb/s for 5 s")
 
 
-def test_clsact_and_filters_of_others_stay(world: ProxyWorld) -> None:
+def test_clsact_and_filters_of_another_program_stay(world: ProxyWorld) -> None:
     world.proxy.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
     try:
         match = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")

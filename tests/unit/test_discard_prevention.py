@@ -118,7 +118,7 @@ def test_interfaces_are_looked_for_once_a_second(kernel: Kernel, prevention: Dis
     assert kernel.attached == ["eth0"]
 
 
-def test_programs_that_somebody_has_detached_are_attached_again(
+def test_programs_that_another_program_detached_are_attached_again(
     kernel: Kernel, prevention: DiscardPrevention, caplog: pytest.LogCaptureFixture
 ) -> None:
     prevention.follow(Situation(NETWORKS))

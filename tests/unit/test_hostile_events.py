@@ -224,7 +224,7 @@ class HostileEvents(RuleBasedStateMachine):
             self.wire.guess(connection, client, fates)
 
 
-def test_hostile_events_cap_nobody_wrongly_and_let_nobody_escape() -> None:
+def test_hostile_events_cap_no_subflow_wrongly_and_let_none_escape() -> None:
     shared = settings(
         deadline=None,
         stateful_step_count=30,

@@ -103,7 +103,7 @@ def world(tmp_path: Path) -> World:
 # What is done at once, and with how little
 
 
-def test_loop_touches_nothing_while_nobody_is_throttled(world: World) -> None:
+def test_loop_touches_nothing_while_no_subflow_is_throttled(world: World) -> None:
     assert world.step(connection(1, subflow("10.1.0.1"))) == []
     assert world.kernel.applied == []
 
@@ -136,7 +136,7 @@ def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) 
     assert not world.kernel.state.assignments
 
 
-def test_loop_frees_everybody_without_the_sniffer_and_logs_no_end(
+def test_loop_frees_all_subflows_without_the_sniffer_and_logs_no_end(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -336,7 +336,7 @@ def test_obstacle_is_reported_and_retried_until_it_is_gone(world: World) -> None
     assert (world.errors, world.throttled) == ([], {capped(1)})
 
 
-def test_unreadable_kernel_frees_everybody_until_it_answers(world: World) -> None:
+def test_unreadable_kernel_frees_all_subflows_until_it_answers(world: World) -> None:
     world.step(client(1))
     world.kernel.reads_refused = 3
     world.loop.note_kernel_change()
@@ -434,7 +434,7 @@ def test_loop_takes_a_renamed_client_in_portions_and_others_between_them(world: 
 # The operator, and what others see
 
 
-def test_pause_frees_everybody_and_its_end_throttles_again(world: World) -> None:
+def test_pause_frees_all_subflows_and_its_end_throttles_again(world: World) -> None:
     world.step(client(1))
     world.operator.pause(Pause(world.clock.now + 60))
     world.step()
@@ -551,7 +551,7 @@ def test_subflow_freed_by_a_refusal_is_logged_as_not_applied(world: World, caplo
     assert line.endswith(" network=ethernet direction=downlink reason='not applied; see status'")
 
 
-def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World) -> None:
+def test_restore_of_another_interface_is_retried_and_delays_no_subflow(world: World) -> None:
     world.kernel.state = replace(world.kernel.state, qdisc=QdiscState(pending_elsewhere=("wan0",)))
     world.kernel.refuse = (RestoreQdisc("wan0"),)
     world.step(after=10 * INTERVAL)
@@ -566,7 +566,7 @@ def test_restore_of_another_interface_is_retried_and_delays_nobody(world: World)
 # The kernel program
 
 
-def test_kernel_decides_while_the_sniffer_answers_and_nobody_pauses(world: World) -> None:
+def test_kernel_decides_while_the_sniffer_answers_and_there_is_no_pause(world: World) -> None:
     world.step(client(1))
     assert world.kernel.pacing.situation.throttling
     assert world.kernel.pacing.situation.networks == world.loop.snapshot.networks != ()

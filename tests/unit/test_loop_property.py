@@ -71,7 +71,7 @@ def joined(number: int, *, v6: bool, alone: bool) -> Connection:
 
 
 @given(STEPS, st.booleans())
-def test_loop_throttles_nobody_wrongly_and_recovers(steps: list[tuple[str, object, bool]], paced: bool) -> None:
+def test_loop_throttles_no_subflow_wrongly_and_recovers(steps: list[tuple[str, object, bool]], paced: bool) -> None:
     pacing = PacingState({}) if paced else PacingState(None, "no cgroup2")
     table: dict[Token, Connection] = {}
     with tempfile.TemporaryDirectory() as directory:

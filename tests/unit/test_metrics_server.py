@@ -115,7 +115,7 @@ def test_other_paths_are_not_found(address: ListenAddress, path: str) -> None:
     ],
     ids=["zeros", "no version", "POST", "many headers", "10 MB header", "long path", "no URL"],
 )
-def test_malformed_request_gets_no_metrics_and_harms_nobody(address: ListenAddress, request_bytes: bytes) -> None:
+def test_malformed_request_gets_no_metrics_and_harms_no_other(address: ListenAddress, request_bytes: bytes) -> None:
     try:
         answer = sent(address, request_bytes)
     except (BrokenPipeError, ConnectionResetError):

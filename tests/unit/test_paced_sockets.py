@@ -186,7 +186,7 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     assert Program.attached == [program]
 
 
-def test_program_that_somebody_has_detached_is_attached_again(
+def test_program_that_another_program_detached_is_attached_again(
     sockets: PacedSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
     sockets.follow(Situation((WIFI,), throttling=True))
@@ -204,7 +204,7 @@ def test_program_that_somebody_has_detached_is_attached_again(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_program_whose_cgroup_is_deleted_is_not_detached_by_somebody(
+def test_program_whose_cgroup_is_deleted_is_not_detached_by_another(
     sockets: PacedSockets, program: Program, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     program.is_attached = False

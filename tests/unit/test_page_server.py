@@ -100,7 +100,7 @@ def test_foreign_host_names_are_refused(page: PageServer, host: str) -> None:
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_pages_of_others_cannot_read_the_api(page: PageServer, site: str) -> None:
+def test_pages_of_other_sites_cannot_read_the_api(page: PageServer, site: str) -> None:
     assert page.ask("/api/session", headers={"Sec-Fetch-Site": site}).status == 403
     assert page.ask("/api/events", headers={"Sec-Fetch-Site": site}).status == 403
 
@@ -119,7 +119,9 @@ def test_pages_of_others_cannot_read_the_api(page: PageServer, site: str) -> Non
         ({"Content-Length": "9" * 15}, 413),
     ],
 )
-def test_posts_of_others_and_large_ones_are_refused(page: PageServer, headers: dict[str, str], status: int) -> None:
+def test_posts_of_other_sites_and_large_ones_are_refused(
+    page: PageServer, headers: dict[str, str], status: int
+) -> None:
     assert page.ask("/api/log-in", {"password": PASSWORD}, headers).status == status
 
 

@@ -146,7 +146,7 @@ def test_reconcile_frees_and_reports_what_the_kernel_refuses(refused: type[Opera
 @pytest.mark.parametrize(
     "plan", [UNTOUCHED, kernel_plan({2: SLOW}), kernel_plan({2: FAST}, {V4: 2}), kernel_plan({3: FAST}, {V4: 3})]
 )
-def test_reconcile_leaves_nobody_at_an_old_rate_if_a_change_is_refused(
+def test_reconcile_leaves_no_subflow_at_an_old_rate_if_a_change_is_refused(
     refused: type[Operation], plan: KernelPlan
 ) -> None:
     kernel = ModelKernel(ONE_IN_KERNEL, refused)
@@ -209,7 +209,7 @@ def test_operation_without_effect_is_reported_in_a_short_line(ignored: type[Oper
     assert dict(outcome.applied.assignments) == {}
 
 
-def test_obstacle_is_reported_whether_or_not_anybody_is_throttled() -> None:
+def test_obstacle_is_reported_whether_or_not_a_subflow_is_throttled() -> None:
     kernel = ModelKernel(KernelState(QdiscState(obstacle="cake"), ONE_MARK))
     for plan in (ONE, UNTOUCHED):
         outcome = Reconciler(kernel).full(plan)
@@ -243,7 +243,7 @@ def test_pending_restore_does_not_displace_a_foreign_qdisc() -> None:
     ("reads_refused", "errors", "applied", "throttled"),
     [(2, (), ONE, {V4: SLOW}), (100, ("unreadable: ENOBUFS",), UNTOUCHED, {})],
 )
-def test_reconcile_repeats_a_read_that_failed_or_frees_everybody(
+def test_reconcile_repeats_a_read_that_failed_or_frees_all_subflows(
     reads_refused: int, errors: tuple[str, ...], applied: KernelPlan, throttled: dict[FourTuple, Rate]
 ) -> None:
     kernel = ModelKernel(ONE_IN_KERNEL, reads_refused=reads_refused)

@@ -194,7 +194,7 @@ def test_interface_that_is_down_or_not_supported_is_a_note() -> None:
     )
 
 
-def test_ports_of_metrics_and_page_that_others_have_are_left_to_them() -> None:
+def test_ports_that_another_program_has_are_not_those_of_metrics_and_page() -> None:
     taken = (*HOST.listeners, listener(9721, "127.0.0.1", Owner(5, "exporter", None)), listener(9722, "127.0.0.1"))
     proposal = propose(replace(HOST, listeners=taken))
     assert values(proposal)["metrics.listen"] is None

@@ -123,7 +123,7 @@ def test_filter_goes_when_the_last_client_has_been_told(world: World, how: str) 
     assert world.step(OTHER) == ["attach", "forget", "throttle"]
 
 
-def test_refused_uplink_delays_nobody_else(world: World) -> None:
+def test_refused_uplink_delays_no_other_uplink(world: World) -> None:
     world.kernel.refuse = {ONE}
     world.step(ONE, OTHER)
     assert world.applied == {OTHER}
@@ -200,7 +200,7 @@ def test_subflow_that_cannot_be_freed_is_still_shown_and_freed_later(world: Worl
     assert (world.applied, world.kernel.throttled) == (set(), {})
 
 
-def test_release_frees_everybody_and_says_what_failed(world: World) -> None:
+def test_release_frees_every_uplink_and_says_what_failed(world: World) -> None:
     world.step(ONE)
     assert world.reconciler.release() == ()
     assert (world.applied, world.kernel.throttled, world.reconciler.next_deadline) == (set(), {}, math.inf)
