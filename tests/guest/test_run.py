@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as runner:
         assert runner.stdout is not None
         assert runner.stderr is not None
-        errors = runner.stderr.readline()  # written before `seq` starts; then nobody reads until the pipe is full
+        errors = runner.stderr.readline()  # written before `seq` starts; then nothing is read until the pipe is full
         eventually(lambda: sleeps_in_write(runner.pid), "stdout is full", within=HANG)
         output, more_errors = runner.communicate(timeout=HANG)
     return Finished(cwd, share, output.splitlines(), errors + more_errors, runner.returncode)

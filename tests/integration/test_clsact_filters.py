@@ -154,8 +154,8 @@ def test_record_of_an_interface_that_has_gone_is_forgotten(proxy: Proxy, tmp_pat
     present, gone = tmp_path / f"clsact-{proxy.interface.index}", tmp_path / "clsact-4711"
     present.touch()
     gone.touch()
-    (tmp_path / "clsact-of-somebody").touch()
+    (tmp_path / "clsact-of-another").touch()
     proxy.filters.forget_stale()
     assert present.exists()
     assert not gone.exists()
-    assert (tmp_path / "clsact-of-somebody").exists()
+    assert (tmp_path / "clsact-of-another").exists()

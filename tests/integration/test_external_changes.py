@@ -1,4 +1,4 @@
-"""Whatever others do to the interface, its qdiscs and the rules is repaired, or nobody is capped and an error says why.
+"""What other programs do to interface, qdiscs and rules is repaired; or no subflow is capped, and an error says why.
 
 The tests act from outside, with the commands of an operator or a network manager. The kernel notifies changes of tc
 and of the interface over netlink. Changes of iptables rules it does not: the reconcile of every second finds those.

@@ -1,4 +1,4 @@
-"""Who may use the sockets of running services: root, the members of `socket_group`, and nobody else."""
+"""Who may use the sockets of running services: root and the members of `socket_group` alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links of BPF programs, as somebody sees and detaches them who is root but not the daemon."""
+"""Links of BPF programs, as another program of root sees and detaches them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* Somebody else's program: counts the packets that reach the accepted sockets of one network namespace. */
+/* Not our program: counts the packets that reach the accepted sockets of one network namespace. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

@@ -1,4 +1,4 @@
-"""A sock_ops program of somebody else on a cgroup (`foreign.bpf.c`), and options that the proxy itself sets."""
+"""A sock_ops program that is not ours on a cgroup (`foreign.bpf.c`), and options that the proxy itself sets."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class Certificate:
 
 
 def free_port() -> int:
-    """One on which nobody listens."""
+    """One on which no program listens."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         return int(server.getsockname()[1])
 

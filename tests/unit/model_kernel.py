@@ -154,7 +154,7 @@ class ModelKernel:
         return throttled(self.state)
 
     def replace_qdisc(self, **changes: object) -> None:
-        """Somebody else changes what tc shows."""
+        """Another program changes what tc shows."""
         self.state = replace(self.state, qdisc=replace(self.state.qdisc, **changes))  # type: ignore[arg-type]
 
     def _apply(self, operation: Operation) -> None:

@@ -146,7 +146,7 @@ def test_classes_of_a_refused_change_are_gone_from_the_program(sockets: PacedSoc
 
 
 class Watched(FourTuple):
-    """A four-tuple that counts how often somebody has looked at it."""
+    """A four-tuple that counts how often its attributes are read."""
 
     looks = 0
 

@@ -232,7 +232,7 @@ def test_htb_replaces_at_once_where_a_restore_is_pending() -> None:
 
 
 def test_pending_restore_does_not_displace_a_foreign_qdisc() -> None:
-    # Between two readings somebody deletes his own root qdisc, to add it again.
+    # Between two readings another program deletes its own root qdisc, to add it again.
     contested = KernelState(QdiscState(obstacle="htb 9:", restore_pending=True))
     outcome = Reconciler(ModelKernel(contested)).full(ONE)
     assert (outcome.done, outcome.applied) == ((), UNTOUCHED)
@@ -335,7 +335,7 @@ PACED_IN_KERNEL: Final = replace(ONE_IN_KERNEL, pacing=PacingState({V4: 100}))
         (replace(PACED_IN_KERNEL, assignments={4: AssignmentState({V4: 2}, altered=True)}), False),
         (replace(PACED_IN_KERNEL, assignments={**PACED_IN_KERNEL.assignments, 6: AssignmentState({})}), False),
         (replace(PACED_IN_KERNEL, pacing=PacingState({})), False),
-        (replace(PACED_IN_KERNEL, pacing=PacingState(None, "nobody listens")), False),
+        (replace(PACED_IN_KERNEL, pacing=PacingState(None, "no listener")), False),
     ],
 )
 def test_quick_check_notices_what_is_missing_or_too_much(after: KernelState, intact: bool) -> None:
