@@ -322,13 +322,6 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
     assert root_qdisc(world) == "qdisc pfifo 7: root limit 77p"
 
 
-def test_foreign_qdisc_in_place_of_ours_is_the_one_restored(world: ProxyWorld, planned: InKernel) -> None:
-    world.proxy.tc(["qdisc replace dev eth0 root handle 9: pfifo limit 55"])
-    eventually(lambda: in_kernel(world) == planned, "as planned", WITHIN)
-    assert world.daemon.stop() == 0
-    assert root_qdisc(world) == "qdisc pfifo 9: root limit 55p"
-
-
 def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld, before: dict[str, str]) -> None:
     program = world.proxy.directory / "committer.py"
     program.write_text(COMMITTER, encoding="ascii")

@@ -179,15 +179,6 @@ def test_listener_of_another_program_on_a_proxy_port_frees_no_subflow(hosts: Hos
         assert world.daemon.exit_status is None
 
 
-def test_pace_follows_a_rate_set_by_hand(world: ProxyWorld) -> None:
-    world.begin_paced()
-    world.services.cli("set-rate", "ethernet", "4mbit")
-    pace = f"/{round(4e6 * 0.94)}bps"
-    eventually(lambda: pace in world.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
-    world.services.cli("set-rate", "ethernet", "unlimited")
-    eventually(lambda: world.paced() == 0, "no socket paced", within=1)
-
-
 # What the program does without the daemon
 
 

@@ -143,39 +143,6 @@ def is_watching(world: ProxyWorld, watcher: Process) -> bool:
     return "dev lo" in watcher.log_text()
 
 
-@pytest.mark.parametrize("qdisc", ["pfifo limit 77", "handle 7: bfifo limit 123456", None])
-def test_saved_qdisc_comes_back_with_its_parameters(world: ProxyWorld, qdisc: str | None) -> None:
-    world.proxy.tc(["qdisc del dev eth0 root"])
-    if qdisc is not None:
-        world.proxy.tc([f"qdisc add dev eth0 root {qdisc}"])
-    before = kernel_state(world.proxy)
-    world.begin_capped()
-    assert "htb 4d50:" in world.qdisc()
-    world.abort()
-    world.wait_restored()
-    assert kernel_state(world.proxy) == before
-    world.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
-
-
-@pytest.mark.parametrize(
-    ("qdisc", "what"),
-    [
-        ("htb default 0", "htb 9: is of a kind that"),
-        ("stab overhead 20 linklayer ethernet pfifo limit 100", "pfifo 9: has a size table that"),
-    ],
-)
-def test_qdisc_that_could_not_be_restored_is_reported_and_kept(world: ProxyWorld, qdisc: str, what: str) -> None:
-    world.proxy.tc([f"qdisc replace dev eth0 root handle 9: {qdisc}"])
-    before = world.qdisc_kinds()
-    download = world.download(3 * MEGABYTE)
-    eventually(lambda: bool(world.errors()), "the error reported")
-    (error,) = world.errors()
-    assert error.startswith(f"eth0: root qdisc {what} cannot be restored exactly; remove it, replace it by")
-    assert (world.capped(), world.marks(), world.qdisc_kinds()) == ([], [], before)
-    assert download.wait().intact
-    world.proxy.tc(["qdisc replace dev eth0 root handle 5: pfifo limit 1000"])
-
-
 @pytest.mark.parametrize("world", ["rules"], indirect=True)
 def test_foreign_rules_neither_hide_ours_nor_are_lost(world: ProxyWorld) -> None:
     accept = ("POSTROUTING", "-p", "tcp", "-j", "ACCEPT")
@@ -219,13 +186,3 @@ def test_stop_removes_the_chains_when_the_interface_is_gone(own_world: ProxyWorl
     own_world.lab.router.ip(["link delete proxy"])
     assert own_world.daemon.stop() == 0
     assert "MPTCP-THROTTLE" not in own_world.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
-
-
-def test_sighup_changes_nothing_in_the_kernel(world: ProxyWorld, before: dict[str, str]) -> None:
-    world.begin_settled()
-    capping, marks = world.qdisc_kinds(), world.marks()
-    world.hang_up()
-    eventually(lambda: "reloaded: nothing changed" in world.daemon.log_text(), "the configuration loaded again")
-    assert (world.qdisc_kinds(), world.marks(), len(world.capped())) == (capping, marks, 1)
-    assert world.daemon.stop() == 0
-    assert kernel_state(world.proxy) == before

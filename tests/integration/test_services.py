@@ -102,16 +102,6 @@ def test_second_instance_is_refused(world: ProxyWorld, name: str, arguments: tup
     assert world.services.status()["sniffer"]["connected"]
 
 
-@pytest.mark.parametrize(
-    ("name", "capability"), [("mptcp-sniffer", "CAP_NET_RAW"), ("mptcp-throttled", "CAP_NET_ADMIN, CAP_NET_RAW")]
-)
-def test_missing_capabilities_are_one_line(hosts: Hosts, services: Services, name: str, capability: str) -> None:
-    without = ("setpriv", "--bounding-set", "-net_admin,-net_raw", "--inh-caps", "-all")
-    status, error = run_service(hosts.lab, name, services.config, prefix=without)
-    assert status == os.EX_NOPERM
-    assert error == f"missing capability: {capability}; run as root or grant it in the unit"
-
-
 def test_qdisc_probe_changes_nothing(hosts: Hosts) -> None:
     probe = (
         "from mptcp_throttled.kernel.interfaces import find_interface\n"

@@ -133,6 +133,8 @@ def test_rate_set_by_hand_reaches_a_running_transfer_in_place(world: ProxyWorld)
     cap = changed["rates"]["downlink"]["cap"]
     assert (cap["rate"], cap["configured"], cap["reason"]) == ("5mbit", "1mbit", "by hand, until reset")
     assert changed["format"] == 1
+    pace = f"/{round(5e6 * 0.94)}bps"
+    eventually(lambda: pace in world.proxy.run("ss", "-tinH").stdout, f"a pace of {pace}")
     # TCP takes some seconds to find the new rate.
     eventually(lambda: 4.5e6 < receive_rates(world.lab.client, 3)["eth0"] < 5.5e6, "5 Mb/s for 3 s")
     asked = time.monotonic()
@@ -145,3 +147,5 @@ def test_rate_set_by_hand_reaches_a_running_transfer_in_place(world: ProxyWorld)
     world.services.cli("reset-rate", "ethernet")
     assert world.capped()[0].rate == 1_000_000
     assert world.qdisc() == qdiscs
+    world.services.cli("set-rate", "ethernet", "unlimited")
+    eventually(lambda: world.paced() == 0, "no socket paced", within=1)

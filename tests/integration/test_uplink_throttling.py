@@ -188,21 +188,6 @@ def test_limit_of_an_only_path_is_obeyed() -> None:
         eventually(lambda: 2e6 < received_rates(world, 5)["eth0"] < 4.2e6, "4 Mb/s for 5 s")
 
 
-def test_clsact_and_filters_of_another_program_stay(world: ProxyWorld) -> None:
-    world.proxy.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
-    try:
-        match = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
-        world.proxy.run("tc", "filter", "add", "dev", "eth0", "egress", *match)
-        before = egress(world)
-        world.upload(LONG)
-        wait_capped(world)
-        assert egress(world) != before
-        world.abort()
-        eventually(lambda: egress(world) == before, "as before")
-    finally:
-        world.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
-
-
 def test_deleted_filter_is_put_back(world: ProxyWorld) -> None:
     world.upload(LONG)
     wait_capped(world)
