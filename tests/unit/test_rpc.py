@@ -368,17 +368,6 @@ def test_call_beyond_the_maximum_length_is_refused_with_the_reason(shared: Path)
         RpcClient(shared).call("echo", "x" * 10**6)
 
 
-def test_call_that_waits_does_not_delay_others(path: Path, gate: Gate) -> None:
-    with connect(path, request("hold")):
-        eventually(lambda: gate.held == 1, "a call")
-        assert RpcClient(path).call("echo", 1) == 1
-
-
-def test_call_ends_at_its_timeout_when_the_service_hangs(path: Path) -> None:
-    with pytest.raises(RpcError, match=r"no answer in 0\.1 s"):
-        RpcClient(path, timeout=0.1).call("hold")
-
-
 def receive_request(sock: socket.socket) -> None:
     data = b" "
     while data and not data.endswith(b"}"):
@@ -551,28 +540,30 @@ def test_call_waits_for_room_in_the_listen_queue(tmp_path: Path) -> None:
     assert error.value.status == os.EX_UNAVAILABLE
 
 
-def test_malformed_request_is_logged_in_one_line(
-    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.INFO)
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(path))
-        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert sock.recv(4096).startswith(b"HTTP/1.1 501 Not Implemented\r\n")
-    assert caplog.messages == ["rpc: request refused: 501 Unsupported method ('GET')"]
-    assert capfd.readouterr().err == ""
-
-
+@pytest.mark.parametrize(
+    ("data", "begins", "refusal"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", b"HTTP/1.1 501 ", "501 Unsupported method ('GET')"),
+        (b"POST / HT", b"{", "400 Bad request version ('HT')"),
+        (post(b"{", 2), b"HTTP/1.1 400 ", "400 Incomplete request"),
+    ],
+    ids=["malformed", "incomplete line", "incomplete body"],
+)
 @pytest.mark.usefixtures("short_timeout")
-def test_incomplete_request_is_logged_in_one_line(
-    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+def test_refused_request_is_logged_in_one_line(
+    path: Path,
+    data: bytes,
+    begins: bytes,
+    refusal: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.INFO)
-    connect(path, b"POST / HT").close()
-    eventually(lambda: caplog.messages == ["rpc: request refused: 400 Bad request version ('HT')"], "a log line")
-    rest(connect(path, post(b"{", 2)))
+    sock = connect(path, data)
+    sock.shutdown(socket.SHUT_WR)
+    assert rest(sock).startswith(begins)
     wait_for_threads(0)
-    assert caplog.messages[1:] == ["rpc: request refused: 400 Incomplete request"]
+    assert caplog.messages == [f"rpc: request refused: {refusal}"]
     assert capfd.readouterr().err == ""
 
 

@@ -61,6 +61,14 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
         ("daemon: {reconcile_interval: 1ms}", "daemon.reconcile_interval: '1ms': is too small; allowed: 500ms or more"),
         ("daemon: {mark_mask: 0xf0f0}", "daemon.mark_mask: 0xf0f0: allowed: 8 to 16 adjacent bits"),
         ("daemon: {other_traffic: 0}", "daemon.other_traffic: 0: is not a rate; allowed: "),
+        (
+            "daemon: {classifier: socket, pacing: false}",
+            "daemon.classifier: socket: needs daemon.pacing: true and sniffer.kernel_view: true; allowed: auto, nft,",
+        ),
+        (
+            "daemon: {backend: ovs, classifier: rules}",
+            "daemon.classifier: rules: has no effect with daemon.backend: ovs; allowed: auto",
+        ),
         ("daemon: {linger: 3651d}", "daemon.linger: '3651d': is not a usable duration; "),
         (
             f"sniffer: {{capture_buffer: {'9' * 400}MiB}}",
@@ -230,18 +238,17 @@ def test_metrics_cannot_have_the_default_address_of_the_page(tmp_path: Path) -> 
     assert "web.listen: 127.0.0.1:9722: metrics.listen has 127.0.0.1:9722; " in problem
 
 
-@pytest.mark.parametrize("metrics", ["'127.0.0.2:1'", "'[::1]:1'", "'127.0.0.1:2'", "'0.0.0.0:2'", "null"])
-def test_page_and_metrics_may_have_different_addresses(tmp_path: Path, metrics: str) -> None:
-    service = f"{SERVICE}metrics: {{listen: {metrics}}}\nweb: {{listen: '127.0.0.1:1'}}\n"
-    assert load_config(write_config(tmp_path, service, wifi=WIFI)).web.listen is not None
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1"])
-def test_page_on_loopback_needs_neither(tmp_path: Path, address: str) -> None:
-    assert (
-        load_config(write_config(tmp_path, f"{SERVICE}web: {{listen: '{address}'}}\n", wifi=WIFI)).web.password_hash
-        is None
-    )
+@pytest.mark.parametrize(
+    ("page", "metrics"),
+    [
+        *(("127.0.0.1:1", other) for other in ("'127.0.0.2:1'", "'[::1]:1'", "'127.0.0.1:2'", "'0.0.0.0:2'", "null")),
+        *((address, "null") for address in ("127.8.8.8:1", "[::1]:1")),
+    ],
+)
+def test_page_on_loopback_needs_nothing_but_an_address_of_its_own(tmp_path: Path, page: str, metrics: str) -> None:
+    service = f"{SERVICE}metrics: {{listen: {metrics}}}\nweb: {{listen: '{page}'}}\n"
+    web = load_config(write_config(tmp_path, service, wifi=WIFI)).web
+    assert (str(web.listen), web.password_hash) == (page, None)
 
 
 def test_longest_allowed_run_directory_holds_sockets(tmp_path: Path) -> None:
@@ -296,25 +303,6 @@ def test_file_that_cannot_be_read_or_is_no_text_is_one_line(tmp_path: Path) -> N
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load_config(path)
-
-
-@pytest.mark.parametrize(
-    ("daemon", "line"),
-    [
-        (
-            "classifier: socket\n  pacing: false",
-            "3: daemon.classifier: socket: needs daemon.pacing: true and"
-            " sniffer.kernel_view: true; allowed: auto, nft, rules, or these too",
-        ),
-        (
-            "backend: ovs\n  classifier: rules",
-            "4: daemon.classifier: rules: has no effect with daemon.backend: ovs; allowed: auto",
-        ),
-    ],
-)
-def test_classifier_that_cannot_work_is_refused(tmp_path: Path, daemon: str, line: str) -> None:
-    service = f"{SERVICE}daemon:\n  {daemon}\n"
-    assert problems(tmp_path, service, e=ETHERNET, wifi=WIFI) == [f"service.yaml:{line}"]
 
 
 def test_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:

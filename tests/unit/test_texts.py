@@ -42,16 +42,6 @@ def test_connections_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("was_paused", "line"), [(True, "resumed: the rates apply again\n"), (False, "nothing was paused\n")]
-)
-def test_resume_shows_whether_there_was_a_pause(
-    was_paused: bool, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tables.show_resume({"pause": None, "was_paused": was_paused})
-    assert capsys.readouterr().out == line
-
-
-@pytest.mark.parametrize(
     ("pause", "lines"),
     [
         (None, []),

@@ -158,25 +158,6 @@ def test_join_adds_a_subflow_to_the_connection_with_its_token(wire: Wire, backup
     assert wire.clients(token(OTHER_KEY, version)) == ["10.1.0.3:40000"]
 
 
-def test_interleaved_handshakes_of_two_clients_are_kept_apart(wire: Wire) -> None:
-    a, b = Client("10.1.0.2", 1), Client("10.1.0.3", 1)
-    a2, b2 = Client("10.2.0.2", 2), Client("fd00:2::3", 2)
-    wire.send(
-        a.syn(capable_syn()), b.syn(capable_syn()), b.synack(capable_synack(OTHER_KEY)), a.synack(capable_synack())
-    )
-    wire.send(a.ack(capable_ack()), b.ack(capable_ack(OTHER_KEY)))
-    wire.send(
-        b2.syn(join_syn(OTHER_TOKEN)),
-        a2.syn(join_syn(TOKEN)),
-        a2.synack(join_synack()),
-        b2.synack(join_synack(OTHER_KEY)),
-        b2.ack(join_ack(OTHER_KEY)),
-        a2.ack(join_ack()),
-    )
-    assert wire.clients() == ["10.1.0.2:1", "10.2.0.2:2"]
-    assert wire.clients(OTHER_TOKEN) == ["10.1.0.3:1", "[fd00:2::3]:2"]
-
-
 def test_clients_behind_one_address_are_told_apart_by_port(wire: Wire) -> None:
     wire.open(Client("10.1.0.2", 1))
     wire.open(Client("10.1.0.2", 2), OTHER_KEY)
@@ -414,6 +395,8 @@ def account(wire: Wire) -> dict[Token, set[tuple[str, int, bool, bool]]]:
 def test_segments_of_a_handshake_may_come_in_any_order_and_more_than_once(trust: Trust, data: st.DataObject) -> None:
     in_order, shuffled = Wire(trust=trust), Wire(trust=trust)
     in_order.send(*OPENINGS, *JOININGS)
+    assert in_order.clients() == ["10.1.0.2:1", "10.2.0.2:2", "[fd00:2::2]:3"]
+    assert in_order.clients(token(OTHER_KEY, 0)) == ["10.1.0.3:8080", "10.2.0.3:4", "10.2.0.3:8080"]
     shuffled.send(*data.draw(st.permutations(OPENINGS)))
     repeated = data.draw(st.lists(st.sampled_from(OPENINGS + JOININGS), max_size=6))
     shuffled.send(*data.draw(st.permutations(JOININGS + repeated)))
