@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import as_configured, decide_all, decision_table, reconfigure
 
-from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Direction, Per, RateKind, Token
+from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Direction, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Decision, Verdict
 
@@ -68,17 +68,6 @@ def test_connection_with_backups_alone_is_decided_as_without() -> None:
     assert held([connection(1, *backups)]) == capped != {}
     dead = replace(subflow("10.2.0.3"), stalled=True)
     assert held([connection(1, *backups, dead)]) == capped
-
-
-def test_most_preferred_live_network_of_three_stays_free() -> None:
-    satellite = network("satellite", 3, 3, cap="500kbit")
-    all_three = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"), subflow("10.3.0.9"))
-    without_wifi = connection(1, subflow("10.1.0.2"), subflow("10.3.0.9"))
-    assert held([all_three], WIFI, ETHERNET, satellite) == {
-        "10.1.0.2:40000": ("cap", "1mbit"),
-        "10.3.0.9:40000": ("cap", "500kbit"),
-    }
-    assert held([without_wifi], WIFI, ETHERNET, satellite) == {"10.3.0.9:40000": ("cap", "500kbit")}
 
 
 def test_address_in_no_network_is_free_and_justifies_no_cap() -> None:
@@ -146,31 +135,6 @@ def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None
     assert "classifier: socket" in decision.downlink.reason
     reconfigure(table, networks, paused=False, ports=None)
     assert table.decisions[Token(1)][1].downlink.share is not None
-
-
-@pytest.mark.parametrize(
-    ("per", "expected"),
-    [
-        (Per.NETWORK, ["", "", ""]),
-        (Per.CLIENT, ["10.1.0.2", "10.1.0.2", "10.1.0.3"]),
-        (Per.SUBFLOW, ["10.1.0.2:1-10.3.0.2:8080", "10.1.0.2:2-10.3.0.2:8080", "10.1.0.3:1-10.3.0.2:8080"]),
-    ],
-)
-def test_share_is_that_of_a_network_client_or_subflow(per: Per, expected: list[str]) -> None:
-    connections = [
-        connection(1, subflow("10.1.0.2", 1), subflow("10.2.0.2", 1)),
-        connection(2, subflow("10.1.0.2", 2), subflow("10.2.0.2", 2)),
-        connection(3, subflow("10.1.0.3", 1), subflow("10.2.0.3", 1)),
-    ]
-    assert list(shares(connections, WIFI, replace(ETHERNET, per=per)).values()) == expected
-
-
-def test_token_joins_the_addresses_of_a_dual_stack_client() -> None:
-    v4 = connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))
-    v6 = connection(2, subflow("fd00:1::2"), subflow("fd00:2::2"))
-    both = connection(3, subflow("10.1.0.2", 5), subflow("fd00:1::2", 5), subflow("10.2.0.2", 5))
-    assert set(shares([v4, v6], WIFI, ETHERNET).values()) == {"10.1.0.2", "fd00:1::/64"}
-    assert set(shares([v4, v6, both], WIFI, ETHERNET).values()) == {"10.1.0.2"}
 
 
 @pytest.mark.parametrize(

@@ -119,13 +119,6 @@ def test_first_cap_installs_htb_and_a_further_cap_reads_no_kernel(world: World) 
     assert (world.kernel.reads, world.throttled) == (reads, {capped(1), capped(2)})
 
 
-def test_loop_frees_at_once_when_the_preferred_path_ends(world: World) -> None:
-    world.step(client(1), client(2))
-    world.step(connection(1, subflow("10.1.0.1")))
-    assert world.throttled == {capped(2)}
-    assert set(world.kernel.throttled) == {capped(2)}
-
-
 def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) -> None:
     world.step(client(1))
     world.step(ended=1)
@@ -344,13 +337,6 @@ def test_unreadable_kernel_frees_all_subflows_until_it_answers(world: World) -> 
     assert (world.throttled, world.kernel.throttled) == (set(), {})
     world.wait_until_due()
     assert (world.throttled, world.errors) == ({capped(1)}, [])
-
-
-def test_exhausted_classes_are_reported_by_network(world: World) -> None:
-    world.running.config = replace(world.running.config, daemon=configuration(mark_mask="0x0000ff00").daemon)
-    world.step(*(connection(n, subflow(f"10.1.1.{n}"), subflow(f"10.2.1.{n}")) for n in range(1, 256)))
-    assert world.errors == ["no class left for all of ethernet: mark_mask allows 255"]
-    assert len(world.throttled) == 254
 
 
 # When the whole kernel is read

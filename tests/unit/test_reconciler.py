@@ -217,14 +217,6 @@ def test_obstacle_is_reported_whether_or_not_a_subflow_is_throttled() -> None:
         assert kernel.state.assignments == {}
 
 
-@pytest.mark.parametrize("plan", [ONE, UNTOUCHED])
-def test_restore_of_another_interface_comes_first(plan: KernelPlan) -> None:
-    kernel = ModelKernel(KernelState(QdiscState(pending_elsewhere=("wan0",))))
-    outcome = Reconciler(kernel).full(plan)
-    assert outcome.done[0] == RestoreQdisc("wan0")
-    assert (outcome.failures, outcome.applied) == ((), plan)
-
-
 def test_htb_replaces_at_once_where_a_restore_is_pending() -> None:
     restore_pending = KernelState(QdiscState(restore_pending=True))
     assert diff(restore_pending, UNTOUCHED) == (RestoreQdisc(),)
