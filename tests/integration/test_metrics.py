@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 ADDRESS: Final = "http://127.0.0.1:9721/metrics"
 MONITORING: Final = Path(__file__).parents[2] / "config/examples/monitoring"
-NOBODY: Final = 65534
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -94,16 +93,6 @@ def test_alerts_fire_when_they_should() -> None:
     tests = (MONITORING / "prometheus-alerts-test.yaml").read_text(encoding="utf-8")
     tested = re.findall(r"^  name: (\w+)", tests, re.MULTILINE)
     assert sorted(alerts) == sorted(tested)
-
-
-def test_unix_socket_is_closed_to_others(world: ProxyWorld) -> None:
-    path = world.services.sockets.metrics
-    assert "mptcpthrottle_ready" in on_the_socket(world)
-    assert path.stat().st_mode & 0o777 == 0o660
-    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    refused = world.proxy.run(*as_nobody, "curl", "-sS", "--unix-socket", path, "http://localhost/metrics", check=False)
-    assert refused.returncode != 0
-    assert "mptcpthrottle" not in refused.stdout
 
 
 def test_busiest_clients_are_on_the_unix_socket_alone(world: ProxyWorld) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts, ProxyWorld, configured
-from scapy.layers.inet import IP, TCP
-from scapy.layers.l2 import Ether
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import Services
@@ -152,34 +149,3 @@ def test_cli_shows_the_state_sets_rates_and_refuses_what_is_impossible(world: Pr
     eventually(lambda: any(s.kind == "limit" and s.rate == 3_000_000 for s in world.services.subflows()), "limited")
     cli("reset-rate", "wifi")
     eventually(lambda: all(s.kind != "limit" for s in world.services.subflows()), "free again")
-
-
-def test_malformed_options_are_counted_and_ignored(world: ProxyWorld) -> None:
-    option_bytes = [
-        bytes([30, 0]) + bytes(38),
-        bytes([30, 40]) + bytes(38),
-        bytes(range(1, 41)),
-        b"\x1e\x0c\x10" * 13 + b"\x1e",
-    ]
-    script = (
-        "from scapy.all import Ether, sendp\nimport json, sys\n"
-        "sendp([Ether(bytes.fromhex(frame)) for frame in json.load(open(sys.argv[1]))], iface='proxy', verbose=False)\n"
-    )
-    frames = world.lab.directory / "frames.json"
-    frames.write_text(json.dumps([syn_frame(octets, port).hex() for port, octets in enumerate(option_bytes, 1000)]))
-    world.lab.router.run(EXECUTABLES / "python", "-c", script, frames)
-    eventually(
-        lambda: world.services.ask_sniffer("status")["counters"].get("malformed", 0) >= 3, "malformed options counted"
-    )
-    assert world.services.subflows() == ()
-    world.begin_capped()
-
-
-def syn_frame(options: bytes, port: int) -> bytes:
-    """A SYN to the proxy with these 40 bytes of options; sent by the router as a broadcast frame, it needs no ARP."""
-    bare = bytes(
-        Ether(src="02:00:00:00:00:01", dst="ff:ff:ff:ff:ff:ff")
-        / IP(src="10.1.0.2", dst="10.3.0.2", len=80)
-        / TCP(sport=port, dport=8080, flags="S", dataofs=15)
-    )
-    return bare + options

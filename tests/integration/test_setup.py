@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 TOPOLOGY: Final = Topology(clients=(ClientSpec(wifi="backup"),))
 PLAIN_PORT: Final = 3129
-NO_INTERFACE: Final = "setup: --interface eth7: no such interface, or loopback; allowed: eth0"
-WITHOUT_RIGHTS: Final = ("setpriv", "--reuid", "games", "--regid", "games", "--clear-groups")
 
 
 def start_plain_server(proxy: Host) -> None:
@@ -128,28 +126,6 @@ def test_setup_finds_the_interface_of_connected_clients(hosts: Hosts, proxy: Hos
         eventually(lambda: clients() == 2, "two subflows")
         shown = cli(proxy, config, "setup", "--dry-run")
     assert "used by the 2 clients that are connected now" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("user", "argument", "status", "line"),
-    [
-        ((), "--interface=eth7", EX_COMMAND_LINE, NO_INTERFACE),
-        (
-            (),
-            "--server-drop-in=no-such",
-            EX_COMMAND_LINE,
-            "setup: no-such.service: systemd has no such unit; allowed: ",
-        ),
-        (WITHOUT_RIGHTS, "--dry-run", os.EX_NOPERM, "missing capability: CAP_NET_ADMIN"),
-    ],
-)
-def test_setup_refuses_what_does_not_exist_and_users_without_rights(
-    proxy: Host, config: Path, user: tuple[str, ...], argument: str, status: int, line: str
-) -> None:
-    done = cli(proxy, config, "setup", argument, user=user)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
-    assert done.stderr.startswith(line)
-    assert texts(config)[MAIN_FILE] == shipped(MAIN_FILE)
 
 
 def test_setup_refuses_a_host_where_it_cannot_work() -> None:
