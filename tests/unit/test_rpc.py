@@ -175,6 +175,7 @@ INVALID, UNKNOWN, PARAMETERS, INTERNAL, UNREADABLE = -32600, -32601, -32602, -32
         pytest.param(b"POST / HTTP/7.0\r\n\r\n", INVALID, id="HTTP 7"),
         pytest.param(b"\0" * 100, INVALID, id="no HTTP"),
         pytest.param(b"x" * 70_000 + b"\r\n\r\n", INVALID, id="endless line"),
+        pytest.param(ENDLESS_HEADER, INVALID, id="endless header"),
         pytest.param(b"POST / HTTP/1.0\r\n" + b"A: b\r\n" * 200 + b"\r\n", INVALID, id="200 headers"),
         pytest.param(request("echo", 1).replace(b"/", b"/other", 1), INVALID, id="other path"),
         pytest.param(b"POST / HTTP/1.0\r\n\r\n{}", INVALID, id="no length"),
