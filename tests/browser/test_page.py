@@ -163,18 +163,6 @@ def test_rate_set_on_the_page_is_applied_and_reset(capped: ProxyWorld, page: Pag
     capped.wait_capped()
 
 
-def test_what_needs_attention_is_said_with_its_remedy(world: ProxyWorld, page: PageInBrowser) -> None:
-    page.wait_live()
-    eventually(lambda: page.findings() != [] and page.problems() == [], "no problem, at most notes")
-    world.sniffer.stop()
-    eventually(lambda: len(page.problems()) == 1, "the sniffer is missed")
-    (problem,) = page.problems()
-    assert problem.startswith("problem: mptcp-throttled: has no table of connections: ")
-    assert problem.endswith("; remedy: `systemctl status mptcp-sniffer`")
-    world.services.start_sniffer()
-    eventually(lambda: page.problems() == [], "it is back")
-
-
 @pytest.mark.usefixtures("capped")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("screen", ["desktop", "telephone"])
