@@ -253,12 +253,18 @@ def test_daemon_without_the_kernel_program_throttles_with_htb_alone(
     assert (daemon.stop(), sniffer.stop()) == (0, 0)
 
 
-def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(world: ProxyWorld, services: InUnits) -> None:
+def close_iptables_lock(world: ProxyWorld, services: InUnits, classifier: str) -> None:
+    """Start the daemon with this classifier, and without access to the lock."""
     world.daemon.stop()
-    services.configure_daemon(classifier="rules")
+    services.configure_daemon(classifier=classifier)
     (services.root / "run" / "xtables.lock").chmod(0o600)
     world.start_daemon()
-    before = kernel_state(world.proxy)
+
+
+def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(
+    world: ProxyWorld, before: dict[str, str], services: InUnits
+) -> None:
+    close_iptables_lock(world, services, "rules")
     world.download()
     eventually(lambda: bool(world.errors()), "the error reported")
     assert world.errors() == [
@@ -272,13 +278,9 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(world: Prox
 
 @pytest.mark.parametrize("classifier", ["socket", "nft"])
 def test_other_classifiers_need_no_access_to_the_iptables_lock(
-    world: ProxyWorld, services: InUnits, classifier: str
+    world: ProxyWorld, before: dict[str, str], services: InUnits, classifier: str
 ) -> None:
-    world.daemon.stop()
-    services.configure_daemon(classifier=classifier)
-    (services.root / "run" / "xtables.lock").chmod(0o600)
-    world.start_daemon()
-    before = kernel_state(world.proxy)
+    close_iptables_lock(world, services, classifier)
     world.begin_settled()
     assert ("meta priority set" in world.chain()) == (classifier == "nft")
     assert world.errors() == []

@@ -18,6 +18,7 @@ from mptcp_lab.scenario.plan import (
     reshape,
     send_arguments,
 )
+from mptcp_lab.scenario.scenario_schema import Scenario
 from mptcp_lab.scenario.stage import describe
 from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_lab.squid import SQUID
@@ -51,6 +52,13 @@ links:
 report: {}
 flows:
 """
+
+
+def with_flow(directory: Path, flow: str) -> Scenario:
+    """A scenario with this flow, x."""
+    path = directory / "x.yaml"
+    path.write_text(f"{HEAD}  x: {flow}\n")
+    return load("x", path)[0].scenario
 
 
 def planned(path: Path) -> str:
@@ -87,9 +95,7 @@ def test_plan_consists_of_these_commands(path: Path) -> None:
     ],
 )
 def test_iperf_arguments_follow_the_flow(tmp_path: Path, flow: str, command: str) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(f"{HEAD}  x: {flow}\n")
-    assert " ".join(iperf_arguments(load("x", path)[0].scenario, "x", 8.0)) == command
+    assert " ".join(iperf_arguments(with_flow(tmp_path, flow), "x", 8.0)) == command
 
 
 @pytest.mark.parametrize(
@@ -101,15 +107,12 @@ def test_iperf_arguments_follow_the_flow(tmp_path: Path, flow: str, command: str
     ],
 )
 def test_flow_with_a_size_is_sent_by_our_own_program(tmp_path: Path, flow: str, arguments: str) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(f"{HEAD}  x: {flow}\n")
-    assert " ".join(send_arguments(load("x", path)[0].scenario, "x")) == arguments
+    assert " ".join(send_arguments(with_flow(tmp_path, flow), "x")) == arguments
 
 
 def test_curl_arguments_bind_to_the_address_on_the_flows_link(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(f"{HEAD}  x: {{from: a, to: c, via: b, over: two, size: 1MB}}\n")
-    arguments = " ".join(map(str, curl_arguments(load("x", path)[0].scenario, "x", "http://10.1.0.1/f", SQUID)))
+    scenario = with_flow(tmp_path, "{from: a, to: c, via: b, over: two, size: 1MB}")
+    arguments = " ".join(map(str, curl_arguments(scenario, "x", "http://10.1.0.1/f", SQUID)))
     assert arguments.startswith("mptcpize run curl ")
     assert arguments.endswith(" --interface 10.2.0.3 --proxy http://10.1.0.2:8080 http://10.1.0.1/f")
 
