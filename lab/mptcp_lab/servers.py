@@ -1,4 +1,4 @@
-"""The servers of the lab's proxy. docs/servers.md says how an operator makes each of them speak MPTCP."""
+"""The servers of the lab's proxy. docs/howto/servers.md says how an operator makes each of them speak MPTCP."""
 
 from __future__ import annotations
 

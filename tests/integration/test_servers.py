@@ -1,4 +1,4 @@
-"""The headline with each server that docs/servers.md describes, as a real process between clients and origin server."""
+"""The headline with each server of docs/howto/servers.md: real processes between clients and origin server."""
 
 from __future__ import annotations
 

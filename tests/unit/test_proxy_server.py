@@ -124,7 +124,7 @@ def test_scenario_starts_a_program_on_each_client_that_needs_one(tmp_path: Path)
 
 
 def test_documented_json_is_what_the_lab_starts(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs/servers.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/howto/servers.md").read_text(encoding="utf-8")
     shadowsocks, sing_box = (json.loads(found) for found in re.findall(r"```json\n(\{.*\})\n```", text))
     started = {
         kind: json.loads(kind.program.configuration(Site(tmp_path / "x.conf", "")))
