@@ -32,11 +32,14 @@ _PROGRAM: Final = "run-demo"
 _WIDTH: Final = 120
 _PAGE_PORT: Final = 9722
 _NETWORKS: Final = {"ethernet": "Ethernet", "wifi": "Wi-Fi"}
-SITUATIONS: Final = (
-    *("plain-tcp", "mptcp-uncapped", "capped-1mbit", "rate-change", "backup", "wifi-lost"),
-    "upload-capped",
-)
-"""The scenarios, in the order in which they are run."""
+SITUATIONS: Final = ("plain-tcp", "mptcp-uncapped", "capped-1mbit", "rate-change", "wifi-lost", "upload-capped")
+"""The scenarios, in the order in which they are run.
+
+One after another: while services start, two processors are busy, and others would be measured late.
+"""
+
+FULL_SITUATIONS: Final = (*SITUATIONS, "backup")
+"""Those of `--full`."""
 
 
 def _options() -> argparse.Namespace:
@@ -47,11 +50,13 @@ def _options() -> argparse.Namespace:
         epilog="exit status: 0 every expectation held, 1 one did not or the demo failed, 2 wrong command line,"
         " 77 not root, 130 interrupted",
     )
-    parser.add_argument("--quick", action="store_true", help="small files: under 2 minutes instead of about 6")
+    parser.add_argument(
+        "--full", action="store_true", help="large files, and the situation `backup`: about 6 minutes instead of one"
+    )
     parser.add_argument(
         "--only",
         action="append",
-        choices=SITUATIONS,
+        choices=FULL_SITUATIONS,
         metavar="NAME",
         help="run only this situation; may be repeated; one of: %(choices)s",
     )
@@ -105,8 +110,9 @@ def run() -> int:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print("kernel {release}, congestion control {congestion_control}".format(**environment()), highlight=False)
-    variant = "quick" if options.quick else "full"
-    situations = chosen(f"demo/{name}:{variant}" for name in SITUATIONS if name in (options.only or SITUATIONS))
+    variant, usual = ("full", FULL_SITUATIONS) if options.full else ("short", SITUATIONS)
+    names = [name for name in FULL_SITUATIONS if name in (options.only or usual)]
+    situations = chosen(f"demo/{name}:{variant}" for name in names)
     experiments = [_with_classifier(experiment, options.classifier) for experiment in situations]
     display = Display(console, sum(expected_seconds(experiment.scenario) for experiment in experiments))
     with nullcontext() if options.watch is None else watching(options.output / "page", options.watch) as watch:

@@ -18,9 +18,9 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import ClassifierKind
 
 
-@pytest.mark.parametrize("situation", demo.SITUATIONS)
+@pytest.mark.parametrize("situation", demo.FULL_SITUATIONS)
 def test_chosen_marks_are_those_of_the_services(situation: str) -> None:
-    (experiment,) = chosen([f"demo/{situation}:quick"])
+    (experiment,) = chosen([f"demo/{situation}:short"])
     throttle = demo._with_classifier(experiment, ClassifierKind.RULES).scenario.throttle
     assert (throttle is None) == (experiment.scenario.throttle is None)
     assert throttle is None or throttle.classifier is ClassifierKind.RULES
