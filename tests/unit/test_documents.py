@@ -59,16 +59,6 @@ def test_invariants_name_tests_that_exist() -> None:
             assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
 
 
-NOT_YET_MERGED: Final = frozenset(
-    REPOSITORY / f"docs/{name}"
-    for name in (
-        "servers.md",
-        *(f"reference/{name}.md" for name in ("configuration", "cli", "metrics", "exit-statuses", "files-and-rights")),
-    )
-)
-"""Files that documents link to before they are there, and `docs/servers.md`, which has moved."""
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_files_that_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
@@ -76,7 +66,7 @@ def test_documents_name_files_that_exist(document: Path) -> None:
     linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]*)\)", text) if "://" not in link}
     missing = {name for name in named if not (REPOSITORY / name).exists()}
     targets = {(document.parent / link).resolve() for link in linked}
-    assert not missing | {str(target) for target in targets - NOT_YET_MERGED if not target.exists()}
+    assert not missing | {str(target) for target in targets if not target.exists()}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -84,8 +74,6 @@ def test_documents_link_to_headings_that_exist(document: Path) -> None:
     for link in re.findall(r"\]\(([^):]*#[^)]*)\)", document.read_text(encoding="utf-8")):
         file, _, anchor = link.partition("#")
         path = (document.parent / file).resolve() if file else document
-        if path in NOT_YET_MERGED and not path.exists():
-            continue
         target = path.read_text(encoding="utf-8")
         headings = re.findall(r"^#+ (.*)$", target, re.MULTILINE)
         assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
