@@ -62,7 +62,7 @@ def results(directory: Path) -> list[tuple[Experiment, Result]]:
 
 
 def test_report_counts_and_explains_the_numbers_of_each_seed(tmp_path: Path) -> None:
-    text = as_markdown(make_report(results(tmp_path), "the command", pictures=False), tmp_path)
+    text = as_markdown(make_report(results(tmp_path), "the command"), tmp_path)
     lines = text.splitlines()
     assert "* Measured at 0a1b2c3, where no other commit is named." in lines
     assert "* Kernel native is 6.18 (reno, 2 processors)." in lines
@@ -88,14 +88,14 @@ def test_report_names_other_commits_busy_machines_and_wide_ranges(tmp_path: Path
     (one, first), (two, second) = results(tmp_path)
     busy = [Run({"f": value, "g": 2.0, "h": 3.0}, 10.0, 0.05, ()) for value in (4.0, 9.0, 30.0)]
     pairs = [(one, first), (two, replace(second, commit="4d5e6f7", runs=busy))]
-    lines = as_markdown(make_report(pairs, "the command", pictures=False), tmp_path).splitlines()
+    lines = as_markdown(make_report(pairs, "the command"), tmp_path).splitlines()
     command = "`lab/mptcp-lab run s4/x --kernel native --repeat"
     assert any(line.endswith(f". one: {command} 2`; two: {command} 3` at 4d5e6f7, idle 5 %") for line in lines)
     assert "| x:two | 9 (4-30) ≈ 10 | 2 ≈ 2 | 3 (seed 3) | - |" in lines
 
 
 def test_report_has_figures_of_a_single_experiment_in_words(tmp_path: Path) -> None:
-    lines = as_markdown(make_report(results(tmp_path)[:1], "the command", pictures=False), tmp_path).splitlines()
+    lines = as_markdown(make_report(results(tmp_path)[:1], "the command"), tmp_path).splitlines()
     assert "  * Ours (one): f 10.5 ≈ 10 Mb/s; g 4 ≠ 2 s; h 3 (seed 3) s; i - s." in lines
     assert not any(line.startswith("| scenario") for line in lines)
 
@@ -103,7 +103,7 @@ def test_report_has_figures_of_a_single_experiment_in_words(tmp_path: Path) -> N
 def test_report_tells_kernels_of_one_experiment_apart(tmp_path: Path) -> None:
     (one, result), _ = results(tmp_path)
     pairs = [(one, result), (one, replace(result, kernel="debian-6.1"))]
-    lines = as_markdown(make_report(pairs, "the command", pictures=False), tmp_path).splitlines()
+    lines = as_markdown(make_report(pairs, "the command"), tmp_path).splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith("| x:one")] == [
         "| x:one (native)",
         "| x:one (debian-6.1)",
@@ -114,7 +114,7 @@ def test_report_counts_the_variants_in_which_an_expectation_held(tmp_path: Path)
     (_, result), _ = results(tmp_path)
     (tmp_path / "x.yaml").write_text(SCENARIO + "  three: {}\n")
     pairs = [(experiment, replace(result, name=experiment.name)) for experiment in load("s4/x", tmp_path / "x.yaml")]
-    lines = as_markdown(make_report(pairs, "the command", pictures=False), tmp_path).splitlines()
+    lines = as_markdown(make_report(pairs, "the command"), tmp_path).splitlines()
     assert "  * Held: it is fast: f ≥ 9 Mb/s: in 3 variants." in lines
 
 
@@ -122,7 +122,7 @@ def test_report_shows_the_seeds_chart_beside_ours(tmp_path: Path) -> None:
     pairs = results(tmp_path)
     (tmp_path / "out/native/s4/x/bars.png").touch()
     (tmp_path / "out/native/s4/x/two/timeline.png").touch()
-    blocks = make_report(pairs, "the command", pictures=True)
+    blocks = make_report(pairs, "the command")
     text = as_markdown(blocks, tmp_path)
     charts = [line for line in text.splitlines() if line.startswith("![")]
     assert charts == ["![chart](out/native/s4/x/bars.png)", "![chart](out/native/s4/x/two/timeline.png)"]

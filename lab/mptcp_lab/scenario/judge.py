@@ -48,11 +48,18 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was expected, what was seen, and whether it held."""
+    """An expectation's sentence, subject and bound, what was seen, and whether it held."""
 
-    expected: str
+    sentence: str
+    subject: str
+    bound: str
     seen: str
     held: bool
+
+    @property
+    def expected(self) -> str:
+        """`Wi-Fi takes over: wifi-after / 56 ≥ 0.6`."""
+        return f"{self.sentence}: {self.subject} {self.bound}"
 
 
 def number(value: float | None) -> str:
@@ -108,19 +115,19 @@ def _verdicts(experiment: Experiment, kernel: str, known: Mapping[str, Statistic
             continue
         above, below = (_value(key, known) for key in keys)
         unit = _unit(experiment.scenario, expectation)
-        expected = f"{text}: {_range(expectation, unit)}"
+        expected = text, _subject(expectation), _bound(expectation, unit)
         if above is None or below is None:
-            yield Verdict(expected, "was not measured", held=False)
+            yield Verdict(*expected, "was not measured", held=False)
         elif expectation.near is not None:
             difference = abs(above - below)
-            yield Verdict(expected, f"{number(above)} and {number(below)}{unit}", difference <= expectation.near)
+            yield Verdict(*expected, f"{number(above)} and {number(below)}{unit}", difference <= expectation.near)
         elif below == 0:
-            yield Verdict(expected, f"{number(above)} of nothing", held=expectation.at_most is None and above > 0)
+            yield Verdict(*expected, f"{number(above)} of nothing", held=expectation.at_most is None and above > 0)
         else:
             ratio = above / below
             low, high = expectation.at_least, expectation.at_most
             held = (low is None or ratio >= low) and (high is None or ratio <= high)
-            yield Verdict(expected, f"{number(ratio)}{unit}", held)
+            yield Verdict(*expected, f"{number(ratio)}{unit}", held)
 
 
 def _key(experiment: Experiment, reference: float | str) -> float | str:
@@ -138,15 +145,20 @@ def _value(key: float | str, known: Mapping[str, Statistic | None]) -> float | N
     return None if statistic is None else statistic.median
 
 
-def _range(expectation: ExpectationSection, unit: str) -> str:
+def _subject(expectation: ExpectationSection) -> str:
     if expectation.near is not None:
-        return f"{expectation.of} and {_short(expectation.to)} differ by ≤ {expectation.near:g}{unit}"
-    subject = str(expectation.of) if expectation.to == 1 else f"{expectation.of} / {_short(expectation.to)}"
+        return f"{expectation.of} and {_short(expectation.to)}"
+    return str(expectation.of) if expectation.to == 1 else f"{expectation.of} / {_short(expectation.to)}"
+
+
+def _bound(expectation: ExpectationSection, unit: str) -> str:
+    if expectation.near is not None:
+        return f"differ by ≤ {expectation.near:g}{unit}"
     if expectation.at_most is None:
-        return f"{subject} ≥ {expectation.at_least:g}{unit}"
+        return f"≥ {expectation.at_least:g}{unit}"
     if expectation.at_least is None:
-        return f"{subject} ≤ {expectation.at_most:g}{unit}"
-    return f"{subject} is {expectation.at_least:g} to {expectation.at_most:g}{unit}"
+        return f"≤ {expectation.at_most:g}{unit}"
+    return f"is {expectation.at_least:g} to {expectation.at_most:g}{unit}"
 
 
 def _unit(scenario: Scenario, expectation: ExpectationSection) -> str:

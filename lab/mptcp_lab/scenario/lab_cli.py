@@ -24,6 +24,7 @@ from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
 from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_lab.scenario.stage import describe
+from mptcp_lab.scenario.summary import make_summary
 from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_throttle.command_line import add_version
 from mptcp_throttle.errors import UserError
@@ -93,7 +94,10 @@ def _parser(program: str) -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a document of all results in a directory")
     report.add_argument("directory", type=Path, metavar="DIR")
     report.add_argument(
-        "--output", type=Path, metavar="FILE", help="Markdown, to this file; default: report.md and report.html in DIR"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="a summary in Markdown, to this file; default: all figures, in report.md and report.html in DIR",
     )
     return parser
 
@@ -261,7 +265,8 @@ def _keep(directory: Path, tables: Path, console: Console) -> int:
 def report_of(directory: Path, output: Path | None) -> list[Block]:
     """What `report DIRECTORY [--output OUTPUT]` writes. Raises LabError, and ConfigError for a scenario of a result."""
     command = f"lab/mptcp-lab report {directory}" + ("" if output is None else f" --output {output}")
-    return make_report(_paired(read_all(directory)), command, pictures=output is None)
+    pairs = _paired(read_all(directory))
+    return make_report(pairs, command) if output is None else make_summary(pairs, command)
 
 
 def _report(directory: Path, output: Path | None, console: Console) -> int:

@@ -1,4 +1,4 @@
-"""A set of results as a document: the seed's number, ours, same or different, and why."""
+"""A set of results as a document with all figures: the seed's number, ours, same or different, and why."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.judge import Comparison, Verdict
     from mptcp_lab.scenario.results import Result
 
-_UNKNOWN: Final = "an unknown commit"
-_BUSY: Final = 10
+UNKNOWN: Final = "an unknown commit"
+BUSY: Final = 10
 """The idle share in percent below which it is shown."""
-_FEW: Final = 2
+FEW: Final = 2
 """Of so many variants an expectation has what was seen in each; the tables have the figures of all."""
 _AT_ONCE: Final = 4
 """Expectations in a point of a list."""
 _SIGNS: Final = {Match.SAME: "≈ {}", Match.DIFFERENT: "≠ {}", Match.NOT_COMPARABLE: "(seed {})", None: "(seed {})"}
-_SETS: Final = {
+SETS: Final = {
     "s0": "S0: the MPTCP proxy with throttling (diploma thesis, NTUA, about 2014)",
     "s1": "S1: MPTCP hands-on (SARA / University of Amsterdam, 2012)",
     "s2": "S2: virtual network scenarios for MPTCP (UPM Madrid, 2013)",
@@ -79,9 +79,9 @@ class Picture:
 Block = Heading | Paragraph | Points | Table | Picture
 
 
-def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pictures: bool) -> list[Block]:
-    """The document. `command` is what printed it."""
-    usual = _usual_commit(pairs)
+def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str) -> list[Block]:
+    """The document, with the pictures that there are. `command` is what printed it."""
+    usual = usual_commit(pairs)
     blocks: list[Block] = [
         Heading(1, "The seeds' experiments, repeated"),
         Paragraph(
@@ -91,7 +91,7 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
         Points(
             (
                 (f"Measured at {usual}, where no other commit is named.", ()),
-                *((kernel, ()) for kernel in _kernels(pairs)),
+                *((kernel, ()) for kernel in kernels(pairs)),
                 ("Numbers are medians of all runs.", ()),
                 ("A range follows where it is wider than the median.", ()),
                 ("`a ≈ b`: ours is a and the seed's is b; they differ by 25 % at most, or as the scenario says.", ()),
@@ -102,27 +102,29 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str, *, pic
         ),
         Table(
             ("seed", "numbers", *(match.value for match in Match)),
-            [_count(_SETS.get(name, name), members) for name, members in _by_set(pairs)],
+            [counts_of(name, members) for name, members in by_set(pairs)],
         ),
     ]
-    for name, members in _by_set(pairs):
-        blocks.append(Heading(2, _SETS.get(name, name)))
-        blocks += _of_seed(members, usual, pictures=pictures)
+    for name, members in by_set(pairs):
+        blocks.append(Heading(2, SETS.get(name, name)))
+        blocks += _of_seed(members, usual)
     return blocks
 
 
-def _usual_commit(pairs: Iterable[tuple[Experiment, Result]]) -> str:
+def usual_commit(pairs: Iterable[tuple[Experiment, Result]]) -> str:
     """At which most experiments were measured."""
-    commits = Counter(result.commit or _UNKNOWN for _, result in pairs)
+    commits = Counter(result.commit or UNKNOWN for _, result in pairs)
     return commits.most_common(1)[0][0]
 
 
-def _by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, list[tuple[Experiment, Result]]]]:
+def by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, list[tuple[Experiment, Result]]]]:
+    """The name of each set, with its experiments."""
     for name, members in groupby(pairs, key=lambda pair: pair[0].family.split("/")[0]):
         yield name, list(members)
 
 
-def _kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+def kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+    """A sentence on each kernel."""
     return sorted(
         {
             f"Kernel {result.kernel} is {result.release} ({result.congestion_control}, {result.processors} processors)."
@@ -131,13 +133,14 @@ def _kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
     )
 
 
-def _count(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+def counts_of(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+    """A set's title; how many numbers of the seed there are, and how many of them match in which way."""
     rows = [row for experiment, result in pairs for row in compare(experiment.scenario, result.statistics)]
     counts = [sum(row.match is match for row in rows) for match in Match]
-    return [name, str(sum(counts)), *map(str, counts)]
+    return [SETS.get(name, name), str(sum(counts)), *map(str, counts)]
 
 
-def _of_seed(pairs: Sequence[tuple[Experiment, Result]], usual: str, *, pictures: bool) -> Iterator[Block]:
+def _of_seed(pairs: Sequence[tuple[Experiment, Result]], usual: str) -> Iterator[Block]:
     families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
     for experiment, result in pairs:
         families[experiment.family].append((experiment, result))
@@ -152,7 +155,7 @@ def _of_seed(pairs: Sequence[tuple[Experiment, Result]], usual: str, *, pictures
     for figures, rows in tables.items():
         if len(rows) > 1:
             yield Table(("scenario", *(f"{name}, {unit}" if unit else name for name, unit in figures)), rows)
-    for members in families.values() if pictures else ():
+    for members in families.values():
         charts = [result.directory if e.variant is None else result.directory.parent for e, result in members]
         yield from _pictures(directory / "bars.png" for directory in dict.fromkeys(charts))
         yield from _pictures(result.directory / "timeline.png" for _, result in members)
@@ -202,7 +205,7 @@ def _commands(pairs: Sequence[tuple[Experiment, Result]], usual: str) -> str:
     """The commands that measured the numbers, with what each has measured, if they are several."""
     runs: dict[tuple[str, str], list[tuple[Experiment, Result]]] = defaultdict(list)
     for experiment, result in pairs:
-        runs[_command(result), result.commit or _UNKNOWN].append((experiment, result))
+        runs[_command(result), result.commit or UNKNOWN].append((experiment, result))
     texts = []
     for (command, commit), members in runs.items():
         variants = ", ".join(e.variant for e, _ in members if e.variant is not None) if len(runs) > 1 else ""
@@ -211,18 +214,23 @@ def _commands(pairs: Sequence[tuple[Experiment, Result]], usual: str) -> str:
             (f"{variants}: " if variants else "")
             + f"`{command}`"
             + ("" if commit == usual else f" at {commit}")
-            + (f", idle {number(idle)} %" if idle is not None and idle < _BUSY else "")
+            + (f", idle {number(idle)} %" if idle is not None and idle < BUSY else "")
         )
     return "; ".join(texts)
 
 
 def _command(result: Result) -> str:
-    command = f"lab/mptcp-lab run {result.name.split(':')[0]} --kernel {result.kernel} --repeat {len(result.runs)}"
+    return f"lab/mptcp-lab run {result.name.split(':')[0]} {options_of(result)}"
+
+
+def options_of(result: Result) -> str:
+    """Those of `lab/mptcp-lab run` that gave a result."""
+    options = f"--kernel {result.kernel} --repeat {len(result.runs)}"
     if result.seed != 1:
-        command += f" --seed {result.seed}"
+        options += f" --seed {result.seed}"
     if result.time_scale != 1:
-        command += f" --time-scale {result.time_scale:g}"
-    return command
+        options += f" --time-scale {result.time_scale:g}"
+    return options
 
 
 def _numbers(pairs: Sequence[tuple[Experiment, Result]]) -> dict[tuple[tuple[str, str], ...], list[list[str]]]:
@@ -251,10 +259,14 @@ def _names(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
 
 def _cell(row: Comparison) -> str:
     """Our number, and the seed's."""
-    ours = number(None if row.ours is None else row.ours.median)
+    return ours_of(row) if row.seed is None else f"{ours_of(row)} {_SIGNS[row.match].format(number(row.seed))}"
+
+
+def ours_of(row: Comparison) -> str:
+    """Our number; with the range, where that is wider than the number."""
     if row.ours is not None and row.ours.most - row.ours.least > abs(row.ours.median):
-        ours = spread(row.ours)
-    return ours if row.seed is None else f"{ours} {_SIGNS[row.match].format(number(row.seed))}"
+        return spread(row.ours)
+    return number(None if row.ours is None else row.ours.median)
 
 
 def verdicts_of(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[Experiment, str, Verdict]]:
@@ -275,13 +287,13 @@ def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
         place = ", ".join(filter(None, [experiment.variant, "" if kernel == Kernel.NATIVE else kernel]))
         seen = f"{verdict.seen} ({place})" if place else verdict.seen
         if verdict.held:
-            held[verdict.expected.partition(": ")[0]].append((verdict.expected, seen))
+            held[verdict.sentence].append((verdict.expected, seen))
         else:
             missed.append(f"DID NOT HOLD: {verdict.expected}: {seen}.")
     texts = []
     for sentence, verdicts in held.items():
         of_each = {expected: [seen for other, seen in verdicts if other == expected] for expected, _ in verdicts}
-        if len(verdicts) > _FEW:
+        if len(verdicts) > FEW:
             texts.append(f"{sentence if len(of_each) > 1 else verdicts[0][0]}: in {len(verdicts)} variants")
         else:
             texts += [f"{expected}: {', '.join(values)}" for expected, values in of_each.items()]

@@ -1,0 +1,194 @@
+"""A set of results as a short document: some lines per experiment, and the commands once per set."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Final
+
+from mptcp_lab.scenario.judge import Match, compare, number
+from mptcp_lab.scenario.report import (
+    BUSY,
+    FEW,
+    SETS,
+    UNKNOWN,
+    Heading,
+    Paragraph,
+    Points,
+    Table,
+    by_set,
+    counts_of,
+    kernels,
+    options_of,
+    ours_of,
+    usual_commit,
+    verdicts_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from mptcp_lab.scenario.files import Experiment
+    from mptcp_lab.scenario.judge import Comparison
+    from mptcp_lab.scenario.report import Block
+    from mptcp_lab.scenario.results import Result
+
+_LINE: Final = 380
+"""Characters in a line, nearly."""
+
+
+def make_summary(pairs: Sequence[tuple[Experiment, Result]], command: str) -> list[Block]:
+    """The document. `command` is what printed it."""
+    usual = usual_commit(pairs)
+    blocks: list[Block] = [
+        Heading(1, "The seeds' experiments, repeated"),
+        Paragraph(
+            "For each experiment of a seed: what the seed found, what ours gives, and whether expectations hold.\n"
+            f"Printed by `{command}`; that directory has the figures of each run."
+        ),
+        Points(
+            (
+                (f"Measured at {usual}, where no other commit is named.", ()),
+                *((kernel, ()) for kernel in kernels(pairs)),
+                ("Numbers are medians, with a range where it is wider; rates are in Mb/s.", ()),
+                ("`a ≈ b`: ours is a and the seed's b; they differ by 25 %, or what the scenario allows, at most.", ()),
+                ("`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.", ()),
+                ("`rates / 10`: the scenario's rates are the seed's divided by 10.", ()),
+                ("*Held*: an expectation of the scenario, with the figure or ratio of figures that it is about.", ()),
+                (f"*Idle*: below {BUSY} % the machine was measured, and not the network.", ()),
+            )
+        ),
+        Table(
+            ("seed", "numbers", *(match.value for match in Match), "expectations", "not held"),
+            [_counts(name, members) for name, members in by_set(pairs)],
+        ),
+    ]
+    for name, members in by_set(pairs):
+        families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
+        for experiment, result in members:
+            families[experiment.family].append((experiment, result))
+        blocks += (
+            Heading(2, SETS.get(name, name)),
+            Paragraph("\n".join(_commands(name, families, usual))),
+            Points([(_found(family), list(_findings(family))) for family in families.values()]),
+        )
+    return blocks
+
+
+def _counts(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+    held = [verdict.held for _, _, verdict in verdicts_of(pairs)]
+    return [*counts_of(name, pairs), str(len(held)), str(held.count(False))]
+
+
+def _commands(name: str, families: Mapping[str, Sequence[tuple[Experiment, Result]]], usual: str) -> Iterator[str]:
+    """The command that measured most experiments of a set; then the others, with what each has measured."""
+    runs: dict[tuple[str, str], dict[str, list[tuple[Experiment, Result]]]] = defaultdict(lambda: defaultdict(list))
+    for family, pairs in families.items():
+        for experiment, result in pairs:
+            runs[options_of(result), result.commit or UNKNOWN][family].append((experiment, result))
+    most = max(runs, key=lambda run: len(runs[run]))
+    for run in sorted(runs, key=lambda run: run != most):
+        options, commit = run
+        text = f"`lab/mptcp-lab run {name} {options}`" if run == most else f"With `{options}`"
+        text += "" if commit == usual else f" at {commit}"
+        if run != most:
+            text += f": {', '.join(_which(families[family], pairs) for family, pairs in runs[run].items())}"
+        yield f"{text}."
+
+
+def _which(family: Sequence[tuple[Experiment, Result]], measured: Sequence[tuple[Experiment, Result]]) -> str:
+    """A whole family, or some of its variants."""
+    name = measured[0][0].family.partition("/")[2]
+    if len(measured) == len(family):
+        return name
+    return f"{name} ({', '.join(str(experiment.variant) for experiment, _ in measured)})"
+
+
+def _found(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+    """The name, and what the seed found."""
+    experiment = pairs[0][0]
+    scale = experiment.scenario.scale
+    scales = sorted({result.time_scale for _, result in pairs} - {1})
+    changes = ([] if scale == 1 else [f"rates / {scale:g}"]) + [f"times and sizes * {scale:g}" for scale in scales]
+    seed = " ".join(dict.fromkeys(e.scenario.seed for e, _ in pairs if e.scenario.seed is not None))
+    name = f"**{experiment.family.partition('/')[2]}**" + (f" ({', '.join(changes)})" if changes else "")
+    return f"{name}: {seed or experiment.family_title}"
+
+
+def _findings(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
+    """Ours; which expectations held, and which did not; why numbers are not the seed's; and which runs failed."""
+    results = Counter(experiment.name for experiment, _ in pairs)
+    places = [
+        ", ".join(filter(None, [experiment.variant, result.kernel if results[experiment.name] > 1 else None]))
+        for experiment, result in pairs
+    ]
+    rows = [
+        (place, row)
+        for (experiment, result), place in zip(pairs, places, strict=True)
+        for row in compare(experiment.scenario, result.statistics)
+    ]
+    held, missed = _verdicts(pairs)
+    compared = [(place, row) for place, row in rows if row.seed is not None]
+    figures = list(_figures(compared or ([] if held or missed else rows)))
+    idle = min((result.idle.median for _, result in pairs if result.idle is not None), default=None)
+    busy = [f"idle {number(idle)} %"] if idle is not None and idle < BUSY else []
+    yield from _lines("Ours", figures + busy)
+    yield from _lines("Held", held)
+    yield from missed
+    yield from _reasons(compared)
+    for (_, result), place in zip(pairs, places, strict=True):
+        yield from (f"FAILED{f' ({place})' if place else ''}: {error}" for error in result.errors)
+
+
+def _lines(label: str, texts: Iterable[str]) -> Iterator[str]:
+    """The texts after the label, in as many lines as they take."""
+    line = ""
+    for text in texts:
+        if line and len(line) + len(text) >= _LINE:
+            yield f"{line}."
+            line = ""
+        line = f"{line}; {text}" if line else f"{label}: {text}"
+    if line:
+        yield f"{line}."
+
+
+def _figures(rows: Iterable[tuple[str, Comparison]]) -> Iterator[str]:
+    """Each figure, with our number and the seed's, by variant."""
+    figures: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for place, row in rows:
+        seed = "" if row.seed is None else f"seed {number(row.seed)}"
+        sign = {Match.SAME: "≈", Match.DIFFERENT: "≠"}.get(row.match) if row.match is not None else None
+        text = ours_of(row) + (f" {sign} {number(row.seed)}" if sign is not None else "")
+        aside = ", ".join(filter(None, [place, "" if sign is not None else seed]))
+        figures[row.figure, row.unit].append(f"{text} ({aside})" if aside else text)
+    for (figure, unit), texts in figures.items():
+        yield figure + (f" ({unit}) " if unit not in ("", "Mb/s") else " ") + ", ".join(texts)
+
+
+def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> tuple[list[str], list[str]]:
+    """The expectations that held, with what was seen, or in how many variants; and those that did not."""
+    held: dict[str, list[str]] = defaultdict(list)
+    missed = []
+    for experiment, _, verdict in verdicts_of(pairs):
+        place = "" if experiment.variant is None else f" ({experiment.variant})"
+        if verdict.held:
+            held[verdict.sentence].append(f"{verdict.seen} {verdict.bound}{place}")
+        else:
+            missed.append(f"DID NOT HOLD: {verdict.expected}: {verdict.seen}{place}.")
+    texts = [
+        f"{sentence}: " + (f"in {len(seen)} variants" if len(seen) > FEW else ", ".join(seen))
+        for sentence, seen in held.items()
+    ]
+    return texts, missed
+
+
+def _reasons(rows: Iterable[tuple[str, Comparison]]) -> Iterator[str]:
+    """Why our numbers are not the seed's."""
+    reasons: dict[Match, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for place, row in rows:
+        if row.match in (Match.DIFFERENT, Match.NOT_COMPARABLE):
+            why = row.why or "The scenario's file gives no reason."
+            reasons[row.match][why].append(f"{place} {row.figure}".strip())
+    for match, whys in reasons.items():
+        for why, figures in whys.items():
+            which = f" ({', '.join(figures)})" if len(whys) > 1 else ""
+            yield f"{match.value.capitalize()}{which}: {why}"
