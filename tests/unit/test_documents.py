@@ -97,10 +97,9 @@ def _scanned() -> dict[str, str]:
 
 
 def _glossary() -> list[tuple[str, str]]:
-    rows = re.findall(
-        r"^\| (.*?) \| .* \| `(.*)` \|$", (REPOSITORY / "docs/contribute/glossary.md").read_text(), re.MULTILINE
-    )
-    assert len(rows) > 50
+    text = (REPOSITORY / "docs/contribute/glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\* \[([^\]]+)\]\(\.\./\.\./([^)]+)\): .*$", text, re.MULTILINE)
+    assert len(rows) == text.count("\n* ") > 50
     return rows
 
 
