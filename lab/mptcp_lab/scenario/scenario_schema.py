@@ -168,6 +168,7 @@ class LinkSection(Section):
     `bridged`: an access network. The end of the host that forwards is a bridge, and every other end has a link of its
     own to it, with a rate of its own. `reorder`: of packets, those that skip the delay, at most one of `gap`.
     `lossy_ends`: only packets sent from these ends are lost; None: from all.
+    `burst`: the bucket of tbf(8); None: what the rate carries in 1 ms, at least 16 kB.
     """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
