@@ -63,14 +63,23 @@ COMMANDS: Final = {
 """Each command with `--json`, by the name of its document."""
 
 
-def described_keys() -> dict[str, list[str]]:
-    """The keys that each heading of the reference describes."""
-    keys = {}
+def described_keys() -> dict[str, dict[str, str]]:
+    """Below each heading of the reference, the type of each key, such as `daemon`, `config.problems` or `files[].path`.
+
+    Keys that share a row share its type, or have a type each.
+    """
+    described: dict[str, dict[str, str]] = {}
     for section in re.split(r"^##+ ", REFERENCE, flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
-        _, _, table = text.partition("| key | type | meaning |\n")
-        keys[heading] = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    return {heading: names for heading, names in keys.items() if names}
+        for head, rows in re.findall(r"^\| key \|( type \|)? meaning \|\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE):
+            for row in rows.splitlines():
+                cells = row.split(" | ")
+                names, types = re.findall(r"`([^`]+)`", cells[0]), cells[1].split(", ") if head else ["integer"]
+                of_each = zip(names, types if len(types) > 1 else types * len(names), strict=True)
+                for name, its_type in of_each:
+                    assert name not in described.setdefault(heading, {})
+                    described[heading][name] = its_type
+    return described
 
 
 KEYS: Final = described_keys()
@@ -146,94 +155,101 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
     return printed
 
 
-Described = tuple[str, Json]
-"""The headings that describe an object, separated by ` + `; and the object."""
+def is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def of_network(network: Json) -> Iterator[Described]:
-    yield "client_prefix", network["client_prefix"]
-    yield "traffic", network["totals"]
-    yield from of_rates(network)
+def is_integer(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def of_rates(network: Json) -> Iterator[Described]:
-    yield "rates", network["rates"]
-    for direction in network["rates"].values():
-        yield "direction", direction
-        yield from (("rate", rate) for rate in direction.values())
+def is_list_of(kind: type) -> Callable[[Json], bool]:
+    return lambda value: isinstance(value, list) and {type(each) for each in value} <= {kind}
 
 
-def of_subflow(described: Json) -> Iterator[Described]:
-    yield from ((direction, described[direction]) for direction in ("downlink", "uplink"))
+TYPES: Final[Mapping[str, Callable[[Json], bool]]] = {
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": is_integer,
+    "integers": is_list_of(int),
+    "lines": is_list_of(str),
+    "null": lambda value: value is None,
+    "number": is_number,
+    "rate": lambda value: isinstance(value, str),
+    "seconds": is_number,
+    "string": lambda value: isinstance(value, str),
+    "strings": is_list_of(str),
+    "time": is_number,
+}
 
 
-def of_status(status: Json) -> Iterator[Described]:
-    daemon, capture = status["daemon"], status["capture"]
-    yield from (("daemon", daemon), ("config", daemon["config"]), ("features", daemon["features"]))
-    yield from (("feature", feature) for feature in daemon["features"].values())
-    yield from (("sniffer", status["sniffer"]), ("capture", capture), ("kernel_view", capture["kernel_view"]))
-    for network in status["networks"]:
-        yield "network", network
-        yield from of_network(network)
+class Comparison:
+    """Compares objects with the rows of the reference; `seen` are the headings with the keys that were compared."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def of_object(self, found: Json, *described_by: tuple[str, str]) -> None:
+        """An object that has the keys below these headings, each with what begins the names of its keys there."""
+        expected: dict[str, tuple[str, str]] = {}
+        for heading, beginning in described_by:
+            for path in KEYS[heading]:
+                if path.startswith(beginning) and (key := re.match(r"\w+", path[len(beginning) :])):
+                    expected[key[0]] = (heading, beginning + key[0])
+        assert sorted(found) == sorted(expected), described_by
+        for name, (heading, path) in expected.items():
+            if any(other.startswith(f"{path}[]") for other in KEYS[heading]):
+                assert isinstance(found[name], list)
+                for each in found[name]:
+                    self._of_value(each, heading, f"{path}[]")
+            else:
+                self._of_value(found[name], heading, path)
+
+    def _of_value(self, found: Json, heading: str, path: str) -> None:
+        its_type = KEYS[heading].get(path)
+        if its_type is not None:
+            self.seen.add((heading, path))
+            if its_type.endswith("?") and found is None:
+                return
+        linked = re.match(r"\[.*\]\(#(.*)\)", its_type or "")
+        described_by = [(linked[1].replace("-", " "), "")] if linked else []
+        if any(other.startswith(f"{path}.") for other in KEYS[heading]):
+            described_by.append((heading, f"{path}."))
+        if path.endswith("counters") and found == {}:
+            return
+        if described_by:
+            self.of_object(found, *described_by)
+        else:
+            assert its_type is not None
+            assert TYPES[its_type.removesuffix("?")](found), (heading, path, found)
 
 
-def of_top(top: Json) -> Iterator[Described]:
-    *networks, without_network = top["networks"]
-    assert without_network["name"] is None
-    assert without_network.keys() == {"name", "sent_bps", "received_bps", "rates", "per", "clients", "more_clients"}
-    yield from of_rates(without_network)
-    for network in networks:
-        yield "network + network with clients", network
-        yield from of_network(network)
-    for client in (client for network in top["networks"] for client in network["clients"]):
-        yield "client", client
-        for each in client["subflows"]:
-            yield "subflow + subflow with its state", each
-            yield from of_subflow(each)
-
-
-def of_counters() -> Iterator[Described]:
+def of_counters(comparison: Comparison) -> None:
     """The models count nothing, and the sniffer's counters begin to exist when something is counted."""
-    yield "counters of pacing", asdict(ProgramCounters())
-    yield "counters of uplinks", asdict(UplinkCounters())
-    yield "counters of discards", asdict(DiscardCounters())
+    pacing, uplinks, discards = asdict(ProgramCounters()), asdict(UplinkCounters()), asdict(DiscardCounters())
+    counters = {"pacing": pacing, "uplinks": uplinks, "discards": discards}
+    features = {name: {"problem": None, "counters": each} for name, each in counters.items()}
+    comparison.of_object(features, ("features", ""))
     sources = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "sniffer/mptcp_sniffer").glob("*.py"))
-    yield "counters of the sniffer", dict.fromkeys(re.findall(r'counters\["(\w+)"\]', "\n".join(sources)), 0)
+    of_sniffer = re.findall(r'counters\["(\w+)"\]', "\n".join(sources))
+    comparison.of_object(dict.fromkeys(of_sniffer, 0), ("counters of the sniffer", ""))
 
 
-def objects(documents: Mapping[str, Json]) -> Iterator[Described]:
-    """All objects in the documents."""
+def with_complete_networks(top: Json) -> Json:
+    """The document with the keys that the last network, which has no name, does not have."""
+    *networks, without_name = top["networks"]
+    assert without_name.keys() == {"name", "sent_bps", "received_bps", "rates", "per", "clients", "more_clients"}
+    assert (without_name["name"], without_name["per"]) == (None, None)
+    return {**top, "networks": [*networks, {**networks[0], **without_name, "name": "", "per": ""}]}
+
+
+def test_each_object_has_the_keys_and_types_that_are_described(documents: Mapping[str, Json]) -> None:
+    comparison = Comparison()
     for name, document in documents.items():
-        described = {key: value for key, value in document.items() if key != "format"}
-        yield {"set-rate": "network", "reset-rate": "network"}.get(name, name), described
-    yield from of_counters()
-    yield from of_status(documents["status"])
-    yield from of_network(documents["set-rate"])
-    yield from of_top(documents["top"])
-    yield "end", documents["pause"]["pause"]
-    for each in documents["connections"]["connections"]:
-        yield "connection", each
-        for described in each["subflows"]:
-            yield "subflow", described
-            yield from of_subflow(described)
-    yield from (("traffic + period", period) for period in documents["history"]["periods"])
-    yield from (("decision", decision) for decision in documents["decisions"]["decisions"])
-    yield from (("operation", operation) for operation in documents["plan"]["operations"])
-    yield from (("finding", finding) for finding in documents["doctor"]["findings"])
-    yield from (("value", value) for value in documents["setup"]["values"])
-    yield from (("file", file) for file in documents["setup"]["files"])
-    for network in documents["setup networks"]["networks"]:
-        yield "proposed network", network
-        yield from (("seen subnet", seen) for seen in network["subnets"])
-
-
-def test_each_object_has_the_keys_that_are_described(documents: Mapping[str, Json]) -> None:
-    seen = set()
-    for headings, described in objects(documents):
-        keys = [key for heading in headings.split(" + ") for key in KEYS[heading]]
-        assert sorted(described) == sorted(keys), headings
-        seen.update(headings.split(" + "))
-    assert seen == KEYS.keys()
+        found = {key: value for key, value in document.items() if key != "format"}
+        heading = {"set-rate": "network", "reset-rate": "network"}.get(name, name)
+        comparison.of_object(with_complete_networks(found) if name == "top" else found, (heading, ""))
+    of_counters(comparison)
+    assert comparison.seen == {(heading, path) for heading, paths in KEYS.items() for path in paths}
 
 
 def test_each_document_has_its_format(documents: Mapping[str, Json]) -> None:
@@ -247,7 +263,7 @@ def test_each_command_has_its_document() -> None:
 
 
 def test_features_are_described() -> None:
-    assert sorted(KEYS["features"]) == sorted(FeatureName)
+    assert {path.partition(".")[0] for path in KEYS["features"]} == {*FeatureName}
 
 
 def described_methods(socket: str) -> dict[str, list[str]]:
