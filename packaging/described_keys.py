@@ -77,17 +77,23 @@ def _leaves(schema: type[Section], above: str = "") -> Iterator[str]:
             yield f"{above}{name}"
 
 
-def _facts(settings: list[Setting], schema: type[Section], data: Json, restart: tuple[str, ...]) -> Iterator[str]:
-    """A line for what all `settings` have in common, else one for each of them."""
-    allowed = [with_named_units(_allowed(schema, data, setting.path)) for setting in settings]
-    defaults = [_default(schema, setting) for setting in settings]
-    for name, values in (("Allowed", allowed), ("Default", defaults)):
-        if len(set(values)) == 1:
-            yield f"* **{name}**: {values[0]}"
-        else:
-            for setting, value in zip(settings, values, strict=True):
-                yield f"* **{name}** for {code(setting.path)}: {value}"
-    yield f"* **Change**: {'restart of ' + ', '.join(restart) if restart else 'reload'}"
+def _facts(settings: list[Setting], schema: type[Section], data: Json, restart: tuple[str, ...]) -> list[str]:
+    """The default, what is allowed, and what applies a change: in one line if all `settings` have that in common."""
+    change = f"restart {', '.join(restart)}" if restart else "reload"
+    facts = []
+    for setting in settings:
+        allowed = _short(with_named_units(_allowed(schema, data, setting.path)))
+        facts.append(f"{_default(schema, setting)}; {allowed}; {change}")
+    if len(set(facts)) == 1:
+        return facts[:1]
+    return [f"* {code(setting.path)}: {fact}" for setting, fact in zip(settings, facts, strict=True)]
+
+
+def _short(allowed: str) -> str:
+    """Without what the default shows, too."""
+    return (
+        re.sub(r", such as [^,]*", "", allowed).replace("true or false", "boolean").replace("a whole number from ", "")
+    )
 
 
 def _allowed(schema: type[Section], data: Json, path: str) -> str:
@@ -122,9 +128,9 @@ def _default(schema: type[Section], setting: Setting) -> str:
         schema = schema.model_fields[name].annotation  # type: ignore[assignment]
     field = schema.model_fields[key]
     if setting.path in _EITHER and not field.default:
-        return f"none; this key or {code(_EITHER[setting.path])} is required"
+        return f"this or {code(_EITHER[setting.path])} is required"
     if field.is_required():
-        return "none; the key is required"
+        return "required"
     if field.default is None:
         return code("null")
     if setting.value is None or _value(schema, key, setting.value) != field.default:
