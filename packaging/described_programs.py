@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from markdown import code, sentences, table, with_named_units
+from markdown import code, sentences, with_named_units
 from packaged_programs import packaged_programs
 
-_OF_EVERY_COMMAND: Final = {"help", "json"}
+_ONCE: Final = {"help", "version", "config", "json"}
+"""Options of every program or command; the page describes them once."""
+
 _PAGE_OF_UNITS: Final = "configuration.md"
 
 
@@ -19,20 +21,19 @@ def programs() -> dict[str, list[str]]:
     """Each program and each command, such as `mptcp-throttle set-rate`, by its name."""
     described: dict[str, list[str]] = {}
     for program in packaged_programs(Path()):
-        described |= _described(importlib.import_module(program.module).parser(), program.name, is_command=False)
+        described |= _described(importlib.import_module(program.module).parser(), program.name)
     return described
 
 
-def _described(parser: argparse.ArgumentParser, name: str, *, is_command: bool) -> dict[str, list[str]]:
-    omitted = _OF_EVERY_COMMAND if is_command else set()
-    arguments = list(_arguments(parser, omitted))
-    lines = ["```", f"{name} {' '.join(_synopsis(parser))}".rstrip(), "```", "", *sentences(_sentence(parser))]
+def _described(parser: argparse.ArgumentParser, name: str) -> dict[str, list[str]]:
+    arguments = list(_arguments(parser))
+    lines = [code(f"{name} {' '.join(_synopsis(parser))}".rstrip()), "", *sentences(_sentence(parser))]
     if arguments:
-        lines += ["", *table(("argument", "meaning"), arguments)]
+        lines += ["", *arguments]
     described = {name: lines}
     for commands in _subcommands(parser):
         for command, choice in commands.choices.items():
-            described |= _described(choice, f"{name} {command}", is_command=True)
+            described |= _described(choice, f"{name} {command}")
     return described
 
 
@@ -46,9 +47,9 @@ def _sentence(parser: argparse.ArgumentParser) -> str:
 
 
 def _synopsis(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """As argparse prints it: options, then what has no option; but without `--help`."""
+    """As argparse prints it: options, then what has no option; but without what the page describes once."""
     for action in parser._actions:
-        if action.option_strings and action.dest != "help":
+        if action.option_strings and action.dest not in _ONCE:
             yield f"[{_typed(action)}]"
     for action in parser._actions:
         if not action.option_strings:
@@ -63,10 +64,10 @@ def _typed(action: argparse.Action) -> str:
     return f"{action.option_strings[-1]} {value}" if action.option_strings else value
 
 
-def _arguments(parser: argparse.ArgumentParser, omitted: set[str]) -> Iterator[tuple[str, str]]:
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
-        if action.dest not in omitted and not isinstance(action, argparse._SubParsersAction):
+        if action.dest not in _ONCE and not isinstance(action, argparse._SubParsersAction):
             if not action.help:
                 raise ValueError(f"{parser.prog}: {action.dest}: has no help")
             text = action.help % {**vars(action), "prog": parser.prog}
-            yield code(_typed(action)), with_named_units(text, _PAGE_OF_UNITS)
+            yield f"* {code(_typed(action))}: {with_named_units(text, _PAGE_OF_UNITS)}"

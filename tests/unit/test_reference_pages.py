@@ -2,21 +2,25 @@
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from markdown import prose, table
+from mptcp_throttle.cli import parser as cli_parser
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
 from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE
 from mptcp_throttled.kernel.openvswitch.openflow import COOKIE, PRIORITY
 from mptcp_throttled.vocabulary.class_ids import HANDLE, format_handle
+from packaged_programs import packaged_programs
 from reference_pages import PAGES, part_names, parts, with_parts
 
 REPOSITORY: Final = Path(__file__).parents[2]
 RIGHTS: Final = (REPOSITORY / PAGES / "files-and-rights.md").read_text(encoding="utf-8")
+UNITS_OF_THE_DAEMON: Final = ("mptcp-throttled", "mptcp-throttled-cleanup")
 PAGE_NAMES: Final = sorted(path.name for path in (REPOSITORY / PAGES).glob("*.md"))
 
 
@@ -45,6 +49,18 @@ def test_each_command_is_below_its_heading() -> None:
     assert len(re.findall(r"^##+ ", page, re.MULTILINE)) == page.count("<!-- docs/generate: ")
 
 
+def test_options_described_once_are_of_each_program() -> None:
+    page = (REPOSITORY / PAGES / "cli.md").read_text(encoding="utf-8")
+    for program in packaged_programs(REPOSITORY):
+        options = {action.dest: action for action in import_module(program.module).parser()._actions}
+        assert options.keys() >= {"help", "version", "config"}
+        assert f"The default is `{options['config'].default}`." in page
+    (commands,) = (action.choices for action in cli_parser()._actions if action.dest == "command")
+    assert commands is not None
+    for command in dict(commands).values():
+        assert "json" in {action.dest for action in command._actions}
+
+
 def test_rights_name_files_and_kernel_objects_that_exist() -> None:
     sockets = Sockets.below(Path("/run/mptcp-throttle"))
     for path in (sockets.sniffer, sockets.daemon, sockets.metrics, sockets.web):
@@ -60,6 +76,16 @@ def test_rights_name_files_and_kernel_objects_that_exist() -> None:
         f"cookie `{COOKIE:#x}`, priority {PRIORITY}",
     )
     assert [name for name in objects if name not in RIGHTS] == []
+
+
+def test_clean_up_has_the_rights_of_the_daemon() -> None:
+    texts = [(REPOSITORY / f"systemd/{name}.service").read_text(encoding="utf-8") for name in UNITS_OF_THE_DAEMON]
+    settings = (
+        r"^(User|Group|SupplementaryGroups|AmbientCapabilities|RestrictAddressFamilies|ReadWritePaths|MemoryMax)=.*"
+    )
+    daemon, clean_up = ([match[0] for match in re.finditer(settings, text, re.MULTILINE)] for text in texts)
+    assert len(daemon) == 7
+    assert clean_up == daemon
 
 
 def test_qdiscs_that_can_be_restored_are_those_that_are_named() -> None:
