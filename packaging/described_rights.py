@@ -9,19 +9,15 @@ from typing import Final
 
 from markdown import code, table
 
-_UNITS: Final = ("mptcp-sniffer", "mptcp-throttled", "mptcp-throttle-web", "mptcp-throttled-cleanup")
-_SETTINGS: Final = {
-    "User": "user",
-    "Group": "group",
-    "SupplementaryGroups": "further groups",
-    "AmbientCapabilities": "capabilities",
-    "RestrictAddressFamilies": "address families",
-    "ReadWritePaths": "may write to",
-    "StateDirectory": "state in /var/lib",
-    "MemoryMax": "most memory",
-    "WatchdogSec": "watchdog, in seconds",
-    "RestartPreventExitStatus": "not restarted after status",
-}
+_UNITS: Final = ("mptcp-sniffer", "mptcp-throttled", "mptcp-throttle-web")
+_SETTINGS: Final = (
+    "User",
+    "Group",
+    "SupplementaryGroups",
+    "AmbientCapabilities",
+    "MemoryMax",
+    "WatchdogSec",
+)
 _KINDS: Final = {"u": "user", "g": "group"}
 
 
@@ -60,8 +56,8 @@ def _directory(line: str) -> tuple[str, str, str, str]:
 
 def _settings() -> Iterator[list[str]]:
     units = [_unit(name) for name in _UNITS]
-    for setting, meaning in _SETTINGS.items():
-        yield [f"{meaning} ({code(f'{setting}=')})", *(unit.get(setting) or "-" for unit in units)]
+    for setting in _SETTINGS:
+        yield [code(f"{setting}="), *(unit.get(setting) or "-" for unit in units)]
 
 
 def _unit(name: str) -> dict[str, str]:

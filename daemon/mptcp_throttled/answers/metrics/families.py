@@ -102,7 +102,7 @@ def _subflow_families(view: View, counted: SubflowCounts) -> Iterator[Metric]:
     )
     yield _gauge(
         "subflows",
-        "Subflows whose downlink is capped or limited, or that are free and regular (free) or a backup.",
+        "Subflows by their downlink: capped, limited, free and regular (free), or free and a backup.",
         ("network", "state"),
         [((name or _NO_NETWORK, state), counted.downlinks[name, state]) for name in networks for state in STATES],
     )
