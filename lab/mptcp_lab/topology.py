@@ -57,7 +57,7 @@ class AccessLink:
 ETHERNET: Final = AccessLink("ethernet", "eth0", 1, Rate(10_000_000))
 WIFI: Final = AccessLink("wifi", "wlan0", 2, Rate(56_000_000))
 
-_RECOMMENDED: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "mptcp-throttle.conf"
+_RECOMMENDED: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "30-mptcp-throttle.conf"
 _RECOMMENDED_BEFORE_6_9: Final = _RECOMMENDED.with_name("mptcp-throttle-before-6.9.conf")
 _BURST: Final = 16_384
 _LIMITS: Final = Limits(subflows=4, add_addr_accepted=4)

@@ -31,7 +31,7 @@ def test_tcp_notsent_lowat_is_used_from_kernel_6_9_on(
             "6.12.1",
             "4294967295",
             "1",
-            "net.ipv4.tcp_notsent_lowat in /usr/lib/sysctl.d/mptcp-throttle.conf: run `sysctl --system`",
+            "net.ipv4.tcp_notsent_lowat in /usr/lib/sysctl.d/30-mptcp-throttle.conf: run `sysctl --system`",
         ),
         (
             "6.1.0",

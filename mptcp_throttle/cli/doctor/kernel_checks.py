@@ -24,7 +24,7 @@ _UNSENT: Final = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
 _UNSENT_BYTES: Final = 1 << 14
 _SINGLE_PAGES: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
 _RESPECTS_NOTSENT_LOWAT: Final = (6, 9)
-_RECOMMENDED: Final = "in /usr/lib/sysctl.d/mptcp-throttle.conf: run `sysctl --system`"
+_RECOMMENDED: Final = "in /usr/lib/sysctl.d/30-mptcp-throttle.conf: run `sysctl --system`"
 _RECOMMENDED_BEFORE_6_9: Final = "in /usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf"
 
 
