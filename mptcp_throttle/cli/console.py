@@ -18,7 +18,7 @@ class _Console(Console):
 
 
 def output_console(plain_width: int = _PLAIN_WIDTH, *, soft_wrap: bool = True) -> Console:
-    """Standard output, `plain_width` columns wide if it is no terminal; with `soft_wrap` long lines are not wrapped.
+    """Standard output, `plain_width` columns wide if it is no terminal; `soft_wrap` leaves wrapping to the terminal.
 
     To print raises OSError if it cannot be written, BrokenPipeError included.
     """

@@ -63,9 +63,11 @@ class Change:
         if self.new is None:
             return f"{self.key} removed"
         text = f"{self.key} {self.old} -> {self.new}"
-        *first, last = self.restart or ("",)
+        if not self.restart:
+            return text
+        *first, last = self.restart
         named = f"{', '.join(first)} and {last}" if first else last
-        return f"{text}: needs a restart of {named}" if named else text
+        return f"{text}: needs a restart of {named}"
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:

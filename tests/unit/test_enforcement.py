@@ -89,8 +89,10 @@ def test_difference_that_lasts_is_reported(
 
 def test_kernel_that_throttles_whom_the_daemon_does_not_is_reported(snapshot: Snapshot) -> None:
     free = replace(snapshot, applied=kernel_plan({}))
-    assert observe(free, {CAPPED: 100_000}).not_enforced == {CAPPED: "its socket has a leftover class"}
-    assert observe(free, {CAPPED: 100_000}, minor=0).not_enforced == {CAPPED: "its socket has a leftover pace"}
+    assert observe(free, {CAPPED: 100_000}).not_enforced == {CAPPED: "its socket has a class, but no rate applies"}
+    assert observe(free, {CAPPED: 100_000}, minor=0).not_enforced == {
+        CAPPED: "its socket has a pace, but no rate applies"
+    }
 
 
 def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) -> None:

@@ -32,9 +32,9 @@ _RECEIVED: Final = attrgetter("received")
 _STARVED: Final = "its packets do not reach its class"
 _STARVED_BUT_PACED: Final = f"{_STARVED}, only its pace limits it"
 _NOT_IN_CLASS: Final = "its socket is not in its class"
-_IN_CLASS: Final = "its socket has a leftover class"
+_IN_CLASS: Final = "its socket has a class, but no rate applies"
 _NOT_PACED: Final = "its socket is not paced"
-_PACED: Final = "its socket has a leftover pace"
+_PACED: Final = "its socket has a pace, but no rate applies"
 
 
 @dataclass(frozen=True, slots=True)

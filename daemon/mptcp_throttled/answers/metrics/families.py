@@ -85,7 +85,7 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     )
     yield _gauge(
         "feature_ready",
-        "Whether a feature of the kernel has no problem.",
+        "Whether a kernel feature is in place.",
         ("feature",),
         [((name,), snapshot.problem_of(name) is None) for name in FeatureName],
     )

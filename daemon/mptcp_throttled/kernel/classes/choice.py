@@ -67,6 +67,6 @@ def _by_packet(mark_mask: int) -> Classifier:
         by_map.require()
     except KernelError as error:
         by_map.close()
-        _log.warning("nftables is not available; the classifier rules makes one iptables rule per subflow: %s", error)
+        _log.warning("nftables is not available, so classifier `rules` is used where `socket` cannot be: %s", error)
         return RulesClassifier(mark_mask)
     return by_map
