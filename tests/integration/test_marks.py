@@ -364,7 +364,7 @@ def test_auto_means_nft_or_rules_where_the_kernel_lacks_nftables(use: Use, caplo
         with pytest.raises(KernelError, match=r"^look for maps of nftables: ENOENT"):
             use(choose_classifier(ClassifierKind.NFT, MASK, None).present).require()
     (line,) = caplog.messages
-    assert line.startswith("nftables is not available: where packets are classified, there is one iptables rule per ")
+    assert line.startswith("nftables is not available, so classifier `rules` is used where `socket` cannot be: ")
 
 
 def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: PacedSockets) -> None:

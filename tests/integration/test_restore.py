@@ -35,7 +35,7 @@ def hosts(hosts: Hosts) -> Hosts:
 @pytest.mark.parametrize("end", ["SIGTERM", "kill -9 and clean-up"])
 @pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
 def test_end_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict[str, str], end: str) -> None:
-    download = world.download(10 * MEGABYTE)
+    download = world.download(40 * MEGABYTE)
     world.wait_capped()
     world.wait_paced()
     assert kernel_state(world.proxy) != before
