@@ -51,7 +51,7 @@ def _options() -> argparse.Namespace:
         " 77 not root, 130 interrupted",
     )
     parser.add_argument(
-        "--full", action="store_true", help="large files, and the situation `backup`: about 6 minutes instead of one"
+        "--full", action="store_true", help="large files, and the situation `backup`: about 6 minutes instead of 1.5"
     )
     parser.add_argument(
         "--only",
