@@ -1,24 +1,29 @@
 """The picture of the README: what both networks carry without and with mptcp-throttle, from samples of the demo.
 
-`python -m mptcp_lab.with_and_without demo-results docs/pictures/with-and-without.svg`
+After `./run-demo --full`:
+`.venv/bin/python -m mptcp_lab.with_and_without demo-results docs/pictures/with-and-without.svg`
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.curve import MEGA, Curve
+from mptcp_lab.curve import MEGA
 from mptcp_lab.program import run_program
-from mptcp_lab.scenario.results import read_interfaces, read_results
+from mptcp_lab.scenario.figures import busiest
+from mptcp_lab.scenario.files import chosen
+from mptcp_lab.scenario.results import directory_of, read_results, received_curves
+from mptcp_lab.scenario.scenario_schema import Kernel
 from mptcp_throttle.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence
 
+    from mptcp_lab.curve import Curve
+    from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.results import Result
 
 _PROGRAM: Final = "with-and-without"
@@ -61,39 +66,33 @@ text {{ fill: #f0f6fc }} .back {{ fill: #0d1117; stroke: #3d444d }} .note {{ fil
 """
 
 
-def picture(results: Mapping[str, Result]) -> str:
-    """The results of the situations in PANELS, as SVG. Raises UserError if one has no samples."""
-    seconds = max(result.runs[0].seconds for result in results.values())
+def picture(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+    """The situations in PANELS with their results, as SVG. Raises UserError if one has no samples."""
+    seconds = max(result.runs[0].seconds for _, result in pairs)
     lines = []
     summary = []
-    for left, (situation, title) in zip(_LEFTS, PANELS.items(), strict=True):
-        result = results[situation]
-        curves = _curves(read_interfaces(result.directory))
-        if not curves.keys() >= _LABELS.keys():
-            raise UserError(f"{result.directory}: has no samples of {' and '.join(_LABELS)}")
-        volumes = {link: curves[link].at(result.runs[0].seconds) / MEGA for link in _LABELS}
+    for left, title, (experiment, result) in zip(_LEFTS, PANELS.values(), pairs, strict=True):
+        ran, curves = result.runs[0].seconds, _curves(experiment, result)
         lines += [_text(left, 34, title, "heading"), *_axes(left, seconds)]
+        volumes = {link: f"{(curve.at(ran) - curve.at(0)) / MEGA:.1f} MB" for link, curve in curves.items()}
         for link, (label, y) in _LABELS.items():
-            lines.append(_line(link, curves[link], left, result.runs[0].seconds, seconds))
-            lines.append(_text(left + _LABEL_INDENT, y, f"{label}: {volumes[link]:.1f} MB", f"in-{link}"))
-        summary.append(f"{title.lower()}, the expensive one carries {volumes['ethernet']:.1f} MB")
+            lines.append(_line(link, curves[link], left, ran, seconds))
+            lines.append(_text(left + _LABEL_INDENT, y, f"{label}: {volumes[link]}", f"in-{link}"))
+        summary.append(f"{title.lower()}, the expensive one carries {volumes['ethernet']}")
     # The last panel's; both are of one run of the demo.
-    measured = f"One download, measured by ./run-demo at {result.commit} on Linux {result.release.partition('-')[0]}"
+    measured = (
+        f"One download, measured by ./run-demo --full at {result.commit} on Linux {result.release.partition('-')[0]}"
+    )
     lines.append(_text(_LEFTS[0], _NOTE_Y, measured, "note"))
     return _FRAME.format(summary="; ".join(summary), body="\n".join(lines))
 
 
-def _curves(rows: Iterable[Mapping[str, str]]) -> dict[str, Curve]:
-    """By link, the bytes received at the end that received most."""
-    points = defaultdict(list)
-    for row in rows:
-        points[row["link"], row["host"], row["interface"]].append((float(row["at_s"]), float(row["received_bytes"])))
-    curves: dict[str, Curve] = {}
-    for (link, _, _), of_port in points.items():
-        first = min(of_port)[1]
-        curve = Curve((at, received - first) for at, received in of_port)
-        if link not in curves or curve.at(float("inf")) > curves[link].at(float("inf")):
-            curves[link] = curve
+def _curves(experiment: Experiment, result: Result) -> dict[str, Curve]:
+    """By link, the bytes received at the end that received most. Raises UserError without samples."""
+    ports = received_curves(result.directory)
+    curves = {link: curve for link in _LABELS if (curve := busiest(experiment.scenario, ports, link)) is not None}
+    if curves.keys() != _LABELS.keys():
+        raise UserError(f"{result.directory}: has no samples of {' and '.join(_LABELS)}")
     return curves
 
 
@@ -129,19 +128,28 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> st
     return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{text}</text>'
 
 
+def situations() -> list[Experiment]:
+    """The situations in PANELS, as `./run-demo --full` runs them."""
+    return [experiment for name in PANELS for experiment in chosen([f"demo/{name}:full"])]
+
+
+def _result_of(experiment: Experiment, directory: Path) -> Result:
+    return read_results(directory_of(directory, Kernel.NATIVE, experiment.name))[0]
+
+
 def run() -> int:
     """Draw the picture. Raises UserError if results are missing, or the picture cannot be written."""
     parser = argparse.ArgumentParser(
         prog=_PROGRAM, description="Draw the rates without and with mptcp-throttle as SVG."
     )
     parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="where ./run-demo has put its samples: its --output"
+        "directory", type=Path, metavar="DIR", help="where ./run-demo --full has put its samples: its --output"
     )
     parser.add_argument("picture", type=Path, metavar="FILE", help="the SVG to write")
     options = parser.parse_args()
-    results = {situation: read_results(options.directory / "native/demo" / situation)[0] for situation in PANELS}
+    pairs = [(experiment, _result_of(experiment, options.directory)) for experiment in situations()]
     try:
-        options.picture.write_text(picture(results), encoding="utf-8")
+        options.picture.write_text(picture(pairs), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
     return 0

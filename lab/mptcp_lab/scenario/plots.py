@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
-from mptcp_lab.curve import Curve
 from mptcp_lab.scenario.figures import busiest
 from mptcp_lab.scenario.judge import compare
-from mptcp_lab.scenario.results import read_interfaces
+from mptcp_lab.scenario.results import received_curves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
 
+    from mptcp_lab.curve import Curve
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.judge import Comparison
     from mptcp_lab.scenario.results import Result, Run
@@ -33,26 +33,22 @@ _DPI: Final = 100
 
 def draw_time_lines(pairs: Sequence[tuple[Experiment, Result]], path: Path) -> None:
     """The first run of each, one panel beside the other; those without samples are left out."""
-    drawn = [(e.scenario, result, rows) for e, result in pairs if (rows := read_interfaces(result.directory))]
+    drawn = [(e.scenario, result, curves) for e, result in pairs if (curves := received_curves(result.directory))]
     if not drawn:
         return
     columns = min(_COLUMNS, len(drawn))
     lines = -(-len(drawn) // columns)
     figure = Figure(figsize=(columns * _PANEL_INCHES[0], lines * _PANEL_INCHES[1]), layout="constrained")
     panels = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for panel, (scenario, result, rows) in zip(panels, drawn, strict=False):
-        _draw_time_line(panel, scenario, result, rows)
+    for panel, (scenario, result, curves) in zip(panels, drawn, strict=False):
+        _draw_time_line(panel, scenario, result, curves)
     for panel in panels[len(drawn) :]:
         panel.set_axis_off()
     figure.savefig(path, dpi=_DPI)
 
 
-def _draw_time_line(axes: Axes, scenario: Scenario, result: Result, rows: Sequence[Mapping[str, str]]) -> None:
+def _draw_time_line(axes: Axes, scenario: Scenario, result: Result, curves: Sequence[tuple[str, Curve]]) -> None:
     run = result.runs[0]
-    points = defaultdict(list)
-    for row in rows:
-        points[f"{row['host']}.{row['interface']}"].append((float(row["at_s"]), float(row["received_bytes"])))
-    curves = [(port, Curve(at)) for port, at in points.items()]
     window = max(_LEAST_WINDOW, 5 * scenario.interval)
     times = [run.seconds * step / _STEPS for step in range(1, _STEPS + 1)]
     limited = [name for name, link in scenario.links.items() if link.rate is not None]

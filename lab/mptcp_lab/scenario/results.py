@@ -6,12 +6,15 @@ import csv
 import json
 import os
 import platform
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab import process
+from mptcp_lab.curve import Curve
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.port import Port
 from mptcp_lab.scenario.files import DIRECTORY
 from mptcp_lab.scenario.judge import Statistic, summarise
 from mptcp_lab.scenario.plan import Addresses
@@ -144,13 +147,17 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]])
         writer.writerows(rows)
 
 
-def read_interfaces(directory: Path) -> list[dict[str, str]]:
-    """The rows of `interfaces-1.csv`; none if there is no such file."""
+def received_curves(directory: Path) -> list[tuple[str, Curve]]:
+    """What each port has received in run 1, in bytes; none if there is no `interfaces-1.csv`."""
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     try:
         with (directory / "interfaces-1.csv").open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            for row in csv.DictReader(file):
+                port = str(Port(row["host"], row["interface"]))
+                points[port].append((float(row["at_s"]), float(row["received_bytes"])))
     except FileNotFoundError:
         return []
+    return [(port, Curve(of_port)) for port, of_port in points.items()]
 
 
 def write_result(result: Result) -> None:
