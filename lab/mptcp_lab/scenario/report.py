@@ -83,22 +83,16 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str) -> lis
     """The document, with the pictures that there are. `command` is what printed it."""
     usual = usual_commit(pairs)
     blocks: list[Block] = [
-        Heading(1, "The seeds' experiments, repeated"),
-        Paragraph(
+        *introduction(
+            pairs,
             "For each experiment of a seed: the command that repeats it, what the seed found, and what ours gives.\n"
-            f"Printed by `{command}`."
-        ),
-        Points(
-            (
-                (f"Measured at {usual}, where no other commit is named.", ()),
-                *((kernel, ()) for kernel in kernels(pairs)),
-                ("Numbers are medians of all runs.", ()),
-                ("A range follows where it is wider than the median.", ()),
-                ("`a ≈ b`: ours is a and the seed's is b; they differ by 25 % at most, or as the scenario says.", ()),
-                ("`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.", ()),
-                ("*Idle*: in some variant the processors had nothing to do in only so much of the time.", ()),
-                ("There the machine was measured, and not the network.", ()),
-            )
+            f"Printed by `{command}`.",
+            "Numbers are medians of all runs.",
+            "A range follows where it is wider than the median.",
+            "`a ≈ b`: ours is a and the seed's is b; they differ by 25 % at most, or as the scenario says.",
+            "`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.",
+            "*Idle*: in some variant the processors had nothing to do in only so much of the time.",
+            "There the machine was measured, and not the network.",
         ),
         Table(
             ("seed", "numbers", *(match.value for match in Match)),
@@ -109,6 +103,14 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str) -> lis
         blocks.append(Heading(2, SETS.get(name, name)))
         blocks += _of_seed(members, usual)
     return blocks
+
+
+def introduction(pairs: Sequence[tuple[Experiment, Result]], text: str, *remarks: str) -> Iterator[Block]:
+    """The title, what the document is, on what it was measured, and how to read it."""
+    measured = f"Measured at {usual_commit(pairs)}, where no other commit is named."
+    yield Heading(1, "The seeds' experiments, repeated")
+    yield Paragraph(text)
+    yield Points([(point, ()) for point in (measured, *_kernels(pairs), *remarks)])
 
 
 def usual_commit(pairs: Iterable[tuple[Experiment, Result]]) -> str:
@@ -123,7 +125,15 @@ def by_set(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[tuple[str, li
         yield name, list(members)
 
 
-def kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
+def by_family(pairs: Iterable[tuple[Experiment, Result]]) -> dict[str, list[tuple[Experiment, Result]]]:
+    """The variants of each experiment, by its name with the set's."""
+    families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
+    for experiment, result in pairs:
+        families[experiment.family].append((experiment, result))
+    return families
+
+
+def _kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
     """A sentence on each kernel."""
     return sorted(
         {
@@ -141,10 +151,7 @@ def counts_of(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str
 
 
 def _of_seed(pairs: Sequence[tuple[Experiment, Result]], usual: str) -> Iterator[Block]:
-    families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
-    for experiment, result in pairs:
-        families[experiment.family].append((experiment, result))
-    tables = _numbers(pairs)
+    families, tables = by_family(pairs), _numbers(pairs)
     alone = {rows[0][0]: _in_words(figures, rows[0][1:]) for figures, rows in tables.items() if len(rows) == 1}
     yield Points(
         [
@@ -183,18 +190,26 @@ def _findings(pairs: Sequence[tuple[Experiment, Result]], alone: Mapping[str, st
         if name in alone:
             yield f"Ours{_label(experiment)}: {alone[name]}."
     yield from _verdicts(pairs)
-    reasons: dict[Match, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    yield from reasons(
+        (experiment.variant or "", row)
+        for experiment, result in pairs
+        for row in compare(experiment.scenario, result.statistics)
+    )
     for experiment, result in pairs:
-        for row in compare(experiment.scenario, result.statistics):
-            if row.match in (Match.DIFFERENT, Match.NOT_COMPARABLE):
-                label = row.figure if experiment.variant is None else f"{experiment.variant} {row.figure}"
-                reasons[row.match][row.why or "The scenario's file gives no reason."].append(label)
-    for match, whys in reasons.items():
+        yield from (f"Failed{_label(experiment)}: {error}" for error in result.errors)
+
+
+def reasons(rows: Iterable[tuple[str, Comparison]]) -> Iterator[str]:
+    """Why our numbers are not the seed's; before each row is its variant."""
+    figures_of: dict[Match, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for place, row in rows:
+        if row.match in (Match.DIFFERENT, Match.NOT_COMPARABLE):
+            why = row.why or "The scenario's file gives no reason."
+            figures_of[row.match][why].append(f"{place} {row.figure}".strip())
+    for match, whys in figures_of.items():
         for why, figures in whys.items():
             which = f" ({', '.join(figures)})" if len(whys) > 1 else ""
             yield f"{match.value.capitalize()}{which}: {why}"
-    for experiment, result in pairs:
-        yield from (f"Failed{_label(experiment)}: {error}" for error in result.errors)
 
 
 def _label(experiment: Experiment) -> str:

@@ -15,11 +15,13 @@ from mptcp_lab.scenario.report import (
     Paragraph,
     Points,
     Table,
+    by_family,
     by_set,
     counts_of,
-    kernels,
+    introduction,
     options_of,
     ours_of,
+    reasons,
     usual_commit,
     verdicts_of,
 )
@@ -40,22 +42,16 @@ def make_summary(pairs: Sequence[tuple[Experiment, Result]], command: str) -> li
     """The document. `command` is what printed it."""
     usual = usual_commit(pairs)
     blocks: list[Block] = [
-        Heading(1, "The seeds' experiments, repeated"),
-        Paragraph(
+        *introduction(
+            pairs,
             "For each experiment of a seed: what the seed found, what ours gives, and whether expectations hold.\n"
-            f"Printed by `{command}`; that directory has the figures of each run."
-        ),
-        Points(
-            (
-                (f"Measured at {usual}, where no other commit is named.", ()),
-                *((kernel, ()) for kernel in kernels(pairs)),
-                ("Numbers are medians, with a range where it is wider; rates are in Mb/s.", ()),
-                ("`a ≈ b`: ours is a and the seed's b; they differ by 25 %, or what the scenario allows, at most.", ()),
-                ("`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.", ()),
-                ("`rates / 10`: the scenario's rates are the seed's divided by 10.", ()),
-                ("*Held*: an expectation of the scenario, with the figure or ratio of figures that it is about.", ()),
-                (f"*Idle*: below {BUSY} % the machine was measured, and not the network.", ()),
-            )
+            f"Printed by `{command}`; that directory has the figures of each run.",
+            "Numbers are medians, with a range where it is wider; rates are in Mb/s.",
+            "`a ≈ b`: ours is a and the seed's b; they differ by 25 %, or what the scenario allows, at most.",
+            "`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.",
+            "`rates / 10`: the scenario's rates are the seed's divided by 10.",
+            "*Held*: an expectation of the scenario, with the figure or ratio of figures that it is about.",
+            f"*Idle*: below {BUSY} % the machine was measured, and not the network.",
         ),
         Table(
             ("seed", "numbers", *(match.value for match in Match), "expectations", "not held"),
@@ -63,9 +59,7 @@ def make_summary(pairs: Sequence[tuple[Experiment, Result]], command: str) -> li
         ),
     ]
     for name, members in by_set(pairs):
-        families: dict[str, list[tuple[Experiment, Result]]] = defaultdict(list)
-        for experiment, result in members:
-            families[experiment.family].append((experiment, result))
+        families = by_family(members)
         blocks += (
             Heading(2, SETS.get(name, name)),
             Paragraph("\n".join(_commands(name, families, usual))),
@@ -134,7 +128,7 @@ def _findings(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
     yield from _lines("Ours", figures + busy)
     yield from _lines("Held", held)
     yield from missed
-    yield from _reasons(compared)
+    yield from reasons(compared)
     for (_, result), place in zip(pairs, places, strict=True):
         yield from (f"FAILED{f' ({place})' if place else ''}: {error}" for error in result.errors)
 
@@ -179,16 +173,3 @@ def _verdicts(pairs: Sequence[tuple[Experiment, Result]]) -> tuple[list[str], li
         for sentence, seen in held.items()
     ]
     return texts, missed
-
-
-def _reasons(rows: Iterable[tuple[str, Comparison]]) -> Iterator[str]:
-    """Why our numbers are not the seed's."""
-    reasons: dict[Match, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for place, row in rows:
-        if row.match in (Match.DIFFERENT, Match.NOT_COMPARABLE):
-            why = row.why or "The scenario's file gives no reason."
-            reasons[row.match][why].append(f"{place} {row.figure}".strip())
-    for match, whys in reasons.items():
-        for why, figures in whys.items():
-            which = f" ({', '.join(figures)})" if len(whys) > 1 else ""
-            yield f"{match.value.capitalize()}{which}: {why}"
