@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from commented_yaml import Entry, Setting, parse
-from markdown import code, prose, with_named_units
+from markdown_text import code, prose, with_named_units
 from mptcp_throttle.config.changes import services_to_restart
 from mptcp_throttle.config.schema import NetworkFile, ServiceFile
 from mptcp_throttle.config.validation import Section

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import Metric
 
-from markdown import code, table
+from markdown_text import code, table
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate

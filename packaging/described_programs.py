@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from markdown import code, sentences, with_named_units
+from markdown_text import code, sentences, with_named_units
 from packaged_programs import packaged_programs
 
 _ONCE: Final = {"help", "version", "config", "json"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from markdown import code, table
+from markdown_text import code, table
 
 _UNITS: Final = ("mptcp-sniffer", "mptcp-throttled", "mptcp-throttle-web")
 _SETTINGS: Final = (
@@ -23,24 +23,23 @@ _KINDS: Final = {"u": "user", "g": "group"}
 
 def rights() -> dict[str, list[str]]:
     """Users and groups; the directories for sockets; what each unit may do."""
-    directories = table(("path", "mode", "owner", "group"), map(_directory, _lines("systemd/tmpfiles.d")))
     return {
         "users": table(("kind", "name", "is"), _users()),
-        "directories": directories,
+        "directories": table(("path", "mode", "owner", "group"), _directories()),
         "units": table(("", *map(code, _UNITS)), _settings()),
     }
 
 
 def _lines(folder: str) -> list[str]:
+    """Those of the only file in a folder."""
     (file,) = Path(folder).iterdir()
-    return [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 def _users() -> Iterator[tuple[str, str, str]]:
     """Each with the comment above it, or its own."""
-    (file,) = Path("systemd/sysusers.d").iterdir()
     comment = ""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in _lines("systemd/sysusers.d"):
         if line.startswith("# "):
             comment = line.removeprefix("# ")
             continue
@@ -49,9 +48,11 @@ def _users() -> Iterator[tuple[str, str, str]]:
         yield _KINDS[kind], code(name), own[1] if own else comment
 
 
-def _directory(line: str) -> tuple[str, str, str, str]:
-    _, path, mode, owner, group, _ = line.split()
-    return code(path), mode, owner, group
+def _directories() -> Iterator[tuple[str, str, str, str]]:
+    for line in _lines("systemd/tmpfiles.d"):
+        if not line.startswith("#"):
+            _, path, mode, owner, group, _ = line.split()
+            yield code(path), mode, owner, group
 
 
 def _settings() -> Iterator[list[str]]:

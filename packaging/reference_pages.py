@@ -15,7 +15,7 @@ from described_keys import keys
 from described_metrics import metrics
 from described_programs import programs
 from described_rights import rights
-from markdown import code, sentences, table
+from markdown_text import code, sentences, table
 from mptcp_throttle.cli.monitoring import MONITORING_HELP
 from mptcp_throttle.errors import EXIT_STATUSES
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from markdown import prose, table
+from markdown_text import prose, table
 from mptcp_throttle.cli import parser as cli_parser
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
