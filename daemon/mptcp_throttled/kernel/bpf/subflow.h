@@ -13,17 +13,22 @@ static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_
 	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
 }
 
+static __always_inline struct mptcp_sock *connection_of(struct tcp_sock *tp)
+{
+	return (void *)BPF_CORE_READ(subflow_context(tp), conn);
+}
+
 /* The connection of a subflow, if it is one to the proxy; else NULL. It has the port of the socket
  * that accepted it. A subflow that the proxy's kernel has opened, to an address that the client has
  * announced, has a port of its own. */
 static __always_inline struct mptcp_sock *connection_to_proxy(struct tcp_sock *tp)
 {
-	struct sock *msk;
+	struct mptcp_sock *msk;
 
 	if (!BPF_CORE_READ(tp, is_mptcp))
 		return NULL;
-	msk = BPF_CORE_READ(subflow_context(tp), conn);
-	return msk && is_proxy_port(BPF_CORE_READ(msk, __sk_common.skc_num)) ? (struct mptcp_sock *)msk : NULL;
+	msk = connection_of(tp);
+	return msk && is_proxy_port(BPF_CORE_READ((struct sock *)msk, __sk_common.skc_num)) ? msk : NULL;
 }
 
 static __always_inline bool joined(struct tcp_sock *tp)
@@ -35,7 +40,7 @@ static __always_inline bool joined(struct tcp_sock *tp)
  * __mptcp_retransmit_pending_data). */
 static __always_inline bool recovers(struct tcp_sock *tp)
 {
-	struct mptcp_sock *msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
+	struct mptcp_sock *msk = connection_of(tp);
 
 	return msk && BPF_CORE_READ(msk, recovery);
 }

@@ -116,7 +116,7 @@ static __always_inline __u32 foreign_priority(__u32 priority)
  * */
 static __always_inline __u32 priority_of_connection(struct tcp_sock *tp)
 {
-	struct sock *msk = BPF_CORE_READ(subflow_context(tp), conn);
+	struct sock *msk = (void *)connection_of(tp);
 
 	return msk ? foreign_priority(BPF_CORE_READ(msk, sk_priority)) : 0;
 }
@@ -147,7 +147,7 @@ enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLO
 static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
 {
 	bool backups_used = true, preferred_backup = false;
-	struct mptcp_sock *msk = (void *)BPF_CORE_READ(subflow_context(tp), conn);
+	struct mptcp_sock *msk = connection_of(tp);
 	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
 	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
 
