@@ -11,12 +11,13 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import pytest
+from dropped_packets import dropped
 from examples import ETHERNET as ETHERNET_NETWORK
 from feature_release import released
 from polling import eventually
@@ -140,18 +141,9 @@ def frames(capture: socket.socket) -> list[Packet]:
             return received
 
 
-@contextmanager
-def tcp_dropped(host: Host) -> Iterator[None]:
+def tcp_dropped(host: Host) -> AbstractContextManager[None]:
     """The host drops all TCP segments that arrive on its eth0."""
-    rule = "INPUT", "-i", "eth0", "-p", "tcp", "-j", "DROP"
-    commands = "iptables", "ip6tables"
-    for command in commands:
-        host.run(command, "-I", *rule)
-    try:
-        yield
-    finally:
-        for command in commands:
-            host.run(command, "-D", *rule)
+    return dropped(host, "INPUT", "-i", "eth0", "-p", "tcp", commands=("iptables", "ip6tables"))
 
 
 class Segment:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
+from dropped_packets import dropped
 from polling import eventually
 from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, receive_rates, serving
 from refusals import refused
 from unsent_limits import UnsentLimitReader, UnsentLimits
 
-from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.process import Process
 from mptcp_lab.squid import PORT
@@ -62,17 +61,6 @@ Read = Callable[[], UnsentLimits]
 def limits(reader: UnsentLimitReader) -> Read:
     """Of the sockets on the proxy's port."""
     return lambda: reader.read(PORT)
-
-
-@contextmanager
-def unreachable(router: Host, address: str) -> Iterator[None]:
-    """The router drops, without a word, what is for this address."""
-    rule = ("FORWARD", "-d", address, "-j", "DROP")
-    router.run("iptables", "-I", *rule)
-    try:
-        yield
-    finally:
-        router.run("iptables", "-D", *rule)
 
 
 def connect(lab: Lab, port: int = PORT) -> Process:
@@ -127,7 +115,7 @@ def test_what_a_dead_preferred_path_had_is_sent_again_at_full_rate(
 ) -> None:
     client = hosts.lab.clients["both"]
     world.begin_paced(client=client)
-    with unreachable(hosts.lab.router, str(client.address(WIFI, 4))):
+    with dropped(hosts.lab.router, "FORWARD", "-d", str(client.address(WIFI, 4))):
         eventually(lambda: world.paced() == 0, "no socket paced")
         assert receive_rates(client, 1.5)["eth0"] > 5e6
         eventually(lambda: ONE_SEGMENT in limits().first, "limited")

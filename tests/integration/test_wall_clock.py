@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from dropped_packets import dropped
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, unique
 
@@ -53,12 +54,10 @@ def test_wall_clock_set_back_hides_no_end(world: ProxyWorld, services: ServicesW
     world.begin_capped()
     services.set_back()
     proxy, wifi = world.proxy, str(world.lab.client.address(WIFI, 4))
-    silence = ("OUTPUT", "-d", wifi, "-j", "DROP")
-    proxy.run("iptables-legacy", "-I", *silence)
-    proxy.run("ss", "-K", "-t", "dst", wifi)
-    assert wifi not in str(listed(proxy, PORT))
-    eventually(lambda: not world.capped(), "freed", within=5)
-    proxy.run("iptables-legacy", "-D", *silence)
+    with dropped(proxy, "OUTPUT", "-d", wifi, commands=("iptables-legacy",)):
+        proxy.run("ss", "-K", "-t", "dst", wifi)
+        assert wifi not in str(listed(proxy, PORT))
+        eventually(lambda: not world.capped(), "freed", within=5)
 
 
 def test_wall_clock_set_back_prolongs_no_pause(world: ProxyWorld, services: ServicesWithClock) -> None:
