@@ -27,6 +27,7 @@ from mptcp_throttled.vocabulary.operations import (
     InstallHtb,
     MakeAssignments,
     Operation,
+    OtherOperation,
     RemoveAssignments,
     RestoreQdisc,
 )
@@ -371,6 +372,19 @@ def test_htb_missing_on_an_interface_is_installed_and_its_classes_added() -> Non
     kernel = ModelKernel(incomplete)
     outcome = Reconciler(kernel).full(ONE)
     assert (outcome.done, outcome.applied, diff(kernel.state, ONE)) == (operations, ONE, ())
+
+
+class RefusingInterface(ModelKernel):
+    """A kernel in which one of several interfaces refuses HTB: what is read after that says so."""
+
+    def apply(self, operation: OtherOperation) -> None:
+        super().apply(operation)
+        if isinstance(operation, InstallHtb):
+            self.state = replace(self.state, qdisc=replace(self.state.qdisc, left_out=("eth1: refused",)))
+
+
+def test_interface_that_refuses_htb_is_reported_at_once() -> None:
+    assert Reconciler(RefusingInterface()).full(ONE).left_out == ("eth1: refused",)
 
 
 def test_interface_left_out_is_reported_and_the_others_are_throttled() -> None:

@@ -110,7 +110,7 @@ class Reconciler:
         progress = _Progress()
         try:
             state = self._read(plan)
-            obstacle, left_out = state.qdisc.obstacle, state.qdisc.left_out
+            obstacle = state.qdisc.obstacle
             if state.pacing.paces is None:
                 plan = replace(plan, paces=Map())
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
@@ -128,7 +128,7 @@ class Reconciler:
         self._pacing, self._made = state.pacing, frozenset(state.assignments)
         applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
         outcome = _outcome(progress, applied)
-        return replace(outcome, obstacle=obstacle, left_out=left_out)
+        return replace(outcome, obstacle=obstacle, left_out=state.qdisc.left_out)
 
     def incremental(self, applied: KernelPlan, wanted: KernelPlan) -> Outcome:
         """Bring the classes and subflows of a part of the plan from what is `applied` of them to what is `wanted`.
