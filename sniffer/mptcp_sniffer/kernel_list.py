@@ -40,11 +40,11 @@ _FIN: Final = 1
 _OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
 _OF_MPTCP: Final = frozenset({_TOKEN_LOC, _FLAGS, _ID_REM})
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
-_FLAGS_BACKUP: Final = 0b11_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
+_FLAG_BACKUP_BY_CLIENT, _FLAG_BACKUP_BY_PROXY = 0b01_0000, 0b10_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 
 
 class ListedSubflow(NamedTuple):
-    """A subflow as the kernel lists it; `address_id` is the client's.
+    """A subflow as the kernel lists it; `address_id` is the client's, and so is `backup`.
 
     `stalled`: the retransmission timer has expired twice in a row; once is normal on a lossy path. `closing`: the proxy
     has closed it, and not all queued data has been sent.
@@ -55,6 +55,7 @@ class ListedSubflow(NamedTuple):
     backup: bool
     stalled: bool = False
     closing: bool = False
+    backup_by_proxy: bool = False
 
 
 class KernelList(NamedTuple):
@@ -105,7 +106,8 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
         token = Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder))
         address_id = int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder)
         stalled = tcp.timer == _TIMER_RETRANSMIT and tcp.retransmits >= _STALLED_RETRANSMITS
-        yield ends, ListedSubflow(token, address_id, bool(flags & _FLAGS_BACKUP), stalled, closed)
+        by_client, by_proxy = bool(flags & _FLAG_BACKUP_BY_CLIENT), bool(flags & _FLAG_BACKUP_BY_PROXY)
+        yield ends, ListedSubflow(token, address_id, by_client, stalled, closed, by_proxy)
 
 
 def _unsent(tcp: TcpSocket) -> int:

@@ -59,7 +59,8 @@ class Sniffer:
     def _begin_tracking(self) -> None:
         settings = self._config.sniffer
         bounds = Bounds(settings.max_connections, settings.max_half_open)
-        self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, self._events.append)
+        steered = self._config.daemon.steering
+        self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, self._events.append, steered=steered)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start.

@@ -75,7 +75,8 @@ class Bounds(NamedTuple):
 class _LiveSubflow:
     """`sequence`, the client's initial sequence number, distinguishes it from a later subflow on the same ports; None
     if known from the kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
-    last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before."""
+    last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before.
+    `backup_claimed`: what the client was seen to ask for last, whether the kernel has confirmed it or not."""
 
     ends: FourTuple
     opened_at: float
@@ -85,6 +86,7 @@ class _LiveSubflow:
     address_id: int = 0
     proxy_address_id: int = 0
     backup_at_join: bool = False
+    backup_claimed: bool = False
     backup_by_client: bool = False
     backup_by_proxy: bool = False
     stalled: bool = False
@@ -115,7 +117,8 @@ class Tracker:
     Beyond `bounds.connections` a new connection replaces an unauthenticated connection; if there is none, it is not
     tracked, and so never throttled. `counters` count segments and changes by kind; `on_event` is called for each event.
     `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the subflows on all ports,
-    since the proxy has opened some itself, or may have.
+    since the proxy has opened some itself, or may have. `steered`: the daemon may tell the kernel that a subflow is a
+    backup (daemon.steering), so that the kernel is believed only where the client was seen to ask for it.
     """
 
     def __init__(
@@ -124,7 +127,10 @@ class Tracker:
         bounds: Bounds,
         trust: Trust = Trust.HANDSHAKE,
         on_event: Callable[[Event], None] = lambda _event: None,
+        *,
+        steered: bool = False,
     ) -> None:
+        self._steered = steered
         self._ports = frozenset(ports)
         self._bounds = bounds
         self._on_event = on_event
@@ -327,6 +333,8 @@ class Tracker:
             if entry is None:
                 return
             entry.subflows[ends].idle_since = at
+            if by_client and isinstance(option, MpPrio):
+                entry.subflows[ends].backup_claimed = option.backup
             if by_client and isinstance(option, MpPrio | RemoveAddr | MpFail) and self._is_left_to_kernel():
                 continue
             match option:
@@ -465,7 +473,11 @@ class Tracker:
             self._unconfirmed = True
             yield from self._note_closing(entry, event.ends, at)
         else:
-            yield from self._set_backup(entry, event.ends, event.backup, at, by_client=True)
+            backup = self._asked_by_client(entry.subflows[event.ends], kernel_says=event.backup)
+            yield from self._set_backup(entry, event.ends, backup, at, by_client=True)
+
+    def _asked_by_client(self, live: _LiveSubflow, *, kernel_says: bool) -> bool:
+        return kernel_says and (live.backup_claimed or not self._steered)
 
     def _expect_other_ports(self, token: Token) -> None:
         """Ask for a kernel list of all ports if the proxy has opened a subflow of this connection and it is tracked."""
@@ -535,10 +547,17 @@ class Tracker:
             kind = EventKind.STALLED if listed.stalled else EventKind.RECOVERED
             self._report(kind, at, entry, live, "in the kernel list")
             yield entry.token
-        if live.backup != listed.backup and self._is_settled(live, at):
-            live.backup_by_client, live.backup_by_proxy = listed.backup, False
+        if self._is_settled(live, at) and self._apply_listed_backup(live, listed):
             self._report(EventKind.BACKUP_CHANGED, at, entry, live, "in the kernel list")
             yield entry.token
+
+    def _apply_listed_backup(self, live: _LiveSubflow, listed: ListedSubflow) -> bool:
+        """Take what the kernel says of the priority; whether that changes it."""
+        backup = listed.backup_by_proxy or self._asked_by_client(live, kernel_says=listed.backup)
+        if live.backup == backup:
+            return False
+        live.backup_by_client, live.backup_by_proxy = backup, False
+        return True
 
     def _add_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         token = listed.token
@@ -557,8 +576,7 @@ class Tracker:
             live = _LiveSubflow(_unpack(ends), at, at, at, None, listed.address_id, backup_at_join=listed.backup)
         else:
             live = _live(joined, at)
-        if live.backup != listed.backup:
-            live.backup_by_client, live.backup_by_proxy = listed.backup, False
+        self._apply_listed_backup(live, listed)
         live.stalled = listed.stalled
         self.counters["learned_from_kernel"] += 1
         self._add(entry, ends, live, at, "in the kernel list")
@@ -590,7 +608,7 @@ def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
     live = _LiveSubflow(_unpack(handshake.ends), handshake.at, at, at, handshake.sequence)
     if isinstance(handshake, Joined):
         live.address_id, live.proxy_address_id = handshake.address_id, handshake.proxy_address_id
-        live.backup_at_join = live.backup_by_client = handshake.backup
+        live.backup_at_join = live.backup_by_client = live.backup_claimed = handshake.backup
         live.backup_by_proxy = handshake.proxy_backup
     return live
 
