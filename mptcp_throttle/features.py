@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 class FeatureName(StrEnum):
     """The features, as `status --json` names them."""
 
+    STEERING = "steering"
     PACING = "pacing"
     UPLINKS = "uplinks"
     DISCARDS = "discards"
@@ -28,6 +29,11 @@ FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
         "caps are decided in the kernel",
         "missing, so a cap slows down the whole connection",
         "docs/explanation/paces.md says what it needs",
+    ),
+    FeatureName.STEERING: FeatureTexts(
+        "capped subflows are held back while preferred ones can do without them",
+        "missing, so capped subflows carry data that preferred ones could carry",
+        "docs/explanation/steering.md says what it needs",
     ),
     FeatureName.DISCARDS: FeatureTexts(
         "clients are kept from discarding segments",

@@ -36,6 +36,7 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.classifier",
         "daemon.replace_any_qdisc",
         "daemon.pacing",
+        "daemon.steering",
         "daemon.prevent_discards",
         "daemon.cgroup",
         "metrics.listen",

@@ -174,6 +174,7 @@ class DaemonSection(Section):
     other_traffic: RateText | None = None
     replace_any_qdisc: Flag = False
     pacing: Flag = True
+    steering: Flag = True
     prevent_discards: Flag = True
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
 

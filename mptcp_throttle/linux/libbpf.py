@@ -89,6 +89,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bpf_map__key_size": (ctypes.c_uint32, _POINTER),
     "bpf_map__value_size": (ctypes.c_uint32, _POINTER),
     "bpf_map__set_map_flags": (_INT, _POINTER, ctypes.c_uint32),
+    "bpf_map__reuse_fd": (_INT, _POINTER, _INT),
     "bpf_map__set_initial_value": (_INT, _POINTER, _POINTER, ctypes.c_size_t),
     "bpf_program__fd": (_INT, _POINTER),
     "bpf_program__attach_iter": (_POINTER, _POINTER, _POINTER),
@@ -226,31 +227,42 @@ class BpfObject:
     """The programs and maps of an object file in the kernel, until `close` or the end of this process.
 
     `constants` is the content of the object's section `.rodata`, the variables that are constant once it is loaded.
-    `map_flags` are flags (BPF_F_*) of maps by name. All methods raise KernelError; the constructor with the verifier's
-    last line.
+    `map_flags` are flags (BPF_F_*) of maps by name, `shared` maps of other objects that it has instead of its own. All
+    methods raise KernelError; the constructor with the verifier's last line.
     """
 
-    def __init__(self, path: Path, constants: bytes = b"", map_flags: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        constants: bytes = b"",
+        map_flags: Mapping[str, int] | None = None,
+        shared: Mapping[str, BpfMap] | None = None,
+    ) -> None:
         self._library = _libbpf()
         self._links: dict[str, int] = {}
         self._object = 0
         fault_point("bpf object load")
         if not path.exists():
             raise KernelError(f"load {path.name}", errno.ENOENT, f"{path} is missing: run make in {path.parent}")
-        flags = map_flags or {}
+        maps = map_flags or {}, shared or {}
         try:
-            self._load(path, constants, flags, None)
+            self._load(path, constants, *maps, None)
         except KernelError:
             self.close()
             # Once more for the verifier's log, which may have megabytes.
             try:
-                self._load(path, constants, flags, ctypes.create_string_buffer(_LOG_BYTES))
+                self._load(path, constants, *maps, ctypes.create_string_buffer(_LOG_BYTES))
             except KernelError:
                 self.close()
                 raise
 
     def _load(
-        self, path: Path, constants: bytes, map_flags: Mapping[str, int], log: ctypes.Array[ctypes.c_char] | None
+        self,
+        path: Path,
+        constants: bytes,
+        map_flags: Mapping[str, int],
+        shared: Mapping[str, BpfMap],
+        log: ctypes.Array[ctypes.c_char] | None,
     ) -> None:
         library, options = self._library, _OpenOptions(sz=ctypes.sizeof(_OpenOptions))
         if log is not None:
@@ -262,6 +274,9 @@ class BpfObject:
             _checked("set constants", library.bpf_map__set_initial_value(constants_map, constants, len(constants)))
         for name, flags in map_flags.items():
             _checked(f"set flags of map {name}", library.bpf_map__set_map_flags(self._find("map", name), flags))
+        for name, map_ in shared.items():
+            reused = library.bpf_map__reuse_fd(self._find("map", name), map_.descriptor)
+            _checked(f"share map {name}", reused)
         result = library.bpf_object__load(self._object)
         _checked(f"load {path.name}", result, "" if log is None else _last_line(log.value))
 

@@ -12,8 +12,8 @@ import pytest
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interface
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 
 FOREIGN = ("prio", "5", "protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")

@@ -26,9 +26,9 @@ from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import find_interface
 from mptcp_throttled.kernel.uplink.announced_windows import AnnouncedWindow
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import ThrottledUplink, Told, UplinkProgram
 
 TIMESTAMPS: Final = [("NOP", None), ("NOP", None), ("Timestamp", (1000, 2000))]

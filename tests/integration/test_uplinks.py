@@ -26,9 +26,9 @@ from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplink.acks import Ack, list_acks
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.vocabulary.decision import Share, Throttle
 

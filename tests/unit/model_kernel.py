@@ -115,6 +115,7 @@ class ModelKernel:
         self.closed: list[ClosedSubflow] = []
         self.pacing = ModelFeature()
         self.discards = ModelFeature()
+        self.steering = ModelFeature()
         self.classifier = "rules"
         self.numbered = False  # whether an error tells which operation was refused
 
@@ -126,7 +127,11 @@ class ModelKernel:
     @property
     def features(self) -> dict[str, Feature]:
         """The features beside the classes, without uplinks."""
-        return {FeatureName.PACING: self.pacing, FeatureName.DISCARDS: self.discards}
+        return {
+            FeatureName.STEERING: self.steering,
+            FeatureName.PACING: self.pacing,
+            FeatureName.DISCARDS: self.discards,
+        }
 
     def closed_subflows(self) -> list[ClosedSubflow]:
         closed, self.closed = self.closed, []

@@ -8,9 +8,11 @@ import pytest
 from examples import ETHERNET, WIFI, connection, ends, kernel_plan, subflow
 from policy_oracle import decision_table
 
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.observing.enforcement import GRACE_SECONDS, Enforcement
+from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -22,11 +24,12 @@ PACE = 117_500
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    """A capped subflow and its free sibling, with the kernel program."""
+    """A capped subflow and its free sibling, with the kernel program that paces."""
     table = decision_table((WIFI, ETHERNET))
     table.replace({Token(1): connection(1, subflow("10.1.0.2"), subflow("10.2.0.2"))})
     plan = kernel_plan({2: CAP}, {CAPPED: 2}, {CAPPED: PACE})
-    return Snapshot(decisions=table.decisions, applied=plan, classifier="socket")
+    features: dict[str, FeatureState] = {FeatureName.STEERING: FeatureState("daemon.steering is false")}
+    return Snapshot(decisions=table.decisions, applied=plan, classifier="socket", features=features)
 
 
 def state(minor: int, pace: int | None, sent: int) -> SocketState:
@@ -51,6 +54,12 @@ def observe(
         classes = {2: round(counted * sent_per_second.get(CAPPED, 0) * second)}
         enforcement = enforcement.after(Observation(float(second), sockets, classes), snapshot)
     return enforcement
+
+
+def test_held_subflow_needs_no_pace(snapshot: Snapshot) -> None:
+    steered = replace(snapshot, features={FeatureName.STEERING: FeatureState()})
+    assert observe(steered, {CAPPED: 100_000}, paced=False).not_enforced == {}
+    assert observe(snapshot, {CAPPED: 100_000}, paced=False).not_enforced == {CAPPED: "its socket is not paced"}
 
 
 def test_rates_are_what_sockets_send(snapshot: Snapshot) -> None:

@@ -12,14 +12,14 @@ CELL = Cell("native", "lab", "bbr", (0, 0))
 def test_ratio_of_a_download_is_to_the_median_of_wifi_alone() -> None:
     times = {
         ("wifi", "1"): [Fetched(seconds, 0) for seconds in (1.0, 2.0, 9.0)],
-        ("kernel", "1"): [Fetched(seconds / 10, 500) for seconds in range(100, 0, -1)],
+        ("steered", "1"): [Fetched(seconds / 10, 500) for seconds in range(100, 0, -1)],
     }
     kernel, wifi = rows(CELL, times)
     assert (wifi["median_ratio"], wifi["max_ratio"]) == (1.0, 4.5)
     assert [kernel[name] for name in ("runs", "median", "p90", "p99", "max")] == [100, 5.05, 9.0, 9.9, 10.0]
     assert [kernel[f"{name}_ratio"] for name in ("p90", "p99", "max")] == [4.5, 4.95, 5.0]
     assert kernel["ethernet_bytes"]["max"] == 500
-    assert (kernel["world"], kernel["delay"], kernel["variant"]) == ("lab", (0, 0), "kernel")
+    assert (kernel["world"], kernel["delay"], kernel["variant"]) == ("lab", (0, 0), "steered")
 
 
 def test_ratio_of_a_late_download_is_to_its_own_ideal() -> None:

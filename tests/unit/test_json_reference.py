@@ -35,7 +35,7 @@ from mptcp_throttled.control.requests import Request, T
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Clock, Now
-from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -225,8 +225,12 @@ class Comparison:
 
 def of_counters(comparison: Comparison) -> None:
     """The models count nothing, and the sniffer's counters begin to exist when something is counted."""
-    pacing, uplinks, discards = asdict(ProgramCounters()), asdict(UplinkCounters()), asdict(DiscardCounters())
-    counters = {"pacing": pacing, "uplinks": uplinks, "discards": discards}
+    counters = {
+        "steering": asdict(SteeringCounters()),
+        "pacing": asdict(ProgramCounters()),
+        "uplinks": asdict(UplinkCounters()),
+        "discards": asdict(DiscardCounters()),
+    }
     features = {name: {"problem": None, "counters": each} for name, each in counters.items()}
     comparison.of_object(features, ("features", ""))
     sources = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "sniffer/mptcp_sniffer").glob("*.py"))

@@ -12,11 +12,12 @@ import pytest
 from btf import Btf, Kind
 
 from mptcp_throttle.linux.c_layout import formats, size_of
-from mptcp_throttled.kernel import networks_map, program_layout
+from mptcp_throttled.kernel import networks_map, program_layout, reminder
 from mptcp_throttled.kernel.sockets import program as socket_program
+from mptcp_throttled.kernel.steering import program as steering_program
 from mptcp_throttled.kernel.uplink import program as uplink_program
 from mptcp_throttled.kernel.uplink import uplinks
-from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = sorted(program_layout.OBJECTS.glob("*.bpf.o"))
 SOURCES: Final = sorted(program_layout.OBJECTS.glob("*.bpf.c"))
@@ -25,7 +26,12 @@ LAYOUTS: Final[dict[str, type[NamedTuple]]] = {
     for layout in vars(program_layout).values()
     if isinstance(layout, type) and layout.__module__ == program_layout.__name__
 }
-COUNTERS: Final = {"counter": ProgramCounters, "uplink_counter": UplinkCounters, "discards_counter": DiscardCounters}
+COUNTERS: Final = {
+    "counter": ProgramCounters,
+    "uplink_counter": UplinkCounters,
+    "discards_counter": DiscardCounters,
+    "steering_counter": SteeringCounters,
+}
 SK_STORAGE: Final = 24
 """BPF_MAP_TYPE_SK_STORAGE (include/uapi/linux/bpf.h): the daemon reads nothing of what a program keeps at a socket."""
 
@@ -92,6 +98,7 @@ def test_enumerations_are_those_of_the_objects(objects: dict[Path, Btf]) -> None
         if btf.kind(number) is Kind.ENUM
     }
     assert in_c.pop("told") == {told.name: told.value for told in uplink_program.Told}
+    assert in_c.pop("proxy_told") == {told.name: told.value for told in steering_program.Told}
     assert in_c.keys() == COUNTERS.keys()
     for name, kind in COUNTERS.items():
         indices = {index: enumerator for enumerator, index in in_c[name].items()}
@@ -114,7 +121,10 @@ def defined(header: str, name: str) -> int:
         ("uplink.h", "MAX_ASSIGNMENTS", uplink_program._MAX_ASSIGNMENTS),
         ("uplink.h", "FORGOTTEN", uplink_program._FORGOTTEN),
         ("uplink.h", "UNBOUNDED", uplink_program._UNBOUNDED.scale),
-        ("uplink.bpf.c", "CREDIT_NS", uplinks._REMIND_SECONDS * 1e9),
+        ("uplink.bpf.c", "CREDIT_NS", reminder.REMIND_SECONDS * 1e9),
+        ("steering.bpf.c", "CREDIT_NS", reminder.REMIND_SECONDS * 1e9),
+        ("steering.h", "MAX_STEERED", steering_program._SLOTS),
+        ("steering.bpf.c", "VISITS", steering_program._VISITS),
     ],
 )
 def test_constants_are_those_of_the_source(header: str, name: str, number: float) -> None:

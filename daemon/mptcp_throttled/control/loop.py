@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import ClassifierKind
+from mptcp_throttle.model import ClassifierKind, Direction
 from mptcp_throttled.control.requests import carry_out
 from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
-from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler, uplink_changes
+from mptcp_throttled.enforcing.share_changes import caps_of, share_changes
+from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
 from mptcp_throttled.policy.decisions import DecisionTable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.control.source import Source, TableUpdate
     from mptcp_throttled.vocabulary.applied import Applied
     from mptcp_throttled.vocabulary.clock import Clock
-    from mptcp_throttled.vocabulary.decision import Decision, Previous
+    from mptcp_throttled.vocabulary.decision import Decision, Previous, Throttle
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -65,7 +66,8 @@ class DecidingKernel(Kernel, Protocol):
 class Loop:
     """The control loop without its thread: `step` is called from outside.
 
-    `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed.
+    `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
+    `steer` those that have another cap of downloads, or none.
     `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -79,6 +81,7 @@ class Loop:
         features: Mapping[str, Feature],
         clock: Clock,
         note_closed: Callable[[Iterable[ClosedSubflow]], None],
+        steer: Callable[[Mapping[FourTuple, Throttle | None]], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -86,6 +89,7 @@ class Loop:
         self._kernel = kernel
         self._clock = clock
         self._note_closed = note_closed
+        self._steer = steer
         self._terms = CurrentTerms()
         self._decisions = DecisionTable()
         self._planner = Planner()
@@ -163,7 +167,9 @@ class Loop:
         delta = self._planner.update(previous, decisions, terms, now, settings, self._keeper.refused_minors)
         applied = self._keeper.step(delta, daemon.reconcile_interval)
         may_live = update is not None and update.whole
-        uplinks = self._uplinks.step(uplink_changes(previous, decisions), terms, may_live=may_live)
+        uplink_changes = share_changes(previous, decisions, Direction.UPLINK)
+        uplinks = self._uplinks.step(uplink_changes, terms, may_live=may_live)
+        self._steer(caps_of(self._changed_caps(previous, terms), terms))
         concerned, adopted = self._concerned(delta, applied), self._adopted
         throttled, transitions = update_throttled(
             before.throttled, concerned, applied.plan, decisions, terms, adopted, self._began, self._clock.monotonic()
@@ -199,6 +205,14 @@ class Loop:
         decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
         decisions.update((d.subflow.ends, d) for each in self._decisions.decisions.values() for d in each)
         return decisions
+
+    def _changed_caps(self, previous: Previous, terms: PresentTerms) -> Mapping[FourTuple, Decision | None]:
+        """The decisions for the subflows whose share of a download may have changed, or its rate."""
+        changes = share_changes(previous, self._decisions.decisions, Direction.DOWNLINK)
+        if terms is self.snapshot.terms:
+            return changes
+        all_ = {decision.subflow.ends: decision for each in self._decisions.decisions.values() for decision in each}
+        return {**all_, **changes}
 
     def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
         """Decide for the connections that a change concerns; their decisions before."""

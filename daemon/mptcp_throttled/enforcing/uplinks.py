@@ -22,10 +22,10 @@ from mptcp_throttled.vocabulary.terms import PresentTerms
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from mptcp_throttle.model import FourTuple, Token
+    from mptcp_throttle.model import FourTuple
     from mptcp_throttled.vocabulary.clock import Clock
     from mptcp_throttled.vocabulary.counters import UplinkCounters
-    from mptcp_throttled.vocabulary.decision import Decision, Previous, Throttle
+    from mptcp_throttled.vocabulary.decision import Decision, Throttle
 
 _FIRST_DELAY_SECONDS: Final = 0.1
 _DETACH_SECONDS: Final = 0.25
@@ -259,19 +259,3 @@ def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: b
         for ends, decision in changes.items()
         if (not may_live if decision is None else decision.uplink.share is None and decision.subflow.backup)
     )
-
-
-def uplink_changes(
-    previous: Previous, present: Mapping[Token, tuple[Decision, ...]]
-) -> dict[FourTuple, Decision | None]:
-    """The decisions for the subflows whose uplink has another share or none now; None: the subflow has ended."""
-    before = {
-        d.subflow.ends: share
-        for decisions in previous.values()
-        for d in decisions
-        if (share := d.uplink.share) is not None
-    }
-    after = {decision.subflow.ends: decision for token in previous for decision in present.get(token, ())}
-    changes: dict[FourTuple, Decision | None] = {ends: None for ends in before if ends not in after}
-    changes.update((ends, decision) for ends, decision in after.items() if before.get(ends) != decision.uplink.share)
-    return changes

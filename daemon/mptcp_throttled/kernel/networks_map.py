@@ -16,7 +16,9 @@ from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
 _NO_PREFERENCE: Final = 0xFFFF_FFFF
-_NO_NETWORK: Final = pack(program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False))
+_NO_NETWORK: Final = pack(
+    program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False, steered=False)
+)
 
 
 class NetworksMap:
@@ -25,23 +27,27 @@ class NetworksMap:
     def __init__(self, networks: BpfMap) -> None:
         self._map = networks
         self._networks: Sequence[AccessNetwork] | None = None
+        self._steered = False
         self._elements: dict[bytes, bytes] = {}
 
-    def set(self, networks: Sequence[AccessNetwork]) -> None:
-        """Change what differs; nothing is packed if these are the present ones. Raises KernelError."""
-        if networks is self._networks:
+    def set(self, networks: Sequence[AccessNetwork], *, steered: bool = False) -> None:
+        """Change what differs; nothing is packed if these are the present ones. Raises KernelError.
+
+        `steered`: the steering programs hold capped subflows back.
+        """
+        if networks is self._networks and steered == self._steered:
             return
-        wanted = pack_networks(networks)
+        wanted = pack_networks(networks, steered=steered)
         self._map.update({key: value for key, value in wanted.items() if self._elements.get(key) != value})
         self._map.delete_all(self._elements.keys() - wanted)
-        self._networks, self._elements = networks, wanted
+        self._networks, self._steered, self._elements = networks, steered, wanted
 
 
-def pack_networks(networks: Iterable[AccessNetwork]) -> dict[bytes, bytes]:
+def pack_networks(networks: Iterable[AccessNetwork], *, steered: bool = False) -> dict[bytes, bytes]:
     """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
     # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
     no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
-    of_networks = ((network.subnets, _network(network)) for network in networks)
+    of_networks = ((network.subnets, _network(network, steered=steered)) for network in networks)
     return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
 
 
@@ -50,9 +56,9 @@ def _prefix(subnet: Network) -> bytes:
     return pack(program_layout.Prefix(bits, mapped(subnet.network_address)))
 
 
-def _network(network: AccessNetwork) -> bytes:
+def _network(network: AccessNetwork, *, steered: bool) -> bytes:
     cap = network.rates.get(RateKind.CAP)
     pace = 0 if cap is None else payload_pace(cap, 1)
     provisional_ns = round(network.provisional * 1e9)
     is_limited = RateKind.LIMIT in network.rates
-    return pack(program_layout.Network(network.preference, pace, provisional_ns, limited=is_limited))
+    return pack(program_layout.Network(network.preference, pace, provisional_ns, is_limited, steered))

@@ -17,14 +17,14 @@ from mptcp_throttle.linux.c_layout import U32, U64, pack, size_of, struct_of, un
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
-from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, UplinkCounters
+from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
 
 _MAX_PORTS: Final = 16
 _PORTS: Final = Struct(f"{_MAX_PORTS}I")
 
-_Counters = TypeVar("_Counters", UplinkCounters, ProgramCounters, DiscardCounters)
+_Counters = TypeVar("_Counters", UplinkCounters, ProgramCounters, DiscardCounters, SteeringCounters)
 
 
 class Settings(NamedTuple):
@@ -63,7 +63,7 @@ class Network(NamedTuple):
     pace: U32
     provisional_ns: U64
     limited: U32
-    padding: U32 = 0
+    steered: U32
 
 
 class Closed(NamedTuple):
@@ -122,6 +122,31 @@ class Uplink(NamedTuple):
     window_scale: U32
     round_trip_us: U32
     ack: PackedLastAck
+
+
+class Bucket(NamedTuple):
+    """The rate that capped subflows share."""
+
+    ns_per_kib: U64
+    paid_at: U64
+    open_until: U64
+
+
+class Steered(NamedTuple):
+    """A subflow on a network with a cap."""
+
+    told_at: U64
+    looked_at: U64
+    open_until: U64
+    bytes: U64
+    told: U32
+    is_capped: U32
+    client_wants_backup: U32
+    slot: U32
+    interface: U32
+    sequence: U32
+    acknowledged: U32
+    first_acknowledged: U32
 
 
 class Ack(NamedTuple):

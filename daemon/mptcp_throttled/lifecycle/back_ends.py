@@ -9,9 +9,11 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.features import FeatureName
+from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import BackEnd
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
 from mptcp_throttled.kernel.linux_kernel import Htb, LinuxKernel
@@ -19,6 +21,7 @@ from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.kernel.steering.steering import Steering
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.features import Absent, Feature
 
@@ -42,8 +45,12 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[Linux
 
     `keep` is given the descriptor of the kernel program's link.
     """
-    sockets = _paced_sockets(config, keep)
+    steering = _steering(config)
+    steered_map = (lambda: steering.subflows_map) if isinstance(steering, Steering) else lambda: None
+    sockets = _paced_sockets(config, keep, steered_map)
     features: dict[str, Feature] = {
+        # First: it must know the marks of an earlier instance before those change that tell them from a client's.
+        FeatureName.STEERING: steering,
         FeatureName.PACING: sockets or Absent("daemon.pacing is false"),
         FeatureName.DISCARDS: _discard_prevention(config),
     }
@@ -120,11 +127,27 @@ _BACK_ENDS: Final = {
 """A new back end is registered here."""
 
 
-def _paced_sockets(config: Config, keep: Callable[[int | None], None] = lambda _: None) -> PacedSockets | None:
+def _paced_sockets(
+    config: Config,
+    keep: Callable[[int | None], None] = lambda _: None,
+    steered_map: Callable[[], BpfMap | None] = lambda: None,
+) -> PacedSockets | None:
     if not config.daemon.pacing:
         return None
-    cgroup = config.daemon.cgroup
-    return PacedSockets(config.proxy.ports, None if cgroup is None else Path(cgroup), keep=keep)
+    cgroup = None if config.daemon.cgroup is None else Path(config.daemon.cgroup)
+    return PacedSockets(config.proxy.ports, cgroup, keep=keep, steered_map=steered_map)
+
+
+def _steering(config: Config) -> Steering | Absent:
+    if not config.daemon.steering:
+        return Absent("daemon.steering is false")
+    if not config.daemon.pacing:
+        return Absent("daemon.pacing is false")
+    # Without kernel_view the proxy's sockets are on another host.
+    if not config.sniffer.kernel_view:
+        return Absent("sniffer.kernel_view is false")
+    filters = ClsactFilters(config.sockets.daemon.parent, FilterSet.STEERING)
+    return Steering(config.proxy.interfaces, config.proxy.ports, filters)
 
 
 def _discard_prevention(config: Config) -> Feature:

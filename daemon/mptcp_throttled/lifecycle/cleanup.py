@@ -13,9 +13,10 @@ from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttled.enforcing.reconciler import Reconciler
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
+from mptcp_throttled.kernel.steering.steering import remove_leftovers as remove_leftovers_of_steering
 from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
 from mptcp_throttled.lifecycle import back_ends
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.lifecycle.port_record import PortRecord
@@ -60,6 +61,17 @@ def release_old_ports(recorded: Collection[int], ports: Collection[int], kept: K
             release_sockets(PacedSockets((port,)).free_sockets)
 
 
+def free_steered(filters: ClsactFilters, ports: Collection[int]) -> None:
+    """Free the subflows that another instance has held back; what cannot be freed is logged.
+
+    Before its sockets are freed: what they have tells these subflows from those that clients want as backups.
+    """
+    try:
+        remove_leftovers_of_steering(filters, [*ports])
+    except KernelError as error:
+        _log.warning("subflows may stay backups, and carry nothing beside others: %s", error)
+
+
 def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
     """Free the uplinks that another instance has left throttled; what cannot be freed is logged.
 
@@ -68,11 +80,10 @@ def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]
     """
     untold = directory / _UNTOLD
     try:
-        interfaces = filters.interfaces()
-        if interfaces:
+        if filters.with_filters():
             with os_errors(f"{untold}"):
                 write_atomically(untold, "")
-        for interface in interfaces:
+        for interface in filters.interfaces():
             filters.detach(interface)
         filters.forget_stale()
     except KernelError as error:
@@ -140,13 +151,15 @@ def clean_up_host(path: Path) -> None:
         directory = find_daemon_directory(path)
         kernel, unused = back_ends.unconfigured_kernels(directory)
     with service.single_instance(directory, "mptcp-throttled", group):
+        record = PortRecord(directory)
+        recorded = record.load()
+        with closing(ClsactFilters(directory, FilterSet.STEERING)) as steering:
+            free_steered(steering, recorded)
         try:
             clean_up(kernel)
         finally:
             if unused is not None:
                 remove_leftovers(unused)
-            record = PortRecord(directory)
-            recorded = record.load()
             with closing(ClsactFilters(directory)) as filters:
                 free_uplinks(filters, directory, recorded)
             release_old_ports(recorded, (), KeptLink())

@@ -28,6 +28,7 @@ from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
 from mptcp_throttled.control.source import TableSource
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.steering.steering import Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.lifecycle.cleanup import release_sockets
@@ -79,7 +80,14 @@ class Daemon:
         self._history = History(config.state_directory / "history.sqlite", boot)
         self._clock = clock
         self._accounts = accounts = Accounts(self._history, clock)
-        self._loop = Loop(self._running, operator, self._source, kernel, uplinks, features, clock, accounts.note_closed)
+        steering = features[FeatureName.STEERING]
+        steer = steering.assign if isinstance(steering, Steering) else lambda _: None
+        self._own_ports = kernel.htb.ports | uplinks.ports
+        if isinstance(steering, Steering):
+            self._own_ports |= steering.ports
+        self._loop = Loop(
+            self._running, operator, self._source, kernel, uplinks, features, clock, accounts.note_closed, steer
+        )
         self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, accounts)
         self._metrics = MetricsServer()
         self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
@@ -115,8 +123,7 @@ class Daemon:
             _log.info("throttling on %s, networks %s", ", ".join(config.proxy.interfaces), networks)
             eventlog.log_pause_at_start(loop.snapshot.operator.pause, time.monotonic())
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
-            own_ports = self._kernel.htb.ports | self._uplinks.ports
-            Notifications(config.proxy.interfaces, own_ports, self._kernel_changed).start()
+            Notifications(config.proxy.interfaces, self._own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()
             self._serve_metrics()

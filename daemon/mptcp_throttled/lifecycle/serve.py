@@ -10,12 +10,20 @@ from pathlib import Path
 from mptcp_throttle import logs, service
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters
+from mptcp_throttled.kernel.steering.steering import Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.lifecycle import back_ends
-from mptcp_throttled.lifecycle.cleanup import free_uplinks, release_old_ports, remove_leftovers, require_capabilities
+from mptcp_throttled.lifecycle.cleanup import (
+    free_steered,
+    free_uplinks,
+    release_old_ports,
+    remove_leftovers,
+    require_capabilities,
+)
 from mptcp_throttled.lifecycle.daemon import Daemon
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.lifecycle.port_record import PortRecord
@@ -35,15 +43,18 @@ def serve(path: Path) -> None:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
+        record = PortRecord(directory)
+        recorded = record.load()
         kernel, features = back_ends.kernel_of(config, kept.replace)
+        if not isinstance(features[FeatureName.STEERING], Steering):
+            with closing(ClsactFilters(directory, FilterSet.STEERING)) as steering:
+                free_steered(steering, recorded)
         service.require_writable(config.state_directory)
         # First: if this back end cannot be used, no subflow may stay throttled by the other one.
         unused = back_ends.unused_kernel(config)
         if unused is not None:
             remove_leftovers(unused)
         _check_kernel(kernel)
-        record = PortRecord(directory)
-        recorded = record.load()
         with closing(ClsactFilters(directory)) as filters:
             free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)

@@ -123,8 +123,12 @@ def _differences(
             yield ends, _STARVED if state.pace is None else _STARVED_BUT_PACED
         elif by_socket and state.minor != minor:
             yield ends, _NOT_IN_CLASS if minor else _IN_CLASS
-        elif snapshot.problem_of(FeatureName.PACING) is None and (state.pace is not None) != (ends in applied.paces):
-            yield ends, _NOT_PACED if ends in applied.paces else _PACED
+        elif snapshot.problem_of(FeatureName.PACING) is not None:
+            continue
+        elif state.pace is not None and ends not in applied.paces:
+            yield ends, _PACED
+        elif state.pace is None and ends in applied.paces and snapshot.problem_of(FeatureName.STEERING) is not None:
+            yield ends, _NOT_PACED
 
 
 def _classes_without_traffic(

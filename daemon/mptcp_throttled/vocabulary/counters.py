@@ -42,3 +42,19 @@ class DiscardCounters:
 
     lowered: int = 0
     keep_alives: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringCounters:
+    """What the steering programs have counted since they were loaded.
+
+    How often MPTCP at the proxy was told that a subflow is a backup, that it is regular, and that again because it had
+    not heard it; the pulses; how often it could not be told; and the subflows that there was no room for.
+    """
+
+    as_backup: int = 0
+    as_regular: int = 0
+    again: int = 0
+    pulses: int = 0
+    not_told: int = 0
+    not_steered: int = 0

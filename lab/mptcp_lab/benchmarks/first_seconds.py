@@ -1,9 +1,9 @@
 """How long downloads take that are capped from their first moment: one, six at once, a page of 30 objects over six.
 
 Side by side: plain TCP over Wi-Fi (56 Mb/s) alone, MPTCP over Ethernet (10 Mb/s) and Wi-Fi without a cap, and the same
-with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), by the kernel program without prevention of discards
-and with it, and with a provisional pace of 0.3 s besides. The connection begins over Ethernet,
-and Wi-Fi joins it. Times are from the first SYN to the last byte, in seconds; a ratio is a time divided by the median
+with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), by paces without prevention of discards and with it,
+by steering, and by paces with a provisional one of 0.3 s besides. The connection begins over Ethernet, and Wi-Fi joins
+it. Times are from the first SYN to the last byte, in seconds; a ratio is a time divided by the median
 of plain TCP over Wi-Fi of the same cell.
 
 `late`: Wi-Fi joins a download of 10 MB after 0.8 s, so that the cap begins in mid-transfer. There a ratio is a time
@@ -48,7 +48,7 @@ from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Lab, Topology, build
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 
-VARIANTS: Final = ("wifi", "uncapped", "htb", "discarding", "kernel", "provisional")
+VARIANTS: Final = ("wifi", "uncapped", "htb", "discarding", "paced", "steered", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
 """Documents of so many MB; `6x3`: six of 3 MB at once, over a connection each. Besides, `page` and `late`."""
 
@@ -69,9 +69,10 @@ _CONNECTIONS: Final = 6
 _BLOCK: Final = 5
 _DAEMON_SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "htb": {"pacing": False},
-    "discarding": {"prevent_discards": False},
-    "kernel": {},
-    "provisional": {},
+    "discarding": {"steering": False, "prevent_discards": False},
+    "paced": {"steering": False},
+    "steered": {},
+    "provisional": {"steering": False},
 }
 _PROVISIONAL_SECONDS: Final = 0.3
 

@@ -19,4 +19,11 @@ static __always_inline void map_ipv4(__u8 address[16], __u32 v4)
 	words[3] = v4;
 }
 
+static __always_inline bool is_mapped_ipv4(const __u8 address[16])
+{
+	const __u32 *words = (const __u32 *)address;
+
+	return !words[0] && !words[1] && words[2] == bpf_htonl(0xffff);
+}
+
 #endif

@@ -28,19 +28,17 @@
 #include "counters.h"
 #include "discards.h"
 #include "networks.h"
+#include "options.h"
 #include "segment.h"
+#include "sockets.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* RFC 8684, section 3.3; RFC 9293, section 3.2 */
-#define OPTION_END 0
-#define OPTION_NOP 1
-#define OPTION_MPTCP 30
-#define MPTCP_DSS 2
+/* RFC 8684, section 3.3: where the flags are, and what comes before the DATA_ACK */
+#define DSS_FLAGS 3
 #define DSS_HAS_ACK 1
 #define DSS_ACK_64 2
 #define DSS_BASE_BYTES 4
-#define MAX_OPTIONS 40
 
 /* snd_una, snd_wl1 and snd_wnd of a subflow, as they will be once the socket has processed all that
  * has arrived: segments wait in its backlog while the proxy uses it. */
@@ -59,34 +57,11 @@ struct {
 
 SHARED_WITH_DAEMON(shared_counter, enum discards_counter);
 
-static __always_inline bool is_after(__u32 number, __u32 earlier)
-{
-	return (__s32)(number - earlier) > 0;
-}
-
 static __always_inline bool is_on_a_network(const struct ends *ends)
 {
 	struct network *network = is_proxy_port(ends->proxy_port) ? network_of(ends->client) : NULL;
 
 	return network && network->preference != NO_PREFERENCE;
-}
-
-static __always_inline struct sock_common *find_socket(struct __sk_buff *skb, const struct segment *segment)
-{
-	struct bpf_sock_tuple tuple = {};
-
-	if (segment->ip_bytes == sizeof(struct iphdr)) {
-		tuple.ipv4.saddr = *(__u32 *)(segment->ends.client + 12);
-		tuple.ipv4.daddr = *(__u32 *)(segment->ends.proxy + 12);
-		tuple.ipv4.sport = segment->tcp.source;
-		tuple.ipv4.dport = segment->tcp.dest;
-		return (void *)bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-	}
-	__builtin_memcpy(tuple.ipv6.saddr, segment->ends.client, sizeof(tuple.ipv6.saddr));
-	__builtin_memcpy(tuple.ipv6.daddr, segment->ends.proxy, sizeof(tuple.ipv6.daddr));
-	tuple.ipv6.sport = segment->tcp.source;
-	tuple.ipv6.dport = segment->tcp.dest;
-	return (void *)bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
 /* The window before this segment; NULL: there is no memory for it. MPTCP may raise snd_wnd itself
@@ -116,22 +91,6 @@ static __always_inline bool updates_window(const struct window *window, __u32 ac
 	       (sequence == window->sequence && (bytes > window->bytes || !bytes));
 }
 
-static __always_inline bool is_listening(struct tcp_sock *tp)
-{
-	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_state == BPF_TCP_LISTEN;
-}
-
-/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive
- * window. The bounds are looser than TCP's, which has not processed its backlog. Checksum and time
- * stamps are not looked at. */
-static __always_inline bool is_implausible(struct tcp_sock *tp, const struct segment *segment)
-{
-	__u32 sequence = bpf_ntohl(segment->tcp.seq);
-
-	return is_after(bpf_ntohl(segment->tcp.ack_seq), tp->write_seq) ||
-	       is_after(sequence, tp->rcv_nxt + tp->rcv_wnd) || is_after(tp->rcv_wup, sequence + segment->payload);
-}
-
 /* Whether the TCP header is where parse() takes it to be: an interface may leave bytes behind the
  * IP packet. */
 static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segment *segment)
@@ -145,29 +104,15 @@ static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segm
 /* Where the segment has a DATA_ACK, and its size in bytes; 0: it has none. */
 static __always_inline __u32 find_data_ack(struct __sk_buff *skb, const struct segment *segment, __u32 *bytes)
 {
-	__u32 at = tcp_offset(segment) + sizeof(struct tcphdr);
-	__u32 end = tcp_offset(segment) + segment->tcp_bytes;
+	__u32 at = find_mptcp_option(skb, segment, MPTCP_DSS), end = tcp_offset(segment) + segment->tcp_bytes;
+	__u8 flags;
 
-	for (int i = 0; i < MAX_OPTIONS; i++) {
-		__u8 option[DSS_BASE_BYTES];
-
-		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)) ||
-		    option[0] == OPTION_END)
-			return 0;
-		if (option[0] == OPTION_NOP) {
-			at++;
-			continue;
-		}
-		if (option[0] == OPTION_MPTCP && option[2] >> 4 == MPTCP_DSS && option[3] & DSS_HAS_ACK) {
-			*bytes = option[3] & DSS_ACK_64 ? sizeof(__u64) : sizeof(__u32);
-			at += DSS_BASE_BYTES;
-			return at + *bytes > end ? 0 : at;
-		}
-		if (option[1] < 2)
-			return 0;
-		at += option[1];
-	}
-	return 0;
+	if (!at || at + DSS_BASE_BYTES > end || bpf_skb_load_bytes(skb, at + DSS_FLAGS, &flags, sizeof(flags)) ||
+	    !(flags & DSS_HAS_ACK))
+		return 0;
+	*bytes = flags & DSS_ACK_64 ? sizeof(__u64) : sizeof(__u32);
+	at += DSS_BASE_BYTES;
+	return at + *bytes > end ? 0 : at;
 }
 
 static __always_inline bool replace(struct __sk_buff *skb, const struct segment *segment, __u32 at, __be32 from[2],
@@ -250,7 +195,7 @@ int lower_data_acks(struct __sk_buff *skb)
 	if (!parse(skb, &segment, true) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst ||
 	    !is_on_a_network(&segment.ends))
 		return TC_ACT_UNSPEC;
-	common = find_socket(skb, &segment);
+	common = find_socket(skb, &segment.ends);
 	if (common) {
 		note_or_lower(skb, &segment, common);
 		bpf_sk_release(common);

@@ -27,6 +27,8 @@ struct sock {
 	struct sock_common __sk_common;
 	unsigned long sk_max_pacing_rate;
 	__u32 sk_priority;
+	int sk_wmem_queued;
+	int sk_rx_dst_ifindex;
 };
 
 /* include/net/inet_sock.h, include/net/inet_connection_sock.h, include/linux/tcp.h */
@@ -52,7 +54,7 @@ struct tcp_sock {
 
 /* net/mptcp/protocol.h */
 struct mptcp_sock {
-	__u64 write_seq, wnd_end;
+	__u64 write_seq, snd_nxt, wnd_end;
 	__u64 bytes_acked; /* since Linux 6.5 */
 	struct list_head conn_list;
 	bool recovery;

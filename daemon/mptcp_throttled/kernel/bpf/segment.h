@@ -84,4 +84,12 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	return true;
 }
 
+/* The checksum of a sum of bpf_csum_diff(). */
+static __always_inline __u16 folded(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
 #endif

@@ -38,13 +38,14 @@ struct prefix {
 /* An access network. `pace` is that of a capped subflow that the daemon has not decided on yet; 0:
  * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
  * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
- * class, capped or not. */
+ * class, capped or not. `steered`: steering.bpf.c holds capped subflows back, so they need no pace.
+ * */
 struct network {
 	__u32 preference;
 	__u32 pace;
 	__u64 provisional_ns;
 	__u32 limited;
-	__u32 padding;
+	__u32 steered;
 };
 
 /* A subflow that has closed, with its totals. Bytes are payload; those sent include those

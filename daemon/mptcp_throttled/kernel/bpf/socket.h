@@ -15,7 +15,10 @@
 
 #define UNLIMITED 0xffffffffU /* SO_MAX_PACING_RATE in 32 bits: no limit (net/core/sock.c) */
 #define SEGMENT_BYTES 1448
+/* Of subflows without a pace on a network with a cap. The second is of those that the client wants as
+ * backups: it tells the next instance of the daemon that steering.bpf.c has not made them so. */
 #define DRAIN_UNSENT_LIMIT SEGMENT_BYTES
+#define BACKUP_UNSENT_LIMIT (SEGMENT_BYTES + 1)
 
 static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)
 {
@@ -62,7 +65,9 @@ static __always_inline __u32 unsent_limit(__u32 pace)
  * unsent_limit() changes, this must also recognise what the older version has set. */
 static __always_inline bool was_paced_by_us(__u32 pace, __u32 limit)
 {
-	return limit == (pace == UNLIMITED ? DRAIN_UNSENT_LIMIT : unsent_limit(pace));
+	if (pace == UNLIMITED)
+		return limit == DRAIN_UNSENT_LIMIT || limit == BACKUP_UNSENT_LIMIT;
+	return limit == unsent_limit(pace);
 }
 
 /* `target` is the context of a sock_ops program, or the socket of an iterator. */

@@ -81,11 +81,6 @@ static __always_inline bool is_backup_for_client(struct mptcp_subflow_context *c
 	return bpf_core_field_exists(context->request_bkup) && BPF_CORE_READ_BITFIELD_PROBED(context, request_bkup);
 }
 
-static __always_inline bool is_backup(struct mptcp_subflow_context *context)
-{
-	return is_backup_for_client(context) || BPF_CORE_READ_BITFIELD_PROBED(context, backup);
-}
-
 /* The socket of an iterator, if it is a subflow of a connection to the proxy that can still send;
  * else NULL. */
 static __always_inline struct tcp_sock *sending_subflow(struct sock_common *common)

@@ -19,21 +19,14 @@
  * before it asks any filter (net/sched/sch_htb.c, htb_classify), so no mark that another program
  * sets can change it.
  */
-#include "subflow.h"
 #include "counters.h"
-#include "networks.h"
+#include "preferred.h"
 #include "socket.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
 #define CALLBACKS (BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG)
 #define TCP_BPF_SOCK_OPS_CB_FLAGS 1008 /* include/uapi/linux/bpf.h, since Linux 6.12 */
-
-/* The kernel's path manager allows eight subflows besides the first (net/mptcp/pm.c,
- * MPTCP_PM_ADDR_MAX), one in user space any number. Where there are more, the daemon decides alone.
- * */
-#define MAX_SUBFLOWS 9
-#define DEAD_RETRANSMITS 2
 
 /* A cap begins when the socket's queue has drained, or after 1.5 s: at the cap's pace the reader
  * would wait for its last byte. Until then MPTCP adds to the queue only when it is nearly empty.
@@ -129,59 +122,6 @@ static __always_inline __u32 default_unsent_limit(void)
 	return bpf_core_field_exists(struct mptcp_sock, notsent_lowat) ? UNLIMITED : 0;
 }
 
-static __always_inline bool is_live(struct mptcp_subflow_context *context, struct sock *sk)
-{
-	struct tcp_sock *tp = (void *)sk;
-	__u8 state = BPF_CORE_READ(sk, __sk_common.skc_state);
-
-	return (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT) &&
-	       !BPF_CORE_READ_BITFIELD_PROBED(context, stale) &&
-	       BPF_CORE_READ(tp, inet_conn.icsk_retransmits) < DEAD_RETRANSMITS;
-}
-
-enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
-
-/* Whether the connection has, on a network that is more preferred, a live subflow, and whether
- * MPTCP uses both it and this subflow. A member of the list may go, and its memory become another
- * socket, while it is read: then the answer may be wrong until the next callback. */
-static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
-{
-	bool backups_used = true, preferred_backup = false;
-	struct mptcp_sock *msk = connection_of(tp);
-	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
-	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
-
-#pragma unroll 1
-	for (int i = 0; i < MAX_SUBFLOWS && at && at != head; i++) {
-		struct mptcp_subflow_context *context =
-			(void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
-		struct sock *sk = BPF_CORE_READ(context, tcp_sock);
-
-		if (!sk)
-			break;
-		if (is_live(context, sk)) {
-			__u8 address[16];
-			struct network *network;
-			bool backup = is_backup(context);
-
-			client_address(sk, address);
-			network = network_of(address);
-			backups_used &= backup;
-			if (network && network->preference < preference) {
-				if (!backup)
-					return is_backup(subflow_context(tp)) ? PREFERRED_UNUSED : PREFERRED_USED;
-				preferred_backup = true;
-			}
-		}
-		at = BPF_CORE_READ(at, next);
-	}
-	if (at && at != head)
-		return TOO_MANY_SUBFLOWS;
-	if (!preferred_backup)
-		return NO_PREFERRED;
-	return backups_used ? PREFERRED_USED : PREFERRED_UNUSED;
-}
-
 static __always_inline void remember_former_options(struct subflow *subflow, struct tcp_sock *tp)
 {
 	__u32 pace = max_pacing_rate(tp), limit = BPF_CORE_READ(tp, notsent_lowat);
@@ -243,16 +183,21 @@ static __always_inline bool waits_for_preferred(struct tcp_sock *tp, struct subf
 	return subflow->callbacks && !joined(tp) && !recovers(tp);
 }
 
-/* `waits`: see waits_for_preferred(). */
-static __always_inline void end_cap(void *target, struct subflow *subflow, bool waits)
+static __always_inline __u32 unpaced_limit(struct tcp_sock *tp)
 {
+	return is_backup(subflow_context(tp), (void *)tp) ? BACKUP_UNSENT_LIMIT : DRAIN_UNSENT_LIMIT;
+}
+
+/* Takes the pace away. `waits`: the subflow may have next to nothing unsent. */
+static __always_inline void end_pace(void *target, struct tcp_sock *tp, struct subflow *subflow, bool waits)
+{
+	__u32 present = BPF_CORE_READ(tp, notsent_lowat), limit = waits ? unpaced_limit(tp) : subflow->unsent_limit_before;
 	bool is_paced = subflow->pace != UNLIMITED;
 
 	subflow->drain_began = 0;
-	if (!is_paced && subflow->has_unsent_limit == waits)
+	if (!is_paced && subflow->has_unsent_limit == waits && (!waits || present == limit))
 		return;
-	if ((is_paced && set_pace(target, subflow->pace_before)) ||
-	    set_unsent_limit(target, waits ? DRAIN_UNSENT_LIMIT : subflow->unsent_limit_before)) {
+	if ((is_paced && set_pace(target, subflow->pace_before)) || set_unsent_limit(target, limit)) {
 		count(SOCKETS_REFUSED);
 		return;
 	}
@@ -281,33 +226,45 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 	return subflow->began && bpf_ktime_get_ns() - subflow->began < network->provisional_ns;
 }
 
-static __always_inline bool is_capped(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
-				      bool by_daemon)
+/* What keeps a subflow to its rate: nothing, for it has none; a pace; or steering.bpf.c. */
+enum cap { NO_CAP, PACED, STEERED };
+
+/* `is_new`: just established, so that steering.bpf.c has not seen it. */
+static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
+				       const struct ends *ends, bool is_new, bool by_daemon)
 {
 	__u64 now = bpf_ktime_get_ns();
 
 	switch (preferred_subflow(tp, network->preference)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
-		return true;
+		if (network->steered && (is_new || bpf_map_lookup_elem(&steered_subflows, ends)))
+			return STEERED;
+		return PACED;
 	case PREFERRED_UNUSED:
-		return now - subflow->preferred_at < PRIORITY_NS;
+		return now - subflow->preferred_at < PRIORITY_NS ? PACED : NO_CAP;
 	case TOO_MANY_SUBFLOWS:
-		return by_daemon;
+		return by_daemon ? PACED : NO_CAP;
 	default:
-		return is_provisional(subflow, network);
+		return is_provisional(subflow, network) ? PACED : NO_CAP;
 	}
 }
 
-static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends)
+static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends,
+				   bool is_new)
 {
 	struct network *network = network_of(ends->client);
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
 	bool may_be_capped = network && network->pace;
+	enum cap cap = NO_CAP;
 
-	if (may_be_capped && (pace || subflow->callbacks) &&
-	    is_capped(tp, subflow, network, pace)) {
+	if (may_be_capped && (pace || subflow->callbacks))
+		cap = cap_of(tp, subflow, network, ends, is_new, pace);
+	if (cap == STEERED) {
+		end_pace(target, tp, subflow, !recovers(tp));
+		set_class(target, tp, subflow, class_id ? *class_id : 0);
+	} else if (cap == PACED) {
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
 		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
 	} else {
@@ -315,7 +272,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		 * gives it that of the limit, it stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
 
-		end_cap(target, subflow, may_be_capped && waits_for_preferred(tp, subflow));
+		end_pace(target, tp, subflow, may_be_capped && waits_for_preferred(tp, subflow));
 		set_class(target, tp, subflow, has_class ? *class_id : 0);
 	}
 }
@@ -380,7 +337,7 @@ int throttle(struct bpf_sock_ops *ctx)
 		subflow->callbacks = true;
 	}
 	ends_of(ctx, &ends);
-	decide(ctx, tp, subflow, &ends);
+	decide(ctx, tp, subflow, &ends, op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB);
 	return 1;
 }
 
@@ -420,6 +377,6 @@ int adopt(struct bpf_iter__tcp *ctx)
 		subflow->callbacks = ask_for_callbacks(tp);
 	}
 	ends_of_socket(common, &ends);
-	decide(tp, tp, subflow, &ends);
+	decide(tp, tp, subflow, &ends, false);
 	return 0;
 }

@@ -363,13 +363,6 @@ int throttle_uplinks(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-static __always_inline __u16 folded(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
 /* Sends the last ACK once more, with the option that the subflow is regular, and what is newer. */
 static __always_inline bool repeat_ack(struct __sk_buff *skb, struct uplink *uplink)
 {

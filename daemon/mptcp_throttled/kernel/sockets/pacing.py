@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
-from mptcp_throttle.linux.libbpf import LASTING_ERRORS
+from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
@@ -48,7 +48,8 @@ class PacedSockets:
     """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
 
     `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `keep` is called with each new
-    file descriptor that keeps the program attached; with None when there is none any more.
+    file descriptor that keeps the program attached; with None when there is none any more. `steered_map` returns the
+    map of the subflows that the steering programs hold back, None while there are no such programs.
     """
 
     def __init__(
@@ -57,9 +58,12 @@ class PacedSockets:
         cgroup: Path | None = None,
         *,
         keep: Callable[[int | None], None] = lambda _: None,
+        steered_map: Callable[[], BpfMap | None] = lambda: None,
     ) -> None:
         self._ports = ports
         self._keep = keep
+        self._steered_map = steered_map
+        self._steered: BpfMap | None = None
         self._configured = cgroup
         self._proxy = ProxyCgroup(ports)
         self._program: SocketProgram | None = None
@@ -83,7 +87,7 @@ class PacedSockets:
         """
         self._set_networks(situation.networks if situation.throttling else ())
         now = time.monotonic()
-        if now >= self._find_at:
+        if now >= self._find_at or self._steered is not self._steered_map():
             self._find_at = now + _FIND_SECONDS
             self._follow_proxy()
 
@@ -116,9 +120,10 @@ class PacedSockets:
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
+            is_current = self._program is not None and self._steered is self._steered_map()
             if self._is_detached(cgroup):
                 self._attach_again(cgroup)
-            elif (self._program is None or not self._covers(cgroup)) and time.monotonic() >= self._load_at:
+            elif (not is_current or not self._covers(cgroup)) and time.monotonic() >= self._load_at:
                 self._replace(self._attached_program(cgroup))
                 self._attached_to = cgroup, _identity(cgroup)
         except KernelError as error:
@@ -177,8 +182,9 @@ class PacedSockets:
         return program
 
     def _loaded_program(self) -> SocketProgram:
+        self._steered = self._steered_map()
         try:
-            return SocketProgram(self._ports)
+            return SocketProgram(self._ports, self._steered)
         except KernelError as error:
             if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
                 self._load_at = time.monotonic() + _RETRY_SECONDS

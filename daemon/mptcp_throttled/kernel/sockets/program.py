@@ -15,7 +15,7 @@ from typing import Final
 
 from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
-from mptcp_throttle.linux.libbpf import BpfObject, RingBuffer, is_attached
+from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, FourTuple, Token
 from mptcp_throttle.service import missing_capabilities
 from mptcp_throttled.kernel.networks_map import NetworksMap
@@ -46,12 +46,14 @@ class SocketProgram:
     """The program; before `attach`, it can only free sockets. All methods raise KernelError.
 
     `link` is the file descriptor that keeps it attached; None before.
-    There is room for 65 536 paces, and as many classes.
+    There is room for 65 536 paces, and as many classes. `steered` is the map of the subflows that the steering programs
+    hold back, which need no pace; None without these programs.
     """
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, ports: Sequence[int], steered: BpfMap | None = None) -> None:
         self.link: int | None = None
-        self._object = _load(ports)
+        self._is_steered = steered is not None
+        self._object = _load(ports, steered)
         try:
             self._paces, self._classes = self._object.map("paces"), self._object.map("classes")
             self._networks, self._counters = NetworksMap(self._object.map("networks")), self._object.map("counters")
@@ -72,7 +74,7 @@ class SocketProgram:
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         """Decide by these networks at each socket's next ACK; by none, no subflow is capped."""
-        self._networks.set(networks)
+        self._networks.set(networks, steered=self._is_steered)
 
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway."""
@@ -121,9 +123,10 @@ class SocketProgram:
         self._object.close()
 
 
-def _load(ports: Sequence[int]) -> BpfObject:
+def _load(ports: Sequence[int], steered: BpfMap | None) -> BpfObject:
+    shared = {} if steered is None else {"steered_subflows": steered}
     try:
-        return BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE))
+        return BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE), shared=shared)
     except KernelError as error:
         missing = [*missing_capabilities(**_CAPABILITIES), *_missing_type_information()]
         if missing:

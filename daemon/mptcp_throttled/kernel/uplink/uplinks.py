@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import errno
-import logging
-import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
-from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, read_link_header, require_interfaces
+from mptcp_throttled.kernel.reminder import REMIND_SECONDS, Reminder
+from mptcp_throttled.kernel.share_numbers import ShareNumbers
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
-from mptcp_throttled.kernel.uplink.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 from mptcp_throttled.vocabulary.counters import UplinkCounters
-from mptcp_throttled.vocabulary.decision import Share, Throttle
+from mptcp_throttled.vocabulary.decision import Throttle
 
-_log = logging.getLogger("mptcp-throttled")
-
-_REMIND_SECONDS: Final = 0.04  # CREDIT_NS in bpf/uplink.bpf.c
 # MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
 _RELEASE_SECONDS: Final = 1.2
 _FREE: Final = 0
-
-
-@dataclass(slots=True)
-class _ShareRecord:
-    """A share: its number in the program, the rate that the program has, and how many uplinks have it.
-
-    `unused_since` (monotonic seconds) counts while it has none.
-    """
-
-    number: int
-    unused_since: float
-    rate: Rate | None = None
-    subflows: int = 0
 
 
 class Uplinks:
@@ -53,16 +34,21 @@ class Uplinks:
     def __init__(self, interfaces: tuple[str, ...], filters: ClsactFilters) -> None:
         self.policed: frozenset[FourTuple] = frozenset()
         self.counters = UplinkCounters()
-        self.linger = 0.0
         self.window_problem: str | None = None
         self._names = interfaces
         self._filters = filters
         self._program: UplinkProgram | None = None
         self._attached: dict[Interface, set[Hook]] = {}
-        self._reminder: _Reminder | None = None
-        self._numbers = count(_FREE + 1)
-        self._shares: dict[Share, _ShareRecord] = {}
-        self._share_of: dict[FourTuple, _ShareRecord] = {}
+        self._reminder: Reminder | None = None
+        self._shares = ShareNumbers()
+
+    @property
+    def linger(self) -> float:
+        return self._shares.linger
+
+    @linger.setter
+    def linger(self, seconds: float) -> None:
+        self._shares.linger = seconds
 
     @property
     def ports(self) -> frozenset[int]:
@@ -94,7 +80,8 @@ class Uplinks:
         for interface in incomplete:
             self._filters.attach(interface, programs)
         if self._reminder is None:
-            reminder = _Reminder(self._program)
+            program = self._program
+            reminder = Reminder(program.remind, program.close, "clients cannot be told that they may send again")
             reminder.start()
             self._reminder = reminder
         return bool(changed and before)
@@ -109,17 +96,9 @@ class Uplinks:
         program, self.window_problem = self._program, None
         if program is None:
             return
-        changed: list[tuple[_ShareRecord, Rate]] = []
-        for share, rate in {t.share: t.rate for t in uplinks.values() if t is not None}.items():
-            record = self._shares.get(share)
-            if record is None:
-                record = self._shares[share] = _ShareRecord(next(self._numbers), time.monotonic())
-            if record.rate != rate:
-                changed.append((record, rate))
-        program.set_shares({record.number: rate for record, rate in changed})
-        for record, rate in changed:
-            record.rate = rate
-        numbers = {ends: _FREE if t is None else self._shares[t.share].number for ends, t in uplinks.items()}
+        program.set_shares(self._shares.new_rates(uplinks.values()))
+        self._shares.note_rates(uplinks.values())
+        numbers = {ends: _FREE if t is None else self._shares.number(t.share) for ends, t in uplinks.items()}
         # A limited subflow may be the only one of its connection: only a cap means that it has another subflow.
         capped = [ends for ends, t in uplinks.items() if t is not None and t.share.kind is RateKind.UPLINK_CAP]
         windows, error = read_announced_windows(capped)
@@ -127,35 +106,19 @@ class Uplinks:
             missing = len(capped) - len(windows)
             self.window_problem = f"the windows of {missing} uplinks are not bounded: {error}"
         program.assign(numbers, windows)
-        for ends, throttle in uplinks.items():
-            self._note(ends, None if throttle is None else throttle.share)
+        self._shares.note(uplinks)
         self._remove_unused()
 
-    def _note(self, ends: FourTuple, share: Share | None) -> None:
-        before = self._share_of.pop(ends, None)
-        if share is not None:
-            record = self._share_of[ends] = self._shares[share]
-            record.subflows += 1
-        if before is not None:
-            before.subflows -= 1
-            before.unused_since = time.monotonic()
-
     def _remove_unused(self) -> None:
-        kept_since = time.monotonic() - self.linger
-        unused = [
-            share for share, record in self._shares.items() if not record.subflows and record.unused_since <= kept_since
-        ]
+        unused = self._shares.take_unused()
         if unused and self._program is not None:
-            self._program.remove_shares([self._shares[share].number for share in unused])
-        for share in unused:
-            del self._shares[share]
+            self._program.remove_shares(unused)
 
     def forget(self, untold: Collection[FourTuple]) -> None:
         if self._program is None:
             return
         self._program.forget(untold)
-        for ends in untold:
-            self._note(ends, None)
+        self._shares.note(dict.fromkeys(untold))
         self._remove_unused()
 
     def detach_if_told(self) -> bool:
@@ -171,10 +134,10 @@ class Uplinks:
         if program is None:
             return
         try:
-            self.throttle(dict.fromkeys(self._share_of))
+            self.throttle(dict.fromkeys(self._shares.subflows))
             program.remind()
             while program.uplinks() and time.monotonic() < end:
-                time.sleep(_REMIND_SECONDS)
+                time.sleep(REMIND_SECONDS)
         finally:
             self._detach()
 
@@ -190,37 +153,4 @@ class Uplinks:
             self._program.close()
         self._program = None
         self.policed, self.counters = frozenset(), UplinkCounters()
-        self._shares, self._share_of = {}, {}
-
-
-class _Reminder(threading.Thread):
-    """Lets the program tell clients whose debt is paid, until `stop()`; then closes it."""
-
-    def __init__(self, program: UplinkProgram) -> None:
-        super().__init__(name="reminder", daemon=True)
-        self._program = program
-        self._stopping = False
-
-    def run(self) -> None:
-        try:
-            self._run()
-        finally:
-            self._program.close()
-
-    def _run(self) -> None:
-        failing = False
-        while True:
-            time.sleep(_REMIND_SECONDS)  # waiting for an event takes twice the processor time
-            if self._stopping:
-                return
-            try:
-                self._program.remind()
-                failing = False
-            except KernelError as error:
-                if not failing:
-                    _log.error("clients cannot be told that they may send again: %s", error)
-                failing = True
-
-    def stop(self) -> None:
-        """Let the thread end within `_REMIND_SECONDS`. It does not wait for that: the control loop calls it."""
-        self._stopping = True
+        self._shares.clear()

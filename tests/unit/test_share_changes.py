@@ -2,9 +2,9 @@ import pytest
 from examples import ETHERNET, WIFI, connection, subflow
 from policy_oracle import decision_table, reconfigure
 
-from mptcp_throttle.model import Connection, RateKind
+from mptcp_throttle.model import Connection, Direction, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.enforcing.uplinks import uplink_changes
+from mptcp_throttled.enforcing.share_changes import share_changes
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.decision import Previous
 
@@ -26,7 +26,7 @@ def take(table: DecisionTable, *connections: Connection) -> dict[str, str | None
 
 def changes(table: DecisionTable, previous: Previous) -> dict[str, str | None]:
     shown: dict[str, str | None] = {}
-    for ends, decision in uplink_changes(previous, table.decisions).items():
+    for ends, decision in share_changes(previous, table.decisions, Direction.UPLINK).items():
         share = None if decision is None else decision.uplink.share
         shown[str(ends.client.address)] = None if decision is None else "free" if share is None else share.kind
     return shown

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* Whether the connection of a subflow has a path that is more preferred. */
+#ifndef PREFERRED_H
+#define PREFERRED_H
+
+#include "networks.h"
+#include "steering.h"
+#include "subflow.h"
+
+/* The kernel's path manager allows eight subflows besides the first (net/mptcp/pm.c,
+ * MPTCP_PM_ADDR_MAX), one in user space any number. Where there are more, the daemon decides alone.
+ * */
+#define MAX_SUBFLOWS 9
+#define DEAD_RETRANSMITS 2
+
+static __always_inline bool is_live(struct mptcp_subflow_context *context, struct sock *sk)
+{
+	struct tcp_sock *tp = (void *)sk;
+	__u8 state = BPF_CORE_READ(sk, __sk_common.skc_state);
+
+	return (state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT) &&
+	       !BPF_CORE_READ_BITFIELD_PROBED(context, stale) &&
+	       BPF_CORE_READ(tp, inet_conn.icsk_retransmits) < DEAD_RETRANSMITS;
+}
+
+static __always_inline bool kernel_says_backup(struct mptcp_subflow_context *context)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED(context, backup);
+}
+
+/* Whether the client or the proxy's kernel wants the subflow to be a backup, whatever
+ * steering.bpf.c has told MPTCP. */
+static __always_inline bool is_backup(struct mptcp_subflow_context *context, struct sock *sk)
+{
+	struct steered *steered;
+	struct ends ends = {};
+
+	if (is_backup_for_client(context))
+		return true;
+	if (!kernel_says_backup(context))
+		return false;
+	ends_of_socket((void *)sk, &ends);
+	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
+	return !steered || steered->client_wants_backup;
+}
+
+enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
+
+/* Whether the connection has, on a network that is more preferred, a live subflow, and whether
+ * MPTCP uses both it and this subflow. A member of the list may go, and its memory become another
+ * socket, while it is read: then the answer may be wrong until it is asked for again. */
+static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
+{
+	bool backups_used = true, preferred_backup = false;
+	struct mptcp_sock *msk = connection_of(tp);
+	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
+	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
+
+#pragma unroll 1
+	for (int i = 0; i < MAX_SUBFLOWS && at && at != head; i++) {
+		struct mptcp_subflow_context *context =
+			(void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
+		struct sock *sk = BPF_CORE_READ(context, tcp_sock);
+
+		if (!sk)
+			break;
+		if (is_live(context, sk)) {
+			__u8 address[16];
+			struct network *network;
+			bool backup = is_backup(context, sk);
+
+			client_address(sk, address);
+			network = network_of(address);
+			backups_used &= backup;
+			if (network && network->preference < preference) {
+				if (!backup)
+					return is_backup(subflow_context(tp), (void *)tp) ? PREFERRED_UNUSED
+											  : PREFERRED_USED;
+				preferred_backup = true;
+			}
+		}
+		at = BPF_CORE_READ(at, next);
+	}
+	if (at && at != head)
+		return TOO_MANY_SUBFLOWS;
+	if (!preferred_backup)
+		return NO_PREFERRED;
+	return backups_used ? PREFERRED_USED : PREFERRED_UNUSED;
+}
+
+#endif

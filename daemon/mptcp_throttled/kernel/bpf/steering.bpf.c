@@ -1,0 +1,634 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Holds capped subflows of downloads back, and lets them send as much as their cap allows. Needs
+ * CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and the kernel's type information.
+ *
+ * MPTCP gives a backup nothing while another subflow is regular (net/mptcp/protocol.c,
+ * mptcp_subflow_get_send), and makes a subflow a backup when an MP_PRIO for it arrives
+ * (mptcp_pm_mp_prio_received). So these programs tell MPTCP at the proxy, by ACKs with MP_PRIO that
+ * seem to come from the client, that a capped subflow is a backup. Nothing is queued, delayed or
+ * lost, the client sees nothing of it, and a backup still carries everything when no other subflow
+ * lives.
+ *
+ * A capped subflow is regular only for a pulse: when a more preferred subflow of its connection is
+ * saturated, and its token bucket has no debt. `steer_downlinks`, at the egress, counts what capped
+ * subflows send, and makes them backups again.
+ *
+ * An ACK is made of any packet at hand: the packet is cloned to the ingress of the interface with a
+ * mark, where `deliver_acks` writes the ACK over it. It acknowledges less than an ACK before it, so
+ * that TCP looks at nothing but its options. It has no time stamps, since copied ones could be too
+ * old (PAWS).
+ *
+ * `remind` looks at subflows that send nothing. The daemon runs it many times a second, by
+ * BPF_PROG_TEST_RUN. `adopt` makes records of the subflows that are older than the programs.
+ */
+#include <stddef.h>
+#include <linux/pkt_cls.h>
+#include "counters.h"
+#include "options.h"
+#include "preferred.h"
+#include "socket.h"
+#include "sockets.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* Unused rate that a bucket may keep: the interval of `remind`. */
+#define CREDIT_NS 40000000ULL
+/* A pulse that MPTCP does not use ends then. */
+#define PULSE_NS 20000000ULL
+/* A subflow is saturated if it has sent this much without a break, and what waits for it at the
+ * proxy takes longer than a pulse on a slow path: less is over before it could be helped, such as a
+ * page's burst, and a pulse at the end of a download would be its last to arrive. */
+#define SATURATED_BYTES 1000000
+#define WAITING_NS 80000000ULL
+#define BREAK_NS 50000000ULL
+
+#define LOOK_NS 1000000ULL /* between two looks at the subflows of a connection */
+#define ARRIVED_NS 5000000ULL /* an ACK of ours has been processed, or is lost */
+#define RETRY_PULSE_NS 2000000ULL
+#define VISITS 4096 /* of slots, by each `remind` */
+#define SLOT_ATTEMPTS 8
+#define CAS_ATTEMPTS 4
+
+#define ACK_WINDOW 1024 /* TCP does not take the window of an old ACK */
+#define ACK_HOPS 64
+#define PRIORITY_OPTION 0x1e035001U /* MP_PRIO without an address id, and NOP */
+#define PRIORITY_BACKUP 0x00000100U
+#define PRIORITY_FLAGS 2 /* where the option has them */
+#define PRIORITY_IS_BACKUP 1
+#define PLAUSIBLE_BYTES (1U << 30)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct bucket);
+} buckets SEC(".maps");
+
+/* The bucket of a subflow. One that is capped and has none is held back. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_STEERED);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ends);
+	__type(value, __u32);
+} bucket_numbers SEC(".maps");
+
+/* The keys of `steered_subflows`, by numbers for marks and `remind`; and which numbers are taken. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STEERED);
+	__type(key, __u32);
+	__type(value, struct ends);
+} slots SEC(".maps");
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STEERED);
+	__type(key, __u32);
+	__type(value, __u32);
+} taken SEC(".maps");
+
+/* Of a subflow that others may wait for: since when it has sent without a break, when it sent data
+ * last, how much, and when another may get a pulse. */
+struct sending {
+	__u64 since;
+	__u64 last_sent;
+	__u64 bytes;
+	__u64 pulse_at;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct sending);
+} sendings SEC(".maps");
+
+static volatile __u32 next_slot, next_visit;
+
+SHARED_WITH_DAEMON(shared_told, enum proxy_told);
+SHARED_WITH_DAEMON(shared_counter, enum steering_counter);
+
+/* Takes a free slot; false: none was found. */
+static __always_inline bool take_slot(const struct ends *ends, __u32 *number)
+{
+#pragma unroll 1
+	for (int i = 0; i < SLOT_ATTEMPTS; i++) {
+		__u32 candidate = __sync_fetch_and_add(&next_slot, 1) % MAX_STEERED;
+		__u32 *is_taken = bpf_map_lookup_elem(&taken, &candidate);
+
+		if (is_taken && !__sync_val_compare_and_swap(is_taken, 0, 1)) {
+			bpf_map_update_elem(&slots, &candidate, ends, BPF_ANY);
+			*number = candidate;
+			return true;
+		}
+	}
+	return false;
+}
+
+static __always_inline void free_slot(__u32 number)
+{
+	__u32 *is_taken = bpf_map_lookup_elem(&taken, &number);
+
+	if (is_taken)
+		*is_taken = 0;
+}
+
+/* The subflow that has this slot; NULL: none. */
+static __always_inline struct ends *ends_in_slot(__u32 number)
+{
+	__u32 *is_taken = bpf_map_lookup_elem(&taken, &number);
+
+	return is_taken && *is_taken ? bpf_map_lookup_elem(&slots, &number) : NULL;
+}
+
+static __always_inline void forget(const struct ends *ends, const struct steered *steered)
+{
+	__u32 number = steered->slot;
+
+	if (!bpf_map_delete_elem(&steered_subflows, ends))
+		free_slot(number);
+}
+
+/* Makes the record of a subflow. What MPTCP treats as a backup before we have told it anything, the
+ * client has asked for. */
+static __always_inline struct steered *add_steered(struct tcp_sock *tp, const struct ends *ends, __u32 interface)
+{
+	__u32 acknowledged = BPF_CORE_READ(tp, snd_una);
+	struct steered new = {
+		.interface = interface,
+		.sequence = BPF_CORE_READ(tp, rcv_wup),
+		.acknowledged = acknowledged,
+		.first_acknowledged = acknowledged,
+		.client_wants_backup = kernel_says_backup(subflow_context(tp)),
+	};
+
+	if (!take_slot(ends, &new.slot)) {
+		count(NOT_STEERED);
+		return NULL;
+	}
+	if (bpf_map_update_elem(&steered_subflows, ends, &new, BPF_NOEXIST)) {
+		free_slot(new.slot);
+		count(NOT_STEERED);
+		return NULL;
+	}
+	return bpf_map_lookup_elem(&steered_subflows, ends);
+}
+
+static __always_inline struct bucket *bucket_of(const struct ends *ends)
+{
+	__u32 *number = bpf_map_lookup_elem(&bucket_numbers, ends);
+
+	return number ? bpf_map_lookup_elem(&buckets, number) : NULL;
+}
+
+static __always_inline void charge(struct bucket *bucket, __u32 bytes, __u64 now)
+{
+	__u64 cost = bytes * bucket->ns_per_kib >> 10, paid_at = bucket->paid_at;
+
+#pragma unroll 1
+	for (int i = 0; i < CAS_ATTEMPTS; i++) {
+		__u64 from = paid_at > now - CREDIT_NS ? paid_at : now - CREDIT_NS;
+		__u64 seen = __sync_val_compare_and_swap(&bucket->paid_at, paid_at, from + cost);
+
+		if (seen == paid_at)
+			return;
+		paid_at = seen;
+	}
+}
+
+/* Until a client has sent data on the first subflow, MPTCP takes an ACK without DSS for the end of
+ * MPTCP (net/mptcp/options.c, check_fully_established). */
+static __always_inline bool may_be_told(struct tcp_sock *tp)
+{
+	return joined(tp) || BPF_CORE_READ(tp, bytes_received);
+}
+
+/* Tells MPTCP at the proxy whether a subflow is a backup, by an ACK that is made of this packet. */
+static __always_inline void tell(struct __sk_buff *skb, struct steered *steered, enum proxy_told told, __u64 now)
+{
+	__u32 mark = skb->mark;
+	long failed;
+
+	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
+	failed = bpf_clone_redirect(skb, steered->interface, BPF_F_INGRESS);
+	skb->mark = mark;
+	steered->told_at = now;
+	if (failed) {
+		count(NOT_TOLD);
+		return;
+	}
+	steered->told = told;
+	count(told == IS_BACKUP ? TOLD_AS_BACKUP : TOLD_AS_REGULAR);
+}
+
+/* Tells MPTCP what holds now, if that is not what it was told last, or if it has not heard it. */
+static __always_inline void settle(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
+				   const struct bucket *bucket, __u64 now)
+{
+	bool is_held = steered->is_capped && (now >= steered->open_until || !bucket || bucket->paid_at > now);
+	enum proxy_told wanted = is_held ? IS_BACKUP : IS_REGULAR;
+
+	if (steered->client_wants_backup || (wanted == IS_REGULAR && steered->told == NOTHING_HOLDS) || !may_be_told(tp))
+		return;
+	if (wanted != steered->told) {
+		tell(skb, steered, wanted, now);
+	} else if (now - steered->told_at > ARRIVED_NS) {
+		if (kernel_says_backup(subflow_context(tp)) != is_held) {
+			count(TOLD_AGAIN);
+			tell(skb, steered, wanted, now);
+		} else if (!steered->is_capped) {
+			steered->told = NOTHING_HOLDS;
+		}
+	}
+}
+
+static __always_inline void look(struct steered *steered, struct tcp_sock *tp, const struct network *network, __u64 now)
+{
+	steered->looked_at = now;
+	steered->is_capped =
+		network && network->pace && preferred_subflow(tp, network->preference) == PREFERRED_USED;
+}
+
+/* What a subflow on a network with a cap sends. */
+static __always_inline void count_capped(struct __sk_buff *skb, const struct segment *segment, struct tcp_sock *tp,
+					 const struct network *network, __u64 now)
+{
+	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, &segment->ends);
+	struct bucket *bucket;
+
+	if (!steered)
+		steered = add_steered(tp, &segment->ends, skb->ifindex);
+	if (!steered)
+		return;
+	steered->sequence = bpf_ntohl(segment->tcp.ack_seq);
+	steered->interface = skb->ifindex;
+	if (now - steered->looked_at >= LOOK_NS)
+		look(steered, tp, network, now);
+	bucket = steered->is_capped ? bucket_of(&segment->ends) : NULL;
+	if (steered->is_capped && segment->payload) {
+		steered->bytes += skb->wire_len;
+		if (bucket)
+			charge(bucket, skb->wire_len, now);
+	}
+	settle(skb, steered, tp, bucket, now);
+}
+
+/* The next subflow in the list of a connection; NULL after the last. */
+struct walk {
+	struct list_head *head, *at;
+};
+
+static __always_inline struct tcp_sock *next_subflow(struct walk *walk)
+{
+	struct mptcp_subflow_context *context;
+	struct list_head *at = walk->at;
+
+	if (!at || at == walk->head)
+		return NULL;
+	context = (void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
+	walk->at = BPF_CORE_READ(at, next);
+	return (void *)BPF_CORE_READ(context, tcp_sock);
+}
+
+static __always_inline struct walk subflows_of(struct mptcp_sock *msk)
+{
+	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
+	struct walk walk = { .head = head, .at = BPF_CORE_READ(head, next) };
+
+	return walk;
+}
+
+static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u32 preference)
+{
+	struct network *network = network_of(ends->client);
+
+	return network && network->pace && network->preference > preference && network->preference != NO_PREFERENCE;
+}
+
+/* At the first packet of a subflow: those on less preferred networks are capped from now on. */
+static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
+{
+	struct walk walk = subflows_of(msk);
+
+#pragma unroll 1
+	for (int i = 0; i < MAX_SUBFLOWS; i++) {
+		struct tcp_sock *tp = next_subflow(&walk);
+		struct steered *steered;
+		struct ends ends = {};
+
+		if (!tp)
+			break;
+		ends_of_socket((void *)tp, &ends);
+		if (!has_less_preferred_cap(&ends, preference))
+			continue;
+		steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, skb->ifindex);
+		if (!steered)
+			continue;
+		steered->is_capped = 1;
+		settle(skb, steered, tp, NULL, now);
+	}
+}
+
+/* Lets the first of the capped subflows whose bucket has no debt send. Returns when to ask again. */
+static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
+{
+	struct walk walk = subflows_of(msk);
+	__u64 earliest = now + CREDIT_NS;
+
+#pragma unroll 1
+	for (int i = 0; i < MAX_SUBFLOWS; i++) {
+		struct tcp_sock *tp = next_subflow(&walk);
+		struct bucket *bucket;
+		struct steered *steered;
+		struct ends ends = {};
+		__u64 from;
+
+		if (!tp)
+			break;
+		ends_of_socket((void *)tp, &ends);
+		if (!has_less_preferred_cap(&ends, preference))
+			continue;
+		steered = bpf_map_lookup_elem(&steered_subflows, &ends);
+		bucket = bucket_of(&ends);
+		if (!steered || !bucket || !steered->is_capped || steered->client_wants_backup)
+			continue;
+		from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
+		if (from <= now) {
+			steered->open_until = bucket->open_until = now + PULSE_NS;
+			count(PULSES);
+			tell(skb, steered, IS_REGULAR, now);
+			return now + PULSE_NS;
+		}
+		if (from < earliest)
+			earliest = from;
+	}
+	return earliest > now + RETRY_PULSE_NS ? earliest : now + RETRY_PULSE_NS;
+}
+
+/* Whether what waits at the proxy takes a subflow longer than WAITING_NS, at the rate at which it
+ * has sent since its last break. */
+static __always_inline bool is_saturated(struct tcp_sock *tp, struct mptcp_sock *msk, const struct sending *sending,
+					 __u64 now)
+{
+	__u64 unassigned = BPF_CORE_READ(msk, write_seq) - BPF_CORE_READ(msk, snd_nxt);
+	__u64 waiting = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
+
+	return sending->bytes >= SATURATED_BYTES && unassigned &&
+	       waiting * ((now - sending->since) >> 10) >= sending->bytes * (WAITING_NS >> 10);
+}
+
+/* What a subflow sends that others may be capped for. */
+static __always_inline void watch_preferred(struct __sk_buff *skb, struct bpf_sock *sk, const struct segment *segment,
+					    struct tcp_sock *tp, struct mptcp_sock *msk, __u32 preference, __u64 now)
+{
+	struct sending *sending = bpf_sk_storage_get(&sendings, sk, 0, 0);
+
+	if (!sending) {
+		sending = bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (sending && !is_backup(subflow_context(tp), (void *)tp))
+			begin_caps(skb, msk, preference, now);
+		return;
+	}
+	if (!segment->payload)
+		return;
+	if (now - sending->last_sent > BREAK_NS) {
+		sending->since = now;
+		sending->bytes = 0;
+	}
+	sending->last_sent = now;
+	sending->bytes += segment->payload;
+	if (now >= sending->pulse_at && is_saturated(tp, msk, sending, now))
+		sending->pulse_at = begin_pulse(skb, msk, preference, now);
+}
+
+SEC("tc")
+int steer_downlinks(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct network *network;
+	struct segment segment;
+	struct steered *former;
+	struct mptcp_sock *msk;
+	struct tcp_sock *tp;
+	__u64 now;
+
+	if (!sk || !parse(skb, &segment, false) || segment.tcp.rst)
+		return TC_ACT_UNSPEC;
+	network = network_of(segment.ends.client);
+	if (!network || network->preference == NO_PREFERENCE)
+		return TC_ACT_UNSPEC;
+	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
+		former = bpf_map_lookup_elem(&steered_subflows, &segment.ends);
+		if (former)
+			forget(&segment.ends, former);
+		return TC_ACT_UNSPEC;
+	}
+	tp = bpf_skc_to_tcp_sock(sk);
+	msk = tp ? connection_to_proxy(tp) : NULL;
+	if (!msk)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_ns();
+	if (network->pace)
+		count_capped(skb, &segment, tp, network, now);
+	watch_preferred(skb, sk, &segment, tp, msk, network->preference, now);
+	return TC_ACT_UNSPEC;
+}
+
+struct prioritised_ack {
+	struct tcphdr tcp;
+	__be32 option;
+};
+
+static __always_inline void write_ip(struct __sk_buff *skb, __u32 at, const struct ends *ends, __u32 *sum)
+{
+	if (is_mapped_ipv4(ends->client)) {
+		struct iphdr v4 = {
+			.version = 4,
+			.ihl = sizeof(v4) / 4,
+			.tot_len = bpf_htons(sizeof(v4) + sizeof(struct prioritised_ack)),
+			.ttl = ACK_HOPS,
+			.protocol = IPPROTO_TCP,
+			.saddr = *(__u32 *)(ends->client + 12),
+			.daddr = *(__u32 *)(ends->proxy + 12),
+		};
+
+		v4.check = folded(bpf_csum_diff(NULL, 0, (void *)&v4, sizeof(v4), 0));
+		*sum = bpf_csum_diff(NULL, 0, &v4.saddr, sizeof(v4.saddr) + sizeof(v4.daddr), *sum);
+		bpf_skb_store_bytes(skb, at, &v4, sizeof(v4), 0);
+	} else {
+		struct ipv6hdr v6 = {
+			.version = 6,
+			.payload_len = bpf_htons(sizeof(struct prioritised_ack)),
+			.nexthdr = IPPROTO_TCP,
+			.hop_limit = ACK_HOPS,
+		};
+
+		__builtin_memcpy(&v6.saddr, ends->client, sizeof(v6.saddr));
+		__builtin_memcpy(&v6.daddr, ends->proxy, sizeof(v6.daddr));
+		*sum = bpf_csum_diff(NULL, 0, (void *)&v6.saddr, sizeof(v6.saddr) + sizeof(v6.daddr), *sum);
+		bpf_skb_store_bytes(skb, at, &v6, sizeof(v6), 0);
+	}
+}
+
+/* Writes an ACK of the client over a marked packet, which `segment` describes. */
+static __always_inline bool write_ack(struct __sk_buff *skb, const struct segment *segment)
+{
+	__u32 number = skb->mark & ACK_MARK_SLOT, sum = bpf_htons(IPPROTO_TCP) + bpf_htons(sizeof(struct prioritised_ack));
+	struct ends *ends = ends_in_slot(number);
+	struct steered *steered = ends ? bpf_map_lookup_elem(&steered_subflows, ends) : NULL;
+	__u32 option = PRIORITY_OPTION | (skb->mark & ACK_MARK_BACKUP ? PRIORITY_BACKUP : 0), ip_bytes, protocol;
+	struct prioritised_ack ack = {};
+
+	if (!steered || steered->slot != number)
+		return false;
+	ip_bytes = is_mapped_ipv4(ends->client) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	protocol = bpf_htons(ip_bytes == sizeof(struct iphdr) ? ETH_P_IP : ETH_P_IPV6);
+	/* Short first: a packet that is to be segmented (GSO) cannot change its IP version. */
+	if (bpf_skb_change_tail(skb, tcp_offset(segment) + sizeof(struct tcphdr), 0) ||
+	    (skb->protocol != protocol && bpf_skb_change_proto(skb, protocol, 0)) ||
+	    bpf_skb_change_tail(skb, segment->ip_at + ip_bytes + sizeof(ack), 0))
+		return false;
+	/* Its link address was the client's. 0: PACKET_HOST (include/uapi/linux/if_packet.h) */
+	bpf_skb_change_type(skb, 0);
+	ack.tcp.source = ends->client_port >> 16;
+	ack.tcp.dest = bpf_htons(ends->proxy_port);
+	ack.tcp.seq = bpf_htonl(steered->sequence);
+	/* An older acknowledgment than the last, unless nothing has been acknowledged yet. */
+	ack.tcp.ack_seq = bpf_htonl(steered->acknowledged - (steered->acknowledged != steered->first_acknowledged));
+	ack.tcp.doff = sizeof(ack) / 4;
+	ack.tcp.ack = 1;
+	ack.tcp.window = bpf_htons(ACK_WINDOW);
+	ack.option = bpf_htonl(option);
+	write_ip(skb, segment->ip_at, ends, &sum);
+	ack.tcp.check = folded(bpf_csum_diff(NULL, 0, (void *)&ack, sizeof(ack), sum));
+	return !bpf_skb_store_bytes(skb, segment->ip_at + ip_bytes, &ack, sizeof(ack), BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Notes what the client itself asks for. Whoever knows the ports can send an MP_PRIO, but not in
+ * the receive window. */
+static __always_inline void note_priority(struct __sk_buff *skb, const struct segment *segment, struct steered *steered)
+{
+	__u32 at = find_mptcp_option(skb, segment, MPTCP_PRIO);
+	struct sock_common *common = at ? find_socket(skb, &segment->ends) : NULL;
+	struct tcp_sock *tp;
+	__u8 flags;
+
+	if (!common)
+		return;
+	tp = bpf_skc_to_tcp_sock(common);
+	if (tp && !is_listening(tp) && !is_implausible(tp, segment) &&
+	    !bpf_skb_load_bytes(skb, at + PRIORITY_FLAGS, &flags, sizeof(flags))) {
+		steered->client_wants_backup = flags & PRIORITY_IS_BACKUP;
+		steered->told = NOTHING_HOLDS;
+	}
+	bpf_sk_release(common);
+}
+
+SEC("tc")
+int deliver_acks(struct __sk_buff *skb)
+{
+	bool is_ours = (skb->mark & ACK_MARK_MASK) == ACK_MARK;
+	struct steered *steered;
+	struct segment segment;
+	__u32 acknowledged;
+
+	if (is_ours) {
+		if (!parse(skb, &segment, false) || !write_ack(skb, &segment))
+			return TC_ACT_SHOT;
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
+	if (!parse(skb, &segment, true) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst)
+		return TC_ACT_UNSPEC;
+	steered = bpf_map_lookup_elem(&steered_subflows, &segment.ends);
+	if (!steered)
+		return TC_ACT_UNSPEC;
+	acknowledged = bpf_ntohl(segment.tcp.ack_seq);
+	if (is_after(acknowledged, steered->acknowledged) &&
+	    acknowledged - steered->acknowledged < PLAUSIBLE_BYTES)
+		steered->acknowledged = acknowledged;
+	note_priority(skb, &segment, steered);
+	return TC_ACT_UNSPEC;
+}
+
+/* Looks at a subflow that may send nothing. */
+static __always_inline void visit(struct __sk_buff *skb, const struct ends *ends, __u64 now)
+{
+	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
+	struct sock_common *common = steered ? find_socket(skb, ends) : NULL;
+	struct tcp_sock *tp;
+
+	if (!steered)
+		return;
+	tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	if (tp && !is_listening(tp) && connection_to_proxy(tp)) {
+		look(steered, tp, network_of(ends->client), now);
+		settle(skb, steered, tp, bucket_of(ends), now);
+	} else {
+		forget(ends, steered);
+	}
+	if (common)
+		bpf_sk_release(common);
+}
+
+struct reminding {
+	struct __sk_buff *skb;
+	__u64 now;
+	__u32 first;
+};
+
+static long visit_slot(__u32 number, struct reminding *reminding)
+{
+	__u32 index = (reminding->first + number) % MAX_STEERED;
+	struct ends *at = ends_in_slot(index), ends;
+
+	if (at) {
+		ends = *at;
+		visit(reminding->skb, &ends, reminding->now);
+	}
+	return 0;
+}
+
+/* The packet has an Ethernet, an IPv4 and a TCP header, for `tell`. */
+SEC("tc")
+int remind(struct __sk_buff *skb)
+{
+	struct reminding reminding = { .skb = skb, .now = bpf_ktime_get_ns(), .first = next_visit };
+
+	bpf_loop(VISITS, visit_slot, &reminding, 0);
+	next_visit = (next_visit + VISITS) % MAX_STEERED;
+	return TC_ACT_OK;
+}
+
+/* Whether an earlier instance has told MPTCP that the subflow is a backup: those that the client
+ * wants so have another limit of unsent data. */
+static __always_inline bool was_held(struct tcp_sock *tp)
+{
+	return kernel_says_backup(subflow_context(tp)) && BPF_CORE_READ(tp, notsent_lowat) == DRAIN_UNSENT_LIMIT;
+}
+
+/* Makes records of the subflows on networks with a cap, and of those that were held. */
+SEC("iter/tcp")
+int adopt(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct tcp_sock *tp = sending_subflow(common);
+	struct steered *steered;
+	struct network *network;
+	struct ends ends = {};
+
+	if (!tp)
+		return 0;
+	ends_of_socket(common, &ends);
+	network = network_of(ends.client);
+	if (!was_held(tp) && (!network || !network->pace))
+		return 0;
+	steered = bpf_map_lookup_elem(&steered_subflows, &ends)
+			  ?: add_steered(tp, &ends, BPF_CORE_READ((struct sock *)tp, sk_rx_dst_ifindex));
+	if (steered && steered->told == NOTHING_HOLDS && was_held(tp)) {
+		steered->client_wants_backup = 0;
+		steered->told = IS_BACKUP;
+	}
+	return 0;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* What steering.bpf.c, throttle.bpf.c and the daemon share; program_layout.py has the same
+ * structures. Times are those of bpf_ktime_get_ns(), which are CLOCK_MONOTONIC. */
+#ifndef STEERING_H
+#define STEERING_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+#include "settings.h"
+
+#define MAX_STEERED 65536
+
+/* The mark (skb->mark) of a packet that is to become an ACK: which, and what it says. The ingress
+ * filter removes it. */
+#define ACK_MARK 0x4d500000U
+#define ACK_MARK_MASK 0xfffe0000U
+#define ACK_MARK_BACKUP 0x00010000U
+#define ACK_MARK_SLOT 0x0000ffffU
+
+/* The rate that capped subflows share. `ns_per_kib` is how long 1024 bytes take, headers included.
+ * Until `paid_at` they are in debt, until `open_until` one of them may send. */
+struct bucket {
+	__u64 ns_per_kib;
+	__u64 paid_at;
+	__u64 open_until;
+};
+
+/* What MPTCP at the proxy was told of a subflow last: nothing that holds, that it is a backup, that
+ * it is regular. */
+enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
+
+/* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
+ * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `bytes`
+ * were sent while it was capped, headers included. `sequence` is the next byte of the client that
+ * the proxy has acknowledged, `acknowledged` the highest acknowledgment of the client;
+ * `first_acknowledged` was that when the record was made. The ACKs that we make arrive at
+ * `interface`. */
+struct steered {
+	__u64 told_at;
+	__u64 looked_at;
+	__u64 open_until;
+	__u64 bytes;
+	__u32 told;
+	__u32 is_capped;
+	__u32 client_wants_backup;
+	__u32 slot;
+	__u32 interface;
+	__u32 sequence;
+	__u32 acknowledged;
+	__u32 first_acknowledged;
+};
+
+/* throttle.bpf.c uses the map of steering.bpf.c, or an empty one where that is not loaded. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_STEERED);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct ends);
+	__type(value, struct steered);
+} steered_subflows SEC(".maps");
+
+/* Indices of the map `counters`. */
+enum steering_counter { TOLD_AS_BACKUP, TOLD_AS_REGULAR, TOLD_AGAIN, PULSES, NOT_TOLD, NOT_STEERED };
+
+#endif

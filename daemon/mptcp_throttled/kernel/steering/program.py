@@ -1,0 +1,145 @@
+"""The steering programs (`bpf/steering.bpf.c`)."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from mptcp_throttle.linux.c_layout import pack, unpack
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.libbpf import BpfMap, BpfObject
+from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.networks_map import NetworksMap
+from mptcp_throttled.kernel.program_layout import (
+    OBJECTS,
+    Bucket,
+    Steered,
+    pack_ends,
+    pack_settings,
+    pack_u32,
+    read_counters,
+    unpack_ends,
+)
+from mptcp_throttled.vocabulary.counters import SteeringCounters
+
+_BITS_PER_KIB: Final = 8 * 1024
+_SLOTS: Final = 65536
+_VISITS: Final = 4096
+# Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
+_IPV4_HEADER: Final = b"\x45\x00\x00\x28" + bytes(5) + b"\x06" + bytes(10)
+_TCP_HEADER: Final = bytes(12) + b"\x50\x10" + bytes(6)
+_ROOM: Final = bytes(64)
+_PACKET: Final = bytes(12) + b"\x08\x00" + _IPV4_HEADER + _TCP_HEADER + _ROOM
+
+
+class Told(IntEnum):
+    """What MPTCP at the proxy was told of a subflow last."""
+
+    NOTHING_HOLDS = 0
+    IS_BACKUP = 1
+    IS_REGULAR = 2
+
+
+class SteeredSubflow(NamedTuple):
+    """A subflow on a network with a cap.
+
+    `is_capped`: it is held back but for pulses. `sent`: bytes while it was capped, headers included.
+    """
+
+    told: Told
+    is_capped: bool
+    client_wants_backup: bool
+    sent: int
+
+
+class SteeringProgram:
+    """The programs with their networks and shares. All methods raise KernelError."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, ports, 0))
+        try:
+            self._networks = NetworksMap(self.object.map("networks"))
+            self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")
+            self.subflows_map: BpfMap = self.object.map("steered_subflows")
+            self._counters = self.object.map("counters")
+            self._remind = self.object.prepared("remind", _PACKET)
+        except KernelError:
+            self.object.close()
+            raise
+        self._lock = threading.Lock()
+
+    @property
+    def egress(self) -> int:
+        """The file descriptor of the program that is to see what leaves the proxy."""
+        return self.object.program("steer_downlinks")
+
+    @property
+    def ingress(self) -> int:
+        """The file descriptor of the program that is to see what arrives."""
+        return self.object.program("deliver_acks")
+
+    def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
+        """Hold back the capped subflows on these networks; those on others are free after `remind_all`."""
+        self._networks.set(networks, steered=True)
+
+    def adopt(self) -> None:
+        """Know the subflows that are older than the programs, and what an earlier instance has told of them."""
+        self.object.iterate("adopt")
+
+    def set_shares(self, rates: Mapping[int, Rate]) -> None:
+        """Make shares, or change their rates, which forgets their debts."""
+        buckets = {number: Bucket(_ns_per_kib(rate), paid_at=0, open_until=0) for number, rate in rates.items()}
+        self._buckets.update({pack_u32(number): pack(bucket) for number, bucket in buckets.items()})
+
+    def remove_shares(self, shares: Collection[int]) -> None:
+        """Their subflows are held back while they are capped."""
+        self._buckets.delete_all([pack_u32(share) for share in shares])
+
+    def assign(self, shares: Mapping[FourTuple, int]) -> None:
+        """Let capped subflows send to the rates of these shares. Raises KernelError, and has done any part of it."""
+        self._bucket_numbers.update({pack_ends(ends): pack_u32(share) for ends, share in shares.items()})
+
+    def unassign(self, subflows: Collection[FourTuple]) -> None:
+        """Take their shares away."""
+        self._bucket_numbers.delete_all([pack_ends(ends) for ends in subflows])
+
+    def remind(self) -> None:
+        """Look at a part of the subflows, whether they send or not."""
+        with self._lock:
+            self._remind()
+
+    def remind_all(self) -> None:
+        """Look at all subflows."""
+        for _ in range(0, _SLOTS, _VISITS):
+            self.remind()
+
+    def subflows(self) -> dict[FourTuple, SteeredSubflow]:
+        """The subflows on networks with a cap that have sent since the programs were attached, or were adopted."""
+        subflows = {}
+        for key in self.subflows_map.all_keys():
+            try:
+                record = unpack(Steered, self.subflows_map.get(key))
+            except KernelError as error:
+                if error.number != errno.ENOENT:
+                    raise
+                continue
+            subflows[unpack_ends(key)] = SteeredSubflow(
+                Told(record.told), bool(record.is_capped), bool(record.client_wants_backup), record.bytes
+            )
+        return subflows
+
+    def counters(self) -> SteeringCounters:
+        """What the programs have counted."""
+        return read_counters(self._counters, SteeringCounters)
+
+    def close(self) -> None:
+        """Drop the programs and their maps; filters that are attached keep them."""
+        self.object.close()
+
+
+def _ns_per_kib(rate: Rate) -> int:
+    return _BITS_PER_KIB * 10**9 // rate.bits_per_second

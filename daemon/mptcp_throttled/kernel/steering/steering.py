@@ -1,0 +1,223 @@
+"""The feature: capped subflows of downloads are held back by programs at the proxy's interfaces.
+
+The programs decide alone; the daemon gives them the access networks, and shares to the subflows that last. A capped
+subflow without a share sends nothing while a preferred one lives. The filters stay when this process is killed, and the
+programs go on deciding; the next instance adopts what they have told MPTCP.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
+from mptcp_throttle.model import AccessNetwork, FourTuple, RateKind
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
+from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header
+from mptcp_throttled.kernel.reminder import Reminder
+from mptcp_throttled.kernel.share_numbers import ShareNumbers
+from mptcp_throttled.kernel.steering.program import SteeringProgram, Told
+from mptcp_throttled.vocabulary.counters import SteeringCounters
+from mptcp_throttled.vocabulary.decision import Throttle
+from mptcp_throttled.vocabulary.features import FeatureState, Situation
+
+_log = logging.getLogger("mptcp-throttled")
+
+_LOOK_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 30.0
+_FREEING_SECONDS: Final = 0.5
+_FREEING_POLL_SECONDS: Final = 0.01
+
+
+class Steering:
+    """The programs at those of the interfaces that exist, while a network has a cap. For one thread."""
+
+    def __init__(self, interfaces: Sequence[str], ports: Sequence[int], filters: ClsactFilters) -> None:
+        self._names = tuple(interfaces)
+        self._ports = ports
+        self._filters = filters
+        self._counters = SteeringCounters()
+        self._program: SteeringProgram | None = None
+        self._reminder: Reminder | None = None
+        self._attached: frozenset[Interface] = frozenset()
+        self._networks: tuple[AccessNetwork, ...] = ()
+        self._wanted: dict[FourTuple, Throttle] = {}
+        self._shares = ShareNumbers()
+        self._problem: str | None = None
+        self._look_at = -math.inf
+        self._has_given_up = False
+
+    @property
+    def subflows_map(self) -> BpfMap | None:
+        """The map `steered_subflows` while capped subflows are held back; None while they need a pace."""
+        return None if self._program is None else self._program.subflows_map
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The netlink ports (nlmsg_pid) of our requests."""
+        return self._filters.ports
+
+    @property
+    def state(self) -> FeatureState:
+        """Why no subflow is held back although a network has a cap; what the programs have counted."""
+        return FeatureState(self._problem if self._networks else None, asdict(self._counters))
+
+    def follow(self, situation: Situation) -> None:
+        """At most once a second, look whether the filters are there, and look at subflows that send nothing."""
+        networks = situation.networks if situation.throttling else ()
+        if not any(RateKind.CAP in network.rates for network in networks):
+            networks = ()
+        is_new = networks is not self._networks
+        self._networks, self._shares.linger = networks, situation.linger
+        now = time.monotonic()
+        if not networks:
+            self._end()
+        elif not self._has_given_up and (is_new or now >= self._look_at):
+            self._problem, self._look_at = None, now + _LOOK_SECONDS
+            try:
+                self._attach()
+            except KernelError as error:
+                self._fail(error)
+
+    def assign(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
+        """Let capped subflows send to these rates; None: nothing while they are capped."""
+        for ends, throttle in throttles.items():
+            if throttle is None:
+                self._wanted.pop(ends, None)
+            else:
+                self._wanted[ends] = throttle
+        if self._program is not None and throttles:
+            try:
+                self._assign(self._program, throttles)
+            except KernelError as error:
+                self._fail(error)
+
+    def release(self) -> tuple[str, ...]:
+        """Free all subflows, and detach the filters; what could not be restored."""
+        self._networks = ()
+        try:
+            self._end()
+        except KernelError as error:
+            return (str(error),)
+        return ()
+
+    def _assign(self, program: SteeringProgram, throttles: Mapping[FourTuple, Throttle | None]) -> None:
+        program.set_shares(self._shares.new_rates(throttles.values()))
+        self._shares.note_rates(throttles.values())
+        program.unassign([ends for ends, throttle in throttles.items() if throttle is None])
+        assigned = {ends: throttle.share for ends, throttle in throttles.items() if throttle is not None}
+        program.assign({ends: self._shares.number(share) for ends, share in assigned.items()})
+        self._shares.note(throttles)
+        program.remove_shares(self._shares.take_unused())
+        self._remind_if_needed(program)
+
+    def _remind_if_needed(self, program: SteeringProgram) -> None:
+        if self._shares and self._reminder is None:
+            self._reminder = Reminder(
+                program.remind, lambda: None, "capped subflows that send nothing are not looked at"
+            )
+            self._reminder.start()
+        elif not self._shares and self._reminder is not None:
+            self._reminder.stop()
+            self._reminder = None
+
+    def _attach(self) -> None:
+        is_new = self._program is None
+        program = self._program or SteeringProgram(self._ports)
+        try:
+            program.set_networks(self._networks)
+            self._attach_filters(program)
+            if is_new:
+                program.adopt()
+                self._assign(program, self._wanted)
+        except KernelError:
+            if is_new:
+                program.close()
+            raise
+        self._program = program
+        program.remind_all()
+        program.remove_shares(self._shares.take_unused())
+        self._remind_if_needed(program)
+        self._counters = program.counters()
+
+    def _attach_filters(self, program: SteeringProgram) -> None:
+        present = frozenset(find_interfaces(self._names))
+        for interface in present:
+            if read_link_header(interface) is None:
+                what = f"steer downloads on {interface.name}, whose link type is not supported"
+                raise KernelError(what, errno.EOPNOTSUPP)
+        for interface in self._filters.with_filters():
+            if interface not in present:
+                self._filters.detach(interface)
+        programs = {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress}
+        for interface in present:
+            is_known = interface in self._attached
+            if is_known and self._filters.attached(interface) == programs.keys():
+                continue
+            self._filters.attach(interface, programs)
+            if is_known:
+                _log.warning("%s: another program had removed or displaced a filter of steering", interface.name)
+        self._attached = present
+
+    def _fail(self, error: KernelError) -> None:
+        try:
+            self._end()
+        except KernelError:
+            _log.warning("filters of steering may remain: %s", error)
+        self._problem, self._look_at = str(error), time.monotonic() + _RETRY_SECONDS
+        self._has_given_up = error.number in LASTING_ERRORS
+
+    def _end(self) -> None:
+        """Free all subflows, and detach the filters."""
+        program, self._program = self._program, None
+        if self._reminder is not None:
+            self._reminder.stop()
+            self._reminder = None
+        self._shares.clear()
+        self._attached = frozenset()
+        if program is None:
+            return
+        try:
+            free(program)
+        finally:
+            for interface in self._filters.interfaces():
+                self._filters.detach(interface)
+            program.close()
+
+
+def free(program: SteeringProgram) -> None:
+    """Tell MPTCP that all subflows are regular which the programs hold back. Raises KernelError."""
+    program.set_networks(())
+    end = time.monotonic() + _FREEING_SECONDS
+    program.remind_all()
+    while any(subflow.told is not Told.NOTHING_HOLDS for subflow in program.subflows().values()):
+        if time.monotonic() > end:
+            _log.warning("subflows may stay backups")
+            return
+        time.sleep(_FREEING_POLL_SECONDS)
+        program.remind_all()
+
+
+def remove_leftovers(filters: ClsactFilters, ports: Sequence[int]) -> None:
+    """Free the subflows that a killed instance has held back, and detach its filters. Raises KernelError."""
+    interfaces = filters.with_filters()
+    if not interfaces:
+        return
+    try:
+        program = SteeringProgram(ports)
+        try:
+            for interface in interfaces:
+                filters.attach(interface, {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress})
+            program.adopt()
+            free(program)
+        finally:
+            program.close()
+    finally:
+        for interface in filters.interfaces():
+            filters.detach(interface)
