@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+DOCUMENTS: Final = "/usr/share/doc/mptcp-throttle/docs"
+"""Where the package has the documents that remedies name."""
+
 
 class FeatureName(StrEnum):
     """The features, as `status --json` names them."""
@@ -28,7 +31,7 @@ FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
     FeatureName.PACING: FeatureTexts(
         "caps are decided in the kernel",
         "missing, so a cap slows down the whole connection",
-        "docs/explanation/paces.md says what it needs",
+        f"{DOCUMENTS}/explanation/paces.md says what it needs",
     ),
     FeatureName.STEERING: FeatureTexts(
         "capped subflows are held back while preferred ones can do without them",
@@ -38,7 +41,7 @@ FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
     FeatureName.DISCARDS: FeatureTexts(
         "clients are kept from discarding segments",
         "not prevented, so connections over several networks may stall",
-        "docs/explanation/discards.md says what it needs",
+        f"{DOCUMENTS}/explanation/discards.md says what it needs",
     ),
 }
 """Problems of uplinks are among the errors."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.features import FEATURE_TEXTS
+from mptcp_throttle.features import DOCUMENTS, FEATURE_TEXTS
 from mptcp_throttle.rpc import Json
 
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
-_NOT_ENFORCED: Final = "find what else sets marks, classes or paces: docs/explanation/classifiers.md"
+_NOT_ENFORCED: Final = f"find what else sets marks, classes or paces: {DOCUMENTS}/explanation/classifiers.md"
 _REFUSED: Final = "it is retried automatically; `journalctl -u mptcp-throttled` says since when"
 _INVALID: Final = "correct the files, then `mptcp-throttle reload`, or restart where a line says so"
 

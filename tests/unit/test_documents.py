@@ -69,6 +69,14 @@ def test_documents_name_files_that_exist(document: Path) -> None:
     assert not missing | {str(target) for target in targets if not target.exists()}
 
 
+def test_remedies_name_documents_that_the_package_has() -> None:
+    assert "docs" in (REPOSITORY / "packaging/debian/mptcp-throttle.docs").read_text(encoding="utf-8").split()
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "mptcp_throttle").rglob("*.py")]
+    named = [name for text in texts for name in re.findall(r"{DOCUMENTS}/([\w./-]+)", text)]
+    assert len(named) >= 3
+    assert not [name for name in named if not (REPOSITORY / "docs" / name).is_file()]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_link_to_headings_that_exist(document: Path) -> None:
     for link in re.findall(r"\]\(([^):]*#[^)]*)\)", document.read_text(encoding="utf-8")):
