@@ -37,8 +37,8 @@ def test_tcp_notsent_lowat_is_used_from_kernel_6_9_on(
             "6.1.0",
             "16384",
             "0",
-            "net.core.high_order_alloc_disable in "
-            "/usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf",
+            "install /usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf in /etc/sysctl.d, and run "
+            "`sysctl --system`",
         ),
         ("6.1.0", "4294967295", "1", None),
         ("6.1.0", "16384", None, None),

@@ -25,7 +25,10 @@ _UNSENT_BYTES: Final = 1 << 14
 _SINGLE_PAGES: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
 _RESPECTS_NOTSENT_LOWAT: Final = (6, 9)
 _RECOMMENDED: Final = "in /usr/lib/sysctl.d/30-mptcp-throttle.conf: run `sysctl --system`"
-_RECOMMENDED_BEFORE_6_9: Final = "in /usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf"
+_RECOMMENDED_BEFORE_6_9: Final = (
+    "install /usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf in /etc/sysctl.d, and run"
+    " `sysctl --system`"
+)
 
 
 class Limits(NamedTuple):
@@ -131,8 +134,7 @@ def _unsent_before_6_9() -> Finding:
     # Only the initial network namespace has it; it applies to the whole host.
     is_well = not _SINGLE_PAGES.exists() or _SINGLE_PAGES.read_text(encoding="ascii").strip() == "1"
     problem = "is given to subflows in pieces of 32 kB: readers wait for those of a capped subflow"
-    remedy = f"net.core.high_order_alloc_disable {_RECOMMENDED_BEFORE_6_9}"
-    return note("unsent data", is_well=is_well, problem=problem, remedy=remedy)
+    return note("unsent data", is_well=is_well, problem=problem, remedy=_RECOMMENDED_BEFORE_6_9)
 
 
 def _parameter(name: str) -> str | None:
