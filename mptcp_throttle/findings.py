@@ -21,8 +21,8 @@ _INVALID: Final = "correct the files, then `mptcp-throttle reload`, or restart w
 class Finding(NamedTuple):
     """About one `subject`: the `problem` in one line, None if there is none, and what to do about it.
 
-    `harm`: the problem prevents caps. `unchecked`: why this could not be checked. `remark`: what is good to know though
-    it is no problem.
+    `harm`: the problem prevents caps, or is a refused reload. `unchecked`: why this could not be checked. `remark`:
+    what is good to know though it is no problem.
     """
 
     subject: str

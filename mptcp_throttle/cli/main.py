@@ -213,7 +213,7 @@ def _doctor(options: argparse.Namespace) -> None:
     _print(options, {"findings": [finding._asdict() for finding in findings]}, tables.show_findings)
     harms = sum(finding.problem is not None and finding.harm for finding in findings)
     if harms:
-        raise UserError(f"{harms} of {len(findings)} findings are problems that prevent caps")
+        raise UserError(f"{harms} of {len(findings)} findings are problems")
 
 
 def _check_config(options: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ MONITORING_HELP: Final = """\
 exit status with --monitoring:
     0  OK: no problem was found
     1  WARNING: something works less well than it could
-    2  CRITICAL: a problem prevents caps (also: wrong command line)
+    2  CRITICAL: a problem prevents caps, or a reload was refused (also: wrong command line)
     3  UNKNOWN: nothing could be checked, for example because the configuration is invalid
 What could not be checked is counted (unchecked), and does not change the status: some checks need root."""
 
