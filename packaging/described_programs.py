@@ -53,8 +53,7 @@ def _synopsis(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield f"[{_typed(action)}]"
     for action in parser._actions:
         if not action.option_strings:
-            is_optional = isinstance(action, argparse._SubParsersAction) and not action.required
-            yield f"[{_typed(action)}]" if is_optional else _typed(action)
+            yield _typed(action)
 
 
 def _typed(action: argparse.Action) -> str:

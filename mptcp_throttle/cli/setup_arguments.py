@@ -50,7 +50,7 @@ def add_to(setup: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PORT",
-        help="a port of the proxy, once for each; default: the ports on which a program listens with MPTCP",
+        help="a port of the proxy, once for each; default: those of known proxies, else all with MPTCP",
     )
     setup.add_argument(
         "--server-drop-in",
@@ -58,7 +58,7 @@ def add_to(setup: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="also write a drop-in of systemd that makes the service (or NAME.socket) listen with MPTCP",
     )
-    commands = setup.add_subparsers(title="commands", dest="setup_command", required=False, metavar="COMMAND")
+    commands = setup.add_subparsers(title="commands", dest="setup_command", required=False, metavar="[COMMAND]")
     networks = commands.add_parser("networks", help=_NETWORKS_HELP, description=_NETWORKS_HELP)
     networks.add_argument(
         "--for",

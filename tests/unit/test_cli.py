@@ -166,6 +166,13 @@ def test_setup_networks_takes_what_setup_takes_too(arguments: list[str]) -> None
     assert (options.json, options.force, options.dry_run) == (False, False, False)
 
 
+def test_setup_shows_that_its_command_is_optional(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["setup", "--help"])
+    usage, _, _ = capsys.readouterr().out.partition("\n\n")
+    assert usage.split()[-2:] == ["[COMMAND]", "..."]
+
+
 def test_setup_networks_without_the_sniffer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, f"{SERVICE}run_directory: {tmp_path}\n")
     assert main(["--config", str(path), "setup", "networks"]) == os.EX_UNAVAILABLE
