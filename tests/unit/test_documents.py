@@ -262,5 +262,5 @@ def test_readme_installs_as_the_instructions_do() -> None:
     readme, install = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "README.md", INSTALL))
     (block,) = re.findall(r"^## Install it\n.*?^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 6
     assert not [command for command in commands if f"\n{command}" not in install]
