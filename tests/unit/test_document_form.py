@@ -17,7 +17,7 @@ INDEX: Final = REPOSITORY / "docs/index.md"
 README_LINES: Final = 120
 LINE_CHARACTERS: Final = 400
 SENTENCE_WORDS: Final = 40
-QUESTIONS: Final = 10
+QUESTIONS: Final = 11
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
