@@ -2,7 +2,7 @@
 
 It accepts, from or to the proxy ports, SYN, FIN and RST, and every segment with an MPTCP option other than DSS. Data
 and acknowledgments carry DSS alone and are rejected in the kernel, also with the MP_PRIO that the daemon's program for
-uplinks appends: it may be on every acknowledgment of an upload.
+uplinks appends: it may be on every acknowledgment of an upload. So are the copies that its steering programs make.
 
 libpcap's filter language cannot express this: options have no fixed offset, and it has no loop. Classic BPF jumps
 forward only, so the walk over the options is unrolled: once per byte at which an option can begin.
@@ -15,6 +15,7 @@ from typing import Final
 
 from mptcp_sniffer.options import KIND, KIND_END, KIND_NOP, Subtype
 from mptcp_sniffer.segment import IPV6_HEADER_BYTES, PROTOCOL_TCP, TCP_FIXED_BYTES, Flag
+from mptcp_throttle import steering_mark
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
 from mptcp_throttle.linux.link_header import LinkHeader
@@ -119,7 +120,7 @@ def _select(ports: Sequence[int]) -> Iterator[Line | str]:
     yield "proxy"
     yield Line(cbpf.LDB, 13)
     yield Line(cbpf.JSET, Flag.FIN | Flag.SYN | Flag.RST, otherwise="options")
-    yield _ACCEPT
+    yield Line(cbpf.JA, then="accept")
     yield "options"
     yield Line(cbpf.TXA)
     yield Line(cbpf.ADD, TCP_FIXED_BYTES)
@@ -176,6 +177,9 @@ def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
     for port in ports:
         yield Line(cbpf.JEQ, port, "reject")
     yield "accept"
+    yield Line(cbpf.LD, cbpf.SKF_AD_MARK)
+    yield Line(cbpf.AND, steering_mark.MARK_MASK)
+    yield Line(cbpf.JEQ, steering_mark.MARK, "reject")
     yield _ACCEPT
     yield "reject"
     yield _REJECT

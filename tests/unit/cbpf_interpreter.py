@@ -28,6 +28,7 @@ ARITHMETIC: dict[int, Callable[[int, int, int], int]] = {
     0x64: lambda a, k, _x: a << k,
     0x74: lambda a, k, _x: a >> k,
 }
+MARK_LOAD = 0x20, 0xFFFF_F000 + 20  # SKF_AD_OFF + SKF_AD_MARK
 PACKET_LOADS = {0x28: (2, False), 0x40: (4, True), 0x48: (2, True), 0x50: (1, True)}  # code: bytes, from X on
 
 
@@ -64,8 +65,10 @@ def steps(program: Sequence[Instruction]) -> set[tuple[int, int]]:
     }
 
 
-def run(program: Sequence[Instruction], frame: bytes, taken: set[tuple[int, int]] | None = None) -> int:
-    """The number of bytes of the frame that the program keeps; adds the executed steps to `taken`."""
+def run(
+    program: Sequence[Instruction], frame: bytes, taken: set[tuple[int, int]] | None = None, *, mark: int = 0
+) -> int:
+    """The number of bytes that the program keeps of a frame with this mark; adds the executed steps to `taken`."""
     accumulator = index = at = before = 0
     scratch: dict[int, int] = {}
     while True:
@@ -88,6 +91,8 @@ def run(program: Sequence[Instruction], frame: bytes, taken: set[tuple[int, int]
             if start + size > len(frame):
                 return 0
             accumulator = int.from_bytes(frame[start : start + size])
+        elif (code, operand) == MARK_LOAD:
+            accumulator = mark
         elif code == 0x00:
             accumulator = operand
         elif code == 0x01:

@@ -18,6 +18,7 @@ from segments import capable_syn, frame, join_syn, join_synack, token
 
 from mptcp_sniffer.packet_filter import SNAP_BYTES, signalling_filter
 from mptcp_sniffer.segment import Malformed, parse_ethernet
+from mptcp_throttle import steering_mark
 from mptcp_throttle.linux.cbpf import Instruction, attach_filter, encode
 from mptcp_throttle.linux.link_header import LinkHeader
 
@@ -248,6 +249,13 @@ def test_everything_else_is_rejected(name: str) -> None:
     assert cbpf_interpreter.run(PROGRAMS[LinkHeader.ETHERNET], REJECT[name]) == 0
 
 
+def test_copies_of_steering_are_rejected() -> None:
+    program = PROGRAMS[LinkHeader.ETHERNET]
+    for name, data in PASS.items():
+        assert cbpf_interpreter.run(program, data, mark=steering_mark.MARK | 0x1_0007) == 0, name
+        assert cbpf_interpreter.run(program, data, mark=0x4D40_0007) > 0, name
+
+
 def test_snap_length_keeps_the_longest_headers_and_no_payload(kernels: dict[LinkHeader, Kernel]) -> None:
     headers = ethernet(ipv4(tcp(NOP * 37 + PRIO, b""), NOP * 40), 0x88A8, 0x8100)
     assert kernels[LinkHeader.ETHERNET].kept(headers + DATA) == headers
@@ -273,7 +281,9 @@ def test_interpreter_kernel_and_parser_agree_on_the_examples(kernels: dict[LinkH
 def test_examples_take_every_branch(link: LinkHeader) -> None:
     taken: set[tuple[int, int]] = set()
     for data in EXAMPLES:
-        cbpf_interpreter.run(PROGRAMS[link], data[ETHERNET_BYTES:] if link is LinkHeader.RAW_IP else data, taken)
+        view = data[ETHERNET_BYTES:] if link is LinkHeader.RAW_IP else data
+        for mark in (0, steering_mark.MARK):
+            cbpf_interpreter.run(PROGRAMS[link], view, taken, mark=mark)
     assert sorted(cbpf_interpreter.steps(PROGRAMS[link]) - taken) == []
 
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import pytest
 from btf import Btf, Kind
 
+from mptcp_throttle import steering_mark
 from mptcp_throttle.linux.c_layout import formats, size_of
 from mptcp_throttled.kernel import networks_map, program_layout, reminder
 from mptcp_throttled.kernel.sockets import program as socket_program
@@ -124,6 +125,8 @@ def defined(header: str, name: str) -> int:
         ("uplink.bpf.c", "CREDIT_NS", reminder.REMIND_SECONDS * 1e9),
         ("steering.bpf.c", "CREDIT_NS", reminder.REMIND_SECONDS * 1e9),
         ("steering.h", "MAX_STEERED", steering_program._SLOTS),
+        ("steering.h", "ACK_MARK", steering_mark.MARK),
+        ("steering.h", "ACK_MARK_MASK", steering_mark.MARK_MASK),
         ("steering.bpf.c", "VISITS", steering_program._VISITS),
     ],
 )
