@@ -374,31 +374,25 @@ static __always_inline bool is_saturated(struct tcp_sock *tp, struct mptcp_sock 
 	__u64 unassigned = BPF_CORE_READ(msk, write_seq) - BPF_CORE_READ(msk, snd_nxt);
 	__u64 waiting = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
 
-	return sending->bytes >= SATURATED_BYTES && unassigned &&
-	       waiting * ((now - sending->since) >> 10) >= sending->bytes * (WAITING_NS >> 10);
+	return unassigned && waiting * ((now - sending->since) >> 10) >= sending->bytes * (WAITING_NS >> 10);
 }
 
 /* What a subflow sends that others may be capped for. */
-static __always_inline void watch_preferred(struct __sk_buff *skb, struct bpf_sock *sk, const struct segment *segment,
-					    struct tcp_sock *tp, struct mptcp_sock *msk, __u32 preference, __u64 now)
+static __always_inline void watch_preferred(struct __sk_buff *skb, struct sending *sending, const struct segment *segment,
+					    struct tcp_sock *tp, __u32 preference, __u64 now)
 {
-	struct sending *sending = bpf_sk_storage_get(&sendings, sk, 0, 0);
+	struct mptcp_sock *msk;
 
-	if (!sending) {
-		sending = bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-		if (sending && !is_backup(subflow_context(tp), (void *)tp))
-			begin_caps(skb, msk, preference, now);
-		return;
-	}
-	if (!segment->payload)
-		return;
 	if (now - sending->last_sent > BREAK_NS) {
 		sending->since = now;
 		sending->bytes = 0;
 	}
 	sending->last_sent = now;
 	sending->bytes += segment->payload;
-	if (now >= sending->pulse_at && is_saturated(tp, msk, sending, now))
+	if (sending->bytes < SATURATED_BYTES || now < sending->pulse_at)
+		return;
+	msk = connection_of(tp);
+	if (msk && is_saturated(tp, msk, sending, now))
 		sending->pulse_at = begin_pulse(skb, msk, preference, now);
 }
 
@@ -408,6 +402,7 @@ int steer_downlinks(struct __sk_buff *skb)
 	struct bpf_sock *sk = skb->sk;
 	struct network *network;
 	struct segment segment;
+	struct sending *sending;
 	struct steered *former;
 	struct mptcp_sock *msk;
 	struct tcp_sock *tp;
@@ -425,13 +420,22 @@ int steer_downlinks(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	tp = bpf_skc_to_tcp_sock(sk);
-	msk = tp ? connection_to_proxy(tp) : NULL;
-	if (!msk)
+	if (!tp)
 		return TC_ACT_UNSPEC;
 	now = bpf_ktime_get_ns();
+	sending = bpf_sk_storage_get(&sendings, sk, 0, 0);
+	if (!sending) {
+		msk = connection_to_proxy(tp);
+		sending = msk ? bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : NULL;
+		if (!sending)
+			return TC_ACT_UNSPEC;
+		if (!is_backup(subflow_context(tp), (void *)tp))
+			begin_caps(skb, msk, network->preference, now);
+	}
 	if (network->pace)
 		count_capped(skb, &segment, tp, network, now);
-	watch_preferred(skb, sk, &segment, tp, msk, network->preference, now);
+	if (segment.payload)
+		watch_preferred(skb, sending, &segment, tp, network->preference, now);
 	return TC_ACT_UNSPEC;
 }
 
