@@ -49,7 +49,8 @@ class SteeringCounters:
     """What the steering programs have counted since they were loaded.
 
     How often MPTCP at the proxy was told that a subflow is a backup, that it is regular, and that again because it had
-    not heard it; the pulses; how often it could not be told; and the subflows that there was no room for.
+    not heard it; the pulses; how often it could not be told; the packets of subflows that there was no room for; and
+    for how long data of connections waited for subflows that were held back, in ns.
     """
 
     as_backup: int = 0
@@ -58,3 +59,4 @@ class SteeringCounters:
     pulses: int = 0
     not_told: int = 0
     not_steered: int = 0
+    held_back_ns: int = 0

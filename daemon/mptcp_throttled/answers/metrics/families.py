@@ -22,6 +22,7 @@ from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, Counte
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
+from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 
@@ -89,6 +90,14 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
         ("feature",),
         [((name,), snapshot.problem_of(name) is None) for name in FeatureName],
     )
+    steering = snapshot.features.get(FeatureName.STEERING, FeatureState()).counters
+    yield _counter(
+        "held_back_seconds",
+        "Time, summed over connections, in which data waited although a capped subflow could have carried it.",
+        (),
+        [((), steering.get("held_back_ns", 0) / 1e9)],
+    )
+    yield _counter("pulses", "How often a capped subflow was let send.", (), [((), steering.get("pulses", 0))])
     yield _value("unresolved_errors", "Errors that last, as `status` shows them.", len(snapshot.errors))
 
 

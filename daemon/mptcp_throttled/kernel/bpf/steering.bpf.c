@@ -330,11 +330,13 @@ static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock 
 	}
 }
 
-/* Lets the first of the capped subflows whose bucket has no debt send. Returns when to ask again. */
+/* Lets the first of the capped subflows whose bucket has no debt send. Returns when to ask again:
+ * until then data waits for a path that is held back. */
 static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
 {
 	struct walk walk = subflows_of(msk);
 	__u64 earliest = now + CREDIT_NS;
+	bool is_held = false;
 
 #pragma unroll 1
 	for (int i = 0; i < MAX_SUBFLOWS; i++) {
@@ -351,6 +353,7 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 			continue;
 		steered = bpf_map_lookup_elem(&steered_subflows, &ends);
 		bucket = bucket_of(&ends);
+		is_held |= steered && steered->is_capped && !steered->client_wants_backup;
 		if (!steered || !bucket || !steered->is_capped || steered->client_wants_backup)
 			continue;
 		from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
@@ -363,7 +366,11 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 		if (from < earliest)
 			earliest = from;
 	}
-	return earliest > now + RETRY_PULSE_NS ? earliest : now + RETRY_PULSE_NS;
+	if (earliest < now + RETRY_PULSE_NS)
+		earliest = now + RETRY_PULSE_NS;
+	if (is_held)
+		add(HELD_BACK_NS, earliest - now);
+	return earliest;
 }
 
 /* Whether what waits at the proxy takes a subflow longer than WAITING_NS, at the rate at which it

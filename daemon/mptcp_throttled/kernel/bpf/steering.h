@@ -61,6 +61,7 @@ struct {
 } steered_subflows SEC(".maps");
 
 /* Indices of the map `counters`. */
-enum steering_counter { TOLD_AS_BACKUP, TOLD_AS_REGULAR, TOLD_AGAIN, PULSES, NOT_TOLD, NOT_STEERED };
+enum steering_counter { TOLD_AS_BACKUP, TOLD_AS_REGULAR, TOLD_AGAIN, PULSES, NOT_TOLD, NOT_STEERED,
+			HELD_BACK_NS };
 
 #endif
